@@ -1,0 +1,40 @@
+# make demo | make test | make check | make soak | make bench: each installs what it needs first; a second call is quick.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check soak bench install system clean
+
+demo: install
+	$(BIN)/allstep train
+
+test: install check
+	$(BIN)/python -m pytest
+
+# Random and killing tests at full count; the last lines go into docs/soak.md.
+soak: install
+	ALLSTEP_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 900
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/allstep bench launch
+
+install: system $(STAMP)
+
+system:
+	@tools/system-packages
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[test]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,21 @@
+"""The command `allstep`: one file per verb.
+
+A verb's file holds its options and hands over to the layer that does the work, imported inside the function: `allstep --help`
+loads no torch. A `UserError` anywhere below ends as one line and exit status 2; a traceback means a defect of ours.
+"""
+
+import sys
+
+from allstep.cli.app import app
+from allstep.errors import AllstepError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m allstep`."""
+    try:
+        app()
+    except AllstepError as error:
+        print(f"allstep: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,37 @@
+"""The tree of verbs."""
+
+from typing import Annotated
+
+import typer
+
+from allstep._version import __version__
+from allstep.cli.run import run
+from allstep.cli.train import train
+
+app = typer.Typer(
+    name="allstep",
+    help="Takes a training script from one process to many workers and many hosts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"allstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    """What every verb shares."""
+
+
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(train)
