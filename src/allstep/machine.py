@@ -1,15 +1,19 @@
-"""What this machine allows us: cores and memory, as the kernel and the container limit them.
+"""What this machine gives us: cores and memory as the kernel and the container limit them, and its network interfaces.
 
 `os.cpu_count()` counts the machine; a job gets less. Three things cut it down and the smallest counts: the affinity mask (taskset,
 Slurm, mpirun's binding), the cgroup's quota of CPU time (containers), and how many ranks share the rest.
 """
 
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_SIOCGIFADDR = 0x8915
 
 
 def allowed_cores() -> int:
@@ -26,11 +30,7 @@ def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
 
 def _own_cgroups(cgroup: Path) -> Iterable[Path]:
     """The folders of our own cgroup and of its parents below `cgroup` (version 2; version 1's cpu controller)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -92,8 +92,55 @@ def _meminfo(field: str) -> int:
 
 def oom_kills() -> int:
     """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
+    return next((int(line.split()[1]) for line in _lines("/proc/vmstat") if line.startswith("oom_kill ")), 0)
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The network interfaces that are up, each with its addresses (IPv4 first)."""
+    found: dict[str, list[str]] = {}
+    for _, name in socket.if_nameindex():
+        address = _ipv4_of(name)
+        found[name] = [address] if address else []
+    for line in _lines("/proc/net/if_inet6"):
+        digits, _, _, scope, _, name = line.split()
+        if scope != "20":  # link-local addresses are of no use without naming the interface
+            found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return found
+
+
+def _ipv4_of(interface: str) -> str | None:
+    request = struct.pack("16s16x8x", interface.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(reply[20:24])
+
+
+def _lines(path: str) -> list[str]:
     try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
+        return Path(path).read_text().splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return []
+
+
+def outside_addresses() -> list[str]:
+    """The addresses at which other hosts may reach this one."""
+    return [address for name, found in interfaces().items() if name != "lo" for address in found]
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that has this address."""
+    return next((name for name, found in interfaces().items() if address in found), None)
+
+
+def route_to(address: str) -> str | None:
+    """The address of ours from which packets to `address` leave; None when there is no way there. Sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])

@@ -223,6 +223,14 @@ def node_of(world: World, env: Environment | None = None) -> str:
         return socket.gethostname()
 
 
+def local_variables(world: World, env: Environment | None = None) -> str:
+    """How the launcher told us our place on this host, for error messages; empty when it did not."""
+    env = os.environ if env is None else env
+    known = LAUNCHERS.get(world.launcher)
+    names = [_first(known.local_rank, env), _first(known.local_size, env)] if known else []
+    return ", ".join(f"{name}={env[name]}" for name in names if name) if all(names) else ""
+
+
 def job_of(world: World, env: Environment | None = None) -> str:
     """A name for the running job that all its processes on this host share, and no other job here."""
     env = os.environ if env is None else env

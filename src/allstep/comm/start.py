@@ -1,0 +1,190 @@
+"""`allstep.init()`: from a started process to a rank that can work with the others.
+
+Five steps: detect who we are, find the store that all ranks share, meet there (every rank leaves a card; who does not turn up is
+named), take our share of cores and our GPU, and make torch's default process group. One process is a real group, too.
+
+The cards make the world exact. A launcher tells each rank its own place, often not the others'; from the cards every rank computes
+the same picture: which ranks share a host, which cores they may use, from which interface the other hosts are reached.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from allstep import machine
+from allstep.comm.rendezvous import Meeting, expected_host, find_store
+from allstep.comm.store import WireStore
+from allstep.errors import WorldError
+from allstep.limits import Limits, read_limits
+from allstep.world import World, local_variables, node_of, places
+
+
+@dataclass
+class _Running:
+    """What `init` made and `shutdown` ends."""
+
+    world: World
+    meeting: Meeting
+    made_group: bool
+
+
+_running: _Running | None = None
+_round = 0  # how often this process has met the others: keys of an earlier meeting must not be taken for this one's
+
+
+def init(launcher: str | None = None) -> World:
+    """Join the other ranks and return our place among them. A second call returns the same world.
+
+    launcher: whom to believe about our place, instead of finding out (see `allstep.world`).
+    """
+    global _running, _round
+    if _running is not None:
+        return _running.world
+    limits = read_limits()
+    world = World.detect(launcher)
+    meeting = find_store(world, limits)
+    try:
+        _round += 1
+        cards = _meet(world, meeting.store, limits, _round)
+        meeting.all_here()
+        world = _exact(world, cards)
+        _take_cores(world, cards)
+        _choose_interface(world, cards)
+        made_group = _make_group(world, meeting.store, limits, _round)
+    except BaseException:
+        meeting.close()
+        raise
+    _running = _Running(world, meeting, made_group)
+    return world
+
+
+def shutdown() -> None:
+    """Leave the group. `init` may be called again."""
+    global _running
+    if _running is None:
+        return
+    ended, _running = _running, None
+    if ended.made_group and dist.is_initialized():
+        dist.destroy_process_group()
+    ended.meeting.close()
+
+
+def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
+    """Leave our card, wait for the others', return them by rank."""
+    keys = [f"allstep/meet/{number}/{rank}" for rank in range(world.size)]
+    started = time.monotonic()
+    store.set(keys[world.rank], json.dumps(_card(world, store)))
+    try:
+        store.wait(keys, timedelta(seconds=limits.start))
+    except RuntimeError as error:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def _card(world: World, store: Store) -> dict[str, Any]:
+    return {
+        "node": node_of(world),
+        "host": world.host,
+        "local_rank": world.local_rank,
+        "local_size": world.local_size,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "address": store.client.local_address if isinstance(store, WireStore) else None,
+    }
+
+
+def _absent(missing: list[int], world: World, store: Store, seconds: float) -> str:
+    names = []
+    for rank in missing:
+        host = expected_host(rank, world, store)
+        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (nobody told us its host)")
+    return (
+        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s: {', '.join(names)}. "
+        "Does every rank call allstep.init(), and did one die before? ALLSTEP_START_TIMEOUT sets the time"
+    )
+
+
+def _exact(world: World, cards: list[dict[str, Any]]) -> World:
+    """The world with every number as the cards show it; what the launcher told us of our host must agree with them."""
+    exact = places(_nodes(cards), world.launcher)[world.rank]
+    told = local_variables(world)
+    if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
+        raise WorldError(
+            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of {world.local_size} on {world.host} "
+            f"({told}), but {exact.local_size} ranks turned up there, of which it is number {exact.local_rank}"
+        )
+    return replace(exact, host=world.host)
+
+
+def _nodes(cards: list[dict[str, Any]]) -> list[str]:
+    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank are on different hosts in its eyes
+    (hosts that are simulated on one machine), and its eyes count."""
+    seen: Counter[tuple[str, int]] = Counter()
+    nodes = []
+    for card in cards:
+        place = (card["node"], card["local_rank"])
+        nodes.append(f"{card['node']} #{seen[place]}")
+        seen[place] += 1
+    return nodes
+
+
+def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
+    """Threads = our share of the cores that the ranks of this host may use, unless the user set a number."""
+    if _user_set_threads(world):
+        return
+    nodes = _nodes(cards)
+    masks = [card["cores"] for card, node in zip(cards, nodes, strict=True) if node == nodes[world.rank]]
+    torch.set_num_threads(machine.fair_share(cards[world.rank]["cores"], masks, machine.cpu_quota()))
+
+
+def _user_set_threads(world: World) -> bool:
+    """OMP_NUM_THREADS is the user's word, except that torchrun sets 1 by itself where the user said nothing."""
+    told = os.environ.get("OMP_NUM_THREADS")
+    return bool(told) and not (world.launcher == "torchrun" and told == "1")
+
+
+def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
+    """Tell Gloo and NCCL which interface leads to the other hosts; a host's name often resolves to 127.0.1.1 and misleads them."""
+    nodes = _nodes(cards)
+    others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
+    addresses = [card["address"] for card in others if card["address"]]
+    interface: str | None = "lo"
+    if others:
+        source = next((source for address in addresses if (source := machine.route_to(address))), None)
+        interface = machine.interface_of(source) if source else None
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if interface != "lo":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def _make_group(world: World, store: Store, limits: Limits, number: int) -> bool:
+    """torch's default group, unless the script made one itself; whether we made it."""
+    if dist.is_initialized():
+        if dist.get_world_size() != world.size or dist.get_rank() != world.rank:
+            raise WorldError(
+                f"torch's default group has rank {dist.get_rank()} of {dist.get_world_size()}, "
+                f"but {world.launcher} says {world.rank} of {world.size}: call allstep.init() instead of init_process_group"
+            )
+        return False
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+        if torch.cuda.device_count() >= world.local_size and dist.is_nccl_available():
+            backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"allstep/group/{number}", store),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=limits.timeout),
+    )
+    return True

@@ -1,0 +1,51 @@
+"""Four time limits, read in one place. Each has Horovod's variable of the same meaning as an alias.
+
+================================================================================================================================
+ALLSTEP_START_TIMEOUT   30     all ranks must have turned up after so many seconds          HOROVOD_START_TIMEOUT
+ALLSTEP_LOST_SECONDS    10     a host without sign of life for so long is lost              (none)
+ALLSTEP_STALL_SECONDS   60     after so long, report which ranks a collective waits for     HOROVOD_STALL_CHECK_TIME_SECONDS
+ALLSTEP_TIMEOUT       1800     after so long, a collective that waits is an error           HOROVOD_GLOO_TIMEOUT_SECONDS
+================================================================================================================================
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from allstep.errors import ConfigError
+
+
+class Limits(NamedTuple):
+    """Seconds."""
+
+    start: float
+    lost: float
+    stall: float
+    timeout: float
+
+
+_VARIABLES = {
+    "start": (30.0, ("ALLSTEP_START_TIMEOUT", "HOROVOD_START_TIMEOUT")),
+    "lost": (10.0, ("ALLSTEP_LOST_SECONDS",)),
+    "stall": (60.0, ("ALLSTEP_STALL_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS")),
+    "timeout": (1800.0, ("ALLSTEP_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS")),
+}
+
+
+def read_limits(env: Mapping[str, str] | None = None) -> Limits:
+    """The limits that hold for this process."""
+    env = os.environ if env is None else env
+    return Limits(**{field: _seconds(env, names, default) for field, (default, names) in _VARIABLES.items()})
+
+
+def _seconds(env: Mapping[str, str], names: tuple[str, ...], default: float) -> float:
+    name = next((name for name in names if env.get(name)), None)
+    if name is None:
+        return default
+    try:
+        value = float(env[name])
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ConfigError(f"{name}={env[name]!r} is not a number of seconds above 0")
+    return value

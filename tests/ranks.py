@@ -1,0 +1,153 @@
+"""The fixture `ranks`: run a function on n ranks, with a time limit, and leave nothing behind.
+
+    def test_sum(ranks):
+        assert ranks(2, add_up) == [3, 3]          # results by rank; a rank that fails shows the output of all
+
+    outcomes = ranks.outcomes(2, die_on_rank_1)    # for tests of failures: exit code, output and result of each
+
+In the function `allstep.init()` works: the ranks see the world that `allstep run` would give them, with a store that lives in the
+test process. `hosts=["a", "a", "b"]` says on which (imagined) host each rank is.
+"""
+
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from allstep import wire
+from allstep.world import LAUNCHERS, places
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended. `exit_code` is negative for a signal, as in subprocess; `result` is None when there is none."""
+
+    rank: int
+    exit_code: int
+    output: str
+    result: Any
+
+
+class Ranks:
+    """Starts ranks in a fork server; see the module."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        server = Path(__file__).parent / "rank_server.py"
+        self.process = subprocess.Popen(
+            [sys.executable, str(server), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        self.link = multiprocessing.connection.Connection(ours.detach())
+        self.folder = Path()
+        self.calls = 0
+        assert self.link.recv() == "ready"
+
+    def __call__(self, num_ranks: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        """Results by rank. Fails the test, showing all output, when a rank fails."""
+        outcomes = self.outcomes(num_ranks, function, *args, **options)
+        if any(outcome.exit_code for outcome in outcomes):
+            pytest.fail("\n".join(describe(outcome) for outcome in outcomes), pytrace=False)
+        return [outcome.result for outcome in outcomes]
+
+    def outcomes(
+        self,
+        num_ranks: int,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float = 30,
+        hosts: Sequence[str] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> list[Outcome]:
+        """How each rank ended, whatever it did. A rank that is not done after `timeout` seconds fails the test."""
+        self.calls += 1
+        folder = self.folder / f"ranks-{self.calls}"
+        folder.mkdir(parents=True)
+        token = wire.new_token()
+        with wire.Server(token) as store:
+            common = {**clean_environment(), "ALLSTEP_STORE": f"127.0.0.1:{store.port}", "ALLSTEP_TOKEN": token, **(env or {})}
+            worlds = places(hosts or ["testhost"] * num_ranks)
+            request = {
+                "env": [{**common, **world.to_env()} for world in worlds],
+                "folder": str(folder),
+                "path": sys.path,
+                "call": cloudpickle.dumps((function, args)),
+            }
+            self.link.send(request)
+            pids = self.link.recv()
+            late = not self.link.poll(timeout)
+            for pid in pids:
+                kill_group(pid)
+            codes = self.link.recv()
+        outcomes = [outcome_in(folder, rank, code) for rank, code in enumerate(codes)]
+        if late:
+            pytest.fail(f"not done after {timeout} s:\n" + "\n".join(map(describe, outcomes)), pytrace=False)
+        return outcomes
+
+    def close(self) -> None:
+        self.link.close()
+        self.process.wait(timeout=10)
+
+
+def clean_environment() -> dict[str, str]:
+    """Our environment without what another launcher may have left in it."""
+    foreign = {name for known in LAUNCHERS.values() for names in known[1:] for name in names}
+    return {name: value for name, value in os.environ.items() if name not in foreign and not name.startswith("ALLSTEP_")}
+
+
+def kill_group(pid: int) -> None:
+    """End what is left of a rank and of the processes it started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def outcome_in(folder: Path, rank: int, code: int) -> Outcome:
+    out, result = folder / f"{rank}.out", folder / f"{rank}.result"
+    return Outcome(
+        rank,
+        code,
+        out.read_text(errors="replace") if out.exists() else "",
+        pickle.loads(result.read_bytes()) if result.exists() else None,
+    )
+
+
+def describe(outcome: Outcome) -> str:
+    return f"----- rank {outcome.rank}, exit code {outcome.exit_code}\n{outcome.output}"
+
+
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[Ranks]:
+    server = Ranks()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def ranks(rank_server: Ranks, tmp_path: Path) -> Ranks:
+    rank_server.folder = tmp_path
+    return rank_server
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10, what: str = "the condition") -> Any:
+    """Poll until the condition holds; its value. Fails the test when it does not in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"{what} did not come true within {seconds} s")
