@@ -1,0 +1,123 @@
+"""idx files: the array format of MNIST and its descendants, plain or gzip-compressed.
+
+```
+byte 0, 1   zero
+byte 2      type of an element: 0x08 uint8, 0x09 int8, 0x0B int16, 0x0C int32, 0x0D float32, 0x0E float64
+byte 3      number of dimensions d
+4 x d       the dimensions, big-endian uint32; the first counts the samples
+rest        the elements, big-endian, the last dimension fastest
+```
+
+`read` gives back an array: memory-mapped for a plain file (ranks of one host then share the pages), unpacked into memory for a `.gz`.
+Whatever is wrong with a file becomes a `DataError` that names it, with the bytes expected and found.
+"""
+
+import gzip
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.errors import DataError
+
+_TYPES: Mapping[int, str] = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
+
+
+def read(path: Path) -> NDArray[Any]:
+    """The array in the idx file at `path`; read-only, in the machine's byte order where it was unpacked."""
+    try:
+        return _read_packed(path) if path.suffix == ".gz" else _map_plain(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def read_pair(images: Path, labels: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Two idx files that belong together: the same number of samples, and one number per label."""
+    pictures, numbers = read(images), read(labels)
+    if numbers.ndim != 1:
+        raise DataError(f"{labels}: expected labels with 1 dimension, found {numbers.ndim}: shape {numbers.shape}")
+    if pictures.ndim < 2:
+        raise DataError(f"{images}: expected pictures with 2 dimensions or more, found shape {pictures.shape}")
+    if len(pictures) != len(numbers):
+        raise DataError(
+            f"{labels}: expected {len(pictures)} labels, as many as pictures in {images.name}, found {len(numbers)}"
+        )
+    return pictures, numbers
+
+
+def write(path: Path, array: NDArray[Any]) -> None:
+    """Writes `array` as an idx file; a name that ends in `.gz` is compressed, with equal bytes for equal arrays."""
+    stored = array.astype(array.dtype.newbyteorder(">"))
+    code = _CODES[">" + stored.dtype.str[1:]]
+    content = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes() + stored.tobytes()
+    path.write_bytes(gzip.compress(content, 9, mtime=0) if path.suffix == ".gz" else content)
+
+
+def _map_plain(path: Path) -> NDArray[Any]:
+    with path.open("rb") as file:
+        dtype, shape = _header(file, path)
+        start = file.tell()
+    _check_length(path, start + _nbytes(dtype, shape), path.stat().st_size)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "r", start, shape)
+
+
+def _read_packed(path: Path) -> NDArray[Any]:
+    try:
+        with gzip.open(path) as file:
+            dtype, shape = _header(file, path)
+            start, expected = file.tell(), _nbytes(dtype, shape)
+            content = _read_up_to(file, expected)
+            trailing = len(file.read(1 << 16)) if len(content) == expected else 0
+    except EOFError as error:  # all of the array is there, but not gzip's checksum behind it
+        raise DataError(f"{path}: is truncated: its {path.stat().st_size} bytes end before gzip's checksum") from error
+    except gzip.BadGzipFile as error:
+        raise DataError(f"{path}: is not a whole gzip file ({error})") from error
+    except zlib.error as error:
+        raise DataError(f"{path}: its compressed bytes are damaged ({error})") from error
+    if trailing:
+        _check_length(path, start + expected, start + expected + trailing)
+    _check_length(path, start + expected, start + len(content), "unpacked ")
+    array = np.frombuffer(content, dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _read_up_to(file: BinaryIO | gzip.GzipFile, expected: int) -> bytes:
+    """Up to `expected` bytes; fewer where the file ends before, or its compressed stream is cut."""
+    content = bytearray()
+    try:
+        while len(content) < expected and (chunk := file.read(min(1 << 20, expected - len(content)))):
+            content += chunk
+    except EOFError:  # what gzip says of a stream without its end
+        pass
+    return bytes(content)
+
+
+def _header(file: BinaryIO | gzip.GzipFile, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    magic = _read_up_to(file, 4)
+    if len(magic) < 4:
+        raise DataError(f"{path}: expected at least 4 bytes of an idx header, found {len(magic)}")
+    if magic[:2] != b"\0\0" or magic[2] not in _TYPES or magic[3] == 0:
+        expected = "0x0000, a type of 0x08 to 0x0E, a number of dimensions"
+        raise DataError(f"{path}: is not an idx file: expected to begin with {expected}; found 0x{magic.hex()}")
+    sizes = _read_up_to(file, 4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise DataError(f"{path}: expected {4 + 4 * magic[3]} bytes of idx header, found {4 + len(sizes)}")
+    return np.dtype(_TYPES[magic[2]]), tuple(np.frombuffer(sizes, ">u4").tolist())
+
+
+def _nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * math.prod(shape)
+
+
+def _check_length(path: Path, expected: int, found: int, unit: str = "") -> None:
+    if found < expected:
+        raise DataError(f"{path}: is truncated: expected {expected} {unit}bytes, found {found}")
+    if found > expected:
+        raise DataError(f"{path}: has trailing bytes: expected {expected}, found at least {found}")

@@ -1,0 +1,99 @@
+"""Who reads what: pure functions from positions to sample numbers.
+
+Nothing here is stored and nothing depends on the number of workers, so a run resumes at any position, at any size, at once.
+
+**The order of an epoch** is a permutation of 0..n-1 that is computed, not drawn up: `permute(positions, n, key)` answers for any
+positions in constant time each. A Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) cuts a number of b bits into two
+halves and, round by round, adds a keyed hash of one half to the other. Each round can be undone, so the whole is a permutation of
+0..2^b-1. A result of n or more is put in again until it falls below n ("cycle walking"): that leaves a permutation of 0..n-1. As
+2^b < 2n, that takes two goes on average at worst.
+
+**The three sets.** `held_out` and `kept` cut the numbers of a training set in two by one more permutation, keyed by its own seed, so
+that runs with different seeds train and validate on the same samples.
+
+**The shares.** A global batch of c samples goes to `size` ranks in contiguous pieces (`share`) that differ by at most one sample. With
+fewer samples than ranks some shares are empty.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+
+_ROUNDS = (
+    8  # even, so that the halves end with the widths they began with; 4 suffice in theory, 8 for halves of few bits
+)
+
+
+def permute(positions: Numbers, n: int, *key: int | str) -> Numbers:
+    """Sample numbers at `positions` (each in 0..n-1) of the permutation of 0..n-1 that `key` names."""
+    positions = np.asarray(positions, dtype=np.int64)
+    if positions.size and (positions.min() < 0 or positions.max() >= n):
+        raise IndexError(f"positions {positions.min()}..{positions.max()} are not all in 0..{n - 1}")
+    round_keys = _round_keys(key)
+    bits = max(2, (n - 1).bit_length())
+    numbers = _feistel(positions.astype(np.uint64), bits, round_keys)
+    while (outside := numbers >= n).any():
+        numbers[outside] = _feistel(numbers[outside], bits, round_keys)
+    return numbers.astype(np.int64)
+
+
+def epoch_order(positions: Numbers, n: int, seed: int, epoch: int) -> Numbers:
+    """Which of 0..n-1 stand at `positions` of epoch number `epoch` in a run with `seed`."""
+    return permute(positions, n, "epoch", seed, epoch)
+
+
+def kept(positions: Numbers, n: int, validation: int, split_seed: int) -> Numbers:
+    """Numbers, among all n, of the training samples at `positions` in 0..n-validation-1."""
+    _check_split(n, validation)
+    return permute(positions, n, "split", split_seed)
+
+
+def held_out(n: int, validation: int, split_seed: int) -> Numbers:
+    """Numbers, among all n, of the `validation` samples that are held out."""
+    _check_split(n, validation)
+    return permute(np.arange(n - validation, n), n, "split", split_seed)
+
+
+def default_validation(n: int) -> int:
+    """How many of n training samples are held out when nobody says: 5,000, or a tenth of a small set."""
+    return min(5000, n // 10)
+
+
+def share(count: int, rank: int, size: int) -> slice:
+    """The piece of a batch of `count` samples that belongs to `rank`; pieces differ by at most one sample and may be empty."""
+    return slice(rank * count // size, (rank + 1) * count // size)
+
+
+def _check_split(n: int, validation: int) -> None:
+    if not 0 <= validation <= n:
+        raise ValueError(f"cannot hold {validation} of {n} samples out")
+
+
+def _round_keys(key: tuple[int | str, ...]) -> NDArray[np.uint64]:
+    digest = blake2b(repr(key).encode(), digest_size=8 * _ROUNDS).digest()
+    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+
+
+def _feistel(numbers: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A permutation of 0..2^bits-1. With an odd number of bits the halves have different widths and trade them each round."""
+    low_bits, high_bits = np.uint64(bits // 2), np.uint64(bits - bits // 2)
+    for round_key in round_keys:
+        low, high = numbers & _ones(low_bits), numbers >> low_bits
+        mixed = high + (_hash(low ^ round_key) >> (np.uint64(64) - high_bits))
+        numbers = (low << high_bits) | (mixed & _ones(high_bits))
+        low_bits, high_bits = high_bits, low_bits
+    return numbers
+
+
+def _ones(bits: np.uint64) -> np.uint64:
+    return (np.uint64(1) << bits) - np.uint64(1)
+
+
+def _hash(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit. Wraps round on purpose."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,54 @@
+"""A small convolutional net for small pictures.
+
+```
+picture (channels, height, width)
+  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a side has 2 pixels or more
+  flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
+```
+
+Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. With widths 16, 32, 64 it has 98,442 parameters on
+28x28 pictures.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from allstep.models.norms import Norm, no_norm
+
+
+class SmallCnn(nn.Module):
+    """Logits (n, num_classes) for pictures (n, channels, height, width) of the given `shape`."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        shape: tuple[int, int, int],
+        *,
+        widths: Sequence[int] = (16, 32, 64),
+        hidden: int = 128,
+        norm: Norm = no_norm,
+    ) -> None:
+        super().__init__()
+        channels, height, width = shape
+        blocks: list[nn.Module] = []
+        for wide in widths:
+            pool = min(height, width) >= 2
+            blocks.append(_block(channels, wide, norm, pool))
+            channels = wide
+            if pool:
+                height, width = height // 2, width // 2
+        self.features = nn.Sequential(*blocks)
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+        )
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(pictures))
+        return logits
+
+
+def _block(channels: int, wide: int, norm: Norm, pool: bool) -> nn.Sequential:
+    halve = nn.MaxPool2d(2) if pool else nn.Identity()
+    return nn.Sequential(nn.Conv2d(channels, wide, 3, padding=1), norm(wide), halve, nn.ReLU())

@@ -1,0 +1,125 @@
+"""The run record: what happened in a run, one JSON object per line, appended as it happens.
+
+```
+{"kind": "start", "time": 1767225600.0, "version": ..., "config": {...}, "world": {...}, "machine": {...}, ...}
+{"kind": "step", "time": ..., "samples": 1280, "loss": 0.9, "lr": 0.1, "seconds": 0.2, "input": [...], "compute": [...], ...}
+{"kind": "eval", "time": ..., "part": "validation", "samples": 55000, "accuracy": 0.86, ...}
+{"kind": "checkpoint" | "event" | "end", ...}
+```
+
+One process writes (rank 0), any number read, also while it goes on: each line is handed to the system whole and at once. A writer
+that is killed leaves at most a torn last line. Readers skip what they cannot parse and keep what they do not know out of the way,
+so an old reader can follow a new writer.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as far as it got: its lines by kind, in the order of writing. A resumed run has several `starts`."""
+
+    starts: tuple[Fields, ...] = ()
+    steps: tuple[Fields, ...] = ()
+    evals: tuple[Fields, ...] = ()
+    checkpoints: tuple[Fields, ...] = ()
+    events: tuple[Fields, ...] = ()
+    ends: tuple[Fields, ...] = ()
+
+    @property
+    def start(self) -> Fields:
+        """How the run began; empty when nothing was written yet."""
+        return self.starts[0] if self.starts else {}
+
+    @property
+    def end(self) -> Fields | None:
+        """How the run ended; None when it did not."""
+        return self.ends[-1] if self.ends else None
+
+
+class RunLog:
+    """Writes a run record. Values must be plain: numbers (finite ones), text, lists, dictionaries."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if _is_torn(path):
+            self._file.write(b"\n")
+
+    def start(self, **fields: Any) -> None:
+        """How the run begins: version, config, world, machine, parameters, bytes, FLOP per sample."""
+        self._write("start", fields)
+
+    def step(self, **fields: Any) -> None:
+        """Progress: samples, loss, lr, seconds, and per rank input, compute, wait and update."""
+        self._write("step", fields)
+
+    def eval(self, **fields: Any) -> None:
+        """A measurement on samples that were not trained on."""
+        self._write("eval", fields)
+
+    def checkpoint(self, **fields: Any) -> None:
+        """A checkpoint was written."""
+        self._write("checkpoint", fields)
+
+    def event(self, text: str, **fields: Any) -> None:
+        """Something worth telling, in words, with the figures behind it."""
+        self._write("event", {"text": text, **fields})
+
+    def end(self, **fields: Any) -> None:
+        """How the run ended."""
+        self._write("end", fields)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, kind: str, fields: Fields) -> None:
+        line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole line of the record at `path` as a dictionary with at least a `kind`."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and (fields := _parse(line)) is not None:
+                yield fields
+
+
+def read(path: Path) -> RunRecord:
+    """The record at `path`, also of a run that still goes on."""
+    found: dict[str, list[Fields]] = {kind: [] for kind in KINDS}
+    for fields in lines(path):
+        found.get(fields["kind"], []).append(fields)
+    return RunRecord(*(tuple(found[kind]) for kind in KINDS))
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) and isinstance(fields.get("kind"), str) else None
+
+
+def _is_torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, 2):
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"

@@ -1,0 +1,51 @@
+"""Ranks that decide something together, so that bad input ends all of them alike: one line from rank 0, the same exit status from all.
+
+Without this a rank that finds a file missing would raise while the others wait for it in the next collective.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from allstep.errors import UserError
+from allstep.world import World
+
+T = TypeVar("T")
+
+
+def rank_0_decides(world: World, decide: Callable[[], T]) -> T:
+    """What `decide` returns on rank 0, on every rank."""
+    answer: list[Any] = [_attempt(world, decide) if world.rank == 0 else None]
+    dist.broadcast_object_list(answer)
+    value, error = answer[0]
+    _end_alike(world, error)
+    return value  # type: ignore[no-any-return]  # the T of rank 0
+
+
+def everyone(world: World, act: Callable[[], T]) -> T:
+    """What `act` returns on this rank, unless it ends in a UserError on any rank: then all ranks end."""
+    value, error = _attempt(world, act)
+    errors = [error for error in gather(world, error) if error is not None]
+    _end_alike(world, errors[0] if errors else None)
+    return value  # type: ignore[return-value]  # no error means a value
+
+
+def gather(world: World, value: T) -> list[T]:
+    """The values of all ranks, by rank, on every rank."""
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _attempt(world: World, act: Callable[[], T]) -> tuple[T | None, UserError | None]:
+    try:
+        return act(), None
+    except UserError as error:
+        place = "" if world.local_size == world.size else f"on {world.host}: "
+        return None, type(error)(f"{place}{error}")
+
+
+def _end_alike(world: World, error: UserError | None) -> None:
+    if error is not None:
+        raise error if world.rank == 0 else SystemExit(error.exit_code)

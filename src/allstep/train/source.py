@@ -1,0 +1,137 @@
+"""Where a config comes from: a recipe, a YAML file and `key=value` words, each over the one before.
+
+    allstep train                                     the recipe fashion-mnist
+    allstep train digits epochs=3 optimizer.lr=0.2    a recipe with two keys changed
+    allstep train mine.yaml batch=512                 a file (its key `recipe` names what it starts from) with one key changed
+
+Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allstep.errors import ConfigError, did_you_mean
+from allstep.train.config import RunConfig, known_keys, validated
+from allstep.train.recipes import DEFAULT, RECIPES
+
+
+def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None) -> RunConfig:
+    """The config from `source` (a recipe's name or a YAML file) with `words` ("key=value") on top.
+
+    `instead` starts from another recipe than the one that was named.
+    """
+    layers = read_layers(source, words)
+    recipe = instead or _recipe(layers)
+    if recipe not in RECIPES:
+        raise ConfigError(f"no recipe is called {recipe!r}; {did_you_mean(recipe, RECIPES)}")
+    whole = RECIPES[recipe]().model_dump()
+    for layer in layers:
+        _check_keys(layer)
+        _merge(whole, _one_batch(layer))
+    return validated({**whole, "recipe": recipe})
+
+
+def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
+    """What the user said, the last word last."""
+    first = _read_yaml(Path(source)) if _is_file(source) else {"recipe": source}
+    return [first, _from_words(words)]
+
+
+def names_data(source: str, words: Sequence[str]) -> bool:
+    """Whether the user asked for a data set himself, rather than for a recipe that has one."""
+    sections = [layer.get("data") for layer in read_layers(source, words)]
+    return any(isinstance(section, Mapping) and section.get("name") for section in sections)
+
+
+def _recipe(layers: Sequence[Mapping[str, Any]]) -> str:
+    return str(next((layer["recipe"] for layer in reversed(layers) if "recipe" in layer), DEFAULT))
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith((".yaml", ".yml")) or "/" in source
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected keys and values, found {type(content).__name__}")
+    return content
+
+
+def _from_words(words: Sequence[str]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"expected key=value, found {word!r}")
+        _merge(layer, _nested(key, _parsed(word, value)))
+    return layer
+
+
+def _parsed(word: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{word!r}: the value is not YAML") from error
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _flat(layer: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in layer.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _check_keys(layer: Mapping[str, Any]) -> None:
+    known = list(known_keys())
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    for key in _flat(layer):
+        if key in sections:
+            raise ConfigError(
+                f"config key {key!r} is a section: expected one of its keys, such as {_within(key, known)}"
+            )
+        if key not in known:
+            raise ConfigError(f"unknown config key {key!r}; {_suggestion(key, known)}")
+
+
+def _within(section: str, known: Sequence[str]) -> str:
+    return next(key for key in known if key.startswith(f"{section}."))
+
+
+def _suggestion(key: str, known: Sequence[str]) -> str:
+    """The key of the same last word in another section ("lr" for "optimizer.lr"), else the nearest one."""
+    same = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    return did_you_mean(same[0] if same else key, known)
+
+
+def _one_batch(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer that says the batch one way takes the other way back."""
+    ways = [way for way in ("batch", "batch_per_worker") if layer.get(way) is not None]
+    if len(ways) == 2:
+        both = f"batch={layer['batch']} and batch_per_worker={layer['batch_per_worker']}"
+        raise ConfigError(f"{both} are two ways of saying one thing; give one of them")
+    other = {"batch": "batch_per_worker", "batch_per_worker": "batch"}
+    return {**layer, **{other[way]: None for way in ways}}

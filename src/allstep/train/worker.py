@@ -1,0 +1,67 @@
+"""What one worker does, from its start to its end: join the others, agree on the run, train.
+
+Rank 0 reads the config, looks for the data and makes the run folder; the others take its word. So a file that only rank 0's host has,
+or a name made from the time, means the same everywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep import comm
+from allstep.errors import ConfigError
+from allstep.runlog import RunLog
+from allstep.train import agree
+from allstep.train.config import RunConfig
+from allstep.train.display import Display
+from allstep.train.folder import make_run_folder
+from allstep.train.prepare import prepare
+from allstep.train.recipes import DEFAULT
+from allstep.train.run import train
+from allstep.train.watch import Record, Result, Watcher
+from allstep.world import World
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for, before anybody looked whether it can be."""
+
+    source: str = DEFAULT
+    words: Sequence[str] = ()
+    data: Path | None = None
+    out: Path | None = None
+
+
+def check_num_workers(asked: int | None, world: World) -> None:
+    """A world has the workers it has."""
+    if asked is not None and asked != world.size:
+        raise ConfigError(
+            f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers out, or ask the launcher for {asked}"
+        )
+
+
+def work(asked: Asked, launcher: str | None = None) -> Result:
+    """Runs in every worker."""
+    world = comm.init(launcher)
+    try:
+        config, out = agree.rank_0_decides(world, lambda: _decide(asked, world))
+        watchers = _watchers(out) if world.rank == 0 else []
+        try:
+            return train(config, world, out, watchers)
+        finally:
+            for watcher in watchers:
+                watcher.close()
+    finally:
+        comm.shutdown()
+
+
+def _decide(asked: Asked, world: World) -> tuple[RunConfig, Path]:
+    prepared = prepare(asked.source, asked.words, asked.data)
+    if prepared.note:
+        print(f"allstep: {prepared.note}", flush=True)
+    config = prepared.config.resolved(world.size)
+    return config, make_run_folder(config, asked.out)
+
+
+def _watchers(out: Path) -> list[Watcher]:
+    return [Record(RunLog(out / "run.jsonl")), Display()]
