@@ -13,6 +13,7 @@ survives the test run, not even one killed with -9 (see keeper.py).
 `two_hosts` gives two of them. `ssh -F two_hosts.ssh_config h1` works from this machine and from within the hosts.
 """
 
+import functools
 import os
 import shutil
 import socket
@@ -29,15 +30,21 @@ from keeper import Keeper
 PROGRAMS = ("ip", "nsenter", "unshare", "mount")
 
 
+@functools.cache
 def why_not(*programs: str) -> str | None:
     """The reason why no hosts can be made here, or None."""
     if os.geteuid() != 0:
         return "needs root: hosts are network namespaces"
-    missing = [program for program in (*PROGRAMS, *programs) if not shutil.which(program, path=_path())]
-    return f"needs {', '.join(missing)}" if missing else None
+    missing = [program for program in (*PROGRAMS, *programs) if not shutil.which(program, path=system_path())]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    links = "ip link add switch type bridge && ip link add one type veth peer name other"
+    tried = subprocess.run(["unshare", "--net", "--uts", "--mount", "sh", "-c", links], capture_output=True, text=True)
+    return f"needs a kernel that lets us make hosts: {tried.stderr.strip()}" if tried.returncode else None
 
 
-def _path() -> str:
+def system_path() -> str:
+    """PATH and the folders of daemons, which users often lack."""
     return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
@@ -77,12 +84,13 @@ class Hosts:
         raise OSError(f"no network can be made: {subprocess.run(cable, capture_output=True, text=True).stderr.strip()}")
 
     def _add_host(self, k: int, own_name_is_loopback: bool) -> int:
-        name, table, cgroup = self.names[k], self.folder / f"hosts.{k}", self.folder / f"cgroup.{k}"
-        own = self.folder / f"own.{k}"
+        name, table, shadow = self.names[k], self.folder / f"hosts.{k}", self.folder / f"shadow.{k}"
+        own, cgroup = self.folder / f"own.{k}", self.folder / f"cgroup.{k}"
         entries = dict(zip(self.names, self.addresses, strict=True))
         if own_name_is_loopback:
             entries[name] = "127.0.1.1"
         table.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {n}\n" for n, address in entries.items()))
+        shadow.write_text("root:*:::::::\n")  # sshd turns away a locked account, as root's is on many machines
         cgroup.mkdir()
         own.mkdir()
         self.own.mkdir(exist_ok=True)
@@ -90,6 +98,7 @@ class Hosts:
         holder = self.keeper.host(f"""
             hostname {name}
             mount --bind {table} /etc/hosts
+            mount --bind {shadow} /etc/shadow
             mount --bind {own} {self.own}
             mount --rbind /sys/fs/cgroup {cgroup}
             mount -t sysfs sysfs /sys
@@ -107,7 +116,9 @@ class Hosts:
 
     def prefix(self, k: int) -> list[str]:
         """Goes before a command to run it on host k: `subprocess.Popen([*hosts.prefix(0), "hostname"])` has the command's own pid."""
-        return ["nsenter", "-t", str(self._holders[k]), "--net", "--uts", "--mount", f"--wd={Path.cwd()}", "--"]
+        # A new mount namespace comes with another working folder; the shell knows ours.
+        enter = f'exec nsenter -t {self._holders[k]} --net --uts --mount --wd="$PWD" -- "$@"'
+        return ["sh", "-c", enter, self.names[k]]
 
     def exec(self, k: int, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command on host k and returns what it printed."""
@@ -178,7 +189,7 @@ Host {" ".join(self.names)}
 
     def _start_sshds(self) -> None:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on it; Debian's own service makes it too
-        sshd = shutil.which("sshd", path=_path())
+        sshd = shutil.which("sshd", path=system_path())
         assert sshd
         for k in range(len(self.names)):
             self.start(k, sshd, "-D", "-e", "-f", str(self.folder / "sshd_config"), log=f"sshd.{k}.log")

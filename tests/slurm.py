@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hosts import Hosts, _path, why_not
+from hosts import Hosts, system_path, why_not
 
 CPUS = 4  # per node, whatever the machine has, so that a test may ask for four tasks anywhere
 
@@ -74,7 +74,7 @@ class Slurm(Hosts):
         self.env = {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def _start(self) -> None:
-        environment = {"PATH": _path(), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/root"), **self.env}
+        environment = {"PATH": system_path(), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/root"), **self.env}
         files = [f"--{what}-file={self.folder}/munge.{what}" for what in ("key", "log", "pid", "seed")]
         munged = ["munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files]
         self.start(0, *munged, log="munged.log", env=environment)
