@@ -8,7 +8,7 @@ PATH, HOME and LANG. Each rank keeps every variable that it did not have from th
 launcher's own number the places in the world follow: they are counted here, not read from the variables that a reader may get wrong.
 
 ```
-{"launcher":  who the ranks should say started them: torchrun, openmpi, mpich, slurm, pals, jsrun, horovod, none
+{"launcher":  who the ranks should say started them: torchrun, openmpi, mpich, slurm, pals, lsf, horovod, none
  "command", "version", "note",
  "recorded":  true; false for a file written by hand after "source", because nobody here has such a machine
  "files":     {variable: text}, where a variable names a file that a reader may open; the test writes it (by hand cases only)
@@ -352,6 +352,15 @@ def two_node_cases(slurm: Slurm) -> list[Case]:
             4,
             srun("-N", "2", "-n", "4", "--ntasks-per-node", "2", "-m", "cyclic", *RANK),
             "ranks of one node are not neighbours",
+        ),
+        Case(
+            "slurm-two-nodes-pmi2",
+            "slurm",
+            SLURM,
+            "SLURM_PROCID",
+            4,
+            srun("--mpi=pmi2", "-N", "2", "-n", "4", "--ntasks-per-node", "2", *RANK),
+            "PMI_RANK and PMI_SIZE say nothing of hosts; only Slurm's variables do",
         ),
         Case(
             "slurm-two-nodes-pmix",
