@@ -7,6 +7,8 @@ The cards make the world exact. A launcher tells each rank its own place, often 
 the same picture: which ranks share a host, which cores they may use, from which interface the other hosts are reached.
 """
 
+import atexit
+import ctypes
 import json
 import os
 import time
@@ -63,6 +65,7 @@ def init(launcher: str | None = None) -> World:
         meeting.close()
         raise
     _running = _Running(world, meeting, made_group)
+    atexit.register(_spare_the_groups)
     return world
 
 
@@ -75,6 +78,17 @@ def shutdown() -> None:
     if ended.made_group and dist.is_initialized():
         dist.destroy_process_group()
     ended.meeting.close()
+
+
+def _spare_the_groups() -> None:
+    """At exit, keep the groups and the store from being torn down with the interpreter.
+
+    A Gloo group waits in its destructor for operations that are under way, half an hour if its peers are gone, and aborts when its
+    Python store went first. The kernel closes the sockets just as well, and at once.
+    """
+    if _running is not None:
+        for kept in (_running.meeting.store, *dist.distributed_c10d._world.pg_map):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:

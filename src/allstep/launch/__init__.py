@@ -1,0 +1,21 @@
+"""Starting workers, here and on other hosts, and never hiding why one failed. No torch in here.
+
+`launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it.
+"""
+
+from allstep.launch.hosts import Host, assign, parse_hosts, read_hostfile
+from allstep.launch.launcher import RESUBMIT, Job, Launcher
+
+__all__ = ["RESUBMIT", "Host", "Job", "Launcher", "assign", "launch", "parse_hosts", "read_hostfile"]
+
+
+def launch(command: list[str], num_workers: int, *, foreground: bool = True, env: dict[str, str] | None = None) -> int:
+    """Run a command on workers of this machine; the exit code of the run.
+
+    foreground: rank 0 writes to our standard output itself, without a prefix, so that a terminal stays one.
+    env: the workers' environment; ours when None.
+    """
+    job = Job(command, [Host("localhost", num_workers)], foreground=foreground)
+    if env is not None:
+        job = Job(command, job.hosts, env=env, foreground=foreground)
+    return Launcher(job).run()

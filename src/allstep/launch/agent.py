@@ -1,0 +1,329 @@
+"""The agent: one process per host that starts that host's workers, passes on what they print, and cleans up after them.
+
+    launcher --- socket pair --- agent on this host   --- worker, worker
+             --- ssh ----------- agent on another one --- worker, worker
+
+The agent is the workers' parent, and nothing that it started outlives it:
+
+* the launcher is gone (end of file, or from another host no sign of life for `lost` seconds): everything is killed;
+* the agent itself is killed: the kernel kills the workers (PR_SET_PDEATHSIG);
+* a worker leaves processes behind, even in a session of their own: as "subreaper" the agent inherits and finds them.
+
+Each worker leads a session of its own, so a signal reaches its whole process group and Ctrl-C at the terminal only the launcher.
+
+Messages to the agent: start, signal, kill, finish, alive. From it: hello, started, lines, exit, problem, alive.
+"""
+
+import contextlib
+import ctypes
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from allstep import machine, wire
+from allstep._version import __version__
+from allstep.launch.lines import Lines
+from allstep.launch.link import FULL, Link, Message
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+BEAT_SECONDS = 1.0
+
+
+class Problem(Exception):
+    """Why this host cannot start its workers, in one line."""
+
+
+class Worker(NamedTuple):
+    """A started worker."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+
+class Agent:
+    """Runs until its workers are gone and the launcher says finish, or until the launcher is gone."""
+
+    def __init__(self, link: Link, host: str, *, remote: bool) -> None:
+        self.link = link
+        self.host = host
+        self.remote = remote
+        self.lost_seconds = 10.0
+        self.heard = time.monotonic()
+        self.selector = selectors.DefaultSelector()
+        self.workers: dict[int, Worker] = {}
+        self.running: set[int] = set()
+        self.done = False
+        self.port_holder = _hold_port()
+        self.oom_kills = machine.oom_kills()
+        self.streams: list[_Stream] = []
+        self._full = False
+
+    def run(self) -> None:
+        """Serve the launcher until there is nothing left to do; then leave nothing behind."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._hear)
+        self._greet()
+        next_beat = time.monotonic() + BEAT_SECONDS
+        try:
+            while not self.done and not self.link.ended:
+                patience = 0.01 if self.link.outbox else max(0.0, next_beat - time.monotonic())
+                for key, _ in self.selector.select(patience):
+                    key.data()
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + BEAT_SECONDS
+                    self._beat()
+                self.link.flush()
+                self._mind_the_outbox()
+        finally:
+            self._clean_up()
+
+    def _greet(self) -> None:
+        ssh = os.environ.get("SSH_CONNECTION", "").split()  # the launcher's address and port, then ours
+        self.link.send(
+            "hello",
+            version=__version__,
+            port=self.port_holder.getsockname()[1],
+            interfaces=machine.interfaces(),
+            launcher_address=ssh[0] if self.remote and len(ssh) == 4 else None,
+            address=ssh[2] if self.remote and len(ssh) == 4 else None,
+        )
+
+    def _beat(self) -> None:
+        if not self.link.outbox:
+            self.link.send("alive")
+        if self.remote and time.monotonic() - self.heard > self.lost_seconds:
+            self.link.ended = True
+
+    def _mind_the_outbox(self) -> None:
+        """Stop reading from the workers while the launcher does not take what they said; they wait in their turn."""
+        full = len(self.link.outbox) > FULL
+        if full != self._full:
+            self._full = full
+            for stream in self.streams:
+                stream.pause() if full else stream.resume()
+
+    def _hear(self) -> None:
+        for message in self.link.receive():
+            self.heard = time.monotonic()
+            handler: Callable[[Message], None] = getattr(self, f"_on_{message['kind']}")
+            handler(message)
+
+    def _on_alive(self, message: Message) -> None:
+        """The launcher lives; `_hear` has noted it."""
+
+    def _on_finish(self, message: Message) -> None:
+        self.done = True
+
+    def _on_signal(self, message: Message) -> None:
+        for rank in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.workers[rank].process.pid, message["number"])
+
+    def _on_kill(self, message: Message) -> None:
+        self._on_signal({"number": signal.SIGKILL})
+
+    def _on_start(self, message: Message) -> None:
+        self.lost_seconds = message["lost"]
+        try:
+            common = self._prepare(message)
+            for worker in message["workers"]:
+                self._start(worker, common, message)
+        except Problem as problem:
+            self.link.send("problem", text=str(problem))
+
+    def _prepare(self, message: Message) -> dict[str, str]:
+        """The environment of this host's workers; a Problem when the command cannot run here."""
+        env = {**os.environ, **message["env"]} if self.remote else dict(message["env"])
+        bin_folder = str(Path(sys.executable).parent)
+        env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
+        env.setdefault("OMP_NUM_THREADS", str(max(1, machine.allowed_cores() // len(message["workers"]))))
+        env["ALLSTEP_STORE"] = self._reach_store(message)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            env.update(_interface_variable(name, message, env))
+        try:
+            os.chdir(message["cwd"])
+        except OSError as error:
+            raise Problem(f"cannot enter the working folder {message['cwd']}: {error.strerror}") from error
+        if shutil.which(message["command"][0], path=env["PATH"]) is None:
+            raise Problem(f"command not found: {message['command'][0]}")
+        return env
+
+    def _reach_store(self, message: Message) -> str:
+        """The store's address as seen from here; the first of those offered that answers."""
+        addresses = [(address, port) for address, port in message["store"]]
+        try:
+            client = wire.Client(addresses, message["token"], timeout=5.0 if self.remote else 10.0)
+        except OSError as error:
+            raise Problem(
+                f"cannot reach the launcher: {error}. Is a firewall between the hosts? --iface names another way"
+            ) from error
+        found = client.server_address
+        client.close()
+        return wire.format_addresses([found])
+
+    def _start(self, worker: dict[str, Any], common: dict[str, str], message: Message) -> None:
+        rank = worker["rank"]
+        to_terminal = rank == message["foreground"]
+        try:
+            process = subprocess.Popen(
+                message["command"],
+                env={**common, **worker["env"]},
+                stdin=subprocess.DEVNULL,
+                stdout=None if to_terminal else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        except OSError as error:
+            raise Problem(f"cannot start {message['command'][0]}: {error.strerror}") from error
+        self.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid))
+        self.running.add(rank)
+        self.selector.register(self.workers[rank].pidfd, selectors.EVENT_READ, lambda: self._exited(rank))
+        for name, pipe in (("out", process.stdout), ("err", process.stderr)):
+            if pipe is not None:
+                self.streams.append(_Stream(self, rank, name, pipe.fileno()))
+        self.link.send("started", rank=rank, pid=process.pid)
+
+    def _exited(self, rank: int) -> None:
+        """Pass on the last words of a worker and how it ended. What it left behind is killed when the run is over."""
+        worker = self.workers[rank]
+        self.selector.unregister(worker.pidfd)
+        code = worker.process.wait()
+        for stream in self.streams:
+            if stream.rank == rank:
+                stream.drain()
+        self.running.discard(rank)
+        self.link.send("exit", rank=rank, code=code, out_of_memory=machine.oom_kills() > self.oom_kills)
+
+    def _clean_up(self) -> None:
+        """Kill every process that descends from us; say the last words."""
+        for _ in range(50):
+            children = descendants(os.getpid())
+            if not children:
+                break
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _reap()
+            time.sleep(0.01)
+        end = time.monotonic() + 2.0
+        while self.link.outbox and not self.link.ended and time.monotonic() < end:
+            self.link.flush()
+            time.sleep(0.01)
+
+
+class _Stream:
+    """What one worker prints on one of its streams."""
+
+    def __init__(self, agent: Agent, rank: int, name: str, fd: int) -> None:
+        self.agent, self.rank, self.name, self.fd = agent, rank, name, fd
+        self.lines = Lines()
+        self.ended = False
+        os.set_blocking(fd, False)
+        self.resume()
+
+    def resume(self) -> None:
+        if not self.ended:
+            self.agent.selector.register(self.fd, selectors.EVENT_READ, self.read)
+
+    def pause(self) -> None:
+        if not self.ended:
+            self.agent.selector.unregister(self.fd)
+
+    def read(self) -> bool:
+        """Pass on what can be read now; False when there is nothing more for now."""
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        self._pass_on(self.lines.feed(data) if data else self.lines.end())
+        if not data:
+            self.pause()
+            self.ended = True
+        return bool(data)
+
+    def drain(self) -> None:
+        """The worker is gone: pass on all that is left in the pipe. Its children may hold it open, so do not wait for its end."""
+        while not self.ended and self.read():
+            pass
+        self._pass_on(self.lines.end())
+
+    def _pass_on(self, lines: list[str]) -> None:
+        if lines:
+            self.agent.link.send("lines", rank=self.rank, stream=self.name, lines=lines)
+
+
+def descendants(root: int) -> list[int]:
+    """All living processes below `root`, by the parents that /proc shows."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    children.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    parents = [root]
+    while parents:
+        below = children.get(parents.pop(), [])
+        found += below
+        parents += below
+    return found
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _die_with_parent() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _hold_port() -> socket.socket:
+    """A port for scripts that must be told one (MASTER_PORT).
+
+    It is bound here and never listened on, so that the kernel gives it to nobody who asks for any port; whoever asks for just this
+    one with SO_REUSEADDR, as torch's store does, gets it.
+    """
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("0.0.0.0", 0))
+    return holder
+
+
+def _interface_variable(name: str, message: Message, env: dict[str, str]) -> dict[str, str]:
+    """Which interface Gloo or NCCL shall use: the one asked for, else the one that routes to the other hosts."""
+    if message["iface"]:
+        return {name: message["iface"]}
+    if name in env:
+        return {}
+    if not message["peers"]:
+        return {name: "lo"} if name.startswith("GLOO") else {}
+    sources = (machine.route_to(address) for address in message["peers"])
+    interface = next((found for source in sources if source and (found := machine.interface_of(source))), None)
+    return {name: interface} if interface else {}
+
+
+def main() -> None:
+    """What ssh starts on another host: the launcher is at the other end of the standard streams."""
+    _, host = sys.argv
+    to_launcher = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not get between the messages
+    Agent(Link(0, to_launcher), host, remote=True).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Which rank failed first, and why: the last thing a failed run prints, alone.
+
+When one rank dies the others soon fail too, because it no longer answers; and a dying process may still be tearing down while its
+peers already complain. So "first" is not simply the first exit. A rank failed at the moment its traceback began to appear, or else
+when it ended; and a rank whose last words are about a lost connection is taken for a consequence as long as another one failed for
+a reason of its own.
+"""
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch puts it before each line of a traceback
+_TRACEBACK = "Traceback (most recent call last):"
+_FATAL = "Fatal Python error:"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CONSEQUENCES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "PeerLost",
+    "DistNetworkError",
+    "ncclRemoteError",
+    "remote process exited",
+    "recvValue failed",
+    "the store at",
+)
+_LAST_LINES = 10
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank failed. `code` as in subprocess: negative for a signal. `moment`: seconds since the run began."""
+
+    rank: int
+    host: str
+    code: int
+    moment: float
+    errors: tuple[str, ...] = ()
+    out_of_memory: bool = False
+    lost: str = ""  # why its host counts as lost; then there is no code
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether its last words blame a lost connection."""
+        if self.lost:
+            return False
+        words = "\n".join(last_words(self.errors))
+        return any(sign in words for sign in _CONSEQUENCES)
+
+    @property
+    def exit_code(self) -> int:
+        """What the launcher ends with for it."""
+        if self.lost:
+            return 1
+        return 128 - self.code if self.code < 0 else self.code
+
+    @property
+    def how(self) -> str:
+        """`exit code 3`, `killed by signal 9 (SIGKILL)`."""
+        if self.lost:
+            return self.lost
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        try:
+            name = f" ({signal.Signals(-self.code).name})"
+        except ValueError:
+            name = ""
+        hint = "; the kernel's out-of-memory killer was at work on that host" if self.out_of_memory else ""
+        return f"killed by signal {-self.code}{name}{hint}"
+
+
+def first(failures: Iterable[Failure]) -> Failure:
+    """The failure that the others follow from."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.moment))
+
+
+def starts_traceback(line: str) -> bool:
+    """Whether a worker begins to say why it fails."""
+    return _plain(line).startswith((_TRACEBACK, _FATAL))
+
+
+def _plain(line: str) -> str:
+    return _TORCHS_PREFIX.sub("", line)
+
+
+def last_words(errors: Sequence[str]) -> list[str]:
+    """The last traceback in what a rank printed on standard error, with the ones it is chained to; else its last lines."""
+    lines = [_plain(line) for line in errors]
+    starts = [index for index, line in enumerate(lines) if starts_traceback(line)]
+    if not starts:
+        return lines[-_LAST_LINES:]
+    start = starts.pop()
+    while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
+        start = starts.pop()
+    return lines[start:]
+
+
+def report(failure: Failure, size: int, num_stopped: int) -> str:
+    """The text that ends a failed run."""
+    head = (
+        f"rank {failure.rank} on {failure.host} failed first of {size}"
+        if size > 1
+        else f"rank {failure.rank} on {failure.host} failed"
+    )
+    if failure.lost:
+        head = f"host {failure.host} is lost"
+    stopped = f"; {num_stopped} other{'s were' if num_stopped > 1 else ' was'} stopped" if num_stopped else ""
+    lines = ["", f"allstep run: {head}: {failure.how}, {failure.moment:.1f} s after the start{stopped}"]
+    words = last_words(failure.errors)
+    if words and not failure.lost:
+        if not starts_traceback(words[0]):
+            lines.append(f"It printed no traceback; the last lines on its standard error (rank {failure.rank}):")
+        lines += [f"  {line}" for line in words]
+    return "\n".join(lines)

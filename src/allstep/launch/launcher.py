@@ -1,0 +1,506 @@
+"""The launcher: starts an agent on every host, gives each its workers, and watches until all have ended.
+
+Its life::
+
+    agents -> hello from each -> start -> lines, lines, ... -> exits -> finish -> report, exit code
+                                              |
+                             a rank fails: wait a moment for the true cause, stop the others (SIGTERM, then SIGKILL)
+                             a host falls silent for `lost` seconds: the same
+                             a signal to us: forwarded once, then SIGKILL after the grace time
+
+Everything happens in one loop over the links to the agents; two small threads serve the store and tell remote agents that we live.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allstep import machine, wire
+from allstep.errors import ConfigError, UserError
+from allstep.launch import failure, ssh
+from allstep.launch.agent import BEAT_SECONDS, Agent
+from allstep.launch.failure import Failure
+from allstep.launch.hosts import Host, is_here
+from allstep.launch.link import Link, Message
+from allstep.launch.output import Output
+from allstep.limits import read_limits
+from allstep.world import places
+
+RESUBMIT = 75  # a worker's exit code: saved, start me again
+_SETTLE_SECONDS = 0.25  # after the first failure: others that failed by themselves may be about to say so
+_CAUSE_SECONDS = 2.0  # as long as all that failed blame a lost connection: the one they lost should turn up
+_STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL when a rank failed, or after Ctrl-C
+_QUIET_SECONDS = 3.0  # a host silent for so long may be the cause
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run and where. `hosts` say how many workers each one gets; rank 0 is the first of the first."""
+
+    command: list[str]
+    hosts: list[Host]
+    env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    cwd: str = field(default_factory=os.getcwd)
+    show: frozenset[int] | None = None
+    log_dir: Path | None = None
+    iface: str | None = None
+    ssh: str = "ssh"
+    grace: float = 30.0
+    foreground: bool = False  # rank 0 keeps our standard output: a progress bar stays a progress bar
+
+
+@dataclass
+class Station:
+    """A host as the launcher sees it."""
+
+    host: Host
+    ranks: list[int]
+    link: Link
+    pid: int = 0  # the agent here, a child of ours
+    process: subprocess.Popen[bytes] | None = None  # ssh, for another host
+    hello: Message | None = None
+    heard: float = field(default_factory=time.monotonic)
+    groups: list[int] = field(default_factory=list)  # the workers' process groups, on this machine
+    over: bool = False
+    complaints: str = ""
+
+    @property
+    def remote(self) -> bool:
+        return self.process is not None
+
+    @property
+    def label(self) -> str:
+        return self.host.label
+
+
+class Launcher:
+    """One run. `run()` returns the exit code."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.worlds = places([host.label for host in job.hosts for _ in range(host.slots)])
+        self.limits = read_limits(job.env)
+        self.output = Output(len(self.worlds), job.show, job.log_dir)
+        self.began = time.monotonic()
+        self.selector = selectors.DefaultSelector()
+        self.token = wire.new_token()
+        self.stations: list[Station] = []
+        self.store: wire.Server | None = None
+        self.exits: dict[int, int] = {}
+        self.failures: list[Failure] = []
+        self.complained: dict[int, float] = {}  # rank -> when its last traceback began
+        self.settled: float | None = None  # when the first failure came
+        self.problem: str | None = None
+        self.stopped = 0
+        self.stopping = False
+        self.kill_at: float | None = None
+        self.signals: list[int] = []
+        self.ended = threading.Event()
+
+    def run(self) -> int:
+        self._start_agents()
+        with self._catch_signals(), wire.Server(self.token, self._bind_address()) as self.store:
+            try:
+                self._greet()
+                if self._may_go_on():
+                    self._start_workers()
+                while not self._all_over():
+                    self._turn()
+            finally:
+                self._end_agents()
+                self.ended.set()
+        self.output.close()
+        return self._conclude()
+
+    # Starting.
+
+    def _start_agents(self) -> None:
+        """Agents here are forked first, while this process has no thread and no other child."""
+        first_rank = 0
+        places_here = []
+        for host in self.job.hosts:
+            ranks = list(range(first_rank, first_rank + host.slots))
+            first_rank += host.slots
+            places_here.append((host, ranks, is_here(host.name)))
+        for host, ranks, here in places_here:
+            if here:
+                self.stations.append(self._fork_agent(host, ranks))
+        for host, ranks, here in places_here:
+            if not here:
+                process = ssh.start_agent(host.name, host.label, self.job.ssh)
+                assert process.stdin and process.stdout and process.stderr
+                os.set_blocking(process.stderr.fileno(), False)
+                link = Link(process.stdout.fileno(), process.stdin.fileno())
+                self.stations.append(Station(host, ranks, link, process=process))
+        self.stations.sort(key=lambda station: station.ranks[0])
+        for station in self.stations:
+            self.selector.register(station.link.read_fd, selectors.EVENT_READ, station)
+
+    def _fork_agent(self, host: Host, ranks: list[int]) -> Station:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            _be_agent(theirs, [ours.fileno(), *(station.link.read_fd for station in self.stations)], host.label)
+        theirs.close()
+        fd = ours.detach()
+        return Station(host, ranks, Link(fd, fd), pid=pid)
+
+    def _bind_address(self) -> str:
+        return "" if self._remotes() else "127.0.0.1"
+
+    def _remotes(self) -> list[Station]:
+        return [station for station in self.stations if station.remote]
+
+    def _greet(self) -> None:
+        """Wait for the hello of every agent."""
+        if self._remotes():
+            threading.Thread(target=self._beat, name="allstep-beat", daemon=True).start()
+        end = self.began + self.limits.start
+        while self._may_go_on() and any(station.hello is None for station in self.stations):
+            if time.monotonic() > end:
+                late = [station.label for station in self.stations if station.hello is None]
+                self.problem = (
+                    f"no answer from {', '.join(late)} within {self.limits.start:.0f} s (ALLSTEP_START_TIMEOUT)"
+                )
+            self._turn()
+
+    def _may_go_on(self) -> bool:
+        return self.problem is None and not self.signals and not self.failures
+
+    def _beat(self) -> None:
+        while not self.ended.wait(BEAT_SECONDS):
+            for station in self._remotes():
+                if not station.link.outbox:
+                    station.link.send("alive")
+
+    def _start_workers(self) -> None:
+        assert self.store is not None
+        self.store.set("allstep/hosts", json.dumps([world.host for world in self.worlds]).encode())
+        try:
+            addresses = [self._address(station) for station in self.stations]
+            orders = [self._order(station, addresses) for station in self.stations]
+        except ConfigError as error:
+            self.problem = str(error)
+            return
+        if self._remotes():
+            self.output.say(self._banner())
+        for station, order in zip(self.stations, orders, strict=True):
+            station.link.send("start", **order)
+
+    def _banner(self) -> str:
+        where = ", ".join(f"{station.label} has {_span(station.ranks)}" for station in self.stations)
+        return f"allstep run: {len(self.worlds)} workers on {len(self.stations)} hosts: {where}"
+
+    def _address(self, station: Station) -> str:
+        """The address at which the other hosts reach this one."""
+        assert station.hello is not None
+        if not self._remotes():
+            return "127.0.0.1"
+        if self.job.iface:
+            found = station.hello["interfaces"].get(self.job.iface)
+            if not found:
+                known = ", ".join(station.hello["interfaces"])
+                raise ConfigError(
+                    f"--iface {self.job.iface}: {station.label} has no such interface with an address; it has {known}"
+                )
+            return str(found[0])
+        if station.hello["address"]:
+            return str(station.hello["address"])
+        sources = [
+            machine.route_to(other.hello["address"])
+            for other in self._remotes()
+            if other.hello and other.hello["address"]
+        ]
+        return next((source for source in sources if source), "127.0.0.1")
+
+    def _order(self, station: Station, addresses: list[str]) -> dict[str, Any]:
+        """What the agent of a station is told to start."""
+        assert self.store is not None and self.stations[0].hello is not None
+        index = self.stations.index(station)
+        own = addresses[index]
+        return {
+            "command": self.job.command,
+            "cwd": self.job.cwd,
+            "env": {
+                **(ssh.forwarded(self.job.env) if station.remote else self.job.env),
+                **self._common(addresses, index),
+            },
+            "workers": [{"rank": rank, "env": self.worlds[rank].to_env()} for rank in station.ranks],
+            "foreground": 0 if self.job.foreground and not station.remote else None,
+            "store": [(address, self.store.port) for address in self._store_addresses(station)],
+            "token": self.token,
+            "peers": [address for address in addresses if address != own] if len(self.stations) > 1 else [],
+            "iface": self.job.iface if self._remotes() else None,
+            "lost": self.limits.lost,
+        }
+
+    def _common(self, addresses: list[str], index: int) -> dict[str, str]:
+        assert self.stations[0].hello is not None
+        return {
+            "MASTER_ADDR": addresses[0],
+            "MASTER_PORT": str(self.stations[0].hello["port"]),
+            "GROUP_RANK": str(index),
+            "GROUP_WORLD_SIZE": str(len(self.stations)),
+            "ALLSTEP_TOKEN": self.token,
+            "PYTHONUNBUFFERED": self.job.env.get("PYTHONUNBUFFERED", "1"),
+            "PYTHONFAULTHANDLER": self.job.env.get("PYTHONFAULTHANDLER", "1"),
+        }
+
+    def _store_addresses(self, station: Station) -> list[str]:
+        """Where this station may find our store: the address ssh came from first, then all that we have."""
+        if not station.remote:
+            return ["127.0.0.1"]
+        assert station.hello is not None
+        if self.job.iface and (found := machine.interfaces().get(self.job.iface)):
+            return found
+        candidates = [station.hello["launcher_address"], *machine.outside_addresses()]
+        return list(dict.fromkeys(address for address in candidates if address))
+
+    # Watching.
+
+    def _turn(self) -> None:
+        """Wait for something to happen, at most until the next thing that is due by the clock."""
+        for key, _ in self.selector.select(0.1 if self._clock_runs() else 1.0):
+            if isinstance(key.data, Station):
+                self._hear(key.data)
+            else:
+                key.data()
+        now = time.monotonic()
+        for station in self.stations:
+            station.link.flush()
+            if station.remote and not station.over and now - station.heard > self.limits.lost:
+                self._lose(station, f"no sign of life for {now - station.heard:.0f} s")
+        self._settle(now)
+        if self.kill_at is not None and now > self.kill_at:
+            self.kill_at = None
+            self._tell_all("kill")
+
+    def _clock_runs(self) -> bool:
+        return bool(self.failures or self.signals or self.kill_at is not None)
+
+    def _hear(self, station: Station) -> None:
+        for message in station.link.receive():
+            station.heard = time.monotonic()
+            getattr(self, f"_on_{message['kind']}")(station, message)
+        if station.process is not None:
+            self._hear_ssh(station)
+        if station.link.ended and not station.over:
+            self._gone(station)
+
+    def _hear_ssh(self, station: Station) -> None:
+        """Keep what ssh, or a crash of the agent, says on standard error."""
+        assert station.process is not None and station.process.stderr is not None
+        with contextlib.suppress(BlockingIOError, ValueError):
+            while chunk := os.read(station.process.stderr.fileno(), 1 << 16):
+                station.complaints += chunk.decode(errors="replace")
+
+    def _on_hello(self, station: Station, message: Message) -> None:
+        station.hello = message
+
+    def _on_alive(self, station: Station, message: Message) -> None:
+        """`_hear` has noted it."""
+
+    def _on_started(self, station: Station, message: Message) -> None:
+        if not station.remote:
+            station.groups.append(message["pid"])
+        if self.stopping:
+            station.link.send("signal", number=signal.SIGTERM)
+
+    def _on_lines(self, station: Station, message: Message) -> None:
+        rank = message["rank"]
+        if message["stream"] == "err" and any(failure.starts_traceback(line) for line in message["lines"]):
+            self.complained[rank] = self._moment()
+        self.output.lines(rank, message["stream"], message["lines"])
+
+    def _on_problem(self, station: Station, message: Message) -> None:
+        self.problem = f"{message['text']} (on {station.label})"
+        self._stop(signal.SIGKILL, 0.0)
+
+    def _on_exit(self, station: Station, message: Message) -> None:
+        rank, code = message["rank"], message["code"]
+        self.exits[rank] = code
+        if code == 0 or self.stopping or self.signals:
+            return
+        if code == RESUBMIT:
+            self.kill_at = self.kill_at or time.monotonic() + self.job.grace
+            return
+        now = self._moment()
+        complained = self.complained.get(rank, now)
+        moment = complained if now - complained < 5.0 else now
+        self._fail(
+            Failure(rank, station.label, code, moment, tuple(self.output.errors[rank]), message["out_of_memory"])
+        )
+
+    def _gone(self, station: Station) -> None:
+        """The link has ended: before the hello, ssh or the agent could not start; later the host, or the agent, was lost."""
+        if station.hello is None and station.process is not None:
+            code = _wait(station.process)
+            self._hear_ssh(station)
+            self.problem = ssh.complaint(station.label, code, station.complaints)
+        if all(rank in self.exits for rank in station.ranks) or self.problem:
+            station.over = True
+            self.selector.unregister(station.link.read_fd)
+        else:
+            self._lose(station, "the connection to it ended" if station.remote else "its agent was killed")
+
+    def _lose(self, station: Station, why: str) -> None:
+        station.over = True
+        with contextlib.suppress(KeyError):
+            self.selector.unregister(station.link.read_fd)
+        for group in station.groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        open_ranks = [rank for rank in station.ranks if rank not in self.exits]
+        for rank in open_ranks:
+            self.exits[rank] = 1
+        if open_ranks and not self.stopping and not self.signals:
+            lost = f"{why} ({_span(open_ranks)})"
+            self._fail(Failure(open_ranks[0], station.label, 1, self._moment(), lost=lost))
+
+    def _moment(self) -> float:
+        return time.monotonic() - self.began
+
+    def _fail(self, failed: Failure) -> None:
+        self.failures.append(failed)
+        if self.settled is None:
+            self.settled = time.monotonic()
+
+    def _settle(self, now: float) -> None:
+        """Stop the others as soon as we know which failure was the cause, or have waited long enough for it."""
+        if self.settled is None or self.stopping:
+            return
+        waited = now - self.settled
+        if waited < _SETTLE_SECONDS:
+            return
+        if all(failed.is_consequence for failed in self.failures) and len(self.exits) < len(self.worlds):
+            quiet = any(now - station.heard > _QUIET_SECONDS for station in self._remotes() if not station.over)
+            if waited < (self.limits.lost + _CAUSE_SECONDS if quiet else _CAUSE_SECONDS):
+                return
+        assert self.store is not None
+        cause = failure.first(self.failures)
+        self.store.set(
+            "allstep/failed", json.dumps({"rank": cause.rank, "host": cause.host, "how": cause.how}).encode()
+        )
+        self._stop(signal.SIGTERM, min(self.job.grace, _STOP_SECONDS))
+
+    def _stop(self, number: int, grace: float) -> None:
+        self.stopping = True
+        self.stopped = len(self.worlds) - len(self.exits)
+        self._tell_all("signal", number=number)
+        self.kill_at = time.monotonic() + grace
+
+    def _tell_all(self, kind: str, **fields: Any) -> None:
+        for station in self.stations:
+            if not station.over:
+                station.link.send(kind, **fields)
+
+    # Signals to us.
+
+    @contextlib.contextmanager
+    def _catch_signals(self) -> Any:
+        wake_out, wake_in = socket.socketpair()
+        wake_out.setblocking(False)
+        wake_in.setblocking(False)
+        self.selector.register(wake_in, selectors.EVENT_READ, lambda: self._on_signals(wake_in.recv(64)))
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        before_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before_fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.selector.unregister(wake_in)
+            wake_in.close()
+            wake_out.close()
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number == signal.SIGINT and signal.SIGINT in self.signals:
+                self._tell_all("kill")
+            elif number not in self.signals and number != signal.SIGCHLD:
+                self.signals.append(number)
+                self._tell_all("signal", number=number)
+                grace = min(self.job.grace, _STOP_SECONDS) if number == signal.SIGINT else self.job.grace
+                self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + grace)
+
+    # Ending.
+
+    def _all_over(self) -> bool:
+        if self.problem or len(self.exits) == len(self.worlds):
+            return True
+        never_started = not any(station.hello for station in self.stations)
+        return all(station.over for station in self.stations) or (bool(self.signals) and never_started)
+
+    def _end_agents(self) -> None:
+        """Ask the agents to clean up and leave; after 5 s make them."""
+        self._tell_all("finish")
+        end = time.monotonic() + 5.0
+        while time.monotonic() < end and any(not station.over for station in self.stations):
+            for key, _ in self.selector.select(0.1):
+                if isinstance(key.data, Station):
+                    self._hear(key.data)
+        for station in self.stations:
+            if station.process is not None:
+                station.process.kill()
+                station.process.wait()
+            else:
+                if not station.over:
+                    os.kill(station.pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(station.pid, 0)
+
+    def _conclude(self) -> int:
+        if self.problem:
+            raise UserError(self.problem)
+        codes = list(self.exits.values())
+        if self.failures:
+            cause = failure.first(self.failures)
+            self.output.say(failure.report(cause, len(self.worlds), self.stopped))
+            return cause.exit_code
+        if RESUBMIT in codes:
+            return RESUBMIT
+        if self.signals and (any(codes) or len(codes) < len(self.worlds)):
+            return 128 + self.signals[0]
+        return 0
+
+
+def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
+    """Runs in the forked child; never returns."""
+    code = 1
+    try:
+        for fd in not_ours:
+            os.close(fd)
+        os.setsid()
+        fd = theirs.fileno()
+        Agent(Link(fd, fd), label, remote=False).run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(timeout=2.0)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _span(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 2-3`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"

@@ -1,0 +1,80 @@
+"""A line of JSON each way between the launcher and the agent on a host.
+
+The channel is a socket pair to the agent on this host and ssh's standard streams to the others; nothing else differs. Reading and
+writing never block: what cannot be written yet waits in `outbox`, so a cut cable stops nobody's clock. Text that is not UTF-8
+travels as surrogate escapes. A login shell may print a greeting first: lines before the hello are noise and are skipped.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+Message = dict[str, Any]
+FULL = 4 << 20  # bytes in the outbox at which a sender should stop producing
+
+
+class Link:
+    """One end. `read_fd` and `write_fd` may be the same socket."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+        self.outbox = bytearray()
+        self.ended = False
+        self._lock = threading.Lock()
+        self._inbox = bytearray()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Queue a message and write as much as the channel takes now."""
+        line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
+        with self._lock:
+            self.outbox += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the channel takes; a channel that is gone swallows the rest."""
+        try:
+            with self._lock:
+                self._write()
+        except BlockingIOError:
+            return
+        except OSError:
+            self.outbox.clear()
+
+    def _write(self) -> None:
+        while self.outbox:
+            del self.outbox[: os.write(self.write_fd, self.outbox[: 1 << 16])]
+
+    def receive(self) -> Iterator[Message]:
+        """The messages that have come. Sets `ended` when the other side is gone."""
+        self._fill()
+        *lines, rest = self._inbox.split(b"\n")
+        self._inbox = bytearray(rest)
+        for line in lines:
+            message = _parse(bytes(line))
+            if message is not None:
+                yield message
+
+    def _fill(self) -> None:
+        try:
+            while chunk := os.read(self.read_fd, 1 << 16):
+                self._inbox += chunk
+            self.ended = True
+        except BlockingIOError:
+            return
+        except OSError:
+            self.ended = True
+
+
+def _parse(line: bytes) -> Message | None:
+    if not line.startswith(b'{"kind":'):
+        return None
+    try:
+        message: Message = json.loads(line)
+    except ValueError:
+        return None
+    return message
