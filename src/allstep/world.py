@@ -11,8 +11,9 @@ Words (Horovod's)::
 Every launcher tells its processes their place in environment variables of its own; the table `LAUNCHERS` is all we know of them, in
 the order in which they are believed. Launchers nest, so several may speak at once:
 
-* Claims that agree, or that speak of one process only, are no contradiction: in `srun -n 1 bash` followed by `mpirun -np 2`, Slurm
-  says 1 process and Open MPI says 2; the inner one counts.
+* Claims that agree are one: of those that tell which ranks share a host, the first is taken (a plain PMI tells only rank and size).
+* Claims of one process only contradict nothing: in `srun -n 1 bash` followed by `mpirun -np 2`, Slurm says 1 process and Open MPI
+  says 2; the inner one counts.
 * An outer launcher that puts one task on each host (`srun --ntasks-per-node 1 torchrun ...`, the daemons that mpirun starts through
   Slurm) speaks of those tasks; the inner one counts.
 * Two that both claim several processes and disagree are an error that names the variables. `ALLSTEP_LAUNCHER`, or `--launcher`,
@@ -95,8 +96,8 @@ LAUNCHERS: dict[str, Launcher] = {
             "mpich",
             rank=("PMI_RANK", "MV2_COMM_WORLD_RANK"),
             size=("PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
-            local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-            local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+            local_rank=("MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
+            local_size=("MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"),
         ),
         Launcher(  # a step: the batch script has SLURM_PROCID=0 and SLURM_NTASKS too, but is one process
             "slurm",
@@ -257,6 +258,7 @@ class _Claim(NamedTuple):
 
     world: World
     said: str  # for errors: "SLURM_PROCID=1, SLURM_STEP_NUM_TASKS=4"
+    knows_hosts: bool  # it told the place among the ranks of the host
 
 
 def _first(names: tuple[str, ...], env: Environment) -> str | None:
@@ -267,6 +269,7 @@ def _claim(known: Launcher, env: Environment) -> _Claim | None:
     rank_name = _first(known.rank, env)
     if rank_name is None or any(not env.get(name) for name in known.needs):
         return None
+    env = _with_size(known, env)
     size_name = _first(known.size, env)
     if size_name is None:
         raise WorldError(
@@ -280,7 +283,22 @@ def _claim(known: Launcher, env: Environment) -> _Claim | None:
     local_rank, local_size = _local(known, env, rank, size, said)
     cross_rank, cross_size = _cross(known, env, rank, size, local_size)
     host = env[name] if (name := _first(known.host, env)) else socket.gethostname()
-    return _Claim(World(rank, size, local_rank, local_size, cross_rank, cross_size, host, known.name), said)
+    knows_hosts = _first(known.local_rank, env) is not None
+    return _Claim(
+        World(rank, size, local_rank, local_size, cross_rank, cross_size, host, known.name), said, knows_hosts
+    )
+
+
+def _with_size(known: Launcher, env: Environment) -> Environment:
+    """PALS over PMIx says how many ranks are on a host, and PBS lists the hosts, but nobody multiplies them."""
+    if known.name != "pals" or _first(known.size, env) or not env.get("PBS_NODEFILE") or not env.get("PALS_LOCAL_SIZE"):
+        return env
+    try:
+        with open(env["PBS_NODEFILE"]) as file:  # noqa: PTH123
+            num_hosts = len(set(file.read().split()))
+    except OSError:
+        return env
+    return {**env, "PALS_SIZE": str(num_hosts * _number("PALS_LOCAL_SIZE", env))}
 
 
 def _local(known: Launcher, env: Environment, rank: int, size: int, said: str) -> tuple[int, int]:
@@ -338,7 +356,7 @@ def _believe(claims: list[_Claim]) -> _Claim:
             f"two launchers contradict each other: {stories}. Unset the variables of the one that is not meant, "
             f"or name the other with --launcher or ALLSTEP_LAUNCHER ({', '.join(claim.world.launcher for claim in inner)})"
         )
-    return inner[0]
+    return next((claim for claim in inner if claim.knows_hosts), inner[0])
 
 
 def _is_outside(claim: _Claim, other: _Claim, order: list[_Claim]) -> bool:

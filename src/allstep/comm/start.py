@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -57,7 +58,7 @@ def init(launcher: str | None = None) -> World:
         _round += 1
         cards = _meet(world, meeting.store, limits, _round)
         meeting.all_here()
-        world = _exact(world, cards)
+        world = exact(world, cards)
         _take_cores(world, cards)
         _choose_interface(world, cards)
         made_group = _make_group(world, meeting.store, limits, _round)
@@ -126,10 +127,10 @@ def _absent(missing: list[int], world: World, store: Store, seconds: float) -> s
     )
 
 
-def _exact(world: World, cards: list[dict[str, Any]]) -> World:
+def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> World:
     """The world with every number as the cards show it; what the launcher told us of our host must agree with them."""
     exact = places(_nodes(cards), world.launcher)[world.rank]
-    told = local_variables(world)
+    told = local_variables(world, env)
     if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
         raise WorldError(
             f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of {world.local_size} on {world.host} "
