@@ -4,6 +4,7 @@ Outside a world this process is the launching one: it checks config and data (no
 the run folder and starts the workers. Inside a world (allstep run, torchrun, mpirun, srun) it is a worker.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -76,7 +77,7 @@ def _start(source: str, words: list[str], workers: int | None, out: Path | None,
     num_workers = workers or default_num_workers(prepared.config)
     folder = make_run_folder(prepared.config.resolved(num_workers), out)
     command = [sys.executable, "-m", "allstep", "train", str(folder / "config.yaml"), "--out", str(folder)]
-    return launch(command, num_workers)
+    return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
 
 
 def _show_download(name: str, done: int, total: int | None) -> None:

@@ -70,10 +70,13 @@ def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
 
 
 def _chunks(url: str, name: str, progress: Progress | None, timeout: float) -> Iterator[bytes]:
+    os.environ.setdefault(
+        "RES_OPTIONS", "timeout:2 attempts:1"
+    )  # names that nobody answers for: our timeout does not count there
     request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
     done = 0
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        with _impatient_resolver(), urllib.request.urlopen(request, timeout=timeout) as response:
             total = _length(response)
             while chunk := response.read(_CHUNK):
                 done += len(chunk)
@@ -86,6 +89,20 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float) -> I
         raise DataError(f"{url}: cannot be downloaded: {_reason(error)}, after {done} bytes") from error
     if total is not None and done != total:
         raise DataError(f"{url}: the connection was cut: expected {total} bytes, found {done}")
+
+
+@contextmanager
+def _impatient_resolver() -> Iterator[None]:
+    """The system's resolver gives up after 2 s a name server: a socket's time-out does not count while a name is looked up."""
+    before = os.environ.get("RES_OPTIONS")
+    os.environ["RES_OPTIONS"] = f"{before or ''} timeout:2 attempts:1".strip()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RES_OPTIONS"]
+        else:
+            os.environ["RES_OPTIONS"] = before
 
 
 def _length(response: HTTPResponse) -> int | None:

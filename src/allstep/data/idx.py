@@ -13,11 +13,12 @@ Whatever is wrong with a file becomes a `DataError` that names it, with the byte
 """
 
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,18 +89,21 @@ def _read_packed(path: Path) -> NDArray[Any]:
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
-def _read_up_to(file: BinaryIO | gzip.GzipFile, expected: int) -> bytes:
-    """Up to `expected` bytes; fewer where the file ends before, or its compressed stream is cut."""
+def _read_up_to(file: io.BufferedReader | gzip.GzipFile, expected: int) -> bytes:
+    """Up to `expected` bytes; fewer where the file ends before, or its compressed stream is cut.
+
+    `read1` hands over what there is before a cut, where `read` would throw it away.
+    """
     content = bytearray()
     try:
-        while len(content) < expected and (chunk := file.read(min(1 << 20, expected - len(content)))):
+        while len(content) < expected and (chunk := file.read1(min(1 << 20, expected - len(content)))):
             content += chunk
     except EOFError:  # what gzip says of a stream without its end
         pass
     return bytes(content)
 
 
-def _header(file: BinaryIO | gzip.GzipFile, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _header(file: io.BufferedReader | gzip.GzipFile, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
     magic = _read_up_to(file, 4)
     if len(magic) < 4:
         raise DataError(f"{path}: expected at least 4 bytes of an idx header, found {len(magic)}")

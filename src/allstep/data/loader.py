@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from allstep.data import order
 
+_AHEAD = 32  # batches whose sample numbers are computed in one go: a call of numpy costs more than the numbers of a small share
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -67,15 +69,23 @@ class Loader:
         stop = self.num_samples if stop is None else stop
         while position < stop:
             epoch, offset = divmod(position, self.num_samples)
-            count = min(self.batch, self.num_samples - offset, stop - position)
-            yield self._share(epoch, offset, position, count)
-            position += count
+            end = min(self.num_samples, offset + stop - position)
+            starts = range(offset, end, self.batch)[:_AHEAD]
+            yield from self._shares(epoch, starts, end)
+            position += min(starts[-1] + self.batch, end) - offset
 
-    def _share(self, epoch: int, offset: int, position: int, count: int) -> Batch:
-        mine = order.share(count, self.rank, self.size)
-        samples = self._samples(epoch, np.arange(offset + mine.start, offset + mine.stop))
-        data, target = torch.from_numpy(self.images[samples]), torch.from_numpy(self.labels[samples])
-        return Batch(data, target, samples, len(samples), epoch, position)
+    def _shares(self, epoch: int, starts: range, end: int) -> Iterator[Batch]:
+        """Our shares of the batches that begin at `starts` of an epoch; the last ends at `end` at the latest."""
+        mine = [self._positions(start, min(start + self.batch, end)) for start in starts]
+        samples = self._samples(epoch, np.concatenate(mine))
+        ends = np.cumsum([len(share) for share in mine])
+        for start, share in zip(starts, np.split(samples, ends[:-1]), strict=True):
+            data, target = torch.from_numpy(self.images[share]), torch.from_numpy(self.labels[share])
+            yield Batch(data, target, share, len(share), epoch, epoch * self.num_samples + start)
+
+    def _positions(self, start: int, stop: int) -> order.Numbers:
+        mine = order.share(stop - start, self.rank, self.size)
+        return np.arange(start + mine.start, start + mine.stop)
 
     def _samples(self, epoch: int, positions: order.Numbers) -> order.Numbers:
         if self.seed is not None:

@@ -107,7 +107,8 @@ def validated(values: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        what = first["msg"].removeprefix("Input should be ")
+        what = f"a number {what}" if what.startswith(("greater", "less")) else what
         raise ConfigError(f"config key {key!r}: expected {what}, found {first['input']!r}") from error
 
 

@@ -27,7 +27,7 @@ def digits() -> RunConfig:
         data=DataConfig(name="digits"),
         model=ModelConfig(widths=(16, 32), hidden=64),
         optimizer=OptimizerConfig(lr=0.05, base_batch=64, weight_decay=5e-4),
-        schedule=ScheduleConfig(shape="cosine", warmup=2),
+        schedule=ScheduleConfig(shape="cosine", warmup=0.5),
     )
 
 
