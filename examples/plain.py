@@ -1,0 +1,37 @@
+"""Train a small net to tell the three arms of a spiral apart: ordinary PyTorch."""
+
+import torch
+from torch import nn
+
+
+def spirals(points_per_arm):
+    """Points (x, y) on three arms, and the number of the arm of each."""
+    radius = torch.rand(3, points_per_arm)
+    noise = 0.1 * torch.randn(3, points_per_arm)
+    angle = 4 * radius + 2 * torch.pi / 3 * torch.arange(3).unsqueeze(1) + noise
+    points = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
+    return points.reshape(-1, 2), torch.arange(3).repeat_interleave(points_per_arm)
+
+
+def main():
+    torch.manual_seed(0)
+    points, arms = spirals(points_per_arm=1024)
+    model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss_of = nn.CrossEntropyLoss()
+
+    for _ in range(10):
+        for batch in torch.randperm(len(points)).split(64):
+            loss = loss_of(model(points[batch]), arms[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    with torch.no_grad():
+        answers = model(points)
+    accuracy = (answers.argmax(dim=1) == arms).float().mean()
+    print(f"loss {loss_of(answers, arms):.4f}, accuracy {accuracy:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The examples: four lines apart, and the longer one finds its world under every launcher."""
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ranks import clean_environment
+from slurm import Slurm
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+BIN = Path(sys.executable).parent
+SCRIPT = str(EXAMPLES / "four_lines.py")
+AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+
+def run(*command: str) -> str:
+    """What a command prints on standard output; it must succeed."""
+    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def program(*names: str) -> str:
+    """The first of these programs that is installed."""
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"needs {' or '.join(names)}")
+    return found
+
+
+def losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss (\d\.\d+), accuracy 9\d\.\d%", output)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> str:
+    """What both scripts print in one process, one after the other: importing torch takes most of their time."""
+    runs = [f"runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')" for name in ("plain.py", "four_lines.py")]
+    return run(sys.executable, "-c", "\n".join(["import runpy", *runs]))
+
+
+@pytest.fixture
+def plain_loss(alone: str) -> float:
+    return losses(alone)[0]
+
+
+def check_two_ranks(output: str, launcher: str, plain_loss: float) -> None:
+    """Two ranks of one host, told apart, with the same loss at the end: that of one process, but for rounding."""
+    places = re.findall(r"World\(rank=(\d+), size=(\d+), local_rank=(\d+), local_size=(\d+)", output)
+    assert sorted(places) == [("0", "2", "0", "2"), ("1", "2", "1", "2")], output
+    assert re.findall(r"launcher='(\w+)'", output) == [launcher] * 2, output
+    first, second = losses(output)
+    assert first == second == pytest.approx(plain_loss, abs=0.002), output
+
+
+def test_the_difference_is_four_lines() -> None:
+    plain, distributed = ((EXAMPLES / name).read_text().splitlines() for name in ("plain.py", "four_lines.py"))
+    marks = Counter(line[0] for line in difflib.ndiff(plain, distributed))
+    assert marks == {" ": len(plain), "+": 4}
+
+
+def test_one_process_is_a_world_too(alone: str) -> None:
+    plain, world, distributed = alone.splitlines()
+    assert plain == distributed
+    assert world.startswith("World(rank=0, size=1")
+
+
+def test_under_allstep_run(plain_loss: float) -> None:
+    check_two_ranks(run(str(BIN / "allstep"), "run", "-np", "2", SCRIPT), "allstep", plain_loss)
+
+
+def test_under_torchrun(plain_loss: float) -> None:
+    check_two_ranks(run(str(BIN / "torchrun"), "--nproc-per-node", "2", SCRIPT), "torchrun", plain_loss)
+
+
+def test_under_open_mpi(plain_loss: float) -> None:
+    mpirun = program("mpirun.openmpi", "mpirun")
+    output = run(mpirun, *AS_ROOT, "--oversubscribe", "-np", "2", sys.executable, SCRIPT)
+    check_two_ranks(output, "openmpi", plain_loss)
+
+
+def test_under_mpich(plain_loss: float) -> None:
+    check_two_ranks(run(program("mpiexec.hydra"), "-np", "2", sys.executable, SCRIPT), "mpich", plain_loss)
+
+
+def test_under_slurm(slurm: Slurm, plain_loss: float) -> None:
+    result = slurm.run(["srun", "-n", "2", sys.executable, SCRIPT], timeout=50)
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_two_ranks(result.stdout, "slurm", plain_loss)
