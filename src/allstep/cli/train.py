@@ -37,9 +37,11 @@ def train(
     world = World.detect(launcher)
     if world.launcher == NONE:
         raise typer.Exit(_start(source, words, workers, out, data))
-    from allstep.train.worker import Asked, check_num_workers, work
+    from allstep.train.workers import check_num_workers
 
     check_num_workers(workers, world)
+    from allstep.train.worker import Asked, work
+
     work(Asked(source, words, data, out), launcher)
 
 

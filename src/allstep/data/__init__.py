@@ -8,7 +8,7 @@ can look for data without the second that importing torch takes.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from allstep.data.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache_folder, find, load, named
+from allstep.data.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache_folder, find, load, named_set
 
 if TYPE_CHECKING:
     from allstep.data.loader import Batch, Loader
@@ -24,7 +24,7 @@ __all__ = [
     "cache_folder",
     "find",
     "load",
-    "named",
+    "named_set",
 ]
 
 

@@ -98,7 +98,7 @@ NAMED: Mapping[str, NamedSet] = {
 }
 
 
-def named(name: str) -> NamedSet:
+def named_set(name: str) -> NamedSet:
     """The set called `name`."""
     if name not in NAMED:
         raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, NAMED)}")

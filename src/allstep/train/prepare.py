@@ -39,13 +39,13 @@ def prepare(
         if config.data.folder is not None or names_data(source, words):
             raise
         config = read_config(source, words, instead=SMALLEST)
-        note = f"training on the {data.named(SMALLEST).title} that come with allstep: {error}"
+        note = f"training on the {data.named_set(SMALLEST).title} that come with allstep: {error}"
         return Prepared(config, find_data(config), note)
 
 
 def find_data(config: RunConfig, progress: Progress | None = None) -> data.Found:
     """Where the data of `config` is."""
-    return data.find(data.named(config.data.name), config.data.folder, progress)
+    return data.find(data.named_set(config.data.name), config.data.folder, progress)
 
 
 def num_validation(config: RunConfig, num_train: int) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep import comm
-from allstep.errors import ConfigError
 from allstep.runlog import RunLog
 from allstep.train import agree
 from allstep.train.config import RunConfig
@@ -30,14 +29,6 @@ class Asked:
     words: Sequence[str] = ()
     data: Path | None = None
     out: Path | None = None
-
-
-def check_num_workers(asked: int | None, world: World) -> None:
-    """A world has the workers it has."""
-    if asked is not None and asked != world.size:
-        raise ConfigError(
-            f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers out, or ask the launcher for {asked}"
-        )
 
 
 def work(asked: Asked, launcher: str | None = None) -> Result:

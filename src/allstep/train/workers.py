@@ -1,11 +1,13 @@
-"""How many workers a run gets when nobody says."""
+"""How many workers a run gets when nobody says, and that nobody says otherwise in a world that has its workers."""
 
 import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from allstep.errors import ConfigError
 from allstep.machine import allowed_cores
 from allstep.train.config import RunConfig
+from allstep.world import World
 
 MOST_WORKERS = 8
 FEWEST_SAMPLES = 16
@@ -32,3 +34,11 @@ def count_gpus() -> int:
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return devices if visible is None else min(devices, len([name for name in visible.split(",") if name.strip()]))
+
+
+def check_num_workers(asked: int | None, world: World) -> None:
+    """A world has the workers it has."""
+    if asked is not None and asked != world.size:
+        raise ConfigError(
+            f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers out, or ask the launcher for {asked}"
+        )

@@ -1,0 +1,41 @@
+"""The small CNN: sizes, and that its norm is what was asked for."""
+
+import pytest
+import torch
+from torch import nn
+
+from allstep.models import NORMS, SmallCnn
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 32, 32), (1, 1, 1), (2, 5, 3)])
+@pytest.mark.parametrize("norm", sorted(NORMS))
+def test_any_size_of_picture(shape: tuple[int, int, int], norm: str) -> None:
+    net = SmallCnn(7, shape, norm=NORMS[norm])
+    logits = net(torch.randn(4, *shape))
+    assert logits.shape == (4, 7)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+def test_as_many_parameters_as_the_docstring_says() -> None:
+    assert sum(parameter.numel() for parameter in SmallCnn(10, (1, 28, 28)).parameters()) == 98_442
+
+
+def test_the_norm_is_a_factory() -> None:
+    net = SmallCnn(10, (1, 28, 28), widths=(4, 6), norm=nn.BatchNorm2d)
+    assert [layer.num_features for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)] == [4, 6]
+    groups = [
+        layer.num_groups
+        for layer in SmallCnn(10, (1, 8, 8), widths=(12,), norm=NORMS["group"]).modules()
+        if isinstance(layer, nn.GroupNorm)
+    ]
+    assert groups == [4]
+
+
+@pytest.mark.parametrize("norm", sorted(NORMS))
+def test_samples_do_not_see_each_other(norm: str) -> None:
+    """So that N workers compute what one would."""
+    torch.manual_seed(0)
+    net, pictures = SmallCnn(10, (1, 8, 8), norm=NORMS[norm]), torch.randn(6, 1, 8, 8)
+    alone = torch.cat([net(picture[None]) for picture in pictures])
+    torch.testing.assert_close(net(pictures), alone)

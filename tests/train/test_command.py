@@ -1,0 +1,97 @@
+"""`allstep train` as the user types it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allstep import runlog
+from allstep.train import RECIPES, read_config
+from ranks import clean_environment
+
+
+def allstep(*words: str, folder: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "allstep", "train", *words],
+        cwd=folder,
+        env={**clean_environment(), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_run(tmp_path: Path, num_workers: int) -> None:
+    done = allstep("digits", "epochs=4", "--workers", str(num_workers), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    record = runlog.read(folder / "run.jsonl")
+    assert record.start["world"]["size"] == num_workers
+    assert record.end is not None
+    assert record.end["test"]["accuracy"] > 0.9
+    assert read_config(str(folder / "config.yaml")).epochs == 4
+
+
+def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
+    words = ("--workers", "2")
+    assert (
+        allstep("digits", "epochs=1", "batch_per_worker=40", "--out", "first", *words, folder=tmp_path).returncode == 0
+    )
+    again = allstep("first/config.yaml", "--out", "second", *words, folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    first, second = (runlog.read(tmp_path / name / "run.jsonl").evals[-1] for name in ("first", "second"))
+    assert first["loss"] == second["loss"]
+
+
+def test_the_recipes_are_listed(tmp_path: Path) -> None:
+    done = allstep("--list", folder=tmp_path)
+    assert all(name in done.stdout for name in RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["digist"], "no recipe is called 'digist'; did you mean 'digits'?"),
+        (["digits", "epoch=1"], "unknown config key 'epoch'; did you mean 'epochs'?"),
+        (["digits", "fashion-mnist"], "expected one recipe or config file"),
+        (["digits", "--data", "."], ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing"),
+        (["digits", "--out", "/proc/nothing"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str) -> None:
+    done = allstep(*words, folder=tmp_path)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_typo_in_an_option_is_corrected(tmp_path: Path) -> None:
+    done = allstep("digits", "--worker", "2", folder=tmp_path)
+    assert done.returncode == 2
+    assert "--workers" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
+    world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    world |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = allstep("digits", "--workers", "2", folder=tmp_path, env=world)
+    assert done.returncode == 2
+    assert "--workers 2, but torchrun has started 1" in done.stderr
+
+
+def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "--no-python"]
+    command = [*torchrun, sys.executable, "-m", "allstep", "train", "digits", "epochs=1", "--out", "out"]
+    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    start = runlog.read(tmp_path / "out" / "run.jsonl").start
+    assert (start["world"]["launcher"], start["world"]["size"]) == ("torchrun", 2)
+    assert not os.path.lexists(tmp_path / "runs")

@@ -1,0 +1,134 @@
+"""Configs: layers, typos, wrong values, and files that give back what was written."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from allstep.errors import ConfigError
+from allstep.train import RECIPES, RunConfig, read_config
+from allstep.train.config import known_keys
+
+
+def complaint(*words: str, source: str = "digits") -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_config(source, words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_default_is_fashion_mnist() -> None:
+    assert read_config() == RECIPES["fashion-mnist"]()
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_recipes_bear_their_names_and_are_described(recipe: str) -> None:
+    assert read_config(recipe).recipe == recipe
+    assert RECIPES[recipe].__doc__
+
+
+def test_words_change_keys() -> None:
+    config = read_config("digits", ["epochs=3", "optimizer.lr=2e-1", "model.widths=[4, 8]", "optimizer.nesterov=no"])
+    assert (config.epochs, config.optimizer.lr, config.model.widths) == (3, 0.2, (4, 8))
+    assert not config.optimizer.nesterov
+    assert config.optimizer.momentum == RECIPES["digits"]().optimizer.momentum
+
+
+def test_a_file_goes_over_its_recipe_and_words_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("recipe: digits\nepochs: 7\noptimizer:\n  lr: 0.3\n")
+    config = read_config(str(path), ["optimizer.momentum=0.5"])
+    assert (config.recipe, config.epochs, config.optimizer.lr, config.optimizer.momentum) == ("digits", 7, 0.3, 0.5)
+    assert config.data.name == "digits"
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_what_is_written_out_is_whole_and_read_back(tmp_path: Path, recipe: str) -> None:
+    config = read_config(recipe, ["seed=4", "data.folder=/some/where", "batch_per_worker=8"]).resolved(3)
+    path = tmp_path / "config.yaml"
+    path.write_text(config.to_yaml())
+    assert read_config(str(path)) == config
+    assert config.batch == 24
+    written = yaml.safe_load(path.read_text())
+    assert {key for key in known_keys() if "." not in key} <= set(written)
+
+
+def test_the_batch_is_said_one_way() -> None:
+    assert "batch=64 and batch_per_worker=8 are two ways" in complaint("batch=64", "batch_per_worker=8")
+
+
+def test_a_later_word_about_the_batch_replaces_an_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("recipe: digits\nbatch_per_worker: 10\n")
+    assert read_config(str(path)).resolved(4).batch == 40
+    assert read_config(str(path), ["batch=64"]).resolved(4).batch == 64
+    path.write_text("recipe: digits\nbatch: 10\nbatch_per_worker: 10\n")
+    assert "two ways" in complaint(source=str(path))
+
+
+def test_a_batch_that_is_not_settled_is_not_used() -> None:
+    with pytest.raises(ValueError, match="resolved"):
+        _ = read_config("digits", ["batch_per_worker=8"]).global_batch
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("epoch=3", "unknown config key 'epoch'; did you mean 'epochs'?"),
+        ("lr=3", "unknown config key 'lr'; did you mean 'optimizer.lr'?"),
+        ("optimiser.lr=3", "unknown config key 'optimiser.lr'; did you mean 'optimizer.lr'?"),
+        ("optimizer.learning=3", "unknown config key 'optimizer.learning'; "),
+        ("optimizer=3", "config key 'optimizer' is a section"),
+        ("epochs.x=3", "unknown config key 'epochs.x'; did you mean 'epochs'?"),
+        ("epochs=two", "config key 'epochs': expected a valid integer, found 'two'"),
+        ("epochs=0", "config key 'epochs': expected a number greater than or equal to 1, found 0"),
+        ("epochs=1.5", "config key 'epochs': expected a valid integer, found 1.5"),
+        ("seed=yes", "config key 'seed': expected a valid integer, found True"),
+        ("optimizer.lr=-1", "config key 'optimizer.lr': expected a number greater than 0, found -1"),
+        ("optimizer.lr=.nan", "config key 'optimizer.lr': expected"),
+        ("optimizer.lr=", "config key 'optimizer.lr': expected a valid number, found None"),
+        (
+            "schedule.shape=round",
+            "config key 'schedule.shape': expected 'cosine', 'linear' or 'constant', found 'round'",
+        ),
+        ("model.widths=[]", "config key 'model.widths': "),
+        ("epochs=[1", "'epochs=[1': the value is not YAML"),
+        ("epochs", "expected key=value, found 'epochs'"),
+        ("=3", "expected key=value, found '=3'"),
+        ("recipe=digts", "no recipe is called 'digts'; did you mean 'digits'?"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
+    assert expected in complaint(word)
+
+
+def test_unknown_recipes_are_corrected() -> None:
+    assert complaint(source="fashion_mnist") == "no recipe is called 'fashion_mnist'; did you mean 'fashion-mnist'?"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a: [", "is not YAML"),
+        ("- 1\n- 2\n", "expected keys and values, found list"),
+        ("", "expected keys and values, found NoneType"),
+        ("!!python/object/apply:os.system [true]", "is not YAML"),
+        ("epoch: 3", "unknown config key 'epoch'"),
+        ("1: 3", "unknown config key '1'"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    assert expected in complaint(source=str(path))
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    assert "No such file" in complaint(source=str(tmp_path / "mine.yaml"))
+
+
+def test_configs_are_frozen() -> None:
+    config = read_config("digits")
+    with pytest.raises(ValueError, match="frozen"):
+        config.epochs = 3  # type: ignore[misc]
+    assert isinstance(config, RunConfig)
