@@ -8,7 +8,6 @@ the same picture: which ranks share a host, which cores they may use, from which
 """
 
 import atexit
-import ctypes
 import json
 import os
 import time
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
+from allstep.comm.leave import leave_alone
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
 from allstep.comm.store import WireStore
 from allstep.errors import WorldError
@@ -66,7 +66,7 @@ def init(launcher: str | None = None) -> World:
         meeting.close()
         raise
     _running = _Running(world, meeting, made_group)
-    atexit.register(_spare_the_groups)
+    atexit.register(_leave)
     return world
 
 
@@ -81,15 +81,10 @@ def shutdown() -> None:
     ended.meeting.close()
 
 
-def _spare_the_groups() -> None:
-    """At exit, keep the groups and the store from being torn down with the interpreter.
-
-    A Gloo group waits in its destructor for operations that are under way, half an hour if its peers are gone, and aborts when its
-    Python store went first. The kernel closes the sockets just as well, and at once.
-    """
+def _leave() -> None:
+    """At exit: a script need not call `shutdown`."""
     if _running is not None:
-        for kept in (_running.meeting.store, *dist.distributed_c10d._world.pg_map):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        leave_alone([_running.meeting.store, *dist.distributed_c10d._world.pg_map])
 
 
 def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:

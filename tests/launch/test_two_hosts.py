@@ -1,0 +1,184 @@
+"""Runs over two real hosts: network namespaces with a real sshd in each."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hosts import Hosts
+from launch.command import processes_with, run, start
+from ranks import wait_until
+
+HELLO = """
+import json, os, sys, allstep, torch, torch.distributed as dist
+world = allstep.init()
+total = torch.tensor([float(world.rank)])
+dist.all_reduce(total)
+print(json.dumps([world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size, world.host,
+                  total.item(), os.getcwd(), sys.executable, os.environ["GLOO_SOCKET_IFNAME"], os.environ.get("SECRET")]))
+"""
+PLAIN_TORCH = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("total", total.item())
+dist.destroy_process_group()
+"""
+FOREVER = """
+import time, allstep, torch, torch.distributed as dist
+world = allstep.init()
+while True:
+    dist.all_reduce(torch.ones(1000))
+    print("step", flush=True)
+    time.sleep(0.1)
+"""
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("launched_from", ["outside", "h1"])
+def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, tmp_path: Path) -> None:
+    prefix = two_hosts.prefix(0) if launched_from == "h1" else []
+    done = run(
+        "run",
+        "-np",
+        "4",
+        "-H",
+        "h1:2,h2:2",
+        "--ssh",
+        two_hosts.ssh,
+        "python",
+        script(HELLO),
+        prefix=prefix,
+        cwd=tmp_path,
+        env={"SECRET": "a b'c"},
+    )
+    assert done.code == 0, done.err
+    worlds = sorted(json.loads(line.partition("] ")[2]) for line in done.out.splitlines())
+    assert [world[:7] for world in worlds] == [
+        [0, 4, 0, 2, 0, 2, "h1"],
+        [1, 4, 1, 2, 0, 2, "h1"],
+        [2, 4, 0, 2, 1, 2, "h2"],
+        [3, 4, 1, 2, 1, 2, "h2"],
+    ]
+    for world in worlds:
+        assert world[7:] == [6.0, str(tmp_path), sys.executable, "eth0", "a b'c"]
+    assert "4 workers on 2 hosts: h1 has ranks 0-1, h2 has ranks 2-3" in done.err
+
+
+def test_a_script_that_knows_only_torch(two_hosts: Hosts, script) -> None:
+    done = run("run", "-H", "h1:1,h2:2", "--ssh", two_hosts.ssh, "python", script(PLAIN_TORCH))
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == [f"[{rank}] total 3.0" for rank in range(3)]
+
+
+@contextmanager
+def running(
+    *arguments: str | Path, prefix: list[str] | None = None, env: dict[str, str] | None = None
+) -> Iterator[tuple]:
+    """A run that has taken its first step, and a mark by which its processes are found."""
+    mark = f"{os.getpid()}.{time.monotonic_ns()}"
+    process = start("run", *arguments, prefix=prefix or [], env={"RUN_MARK": mark, **(env or {})})
+    try:
+        wait_until(lambda: "step" in process.stdout.readline(), 30, "a first step")
+        yield process, f"RUN_MARK={mark}"
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("launched_from", "lost_seconds"), [("outside", 3), ("h1", 10)])
+def test_a_host_cut_off_is_named_within_15_seconds(
+    two_hosts: Hosts, script, launched_from: str, lost_seconds: int
+) -> None:
+    prefix = two_hosts.prefix(0) if launched_from == "h1" else []
+    where = ["-np", "4", "-H", "h1:2,h2:2", "--ssh", two_hosts.ssh]
+    env = {"ALLSTEP_LOST_SECONDS": str(lost_seconds)}
+    with running(*where, "python", script(FOREVER), prefix=prefix, env=env) as (process, mark):
+        two_hosts.cut(1)
+        began = time.monotonic()
+        try:
+            _, err = process.communicate(timeout=30)
+            assert time.monotonic() - began < lost_seconds + 5
+            assert process.returncode == 1
+            last = err.rpartition("allstep run: ")[2]
+            assert last.startswith("host h2 is lost: no sign of life for"), err
+            # Nobody can tell h2 to stop, so it stops by itself.
+            wait_until(lambda: not processes_with(mark), lost_seconds + 5, "the end of all workers")
+        finally:
+            two_hosts.mend(1)
+
+
+@pytest.mark.soak
+def test_nothing_survives_a_killed_launcher(two_hosts: Hosts, script) -> None:
+    with running("-H", "h1:2,h2:2", "--ssh", two_hosts.ssh, "python", script(FOREVER)) as (process, mark):
+        assert len(processes_with(mark)) >= 5
+        process.kill()
+        wait_until(lambda: not processes_with(mark), 15, "the end of all workers")
+
+
+def test_no_secret_is_on_a_command_line(two_hosts: Hosts, script) -> None:
+    where = ["-H", "h1:1,h2:1", "--ssh", two_hosts.ssh]
+    with running(*where, "python", script(FOREVER), env={"SECRET": "pa55word-in-the-environment"}) as (process, mark):
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert not any(b"pa55word" in command for command in commands)
+        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in processes_with(mark)]
+        tokens = {
+            item.partition(b"=")[2] for items in environments for item in items if item.startswith(b"ALLSTEP_TOKEN=")
+        }
+        assert len(tokens) == 1
+        assert len(token := tokens.pop()) == 32
+        assert not any(token in command for command in commands)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+
+
+def test_hosts_that_cannot_be_reached(two_hosts: Hosts, script) -> None:
+    done = run("run", "-H", "h1:1,nosuchhost:1", "--ssh", two_hosts.ssh, "python", script(HELLO), limit=20)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "nosuchhost" in done.err
+    refused = run(
+        "run",
+        "-H",
+        "h1:1,h2:1",
+        "--ssh",
+        f"{two_hosts.ssh} -o IdentityFile=/dev/null -o IdentitiesOnly=yes -l nobody",
+        "python",
+        script(HELLO),
+    )
+    assert refused.code == 2
+    assert refused.err.count("\n") == 1
+    assert "Permission denied" in refused.err
+    no_ssh = run("run", "-H", "h1:1", "--ssh", "no-such-ssh", "python", script(HELLO))
+    assert no_ssh.code == 2
+    assert "no-such-ssh" in no_ssh.err
+
+
+def test_a_command_that_is_missing_there(two_hosts: Hosts) -> None:
+    done = run("run", "-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "no-such-command")
+    assert done.code == 2
+    assert "command not found: no-such-command (on h" in done.err
+
+
+def test_an_interface_that_is_missing_there(two_hosts: Hosts, script) -> None:
+    done = run("run", "-H", "h1:1,h2:1", "--iface", "eth7", "--ssh", two_hosts.ssh, "python", script(HELLO))
+    assert done.code == 2
+    assert "--iface eth7: h1 has no such interface" in done.err
