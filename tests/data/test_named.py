@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allstep.data import NAMED, NamedSet, find, idx, load, named_set
+from allstep.data import NAMED, Loader, NamedSet, find, idx, load, named_set
 from allstep.data.named import FILES, cache_folder
 from allstep.errors import ConfigError, DataError
 
@@ -138,6 +138,18 @@ def test_debians_files_have_the_contents_of_the_home() -> None:
     if not folder.exists():
         pytest.skip("Debian's package dataset-fashion-mnist is not installed")
     assert checksums(folder) == NAMED["fashion-mnist"].sha256
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_what_is_found_can_be_loaded(tmp_path: Path, suffix: str, dtype: str) -> None:
+    folder = make_set(tmp_path / "mine", suffix)
+    pictures = np.arange(6 * 16).reshape(6, 4, 4).astype(dtype)
+    idx.write(folder / f"{FILES[0]}{suffix}", pictures)
+    train = load(find(NAMED["digits"], folder)).train
+    assert train.images.dtype.isnative
+    batch = next(Loader(train.images, train.labels, batch=6).batches())
+    np.testing.assert_array_equal(batch.data.numpy(), pictures)
 
 
 class TestAFolderOfTheUsers:

@@ -11,12 +11,14 @@ from allstep import runlog
 from allstep.train import RECIPES, read_config
 from ranks import clean_environment
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads that spin for each other starve on a busy machine
+
 
 def allstep(*words: str, folder: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "allstep", "train", *words],
         cwd=folder,
-        env={**clean_environment(), **(env or {})},
+        env={**clean_environment(), **ONE_THREAD, **(env or {})},
         capture_output=True,
         text=True,
         timeout=50,
@@ -89,7 +91,7 @@ def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
 def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "--no-python"]
     command = [*torchrun, sys.executable, "-m", "allstep", "train", "digits", "epochs=1", "--out", "out"]
-    env = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    env = {**clean_environment(), **ONE_THREAD}
     done = subprocess.run([*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr
     start = runlog.read(tmp_path / "out" / "run.jsonl").start

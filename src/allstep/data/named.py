@@ -153,7 +153,8 @@ def _pictures(images: Path, labels: Path) -> Pictures:
         raise DataError(
             f"{labels}: expected labels that are whole numbers from 0 on, found {numbers.dtype} from {numbers.min()} on"
         )
-    return Pictures(pictures, numbers.astype(np.int64))
+    native = pictures.astype(pictures.dtype.newbyteorder("="), copy=False)  # bytes stay where they are, mapped or not
+    return Pictures(native, numbers.astype(np.int64))
 
 
 def _is_whole(folder: Path) -> bool:

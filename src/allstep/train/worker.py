@@ -4,6 +4,7 @@ Rank 0 reads the config, looks for the data and makes the run folder; the others
 or a name made from the time, means the same everywhere.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def work(asked: Asked, launcher: str | None = None) -> Result:
 def _decide(asked: Asked, world: World) -> tuple[RunConfig, Path]:
     prepared = prepare(asked.source, asked.words, asked.data)
     if prepared.note:
-        print(f"allstep: {prepared.note}", flush=True)
+        print(f"allstep: {prepared.note}", file=sys.stderr, flush=True)
     config = prepared.config.resolved(world.size)
     return config, make_run_folder(config, asked.out)
 
