@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from allstep._version import __version__
+from allstep.cli.bench import bench
+from allstep.cli.doctor import doctor
 from allstep.cli.run import run
 from allstep.cli.train import train
 
@@ -35,3 +37,5 @@ def _root(
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
+app.add_typer(bench)
+app.command()(doctor)

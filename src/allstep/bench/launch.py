@@ -1,0 +1,200 @@
+"""How long does it take to start two ranks, add up one number, and end?
+
+The same small script under each launcher, from the moment the command is typed to its return, torch's import in every rank included.
+It differs only in how the ranks find each other, and each launcher is measured in its own best way:
+
+=============================  ===================================================================================
+import torch                   no launcher, no ranks: what nobody who starts with torch can go below
+torchrun, env://               torch's own launcher and its own rendezvous
+allstep run, env://            the same file, unchanged
+allstep run, allstep.init()    ours: the store is in the launcher
+mpirun, mpi4py + env://        what people write by hand: rank and size from mpi4py, MASTER_ADDR and MASTER_PORT given
+mpirun, allstep.init()         MPI only starts the ranks; they meet through a file
+=============================  ===================================================================================
+
+Everybody takes a turn, then everybody takes the next one, so that a busy moment of the machine hits all alike. The first turn warms
+the disk cache and is not counted.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from allstep.bench.result import Missing, Result, Row
+from allstep.errors import AllstepError
+from allstep.world import LAUNCHERS
+
+_IMPORT = "import torch"
+_TORCHRUN = "torchrun, env://"
+_SECONDS_PER_RUN = 120.0
+
+_ADD_UP = """\
+ones = torch.ones(1)
+dist.all_reduce(ones)
+assert ones.item() == 2, f"the sum over two ranks is {ones.item()}"
+"""
+_TORCH = f"""\
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+{_ADD_UP}
+dist.destroy_process_group()
+"""
+_ALLSTEP = f"""\
+import torch
+import torch.distributed as dist
+import allstep
+allstep.init()
+{_ADD_UP}
+allstep.shutdown()
+"""
+_MPI4PY = f"""\
+import os
+from mpi4py import MPI
+os.environ["RANK"] = str(MPI.COMM_WORLD.Get_rank())
+os.environ["WORLD_SIZE"] = str(MPI.COMM_WORLD.Get_size())
+{_TORCH}"""
+
+_SCRIPTS = {"with_env.py": _TORCH, "with_allstep.py": _ALLSTEP, "with_mpi4py.py": _MPI4PY}
+Progress = Callable[[str], None]
+
+
+class LaunchFailed(AllstepError):
+    """A contender ended with an error."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A command to time. `script` is a name of `_SCRIPTS`, or none; `missing` says why it cannot be run here."""
+
+    name: str
+    command: tuple[str, ...]
+    script: str = ""
+    missing: str = ""
+
+
+def contenders() -> list[Contender]:
+    """Everybody in the table's order, those that are not installed included."""
+    python = sys.executable
+    allstep = (python, "-m", "allstep", "run", "-np", "2", python)
+    torchrun = (python, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    mpirun = (*_mpirun(), python)
+    no_mpirun = "" if shutil.which("mpirun") else "mpirun is not installed"
+    no_mpi4py = "" if find_spec("mpi4py") else "mpi4py is not installed"
+    return [
+        Contender(_IMPORT, (python, "-c", "import torch")),
+        Contender(_TORCHRUN, torchrun, "with_env.py"),
+        Contender("allstep run, env://", allstep, "with_env.py"),
+        Contender("allstep run, allstep.init()", allstep, "with_allstep.py"),
+        Contender("mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py),
+        Contender("mpirun, allstep.init()", mpirun, "with_allstep.py", no_mpirun),
+    ]
+
+
+def _mpirun() -> tuple[str, ...]:
+    """Open MPI counts cores and refuses root unless told otherwise; MPICH does neither and knows no such option."""
+    if "Open MPI" not in _output_of("mpirun", "--version"):
+        return ("mpirun", "-np", "2")
+    as_root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
+    return ("mpirun", *as_root, "--oversubscribe", "-np", "2")
+
+
+def _output_of(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def measure_launch(repetitions: int = 5, progress: Progress = lambda name: None) -> Result:
+    """Time everybody `repetitions` times after a warm-up. `progress` is told whose turn it is, repetitions + 1 times for each."""
+    with tempfile.TemporaryDirectory(prefix="allstep-bench-") as folder:
+        for name, text in _SCRIPTS.items():
+            (Path(folder) / name).write_text(text)
+        everybody = [_warm_up(contender, Path(folder), progress) for contender in contenders()]
+        present = [contender for contender in everybody if not contender.missing]
+        seconds: dict[str, list[float]] = {contender.name: [] for contender in present}
+        for _ in range(repetitions):
+            for contender in present:
+                progress(contender.name)
+                seconds[contender.name].append(_time(contender, Path(folder)))
+    rows = tuple(Row(name, tuple(taken)) for name, taken in seconds.items())
+    missing = tuple(Missing(contender.name, contender.missing) for contender in everybody if contender.missing)
+    return Result("launch", rows, missing, {"torchrun": _TORCHRUN, "import": _IMPORT})
+
+
+def _warm_up(contender: Contender, folder: Path, progress: Progress) -> Contender:
+    """The contender after its first turn. A peer that cannot even do that, such as an MPI that mpi4py was not made for, is missing."""
+    if contender.missing:
+        return contender
+    progress(contender.name)
+    try:
+        _time(contender, folder)
+    except LaunchFailed as error:
+        if not contender.command[0].endswith("mpirun"):
+            raise
+        return replace(contender, missing=f"it fails here: {str(error).splitlines()[-1]}")
+    return contender
+
+
+def _time(contender: Contender, folder: Path) -> float:
+    """Seconds from the start of the command to its end."""
+    script = [str(folder / contender.script)] if contender.script else []
+    env = _environment(contender)
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [*contender.command, *script],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=_SECONDS_PER_RUN)
+    except subprocess.TimeoutExpired:
+        raise LaunchFailed(f"{contender.name} was not done after {_SECONDS_PER_RUN:.0f} s") from None
+    finally:
+        _end(process)
+    taken = time.perf_counter() - started
+    if process.returncode:
+        raise LaunchFailed(f"{contender.name} ended with status {process.returncode}:\n{output.strip()}")
+    return taken
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Leave nothing behind when we are interrupted: launchers pass SIGTERM on to their ranks."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _environment(contender: Contender) -> Mapping[str, str]:
+    """Ours, without what a launcher around us may have said; for scripts that must be told where to meet, a place to meet."""
+    foreign = {name for launcher in LAUNCHERS.values() for names in launcher[1:] for name in names}
+    env = {name: value for name, value in os.environ.items() if name not in foreign}
+    if contender.script == "with_mpi4py.py":
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    return env
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,125 @@
+"""What a benchmark found: seconds by contender, and who was not there to be measured."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from allstep._version import __version__
+from allstep.errors import ConfigError
+from allstep.machine import allowed_cores
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender and how long it took each time."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A contender that could not be measured, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """The rows of a benchmark in the order of its table. `references`: what ratios are taken to, a short name and the row's own."""
+
+    benchmark: str
+    rows: tuple[Row, ...]
+    missing: tuple[Missing, ...]
+    references: Mapping[str, str]
+
+    def ratio(self, row: Row, reference: str) -> float | None:
+        """How many times as long as the reference; None where that was not measured."""
+        found = next((other for other in self.rows if other.name == self.references[reference]), None)
+        return row.median / found.median if found else None
+
+    def table(self) -> Table:
+        """For people; seconds, and times the references."""
+        table = Table("", box=box.SIMPLE_HEAD)
+        for head in ("median s", "min", "max", *(f"/{reference}" for reference in self.references)):
+            table.add_column(head, justify="right")
+        for row in self.rows:
+            ratios = [self.ratio(row, reference) for reference in self.references]
+            seconds = [f"{value:.2f}" for value in (row.median, min(row.seconds), max(row.seconds))]
+            table.add_row(row.name, *seconds, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
+        return table
+
+    def absences(self) -> list[str]:
+        """A line for each contender that is missing from the table."""
+        return [f"missing: {missing.name} ({missing.reason})" for missing in self.missing]
+
+    def to_json(self) -> str:
+        """Every figure of the table, the seconds behind it and the machine."""
+        document = {
+            "benchmark": self.benchmark,
+            "version": __version__,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": _machine(),
+            "rows": [self._as_json(row) for row in self.rows],
+            "missing": [{"name": missing.name, "reason": missing.reason} for missing in self.missing],
+        }
+        return json.dumps(document, indent=2)
+
+    def _as_json(self, row: Row) -> dict[str, Any]:
+        ratios = {reference: self.ratio(row, reference) for reference in self.references}
+        figures = {"median": row.median, "min": min(row.seconds), "max": max(row.seconds)}
+        return {"name": row.name, "seconds": list(row.seconds), **figures, "ratio": ratios}
+
+    def plot(self, file: Path) -> None:
+        """Bars of the medians, with a line from the quickest time to the slowest."""
+        require_matplotlib()
+        figure = import_module("matplotlib.figure").Figure(
+            figsize=(8, 0.6 * len(self.rows) + 1.2), layout="constrained"
+        )
+        axes = figure.subplots()
+        medians = [row.median for row in self.rows]
+        around = [_distances(row) for row in self.rows]
+        axes.barh([row.name for row in self.rows], medians, xerr=list(zip(*around, strict=True)), capsize=3)
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds: median, quickest and slowest")
+        axes.set_title(f"allstep bench {self.benchmark}")
+        try:
+            figure.savefig(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--plot {file}: {error}") from error
+
+
+def require_matplotlib() -> None:
+    """Better asked before a measurement than after it."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot draws with matplotlib, which is not installed: pip install matplotlib")
+
+
+def _distances(row: Row) -> Sequence[float]:
+    return row.median - min(row.seconds), max(row.seconds) - row.median
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "architecture": platform.machine(),
+        "cores": allowed_cores(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }

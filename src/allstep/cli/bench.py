@@ -1,0 +1,72 @@
+"""`allstep bench`: measure allstep beside its peers on this machine."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from allstep.bench import Result
+
+bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
+
+Repetitions = Annotated[
+    int, typer.Option("--repetitions", "-r", min=1, help="Turns that count, after one that does not.")
+]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there; - is standard output.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw them there.")]
+
+
+@bench.callback()
+def _root() -> None:
+    """Measure allstep beside its peers."""
+
+
+@bench.command()
+def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -> None:
+    """Start two ranks that add up one number: allstep run, torchrun, mpirun, and importing torch alone."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from allstep.bench.launch import contenders, measure_launch
+
+    _check(json, plot)
+    turns = (repetitions + 1) * sum(not contender.missing for contender in contenders())
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=turns)
+        done = iter(range(turns))
+        result = measure_launch(repetitions, lambda name: bar.update(task, description=name, completed=next(done)))
+    _show(result, json, plot)
+
+
+def _check(json: Path | None, plot: Path | None) -> None:
+    """What would go wrong after a minute of measuring goes wrong now."""
+    from allstep.bench.result import require_matplotlib
+    from allstep.errors import ConfigError
+
+    if plot is not None:
+        require_matplotlib()
+    for option, file in (("--json", json), ("--plot", plot)):
+        if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
+            raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
+
+
+def _show(result: "Result", json: Path | None, plot: Path | None) -> None:
+    """The table on the terminal, out of the way of figures that go to standard output."""
+    from rich.console import Console
+
+    to_stdout = str(json) == "-"
+    console = Console(stderr=to_stdout, highlight=False)
+    console.print(result.table())
+    for line in result.absences():
+        console.print(line, soft_wrap=True, markup=False)
+    if to_stdout:
+        sys.stdout.write(f"{result.to_json()}\n")
+    elif json is not None:
+        json.write_text(f"{result.to_json()}\n")
+    if plot is not None:
+        result.plot(plot)
