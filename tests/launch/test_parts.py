@@ -1,0 +1,166 @@
+"""The parts of the launcher that need no processes: lines, hosts, links, the choice of the first failure."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep.errors import ConfigError
+from allstep.launch.failure import Failure, first, last_words, report
+from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
+from allstep.launch.lines import Lines
+from allstep.launch.link import Link
+from allstep.launch.ssh import forwarded
+
+TEXT = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=10)
+
+
+@given(TEXT, st.lists(st.integers(0, 300), max_size=6))
+def test_lines_are_whole_however_they_arrive(lines: list[str], cuts: list[int]) -> None:
+    data = "".join(f"{line}\n" for line in lines).encode()
+    collector = Lines()
+    found = []
+    at = 0
+    for cut in [*sorted(cut for cut in cuts if cut <= len(data)), len(data)]:
+        found += collector.feed(data[at:cut])
+        at = cut
+    assert found == lines
+    assert collector.end() == []
+
+
+def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    bar = Lines()
+    shown = []
+    for percent in range(101):
+        clock[0] += 0.05
+        shown += bar.feed(b"\r%d%%" % percent)
+    shown += bar.feed(b"\n")
+    assert shown[-1] == "100%"
+    assert 4 <= len(shown) <= 7
+    assert bar.end() == []
+
+
+def test_windows_line_ends_and_an_unended_bar() -> None:
+    lines = Lines()
+    assert lines.feed(b"one\r\ntwo\r\n") == ["one", "two"]
+    assert lines.feed(b"\r10%\r20%\r") == []
+    assert lines.end() == ["20%"]
+
+
+def test_a_line_without_end_comes_in_pieces() -> None:
+    lines = Lines()
+    found = [line for _ in range(40) for line in lines.feed(b"x" * 70_000)]
+    assert found
+    assert sum(map(len, found + lines.end())) == 70_000 * 40
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
+HOSTS = st.lists(st.tuples(NAMES, st.integers(1, 9)), min_size=1, max_size=5, unique_by=lambda host: host[0])
+
+
+@given(HOSTS, st.integers(1, 60))
+def test_workers_fill_the_hosts_in_order(entries: list[tuple[str, int]], wanted: int) -> None:
+    hosts = parse_hosts(",".join(f"{name}:{slots}" for name, slots in entries))
+    assert hosts == [Host(name, slots) for name, slots in entries]
+    if wanted > sum(slots for _, slots in entries):
+        with pytest.raises(ConfigError, match=f"-np {wanted} asks for more workers"):
+            assign(hosts, wanted)
+        return
+    used = assign(hosts, wanted)
+    assert sum(host.slots for host in used) == wanted
+    assert [host.name for host in used] == [host.name for host in hosts][: len(used)]
+    assert all(given.slots == taken.slots for given, taken in zip(hosts, used[:-1], strict=False))
+
+
+def test_a_hostfile_in_any_dialect(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# two hosts\nh1 slots=2 max_slots=4\n\nme@h2:3   # fast\nh3\n")
+    assert read_hostfile(file) == [Host("h1", 2), Host("me@h2", 3), Host("h3", 1)]
+    file.write_text("h1 slots=2\nh2 solts=2\n")
+    with pytest.raises(ConfigError, match="line 2: 'solts=2'"):
+        read_hostfile(file)
+    file.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="names no host"):
+        read_hostfile(file)
+
+
+def test_which_host_is_here() -> None:
+    assert is_here("localhost")
+    assert is_here("127.0.0.1")
+    assert is_here(f"me@{os.uname().nodename}")
+    assert not is_here("no-such-host.invalid")
+
+
+def test_a_link_skips_what_a_login_shell_prints() -> None:
+    read, write = os.pipe()
+    link = Link(read, write)
+    os.write(write, b"Welcome to node7!\n{not json\n")
+    link.send("hello", text="\udcff")
+    assert list(link.receive()) == [{"kind": "hello", "text": "\udcff"}]
+    os.close(write)
+    assert list(link.receive()) == []
+    assert link.ended
+    os.close(read)
+
+
+def test_a_full_link_never_blocks() -> None:
+    read, write = os.pipe()
+    link = Link(read, write)
+    for number in range(1000):
+        link.send("lines", number=number, text="x" * 1000)
+    assert link.outbox
+    found = []
+    while len(found) < 1000:
+        found += [message["number"] for message in link.receive()]
+        link.flush()
+    assert found == list(range(1000))
+    os.close(read)
+    os.close(write)
+
+
+def test_what_belongs_to_this_host_is_not_forwarded() -> None:
+    env = {
+        "PATH": "p",
+        "BASH_FUNC_module%%": "() {",
+        "HOME": "h",
+        "SSH_AUTH_SOCK": "s",
+        "OMP_NUM_THREADS": "3",
+        "MY_KEY": "k",
+    }
+    assert forwarded(env) == {"PATH": "p", "OMP_NUM_THREADS": "3", "MY_KEY": "k"}
+
+
+TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]
+
+
+def test_the_last_traceback_with_its_chain() -> None:
+    noise = ["warning: a", *TRACEBACK, "going on"]
+    chained = [*TRACEBACK, "", "During handling of the above exception, another exception occurred:", "", *TRACEBACK]
+    assert last_words([*noise, *chained]) == chained
+    assert last_words([f"[rank1]: {line}" for line in TRACEBACK]) == TRACEBACK
+    assert last_words([f"line {number}" for number in range(20)]) == [f"line {number}" for number in range(10, 20)]
+    assert last_words([]) == []
+
+
+def test_a_lost_connection_is_a_consequence() -> None:
+    lost = ("Traceback (most recent call last):", "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4")
+    failures = [Failure(0, "a", 1, 1.0, lost), Failure(2, "a", 1, 1.1, lost), Failure(1, "a", 3, 1.2)]
+    assert first(failures).rank == 1
+    assert first(failures[:2]).rank == 0
+    assert "rank 1 on a failed first of 3: exit code 3, 1.2 s after the start; 2 others were stopped" in report(
+        first(failures), 3, 2
+    )
+
+
+def test_how_a_rank_ended() -> None:
+    assert Failure(0, "a", -9, 1.0).exit_code == 137
+    assert "SIGKILL" in Failure(0, "a", -9, 1.0).how
+    assert "out-of-memory" in Failure(0, "a", -9, 1.0, out_of_memory=True).how
+    assert "out-of-memory" not in Failure(0, "a", 1, 1.0, out_of_memory=True).how
+    assert Failure(0, "a", -64, 1.0).how.startswith("killed by signal 64")
+    assert Failure(0, "a", 1, 1.0, lost="silent").exit_code == 1

@@ -1,0 +1,86 @@
+"""Cores, memory and interfaces, against what the system says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep import machine
+
+
+def test_the_affinity_mask_counts() -> None:
+    code = "from allstep.machine import allowed_cores; print(allowed_cores())"
+    first = str(min(os.sched_getaffinity(0)))
+    found = subprocess.run(
+        ["taskset", "-c", first, sys.executable, "-c", code], capture_output=True, text=True, timeout=20
+    )
+    assert found.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
+        ({"cpu.max": "nonsense"}, None),
+        ({}, None),
+    ],
+)
+def test_the_cgroups_quota_counts(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert machine.cpu_quota(tmp_path) == quota
+
+
+def test_a_quota_below_one_core_is_still_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 0.5)
+    assert machine.allowed_cores() == 1
+
+
+MASKS = st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=1, max_size=6)
+
+
+@given(MASKS)
+def test_shares_never_exceed_the_cores(masks: list[set[int]]) -> None:
+    shares = [machine.fair_share(mask, masks) for mask in masks]
+    cores = len(set().union(*masks))
+    assert all(1 <= share <= len(mask) for share, mask in zip(shares, masks, strict=True))
+    assert sum(shares) <= max(cores, len(masks)) + sum(share == 1 for share in shares)
+
+
+def test_shares_of_usual_bindings() -> None:
+    everything = set(range(8))
+    assert machine.fair_share(everything, [everything] * 2) == 4
+    assert machine.fair_share({0, 1, 2, 3}, [{0, 1, 2, 3}, {4, 5, 6, 7}]) == 4
+    assert machine.fair_share({0}, [{0}, {1}]) == 1
+    assert machine.fair_share(everything, [everything] * 16) == 1
+    assert machine.fair_share(everything, [everything] * 2, quota=2.0) == 1
+
+
+def test_memory_against_psutil() -> None:
+    assert abs(machine.memory_available() - psutil.virtual_memory().available) < 1 << 30
+
+
+def test_interfaces_against_psutil() -> None:
+    theirs = {
+        name: sorted(entry.address for entry in entries if entry.family.name == "AF_INET")[:1]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    ours = {name: [address for address in found if ":" not in address] for name, found in machine.interfaces().items()}
+    assert {name: found for name, found in ours.items() if found} == {
+        name: found for name, found in theirs.items() if found
+    }
+    assert machine.interface_of("127.0.0.1") == "lo"
+    assert machine.interface_of("203.0.113.7") is None
+
+
+def test_routes() -> None:
+    assert machine.route_to("127.0.0.1") == "127.0.0.1"
+    assert "127.0.0.1" not in machine.outside_addresses()
