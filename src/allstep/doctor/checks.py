@@ -1,0 +1,277 @@
+"""From facts to findings: one small function for each thing that can be wrong on this machine.
+
+A check looks at the facts and yields findings, or nothing. Adding one is a function and a line in `CHECKS`.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from allstep.doctor.choice import Choice, user_threads
+from allstep.doctor.engine import Engine
+from allstep.doctor.finding import Finding, note, problem, warning
+from allstep.doctor.machine_facts import Cores, Folder, Memory, Network, SharedMemory
+from allstep.doctor.packages import Package, at_least
+from allstep.doctor.programs import Program
+from allstep.errors import ConfigError
+from allstep.limits import read_limits
+from allstep.world import NONE, World
+
+_WORKER_BYTES = 300 << 20  # what a worker takes before it has a net or data: Python and torch
+_SMALL_SHM = 1 << 30
+_FEW_FILES, _TOO_FEW_FILES = 1024, 64
+_FOUND_BY_FILE = ("horovod", "openmpi", "mpich", "slurm", "pals", "lsf")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known of this machine and this process."""
+
+    cores: Cores
+    memory: Memory
+    shared_memory: SharedMemory
+    open_files: tuple[int, int]
+    folders: list[Folder]
+    network: Network
+    programs: dict[str, Program]
+    gpus: list[str]
+    packages: list[Package]
+    engine: Engine
+    world: World | None
+    world_error: str | None
+    choice: Choice
+    num_hosts: int  # that the run is to use: of -H, or of the world
+    needs_ssh: bool  # one of the hosts of -H is another machine, and --ssh names no program of its own
+    env: Mapping[str, str]
+
+
+def find_all(facts: Facts) -> list[Finding]:
+    """What all checks say, the worst first."""
+    return in_order([finding for check in CHECKS for finding in check(facts)])
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Problems, then warnings, then notes."""
+    order = list(type(findings[0].severity)) if findings else []
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def _world(facts: Facts) -> Iterator[Finding]:
+    if facts.world_error:
+        yield problem(
+            f"the launcher's variables do not fit together: {facts.world_error}",
+            f"unset the variables of the launcher that is not meant, or name the one that is: ALLSTEP_LAUNCHER ({NONE}: a world of one)",
+        )
+
+
+def _limits(facts: Facts) -> Iterator[Finding]:
+    try:
+        read_limits(facts.env)
+    except ConfigError as error:
+        yield problem(str(error), "unset it, or give a number of seconds")
+
+
+def _torch(facts: Facts) -> Iterator[Finding]:
+    engine = facts.engine
+    least = next((package.least for package in facts.packages if package.name == "torch"), None)
+    if engine.error:
+        yield problem(f"torch cannot be imported: {engine.error}", "install it for this interpreter: pip install torch")
+    elif engine.version and least and not at_least(engine.version, least):
+        yield problem(
+            f"torch {engine.version} is too old; allstep needs {least} or later", "pip install --upgrade torch"
+        )
+    elif not engine.backends.get("gloo"):
+        yield problem(
+            "this torch has no Gloo, over which ranks talk on CPUs", "install a build of torch with distributed support"
+        )
+
+
+def _gpus(facts: Facts) -> Iterator[Finding]:
+    engine = facts.engine
+    if engine.error:
+        return
+    if engine.cuda and not engine.devices:
+        yield warning(
+            f"torch is built for CUDA {engine.cuda} but finds no GPU: {engine.device_error or 'no device'}; runs will use the CPU",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or ignore this on a machine without a GPU",
+        )
+    if facts.gpus and not engine.cuda:
+        yield warning(
+            f"the driver shows {len(facts.gpus)} GPU(s), but torch {engine.version} is built without CUDA: runs will use the CPU",
+            "install a CUDA build of torch to use them",
+        )
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    for package in facts.packages:
+        wanted = f"{package.name}>={package.least}" if package.least else package.name
+        if package.name == "torch" or package.good:
+            continue
+        if package.extra is None:
+            yield problem(
+                f"allstep needs {wanted}; installed is {package.version or 'none'}", f"pip install '{wanted}'"
+            )
+        elif package.version is not None:
+            yield warning(f"{package.name} {package.version} is older than {package.least}", f"pip install '{wanted}'")
+
+
+def _threads(facts: Facts) -> Iterator[Finding]:
+    told = facts.env.get("OMP_NUM_THREADS")
+    if not told or (facts.world and facts.world.launcher == "torchrun" and told == "1"):
+        return
+    threads, local = user_threads(), max(1, facts.choice.workers // max(1, facts.num_hosts))
+    fair = max(1, facts.cores.allowed // local)
+    unset = f"unset OMP_NUM_THREADS: allstep then gives each worker {fair}"
+    if threads is None:
+        yield warning(f"OMP_NUM_THREADS={told!r} is not a number above 0: torch takes all cores in every worker", unset)
+    elif threads * local > facts.cores.allowed and threads > 1:
+        yield warning(
+            f"OMP_NUM_THREADS={told} x {local} workers is more than the {facts.cores.allowed} cores allowed: they will crowd each other",
+            unset,
+        )
+    elif threads < fair:
+        yield warning(f"OMP_NUM_THREADS={told} leaves cores idle: there are {fair} for each of {local} workers", unset)
+
+
+def _open_files(facts: Facts) -> Iterator[Finding]:
+    soft, hard = facts.open_files
+    most = "more" if hard < 0 else str(hard)
+    raise_it = f"ulimit -n {max(_FEW_FILES, min(hard, 4096) if hard > 0 else 4096)} (up to {most} is allowed here)"
+    if 0 <= soft < _TOO_FEW_FILES:
+        yield problem(f"a process may open only {soft} files: workers will not start", raise_it)
+    elif 0 <= soft < _FEW_FILES:
+        yield warning(f"a process may open only {soft} files; many workers or data files need more", raise_it)
+
+
+def _folders(facts: Facts) -> Iterator[Finding]:
+    advice = {
+        "temporary files": "set TMPDIR to a folder that you may write to",
+        "downloads": "set ALLSTEP_CACHE to a folder that you may write to; only data that has to be downloaded needs it",
+        "run folders": "start from another folder, or say --out",
+    }
+    for folder in facts.folders:
+        if folder.error is None:
+            continue
+        hopeless = folder.purpose == "temporary files" and "instead" not in folder.error
+        make = problem if hopeless else warning
+        yield make(f"the folder for {folder.purpose} cannot be written: {folder.error}", advice[folder.purpose])
+
+
+def _runtime_folder(facts: Facts) -> Iterator[Finding]:
+    error = facts.engine.runtime_folder_error
+    if error:
+        needed = facts.world is not None and facts.world.launcher in _FOUND_BY_FILE and facts.num_hosts == 1
+        make = problem if needed else warning
+        yield make(
+            f"the run-time folder, through which ranks under mpirun and srun meet, cannot be used: {error}",
+            "remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+        )
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    memory, needed = facts.memory, facts.choice.workers * _WORKER_BYTES // max(1, facts.num_hosts)
+    whose = "the cgroup's limit" if memory.limit and memory.limit < memory.total else "the machine"
+    if memory.available < needed:
+        yield warning(
+            f"{_gb(memory.available)} GB of memory are left under {whose}; the workers alone take {_gb(needed)} GB before any data",
+            "end what else uses memory, raise the container's or job's limit, or start fewer workers",
+        )
+
+
+def _shared_memory(facts: Facts) -> Iterator[Finding]:
+    shm = facts.shared_memory
+    size = "missing" if shm.size is None else f"{_gb(shm.size)} GB"
+    if not shm.memfd:
+        yield warning(
+            f"memfd_create does not work here, so ranks share memory through /dev/shm ({size})",
+            "give a container more of it (docker run --shm-size=8g), or allow memfd_create in its seccomp profile",
+        )
+    elif shm.size is None or shm.size < _SMALL_SHM:
+        yield note(
+            f"/dev/shm is {'missing' if shm.size is None else f'only {size}'}; allstep uses memfd instead",
+            "nothing, unless a DataLoader of torch with workers is used: docker run --shm-size=8g",
+        )
+
+
+def _own_name(facts: Facts) -> Iterator[Finding]:
+    net = facts.network
+    several = facts.num_hosts > 1
+    fix = "add the name with its outside address to /etc/hosts"
+    if net.resolves_to is None:
+        yield warning(f"the name server does not answer for this machine's own name {net.hostname}", fix)
+    elif not net.resolves_to:
+        yield warning(
+            f"this machine's own name {net.hostname} does not resolve; some programs wait or fail over it", fix
+        )
+    elif several and all(address.startswith("127.") or address == "::1" for address in net.resolves_to):
+        yield warning(
+            f"this machine's own name {net.hostname} resolves to {net.resolves_to[0]}, where other hosts cannot reach it",
+            f"nothing for allstep, which takes the interface that routes to the other hosts; for other programs {fix}",
+        )
+
+
+def _interface(facts: Facts) -> Iterator[Finding]:
+    named = facts.env.get("GLOO_SOCKET_IFNAME", "")
+    for interface in filter(None, named.split(",")):
+        if not facts.network.interfaces.get(interface):
+            known = ", ".join(name for name, addresses in facts.network.interfaces.items() if addresses)
+            yield problem(
+                f"GLOO_SOCKET_IFNAME={named}, but this machine has no interface {interface} with an address; it has {known}",
+                "unset GLOO_SOCKET_IFNAME: allstep finds the interface by itself",
+            )
+
+
+def _ssh(facts: Facts) -> Iterator[Finding]:
+    if facts.programs["ssh"].path is None:
+        if facts.needs_ssh:
+            yield problem(
+                "there is no ssh client, and other hosts are reached by it", "install one (Debian: openssh-client)"
+            )
+        else:
+            yield note(
+                "there is no ssh client: `allstep run -H` can use this machine only",
+                "install openssh-client for other hosts",
+            )
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f}"
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _world,
+    _limits,
+    _torch,
+    _packages,
+    _interface,
+    _ssh,
+    _open_files,
+    _folders,
+    _runtime_folder,
+    _gpus,
+    _threads,
+    _memory,
+    _own_name,
+    _shared_memory,
+)
+
+
+def environment() -> dict[str, str]:
+    """The variables that change what a run does; a token is a secret and only said to be there."""
+    prefixes = (
+        "ALLSTEP_",
+        "HOROVOD_",
+        "OMP_",
+        "GLOO_",
+        "NCCL_",
+        "MASTER_",
+        "CUDA_VISIBLE",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+    )
+    hidden = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+    return {
+        name: "(hidden)" if any(word in name for word in hidden) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(prefixes)
+    }

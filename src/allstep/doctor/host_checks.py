@@ -1,0 +1,101 @@
+"""From a visit to the hosts to findings."""
+
+from collections.abc import Iterator, Sequence
+
+from allstep._version import __version__
+from allstep.doctor.finding import Finding, note, problem, warning
+from allstep.doctor.packages import version_of
+from allstep.doctor.reach import THIS_MACHINE, Connection, Station, Visit
+
+_CLOCK_SECONDS = 5.0
+_MOST_PAIRS = 6
+
+
+def find_all(visit: Visit, python: str) -> list[Finding]:
+    """What is wrong with the hosts and between them."""
+    findings: list[Finding] = []
+    for station in visit.stations:
+        findings += _not_well(station) if not station.well else _station(station, python)
+    several = len(visit.stations) > 1 or not all(station.here for station in visit.stations)
+    return [*findings, *(_connections(visit.connections) if several else []), *_own_names(visit.stations)]
+
+
+def _not_well(station: Station) -> Iterator[Finding]:
+    if station.resolves_to is None:
+        yield warning(
+            f"the name server does not answer for {station.label}", "check /etc/resolv.conf, or give its address"
+        )
+    hint = (
+        "check that it is up, and log in by hand once"
+        if station.resolves_to
+        else "check its name and `Host` in ~/.ssh/config"
+    )
+    yield problem(
+        str(station.error), f"{hint}: `ssh -o BatchMode=yes {station.host.name} true` must work without asking"
+    )
+
+
+def _station(station: Station, python: str) -> Iterator[Finding]:
+    label, facts = station.label, station.facts
+    if facts["allstep"] != __version__:
+        yield problem(
+            f"{label} has allstep {facts['allstep']}, here is {__version__}", "install the same version on every host"
+        )
+    if facts["torch"] is None:
+        yield problem(
+            f"{label} has no torch for this interpreter",
+            f"install torch {version_of('torch') or ''} there".replace("  ", " "),
+        )
+    elif facts["torch"] != version_of("torch"):
+        yield warning(
+            f"{label} has torch {facts['torch']}, here is {version_of('torch')}",
+            "install the same version on every host",
+        )
+    if facts["python"] != python:
+        yield warning(
+            f"{label} has Python {facts['python']}, here is {python}", "use the same interpreter on every host"
+        )
+    if station.host.slots > facts["cores"]["allowed"]:
+        yield warning(
+            f"{label} has {facts['cores']['allowed']} cores for {station.host.slots} workers: they will crowd each other",
+            f"-H {station.host.name}:{facts['cores']['allowed']}",
+        )
+    if station.clock_offset is not None and abs(station.clock_offset) > _CLOCK_SECONDS:
+        ahead = "ahead of" if station.clock_offset > 0 else "behind"
+        yield warning(
+            f"the clock of {label} is {abs(station.clock_offset):.0f} s {ahead} ours: times in logs will mislead",
+            "set up NTP there",
+        )
+
+
+def _connections(connections: Sequence[Connection]) -> Iterator[Finding]:
+    failed = [connection for connection in connections if connection.error is not None]
+    for connection in failed[:_MOST_PAIRS]:
+        yield problem(
+            f"{connection.source} cannot open a connection to {connection.target}: {connection.error}",
+            "a firewall? Open all ports above 1023 between the hosts, or name another interface: allstep run --iface",
+        )
+    if len(failed) > _MOST_PAIRS:
+        rest = ", ".join(
+            f"{connection.source} to {connection.target}" for connection in failed[_MOST_PAIRS : 4 * _MOST_PAIRS]
+        )
+        yield problem(f"{len(failed) - _MOST_PAIRS} more connections fail: {rest}", "as above")
+
+
+def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
+    """A trap for other programs; allstep looks at routes instead."""
+    trapped = [
+        f"{station.label} ({found[0]})"
+        for station in stations
+        if not station.here and (found := station.facts.get("network", {}).get("resolves_to"))
+        if all(address.startswith("127.") or address == "::1" for address in found)
+    ]
+    if trapped:
+        yield note(
+            f"on {', '.join(trapped)} the host's own name means the host itself alone",
+            "nothing for allstep, which takes the interface that routes to the others; torchrun by host name would fail",
+        )
+
+
+def target_label(connection: Connection) -> str:
+    return "here" if connection.target == THIS_MACHINE else connection.target

@@ -1,0 +1,98 @@
+"""The doctor's ear on a host: says what it finds there, listens on a fresh port as a launcher would, and tries to reach the others.
+
+It runs here as a child process and on other hosts through ssh, like the launcher's agent, and speaks the launcher's `Link` on its
+standard streams. It ends when that stream ends, or after a minute.
+
+Messages to it: listen(token), clock, connect(token, targets). From it: hello, listening, clock, reached (one for each target).
+A connection is one to the small store of `allstep.wire`, so a port that answers is known to be the right one.
+"""
+
+import os
+import select
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from allstep import machine, wire
+from allstep._version import __version__
+from allstep.doctor import machine_facts, packages
+from allstep.launch.link import Link, Message
+
+LIFE_SECONDS = 60.0
+CONNECT_SECONDS = 4.0
+
+
+class Probe:
+    """Answers until the other side is gone."""
+
+    def __init__(self, link: Link, label: str) -> None:
+        self.link = link
+        self.label = label
+        self.server: wire.Server | None = None
+
+    def run(self) -> None:
+        self.link.send("hello", **_facts())
+        end = time.monotonic() + LIFE_SECONDS
+        while not self.link.ended and time.monotonic() < end:
+            select.select([self.link.read_fd], [], [], 0.05 if self.link.outbox else 1.0)
+            self.link.flush()
+            for message in self.link.receive():
+                self._answer(message)
+
+    def _answer(self, message: Message) -> None:
+        if message["kind"] == "listen":
+            self.server = wire.Server(message["token"], "")
+            self.server.set("who", self.label.encode())
+            self.link.send("listening", port=self.server.port)
+        elif message["kind"] == "clock":
+            self.link.send("clock", now=time.time())
+        elif message["kind"] == "connect":
+            for target in message["targets"]:
+                threading.Thread(target=self._connect, args=(target, message["token"]), daemon=True).start()
+
+    def _connect(self, target: dict[str, Any], token: str) -> None:
+        self.link.send("reached", to=target["label"], **reach(target, token))
+
+
+def reach(target: dict[str, Any], token: str) -> dict[str, Any]:
+    """Try to open a connection to a probe: seconds and the interface of ours that leads there, or the error."""
+    began = time.monotonic()
+    try:
+        client = wire.Client([(address, port) for address, port in target["addresses"]], token, CONNECT_SECONDS)
+        address = client.server_address[0]
+        who = client.get("who", CONNECT_SECONDS).decode()
+        interface = machine.interface_of(client.local_address)
+        client.close()
+    except OSError as reason:
+        return {"error": str(reason), "seconds": time.monotonic() - began, "interface": None, "address": None}
+    error = None if who == target["label"] else f"{who} answered in its place"
+    return {"error": error, "seconds": time.monotonic() - began, "interface": interface, "address": address}
+
+
+def _facts() -> dict[str, Any]:
+    ssh = os.environ.get("SSH_CONNECTION", "").split()  # the doctor's address and port, then ours
+    remote = len(ssh) == 4
+    return {
+        "allstep": __version__,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "torch": packages.version_of("torch"),
+        "cores": asdict(machine_facts.cores()),
+        "memory": asdict(machine_facts.memory()),
+        "network": asdict(machine_facts.network()),
+        "doctor_address": ssh[0] if remote else None,
+        "address": ssh[2] if remote else None,
+    }
+
+
+def main() -> None:
+    """The doctor is at the other end of the standard streams."""
+    _, label = sys.argv
+    to_doctor = os.dup(1)
+    os.dup2(2, 1)  # a stray print must not get between the messages
+    Probe(Link(0, to_doctor), label).run()
+
+
+if __name__ == "__main__":
+    main()

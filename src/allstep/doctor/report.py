@@ -1,0 +1,147 @@
+"""The whole examination, in one visible place."""
+
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from allstep._version import __version__
+from allstep.doctor import checks, choice, host_checks, machine_facts, packages, programs, trial
+from allstep.doctor.checks import Facts, environment
+from allstep.doctor.engine import Look
+from allstep.doctor.finding import Finding, Severity
+from allstep.doctor.reach import Visit, visit
+from allstep.doctor.trial import Trial
+from allstep.errors import WorldError
+from allstep.launch import Host
+from allstep.world import World
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `trial` and `visit` are None when they were not asked for."""
+
+    facts: Facts
+    trial: Trial | None
+    visit: Visit | None
+    findings: list[Finding]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether a run would work, as far as we can see."""
+        return all(finding.severity is not Severity.PROBLEM for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        facts = asdict(self.facts)
+        return {
+            "ok": self.ok,
+            "allstep": __version__,
+            "python": {"version": platform.python_version(), "executable": sys.executable},
+            "machine": {name: facts[name] for name in _MACHINE} | {"environment": facts["env"]},
+            "world": facts["world"],
+            "world_error": facts["world_error"],
+            "use": facts["choice"],
+            "trial": asdict(self.trial) if self.trial else None,
+            "hosts": [asdict(station) for station in self.visit.stations] if self.visit else [],
+            "connections": [asdict(connection) for connection in self.visit.connections] if self.visit else [],
+            "findings": [finding._asdict() for finding in self.findings],
+            "seconds": self.seconds,
+        }
+
+
+_MACHINE = (
+    "cores",
+    "memory",
+    "shared_memory",
+    "open_files",
+    "folders",
+    "network",
+    "programs",
+    "gpus",
+    "packages",
+    "engine",
+)
+
+
+def examine(
+    hosts: Sequence[Host] = (), *, ssh: str = "ssh", quick: bool = False, launcher: str | None = None
+) -> Report:
+    """Look at everything; with `hosts`, also at them. quick: no trial run."""
+    began = time.monotonic()
+    look = Look()  # importing torch takes longest: everything else happens meanwhile
+    there = visit(hosts, ssh) if hosts else None
+    facts = _gather(look, hosts, there, ssh, launcher)
+    findings = checks.find_all(facts)
+    if there is not None:
+        findings += host_checks.find_all(there, platform.python_version())
+    tried = None if quick else _try(facts, findings, hosts, ssh, launcher)
+    findings += tried.findings() if tried else []
+    return Report(facts, tried, there, checks.in_order(findings), time.monotonic() - began)
+
+
+def _try(
+    facts: Facts, findings: Sequence[Finding], hosts: Sequence[Host], ssh: str, launcher: str | None
+) -> Trial | None:
+    """Inside a world the other ranks wait for us. Else a trial after a problem would only say it once more, and slowly."""
+    if facts.world is not None and facts.world.size > 1:
+        return trial.join(facts.world.size, launcher)
+    if any(finding.severity is Severity.PROBLEM for finding in findings):
+        return None
+    return trial.try_run(hosts, ssh)
+
+
+def follow(launcher: str | None, *, quick: bool) -> bool:
+    """In the ranks of a world but the first: take part in its trial, and leave the talking to rank 0. False in all others."""
+    world, _ = _detect(launcher)
+    if world is None or world.rank == 0:
+        return False
+    if not quick and (error := trial.join(world.size, launcher).error):
+        print(f"allstep doctor: rank {world.rank} on {world.host}: {error}", file=sys.stderr)
+    return True
+
+
+def _gather(look: Look, hosts: Sequence[Host], there: Visit | None, ssh: str, launcher: str | None) -> Facts:
+    world, world_error = _detect(launcher)
+    found = programs.programs()
+    engine = look.result()
+    others = any(not station.here for station in there.stations) if there else False
+    return Facts(
+        cores=machine_facts.cores(),
+        memory=machine_facts.memory(),
+        network=machine_facts.network(),
+        shared_memory=machine_facts.shared_memory(),
+        open_files=machine_facts.open_files(),
+        folders=_folders(),
+        programs=found,
+        gpus=programs.gpus(found),
+        packages=packages.packages(),
+        engine=engine,
+        world=world,
+        world_error=world_error,
+        choice=choice.choose(world, engine, hosts),
+        num_hosts=len(hosts) or (world.cross_size if world else 1),
+        needs_ssh=others and ssh == "ssh",
+        env=environment(),
+    )
+
+
+def _detect(launcher: str | None) -> tuple[World | None, str | None]:
+    try:
+        return World.detect(launcher), None
+    except WorldError as error:
+        return None, str(error)
+
+
+def _folders() -> list[machine_facts.Folder]:
+    from allstep.data.named import cache_folder
+
+    return [
+        machine_facts.temporary_folder(),
+        machine_facts.folder("downloads", cache_folder()),
+        machine_facts.folder("run folders", Path.cwd()),
+    ]

@@ -1,0 +1,220 @@
+"""`allstep doctor` as a user runs it: exit status, JSON, and each finding provoked for real where it can be."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allstep.doctor import Report, Severity, checks, examine
+from allstep.doctor.checks import Facts
+from allstep.doctor.machine_facts import Memory, Network, SharedMemory
+from allstep.doctor.show import show
+from allstep.doctor.trial import try_run
+from allstep.launch import Host
+from allstep.world import World
+
+PYTHON = sys.executable
+
+
+def doctor(*arguments: str, env: dict[str, str] | None = None, shell: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs it; `shell` goes before it in a shell, such as `ulimit -n 50`."""
+    command = [PYTHON, "-m", "allstep", "doctor", *arguments]
+    if shell:
+        command = ["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, env={**os.environ, **(env or {})})
+
+
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert "Traceback" not in done.stderr, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def of_kind(report: dict[str, Any], severity: str) -> list[str]:
+    return [finding["what"] for finding in report["findings"] if finding["severity"] == severity]
+
+
+def test_a_sound_machine_passes_and_json_holds_everything() -> None:
+    done = doctor("--json")
+    report = said(done)
+    assert done.returncode == 0 and report["ok"], report["findings"]
+    assert report["machine"]["cores"]["affinity"] == len(os.sched_getaffinity(0))
+    assert report["machine"]["engine"]["backends"]["gloo"]
+    assert report["machine"].keys() >= {"memory", "shared_memory", "network", "programs", "gpus", "packages", "folders"}
+    assert report["world"]["launcher"] == "none"
+    assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith("gloo")
+    assert report["trial"]["ranks"] == 2 and report["trial"]["error"] is None
+    assert set(report["trial"]["phases"]) == {"import", "init", "allreduce"}
+    assert report["hosts"] == report["connections"] == []
+
+
+def test_many_things_wrong_at_once(tmp_path: Path) -> None:
+    """One process, so that torch is imported once for all of them."""
+    (tmp_path / "file").touch()
+    env = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "many",
+        "ALLSTEP_TIMEOUT": "soon",
+        "TMPDIR": str(tmp_path / "nowhere"),
+        "ALLSTEP_CACHE": str(tmp_path / "file" / "cache"),
+        "GLOO_SOCKET_IFNAME": "eth77",
+        "PATH": str(tmp_path),
+        "ALLSTEP_TOKEN": "very secret",
+    }
+    done = doctor("--json", env=env, shell="ulimit -n 300")
+    report = said(done)
+    assert done.returncode == 1 and not report["ok"]
+    assert report["trial"] is None  # it could only fail, and slowly
+    problems, warnings = "\n".join(of_kind(report, "problem")), "\n".join(of_kind(report, "warning"))
+    assert "torchrun says RANK=1" in problems and "openmpi says OMPI_COMM_WORLD_RANK=0" in problems
+    assert "ALLSTEP_TIMEOUT='soon'" in problems
+    assert "no interface eth77" in problems
+    assert "only 300 files" in warnings
+    assert "OMP_NUM_THREADS='many'" in warnings
+    assert "TMPDIR=" in warnings and "instead" in warnings
+    assert "downloads cannot be written" in warnings
+    assert any("no ssh client" in what for what in of_kind(report, "note"))
+    assert "very secret" not in done.stdout
+    assert all(finding["do"] for finding in report["findings"])
+
+
+def test_without_ssh_other_hosts_are_out_of_reach(tmp_path: Path) -> None:
+    done = doctor("--quick", "-H", "elsewhere.invalid:2", env={"PATH": str(tmp_path)})
+    assert done.returncode == 1 and not done.stderr
+    assert "there is no ssh client" in done.stdout
+    assert "cannot start 'ssh' to reach elsewhere.invalid" in done.stdout
+
+
+@pytest.mark.parametrize("content", ["raise ImportError('libcudart.so.12: not there')", "import os; os.abort()"])
+def test_a_torch_that_cannot_be_imported_is_a_finding_and_nothing_more(tmp_path: Path, content: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(content)
+    done = doctor("--json", env={"PYTHONPATH": str(tmp_path)})
+    report = said(done)
+    assert done.returncode == 1
+    reason = "libcudart.so.12" if "libcudart" in content else "killed by signal 6"
+    assert any("torch cannot be imported" in what and reason in what for what in of_kind(report, "problem"))
+
+
+def test_a_trial_that_fails_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sudden = "import os\nif os.environ.get('RANK') == '1': raise SystemExit('rank 1 has had enough')"
+    (tmp_path / "sitecustomize.py").write_text(sudden)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    trial = try_run()
+    assert trial.error is not None and "rank 1 on localhost failed first" in trial.error
+    (found,) = trial.findings()
+    assert found.severity is Severity.PROBLEM
+    assert "a trial of 2 ranks failed" in found.what and "rank 1 has had enough" in found.what
+
+
+def test_inside_a_world_the_ranks_try_it_together_and_rank_0_reports() -> None:
+    command = [PYTHON, "-m", "allstep", "run", "-np", "2", "--", PYTHON, "-m", "allstep", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank 0 of 2, local rank 0 of 2 on localhost, from allstep" in done.stdout
+    assert "2 ranks met and summed a tensor" in done.stdout
+    assert all(line.startswith("[0] ") for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-H", "h1:x"], "'h1:x' is not HOST or HOST:NUMBER"),
+        (["-H", "h1", "--hostfile", "f"], "-H and --hostfile"),
+        (["--hostfile", "no-such-file"], "--hostfile no-such-file: No such file"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], complaint: str) -> None:
+    done = doctor(*arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_command_line_loads_no_torch() -> None:
+    check = "import sys, allstep.cli.app, allstep.doctor, allstep.doctor.show, allstep.doctor.probe; print('torch' in sys.modules)"
+    assert subprocess.run([PYTHON, "-c", check], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return examine(quick=True)
+
+
+@pytest.fixture
+def facts(report: Report) -> Facts:
+    return report.facts
+
+
+def test_on_a_terminal_it_draws_tables(
+    report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(report)
+    lines = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show(report)
+    tables = capsys.readouterr().out
+    assert "│" in tables and "│" not in lines
+    for text in (lines, tables):
+        assert "affinity mask" in text and "a run should work" in text
+
+
+def severities(facts: Facts, word: str) -> list[Severity]:
+    return [finding.severity for finding in checks.find_all(facts) if word in finding.what]
+
+
+def test_findings_that_need_another_machine(facts: Facts) -> None:
+    """The check sees facts that no machine at hand has."""
+    engine = facts.engine
+    cuda = replace(facts, engine=replace(engine, cuda="12.4", device_error="Found no NVIDIA driver"))
+    assert severities(cuda, "Found no NVIDIA driver") == [Severity.WARNING]
+    assert severities(replace(facts, gpus=["Big GPU"]), "built without CUDA") == [Severity.WARNING]
+    assert severities(replace(facts, engine=replace(engine, version="2.4.1")), "too old") == [Severity.PROBLEM]
+    assert severities(replace(facts, engine=replace(engine, backends={})), "no Gloo") == [Severity.PROBLEM]
+    assert severities(replace(facts, memory=Memory(1 << 34, 1 << 20, 1 << 30)), "cgroup's limit") == [Severity.WARNING]
+    tiny = SharedMemory(64 << 20, 64 << 20, memfd=True)
+    assert severities(replace(facts, shared_memory=tiny), "/dev/shm") == [Severity.NOTE]
+    assert severities(replace(facts, shared_memory=replace(tiny, memfd=False)), "/dev/shm") == [Severity.WARNING]
+    assert severities(replace(facts, open_files=(20, 4096)), "only 20 files") == [Severity.PROBLEM]
+
+
+def test_the_own_name(facts: Facts) -> None:
+    trap = replace(facts, network=Network("me", ["127.0.1.1"], {}))
+    assert severities(trap, "own name") == []
+    assert severities(replace(trap, num_hosts=2), "resolves to 127.0.1.1") == [Severity.WARNING]
+    assert severities(replace(facts, network=Network("me", [], {})), "does not resolve") == [Severity.WARNING]
+    assert severities(replace(facts, network=Network("me", None, {})), "does not answer") == [Severity.WARNING]
+
+
+def test_the_run_time_folder_counts_where_ranks_meet_by_it(facts: Facts) -> None:
+    foreign = replace(facts, engine=replace(facts.engine, runtime_folder_error="is not yours"))
+    assert severities(foreign, "is not yours") == [Severity.WARNING]
+    under_mpi = replace(foreign, world=World(0, 2, 0, 2, 0, 1, "x", "openmpi"))
+    assert severities(under_mpi, "is not yours") == [Severity.PROBLEM]
+
+
+@pytest.mark.parametrize(("threads", "expect"), [("0", 1), ("-3", 1), ("9999", 1), ("1,2", 0), ("", 0)])
+def test_threads(facts: Facts, monkeypatch: pytest.MonkeyPatch, threads: str, expect: int) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    choice = replace(facts.choice, workers=facts.cores.allowed)
+    found = severities(replace(facts, env={"OMP_NUM_THREADS": threads}, choice=choice), "OMP_NUM_THREADS")
+    assert found == [Severity.WARNING] * expect
+
+
+def test_what_a_run_would_use(facts: Facts) -> None:
+    from allstep.doctor.choice import choose
+
+    gpus = replace(facts.engine, devices=["cuda:0 x", "cuda:1 x"], backends={"gloo": True, "nccl": True})
+    several = choose(World(0, 4, 0, 2, 0, 2, "x", "slurm"), gpus, [])
+    assert several.workers == 4 and "nccl" in several.backend and "Slurm step" in several.meeting
+    hosts = choose(None, facts.engine, [Host("a", 3), Host("b", 1)])
+    assert (hosts.workers, hosts.backend, hosts.command) == (4, "gloo", "allstep run -H a:3,b:1")
