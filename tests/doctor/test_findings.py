@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from allstep.doctor import Report, Severity, checks, examine
+from allstep.doctor import Asked, Report, Severity, checks, examine
 from allstep.doctor.checks import Facts
 from allstep.doctor.machine_facts import Memory, Network, SharedMemory
+from allstep.doctor.programs import Program
+from allstep.doctor.reach import visit
 from allstep.doctor.show import show
 from allstep.doctor.trial import try_run
 from allstep.launch import Host
@@ -44,7 +46,7 @@ def test_a_sound_machine_passes_and_json_holds_everything() -> None:
     report = said(done)
     assert done.returncode == 0 and report["ok"], report["findings"]
     assert report["machine"]["cores"]["affinity"] == len(os.sched_getaffinity(0))
-    assert report["machine"]["engine"]["backends"]["gloo"]
+    assert report["machine"]["torch"]["backends"]["gloo"]
     assert report["machine"].keys() >= {"memory", "shared_memory", "network", "programs", "gpus", "packages", "folders"}
     assert report["world"]["launcher"] == "none"
     assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith("gloo")
@@ -86,13 +88,6 @@ def test_many_things_wrong_at_once(tmp_path: Path) -> None:
     assert any("no ssh client" in what for what in of_kind(report, "note"))
     assert "very secret" not in done.stdout
     assert all(finding["do"] for finding in report["findings"])
-
-
-def test_without_ssh_other_hosts_are_out_of_reach(tmp_path: Path) -> None:
-    done = doctor("--quick", "-H", "elsewhere.invalid:2", env={"PATH": str(tmp_path)})
-    assert done.returncode == 1 and not done.stderr
-    assert "there is no ssh client" in done.stdout
-    assert "cannot start 'ssh' to reach elsewhere.invalid" in done.stdout
 
 
 @pytest.mark.parametrize("content", ["raise ImportError('libcudart.so.12: not there')", "import os; os.abort()"])
@@ -147,7 +142,7 @@ def test_the_command_line_loads_no_torch() -> None:
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return examine(quick=True)
+    return examine(Asked(quick=True))
 
 
 @pytest.fixture
@@ -174,12 +169,12 @@ def severities(facts: Facts, word: str) -> list[Severity]:
 
 def test_findings_that_need_another_machine(facts: Facts) -> None:
     """The check sees facts that no machine at hand has."""
-    engine = facts.engine
-    cuda = replace(facts, engine=replace(engine, cuda="12.4", device_error="Found no NVIDIA driver"))
+    engine = facts.torch
+    cuda = replace(facts, torch=replace(engine, cuda="12.4", device_error="Found no NVIDIA driver"))
     assert severities(cuda, "Found no NVIDIA driver") == [Severity.WARNING]
     assert severities(replace(facts, gpus=["Big GPU"]), "built without CUDA") == [Severity.WARNING]
-    assert severities(replace(facts, engine=replace(engine, version="2.4.1")), "too old") == [Severity.PROBLEM]
-    assert severities(replace(facts, engine=replace(engine, backends={})), "no Gloo") == [Severity.PROBLEM]
+    assert severities(replace(facts, torch=replace(engine, version="2.4.1")), "too old") == [Severity.PROBLEM]
+    assert severities(replace(facts, torch=replace(engine, backends={})), "no Gloo") == [Severity.PROBLEM]
     assert severities(replace(facts, memory=Memory(1 << 34, 1 << 20, 1 << 30)), "cgroup's limit") == [Severity.WARNING]
     tiny = SharedMemory(64 << 20, 64 << 20, memfd=True)
     assert severities(replace(facts, shared_memory=tiny), "/dev/shm") == [Severity.NOTE]
@@ -196,7 +191,7 @@ def test_the_own_name(facts: Facts) -> None:
 
 
 def test_the_run_time_folder_counts_where_ranks_meet_by_it(facts: Facts) -> None:
-    foreign = replace(facts, engine=replace(facts.engine, runtime_folder_error="is not yours"))
+    foreign = replace(facts, torch=replace(facts.torch, runtime_folder_error="is not yours"))
     assert severities(foreign, "is not yours") == [Severity.WARNING]
     under_mpi = replace(foreign, world=World(0, 2, 0, 2, 0, 1, "x", "openmpi"))
     assert severities(under_mpi, "is not yours") == [Severity.PROBLEM]
@@ -213,8 +208,19 @@ def test_threads(facts: Facts, monkeypatch: pytest.MonkeyPatch, threads: str, ex
 def test_what_a_run_would_use(facts: Facts) -> None:
     from allstep.doctor.choice import choose
 
-    gpus = replace(facts.engine, devices=["cuda:0 x", "cuda:1 x"], backends={"gloo": True, "nccl": True})
+    gpus = replace(facts.torch, devices=["cuda:0 x", "cuda:1 x"], backends={"gloo": True, "nccl": True})
     several = choose(World(0, 4, 0, 2, 0, 2, "x", "slurm"), gpus, [])
     assert several.workers == 4 and "nccl" in several.backend and "Slurm step" in several.meeting
-    hosts = choose(None, facts.engine, [Host("a", 3), Host("b", 1)])
+    hosts = choose(None, facts.torch, [Host("a", 3), Host("b", 1)])
     assert (hosts.workers, hosts.backend, hosts.command) == (4, "gloo", "allstep run -H a:3,b:1")
+
+
+def test_without_ssh_other_hosts_are_out_of_reach(
+    facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = replace(facts, programs={**facts.programs, "ssh": Program("ssh", None)})
+    assert severities(bare, "no ssh client") == [Severity.NOTE]
+    assert severities(replace(bare, needs_ssh=True), "no ssh client") == [Severity.PROBLEM]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (station,) = visit([Host("elsewhere.invalid", 2)], "ssh").stations
+    assert station.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"

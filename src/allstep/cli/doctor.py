@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def doctor(
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Also look at these hosts: h1:2,h2:4.")] = None,
     hostfile: Annotated[Path | None, typer.Option(help="A file with one host a line: h1 slots=2.")] = None,
+    iface: Annotated[str | None, typer.Option(help="The network interface between the hosts.")] = None,
     ssh: Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")] = "ssh",
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the trial run.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
@@ -23,13 +24,13 @@ def doctor(
     ] = None,
 ) -> None:
     """Look at this machine, or at several hosts, and say what is wrong. The exit status is 1 when a run would fail."""
-    from allstep.doctor import examine, follow
+    from allstep.doctor import Asked, examine, follow
     from allstep.doctor.show import show
 
-    named = _hosts(hosts, hostfile)
-    if follow(launcher, quick=quick):
+    asked = Asked(_hosts(hosts, hostfile), ssh, iface, quick, launcher)
+    if follow(asked):
         return
-    report = examine(named, ssh=ssh, quick=quick, launcher=launcher)
+    report = examine(asked)
     if json:
         print(json_format.dumps(report.to_json(), indent=2))
     else:

@@ -11,6 +11,6 @@ what to do.
 """
 
 from allstep.doctor.finding import Finding, Severity
-from allstep.doctor.report import Report, examine, follow
+from allstep.doctor.report import Asked, Report, examine, follow
 
-__all__ = ["Finding", "Report", "Severity", "examine", "follow"]
+__all__ = ["Asked", "Finding", "Report", "Severity", "examine", "follow"]

@@ -36,7 +36,7 @@ class Facts:
     programs: dict[str, Program]
     gpus: list[str]
     packages: list[Package]
-    engine: Engine
+    torch: Engine
     world: World | None
     world_error: str | None
     choice: Choice
@@ -72,7 +72,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
 
 
 def _torch(facts: Facts) -> Iterator[Finding]:
-    engine = facts.engine
+    engine = facts.torch
     least = next((package.least for package in facts.packages if package.name == "torch"), None)
     if engine.error:
         yield problem(f"torch cannot be imported: {engine.error}", "install it for this interpreter: pip install torch")
@@ -87,7 +87,7 @@ def _torch(facts: Facts) -> Iterator[Finding]:
 
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
-    engine = facts.engine
+    engine = facts.torch
     if engine.error:
         return
     if engine.cuda and not engine.devices:
@@ -158,7 +158,7 @@ def _folders(facts: Facts) -> Iterator[Finding]:
 
 
 def _runtime_folder(facts: Facts) -> Iterator[Finding]:
-    error = facts.engine.runtime_folder_error
+    error = facts.torch.runtime_folder_error
     if error:
         needed = facts.world is not None and facts.world.launcher in _FOUND_BY_FILE and facts.num_hosts == 1
         make = problem if needed else warning

@@ -25,6 +25,9 @@ def _not_well(station: Station) -> Iterator[Finding]:
         yield warning(
             f"the name server does not answer for {station.label}", "check /etc/resolv.conf, or give its address"
         )
+    if str(station.error).startswith("--iface"):
+        yield problem(str(station.error), "name an interface that every host has, or leave --iface out")
+        return
     hint = (
         "check that it is up, and log in by hand once"
         if station.resolves_to

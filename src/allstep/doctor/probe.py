@@ -3,7 +3,7 @@
 It runs here as a child process and on other hosts through ssh, like the launcher's agent, and speaks the launcher's `Link` on its
 standard streams. It ends when that stream ends, or after a minute.
 
-Messages to it: listen(token), clock, connect(token, targets). From it: hello, listening, clock, reached (one for each target).
+Messages to it: listen(token), clock, connect(token, targets, seconds). From it: hello, listening, clock, reached (one for each target).
 A connection is one to the small store of `allstep.wire`, so a port that answers is known to be the right one.
 """
 
@@ -21,7 +21,6 @@ from allstep.doctor import machine_facts, packages
 from allstep.launch.link import Link, Message
 
 LIFE_SECONDS = 60.0
-CONNECT_SECONDS = 4.0
 
 
 class Probe:
@@ -50,25 +49,28 @@ class Probe:
             self.link.send("clock", now=time.time())
         elif message["kind"] == "connect":
             for target in message["targets"]:
-                threading.Thread(target=self._connect, args=(target, message["token"]), daemon=True).start()
+                threading.Thread(
+                    target=self._connect, args=(target, message["token"], message["seconds"]), daemon=True
+                ).start()
 
-    def _connect(self, target: dict[str, Any], token: str) -> None:
-        self.link.send("reached", to=target["label"], **reach(target, token))
+    def _connect(self, target: dict[str, Any], token: str, seconds: float) -> None:
+        self.link.send("reached", to=target["label"], **reach(target, token, seconds))
 
 
-def reach(target: dict[str, Any], token: str) -> dict[str, Any]:
+def reach(target: dict[str, Any], token: str, seconds: float) -> dict[str, Any]:
     """Try to open a connection to a probe: seconds and the interface of ours that leads there, or the error."""
     began = time.monotonic()
     try:
-        client = wire.Client([(address, port) for address, port in target["addresses"]], token, CONNECT_SECONDS)
+        client = wire.Client([(address, port) for address, port in target["addresses"]], token, seconds)
         address = client.server_address[0]
-        who = client.get("who", CONNECT_SECONDS).decode()
+        who = client.get("who", seconds).decode()
         interface = machine.interface_of(client.local_address)
         client.close()
     except OSError as reason:
-        return {"error": str(reason), "seconds": time.monotonic() - began, "interface": None, "address": None}
-    error = None if who == target["label"] else f"{who} answered in its place"
-    return {"error": error, "seconds": time.monotonic() - began, "interface": interface, "address": address}
+        error = str(reason).replace("no store within", "no answer within")
+        return {"error": error, "seconds": time.monotonic() - began, "interface": None, "address": None}
+    stranger = None if who == target["label"] else f"{who} answered in its place"
+    return {"error": stranger, "seconds": time.monotonic() - began, "interface": interface, "address": address}
 
 
 def _facts() -> dict[str, Any]:

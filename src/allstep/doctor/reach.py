@@ -7,6 +7,7 @@
 Every step has a time limit, and a host that fails one is left out of the next. Its row then says why.
 """
 
+import contextlib
 import os
 import select
 import shlex
@@ -21,7 +22,6 @@ from typing import Any, TypeVar
 
 from allstep import machine, wire
 from allstep.doctor.machine_facts import resolve
-from allstep.doctor.probe import CONNECT_SECONDS
 from allstep.launch import Host
 from allstep.launch import ssh as launch_ssh
 from allstep.launch.hosts import is_here
@@ -29,6 +29,7 @@ from allstep.launch.link import Link, Message
 
 HELLO_SECONDS = 13.0  # ssh itself gives up connecting after 10
 ANSWER_SECONDS = 4.0
+CONNECT_SECONDS = 4.0
 THIS_MACHINE = "this machine"
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -83,14 +84,15 @@ class Call:
     def __init__(self, station: Station, ssh: str) -> None:
         self.station = station
         self.began = time.monotonic()
-        self.complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
-        self.process = subprocess.Popen(
-            _command(station, ssh),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.complaints,
-            start_new_session=True,
-        )
+        with tempfile.TemporaryFile() as file:
+            self.process = subprocess.Popen(
+                _command(station, ssh),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+            )
+            self.complaints = os.fdopen(os.dup(file.fileno()), "rb")
         assert self.process.stdin and self.process.stdout
         self.link = Link(self.process.stdout.fileno(), self.process.stdin.fileno())
         self._heard: list[Message] = []
@@ -117,10 +119,11 @@ class Call:
         label = self.station.label
         if not self.link.ended:
             return f"no answer from {label} within {HELLO_SECONDS:.0f} s"
-        code = self.process.wait(timeout=5)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
         self.complaints.seek(0)
         said = self.complaints.read().decode(errors="replace")
-        return launch_ssh.complaint(label, code, said)
+        return launch_ssh.complaint(label, self.process.returncode, said)
 
     def end(self) -> None:
         self.process.kill()
@@ -141,17 +144,19 @@ def _command(station: Station, ssh: str) -> list[str]:
     return [*shlex.split(ssh), *options, station.host.name, shlex.join(["exec", *setting, *probe])]
 
 
-def visit(hosts: Sequence[Host], ssh: str) -> Visit:
-    """Go to all hosts at once. Nothing is raised for a host that is not well."""
+def visit(hosts: Sequence[Host], ssh: str, iface: str | None = None) -> Visit:
+    """Go to all hosts at once. Nothing is raised for a host that is not well. `iface`: as in `allstep run --iface`."""
     stations = _side_by_side(_look_up, hosts)
     ourselves = [] if any(station.here for station in stations) else [Station(Host(THIS_MACHINE, 0), here=True)]
     token = wire.new_token()
     calls = [call for station in [*stations, *ourselves] if (call := _start(station, ssh)) is not None]
     try:
         _side_by_side(lambda call: _ask(call, token), calls)
-        _choose_addresses([call.station for call in calls])
+        _choose_addresses([call.station for call in calls], iface)
         able = [call for call in calls if call.station.well]
-        tried = _side_by_side(lambda call: _try(call, able, token), [call for call in able if call.station in stations])
+        tried = _side_by_side(
+            lambda call: _try(call, able, token, iface), [call for call in able if call.station in stations]
+        )
     finally:
         for call in calls:
             call.end()
@@ -201,8 +206,12 @@ def _ask(call: Call, token: str) -> None:
     station.clock_offset = clock["now"] - (asked + time.time()) / 2
 
 
-def _choose_addresses(stations: list[Station]) -> None:
+def _choose_addresses(stations: list[Station], iface: str | None) -> None:
     """Where a run would look for each: at the address that ssh found; here, at the one from which we reach the others."""
+    if iface:
+        for station in stations:
+            _take_address_of(station, iface)
+        return
     remote = [str(found) for station in stations if (found := station.facts.get("address")) and not station.here]
     for station in stations:
         if station.here:
@@ -211,12 +220,24 @@ def _choose_addresses(stations: list[Station]) -> None:
             station.address = station.facts["address"]
 
 
-def _try(call: Call, everyone: list[Call], token: str) -> list[Connection]:
+def _take_address_of(station: Station, iface: str) -> None:
+    if not station.well:
+        return
+    interfaces = station.facts["network"]["interfaces"]
+    found = interfaces.get(iface)
+    if found:
+        station.address = found[0]
+    elif station.label != THIS_MACHINE:
+        known = ", ".join(name for name, addresses in interfaces.items() if addresses)
+        station.error = f"--iface {iface}: {station.label} has no such interface with an address; it has {known}"
+
+
+def _try(call: Call, everyone: list[Call], token: str, iface: str | None) -> list[Connection]:
     """From one host to all others at once."""
     source = call.station
     others = [other.station for other in everyone if other is not call]
-    targets = [{"label": other.label, "addresses": _addresses(other, source)} for other in others]
-    call.link.send("connect", token=token, targets=targets)
+    targets = [{"label": other.label, "addresses": _addresses(other, source, iface)} for other in others]
+    call.link.send("connect", token=token, targets=targets, seconds=CONNECT_SECONDS)
     end = time.monotonic() + 2 * CONNECT_SECONDS + 1.0
     missing = {other.label for other in others}
     results = []
@@ -228,10 +249,11 @@ def _try(call: Call, everyone: list[Call], token: str) -> list[Connection]:
     return sorted(results, key=lambda connection: [other.label for other in others].index(connection.target))
 
 
-def _addresses(target: Station, source: Station) -> list[tuple[str, int]]:
+def _addresses(target: Station, source: Station, iface: str | None) -> list[tuple[str, int]]:
     """Of the launching machine a run tries all addresses, the one that ssh came from first."""
     assert target.port is not None
     found: list[Any] = [target.address]
     if target.host.name == THIS_MACHINE and not source.here:
-        found = [source.facts.get("doctor_address"), *machine.outside_addresses()]
+        chosen = machine.interfaces().get(iface) if iface else None
+        found = chosen or [source.facts.get("doctor_address"), *machine.outside_addresses()]
     return [(address, target.port) for address in dict.fromkeys(filter(None, found))]

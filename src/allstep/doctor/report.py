@@ -64,49 +64,58 @@ _MACHINE = (
     "programs",
     "gpus",
     "packages",
-    "engine",
+    "torch",
 )
 
 
-def examine(
-    hosts: Sequence[Host] = (), *, ssh: str = "ssh", quick: bool = False, launcher: str | None = None
-) -> Report:
-    """Look at everything; with `hosts`, also at them. quick: no trial run."""
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants to be looked at. `ssh` and `iface` as in `allstep run`; quick: no trial run."""
+
+    hosts: Sequence[Host] = ()
+    ssh: str = "ssh"
+    iface: str | None = None
+    quick: bool = False
+    launcher: str | None = None
+
+
+def examine(asked: Asked) -> Report:
+    """Look at everything; with hosts, also at them."""
     began = time.monotonic()
     look = Look()  # importing torch takes longest: everything else happens meanwhile
-    there = visit(hosts, ssh) if hosts else None
-    facts = _gather(look, hosts, there, ssh, launcher)
+    there = visit(asked.hosts, asked.ssh, asked.iface) if asked.hosts else None
+    facts = _gather(asked, look, there)
     findings = checks.find_all(facts)
     if there is not None:
         findings += host_checks.find_all(there, platform.python_version())
-    tried = None if quick else _try(facts, findings, hosts, ssh, launcher)
+    tried = _try(asked, facts, findings)
     findings += tried.findings() if tried else []
     return Report(facts, tried, there, checks.in_order(findings), time.monotonic() - began)
 
 
-def _try(
-    facts: Facts, findings: Sequence[Finding], hosts: Sequence[Host], ssh: str, launcher: str | None
-) -> Trial | None:
+def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | None:
     """Inside a world the other ranks wait for us. Else a trial after a problem would only say it once more, and slowly."""
+    if asked.quick:
+        return None
     if facts.world is not None and facts.world.size > 1:
-        return trial.join(facts.world.size, launcher)
+        return trial.join(facts.world.size, asked.launcher)
     if any(finding.severity is Severity.PROBLEM for finding in findings):
         return None
-    return trial.try_run(hosts, ssh)
+    return trial.try_run(asked.hosts, asked.ssh, asked.iface)
 
 
-def follow(launcher: str | None, *, quick: bool) -> bool:
+def follow(asked: Asked) -> bool:
     """In the ranks of a world but the first: take part in its trial, and leave the talking to rank 0. False in all others."""
-    world, _ = _detect(launcher)
+    world, _ = _detect(asked.launcher)
     if world is None or world.rank == 0:
         return False
-    if not quick and (error := trial.join(world.size, launcher).error):
+    if not asked.quick and (error := trial.join(world.size, asked.launcher).error):
         print(f"allstep doctor: rank {world.rank} on {world.host}: {error}", file=sys.stderr)
     return True
 
 
-def _gather(look: Look, hosts: Sequence[Host], there: Visit | None, ssh: str, launcher: str | None) -> Facts:
-    world, world_error = _detect(launcher)
+def _gather(asked: Asked, look: Look, there: Visit | None) -> Facts:
+    world, world_error = _detect(asked.launcher)
     found = programs.programs()
     engine = look.result()
     others = any(not station.here for station in there.stations) if there else False
@@ -120,12 +129,12 @@ def _gather(look: Look, hosts: Sequence[Host], there: Visit | None, ssh: str, la
         programs=found,
         gpus=programs.gpus(found),
         packages=packages.packages(),
-        engine=engine,
+        torch=engine,
         world=world,
         world_error=world_error,
-        choice=choice.choose(world, engine, hosts),
-        num_hosts=len(hosts) or (world.cross_size if world else 1),
-        needs_ssh=others and ssh == "ssh",
+        choice=choice.choose(world, engine, asked.hosts),
+        num_hosts=len(asked.hosts) or (world.cross_size if world else 1),
+        needs_ssh=others and asked.ssh == "ssh",
         env=environment(),
     )
 

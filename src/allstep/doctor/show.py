@@ -95,7 +95,7 @@ def _machine(report: Report) -> Iterator[Row]:
     yield "memory", f"{_size(memory.available)} available of {_size(memory.total)}{limit}"
     free = "no /dev/shm" if shm.size is None else f"/dev/shm {_size(shm.size)}, {_size(shm.free or 0)} free"
     yield "shared memory", f"{'memfd works' if shm.memfd else 'memfd does not work'}; {free}"
-    yield "GPUs", "; ".join(facts.engine.devices or facts.gpus) or "none"
+    yield "GPUs", "; ".join(facts.torch.devices or facts.gpus) or "none"
     own = net.resolves_to
     yield "host name", f"{net.hostname} -> {'no answer' if own is None else ', '.join(own) or 'does not resolve'}"
     yield "interfaces", "; ".join(f"{name} {', '.join(found)}" for name, found in net.interfaces.items() if found)
@@ -106,7 +106,7 @@ def _machine(report: Report) -> Iterator[Row]:
 
 def _software(report: Report) -> Iterator[Row]:
     facts = report.facts
-    engine, programs = facts.engine, facts.programs
+    engine, programs = facts.torch, facts.programs
     yield "allstep", f"{__version__}, Python {platform.python_version()} ({sys.executable})"
     if engine.error:
         yield "torch", f"cannot be imported: {engine.error}"

@@ -41,7 +41,7 @@ class Trial:
         ]
 
 
-def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh") -> Trial:
+def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = None) -> Trial:
     """Two ranks here; or one rank on each of `hosts`, two where there is one host with room for them."""
     used = (
         [host._replace(slots=1) for host in hosts]
@@ -50,6 +50,7 @@ def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh") -> Trial:
     )
     ranks = sum(host.slots for host in used) or 2
     where = ["-H", ",".join(f"{host.name}:{host.slots}" for host in used), "--ssh", ssh] if used else []
+    where += ["--iface", iface] if used and iface else []
     command = [sys.executable, "-m", "allstep", "run", "-np", str(ranks), *where, "--grace", "2", "--"]
     began = time.monotonic()
     code, out, err = _run([*command, sys.executable, "-m", "allstep.doctor.rank"])
