@@ -15,7 +15,7 @@ import typer
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE|CONFIG.yaml] [KEY=VALUE]...", help="What to train, and what to change in it."),
+        typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."),
     ] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", min=1, help="How many; else one per GPU, or per core, up to 8.")
