@@ -62,6 +62,9 @@ def init(launcher: str | None = None) -> World:
         _take_cores(world, cards)
         _choose_interface(world, cards)
         made_group = _make_group(world, meeting.store, limits, _round)
+        _wait_for_all(
+            "joined", b"", world, meeting.store, limits, _round
+        )  # nobody leaves while another still connects to it
     except BaseException:
         meeting.close()
         raise
@@ -87,17 +90,23 @@ def _leave() -> None:
         leave_alone([_running.meeting.store, *dist.distributed_c10d._world.pg_map])
 
 
-def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
-    """Leave our card, wait for the others', return them by rank."""
-    keys = [f"allstep/meet/{number}/{rank}" for rank in range(world.size)]
+def _wait_for_all(what: str, word: bytes, world: World, store: Store, limits: Limits, number: int) -> list[bytes]:
+    """Leave our word under our rank, wait until every rank has left its own, return them by rank; name those who do not come."""
+    keys = [f"allstep/{what}/{number}/{rank}" for rank in range(world.size)]
     started = time.monotonic()
-    store.set(keys[world.rank], json.dumps(_card(world, store)))
+    store.set(keys[world.rank], word)
     try:
         store.wait(keys, timedelta(seconds=limits.start))
     except RuntimeError as error:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
         raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
-    return [json.loads(store.get(key)) for key in keys]
+    return [store.get(key) for key in keys]
+
+
+def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
+    """Leave our card, wait for the others', return them by rank."""
+    card = json.dumps(_card(world, store)).encode()
+    return [json.loads(found) for found in _wait_for_all("meet", card, world, store, limits, number)]
 
 
 def _card(world: World, store: Store) -> dict[str, Any]:
@@ -107,8 +116,16 @@ def _card(world: World, store: Store) -> dict[str, Any]:
         "local_rank": world.local_rank,
         "local_size": world.local_size,
         "cores": sorted(os.sched_getaffinity(0)),
-        "address": store.client.local_address if isinstance(store, WireStore) else None,
+        "addresses": _own_and_stores_address(store),
     }
+
+
+def _own_and_stores_address(store: Store) -> list[str]:
+    """Two addresses that lead to other hosts: ours towards the store, and the store's own. Loopback leads nowhere."""
+    if not isinstance(store, WireStore):
+        return []
+    found = [store.client.local_address, store.client.server_address[0]]
+    return [address for address in found if not address.startswith("127.") and address != "::1"]
 
 
 def _absent(missing: list[int], world: World, store: Store, seconds: float) -> str:
@@ -165,7 +182,10 @@ def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
     """Tell Gloo and NCCL which interface leads to the other hosts; a host's name often resolves to 127.0.1.1 and misleads them."""
     nodes = _nodes(cards)
     others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
-    addresses = [card["address"] for card in others if card["address"]]
+    addresses = [
+        *(address for card in others for address in card["addresses"][:1]),
+        *cards[world.rank]["addresses"][1:],
+    ]
     interface: str | None = "lo"
     if others:
         source = next((source for address in addresses if (source := machine.route_to(address))), None)
@@ -195,6 +215,7 @@ def _make_group(world: World, store: Store, limits: Limits, number: int) -> bool
         store=PrefixStore(f"allstep/group/{number}", store),
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=limits.timeout),
+        timeout=timedelta(seconds=limits.start),  # for connecting to each other
     )
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limits.timeout))
     return True

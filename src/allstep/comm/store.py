@@ -13,7 +13,10 @@ from allstep import wire
 
 
 class WireStore(Store):
-    """A `torch.distributed.Store` over a `wire.Client`."""
+    """A `torch.distributed.Store` over a `wire.Client`.
+
+    Keep a reference to it as long as torch uses it: what C++ holds alone has lost its Python half.
+    """
 
     def __init__(self, client: wire.Client, timeout: timedelta) -> None:
         super().__init__()
