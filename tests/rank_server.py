@@ -74,6 +74,7 @@ def fork_rank(request: dict[str, Any], rank: int) -> int:
 
 def main() -> None:
     die_with_parent()
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)  # the first optimizer imports half of torch
     link = multiprocessing.connection.Connection(int(sys.argv[1]))
     link.send("ready")
     while True:

@@ -90,7 +90,7 @@ def _leave() -> None:
         leave_alone([_running.meeting.store, *dist.distributed_c10d._world.pg_map])
 
 
-def _wait_for_all(what: str, word: bytes, world: World, store: Store, limits: Limits, number: int) -> list[bytes]:
+def _wait_for_all(what: str, word: str, world: World, store: Store, limits: Limits, number: int) -> list[bytes]:
     """Leave our word under our rank, wait until every rank has left its own, return them by rank; name those who do not come."""
     keys = [f"allstep/{what}/{number}/{rank}" for rank in range(world.size)]
     started = time.monotonic()
@@ -105,7 +105,7 @@ def _wait_for_all(what: str, word: bytes, world: World, store: Store, limits: Li
 
 def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
     """Leave our card, wait for the others', return them by rank."""
-    card = json.dumps(_card(world, store)).encode()
+    card = json.dumps(_card(world, store))
     return [json.loads(found) for found in _wait_for_all("meet", card, world, store, limits, number)]
 
 
