@@ -185,7 +185,9 @@ def test_findings_that_need_another_machine(facts: Facts) -> None:
 def test_the_own_name(facts: Facts) -> None:
     trap = replace(facts, network=Network("me", ["127.0.1.1"], {}))
     assert severities(trap, "own name") == []
-    assert severities(replace(trap, num_hosts=2), "resolves to 127.0.1.1") == [Severity.WARNING]
+    assert severities(replace(trap, num_hosts=2), "resolves to 127.0.1.1") == [Severity.NOTE]
+    under_slurm = replace(trap, num_hosts=2, world=World(0, 2, 0, 1, 0, 2, "me", "slurm"))
+    assert severities(under_slurm, "resolves to 127.0.1.1") == [Severity.WARNING]
     assert severities(replace(facts, network=Network("me", [], {})), "does not resolve") == [Severity.WARNING]
     assert severities(replace(facts, network=Network("me", None, {})), "does not answer") == [Severity.WARNING]
 

@@ -194,18 +194,17 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
 
 
 def _own_name(facts: Facts) -> Iterator[Finding]:
-    net = facts.network
-    several = facts.num_hosts > 1
+    found, who = facts.network.resolves_to, f"this machine's own name {facts.network.hostname}"
     fix = "add the name with its outside address to /etc/hosts"
-    if net.resolves_to is None:
-        yield warning(f"the name server does not answer for this machine's own name {net.hostname}", fix)
-    elif not net.resolves_to:
-        yield warning(
-            f"this machine's own name {net.hostname} does not resolve; some programs wait or fail over it", fix
-        )
-    elif several and all(address.startswith("127.") or address == "::1" for address in net.resolves_to):
-        yield warning(
-            f"this machine's own name {net.hostname} resolves to {net.resolves_to[0]}, where other hosts cannot reach it",
+    if found is None:
+        yield warning(f"the name server does not answer for {who}", fix)
+    elif not found:
+        yield warning(f"{who} does not resolve; some programs wait or fail over it", fix)
+    elif facts.num_hosts > 1 and all(address.startswith("127.") or address == "::1" for address in found):
+        ours = facts.world is None or facts.world.launcher in (NONE, "allstep")
+        make = note if ours else warning
+        yield make(
+            f"{who} resolves to {found[0]}, where other hosts cannot reach it",
             f"nothing for allstep, which takes the interface that routes to the other hosts; for other programs {fix}",
         )
 

@@ -76,13 +76,19 @@ def _connections(connections: Sequence[Connection]) -> Iterator[Finding]:
     for connection in failed[:_MOST_PAIRS]:
         yield problem(
             f"{connection.source} cannot open a connection to {connection.target}: {connection.error}",
-            "a firewall? Open all ports above 1023 between the hosts, or name another interface: allstep run --iface",
+            _advice(str(connection.error)),
         )
     if len(failed) > _MOST_PAIRS:
         rest = ", ".join(
             f"{connection.source} to {connection.target}" for connection in failed[_MOST_PAIRS : 4 * _MOST_PAIRS]
         )
         yield problem(f"{len(failed) - _MOST_PAIRS} more connections fail: {rest}", "as above")
+
+
+def _advice(error: str) -> str:
+    if "unreachable" in error or "No route" in error:
+        return "there is no route: do both have an address in the same network? allstep run --iface names the interface"
+    return "a firewall? Open all ports above 1023 between the hosts, or name another interface: allstep run --iface"
 
 
 def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
