@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.wire import Client, KeysLate, Server, format_addresses, new_token, pack, parse_addresses, unpack
+from allstep.wire import Client, KeysLate, Server, format_addresses, new_token, parse_addresses
+from allstep.wire.frames import pack, unpack
 
 TOKEN = new_token()
 

@@ -63,7 +63,7 @@ def init(launcher: str | None = None) -> World:
         _choose_interface(world, cards)
         made_group = _make_group(world, meeting.store, limits, _round)
         _wait_for_all(
-            "joined", b"", world, meeting.store, limits, _round
+            "joined", "", world, meeting.store, limits, _round
         )  # nobody leaves while another still connects to it
     except BaseException:
         meeting.close()

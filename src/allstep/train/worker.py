@@ -35,16 +35,15 @@ class Asked:
 def work(asked: Asked, launcher: str | None = None) -> Result:
     """Runs in every worker."""
     world = comm.init(launcher)
+    config, out = agree.rank_0_decides(world, lambda: _decide(asked, world))
+    watchers = _watchers(out) if world.rank == 0 else []
     try:
-        config, out = agree.rank_0_decides(world, lambda: _decide(asked, world))
-        watchers = _watchers(out) if world.rank == 0 else []
-        try:
-            return train(config, world, out, watchers)
-        finally:
-            for watcher in watchers:
-                watcher.close()
+        result = train(config, world, out, watchers)
     finally:
-        comm.shutdown()
+        for watcher in watchers:
+            watcher.close()
+    comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
+    return result
 
 
 def _decide(asked: Asked, world: World) -> tuple[RunConfig, Path]:

@@ -1,69 +1,20 @@
-"""The launcher's small key-value store: how ranks find each other and leave word for each other.
-
-It lives in the launcher, so any rank may die, rank 0 included. It holds a few kilobytes: addresses, who has turned up, why a run
-failed; gradients never pass through it. There is no pickle and no torch in it: keys are text, values are bytes.
-
-On the wire a message is a frame of fields::
-
-    frame = length (4 bytes, network order) | field | field ...        length counts everything behind itself
-    field = length (4 bytes)                | bytes
-
-A connection starts with a challenge: the server sends 32 random bytes, the client answers with HMAC-SHA256(token, challenge). The
-token itself is never sent, and a stranger that connects gets nothing. Then requests and replies alternate::
-
-    request = operation | argument ...          reply = "ok" | value ...     or     "late" | the keys that did not come
-
-A `get` or `wait` for a key that is not there is parked in the server until somebody sets it or its time runs out: nobody polls.
-One client is one process; each of its threads has a connection of its own, so that one that waits holds up no other.
-"""
+"""The store itself: a table, and a thread that serves it."""
 
 import contextlib
 import hmac
-import os
 import secrets
 import selectors
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Self
 
-_LENGTH = struct.Struct("!I")
+from allstep.wire.frames import LENGTH, Fields, pack, proof, unpack
+
 _MAX_FRAME = 64 << 20
 _MAX_GREETING = 64  # what a connection that has not shown the token may send
-_CHALLENGE = 32
-
-Fields = list[bytes]
-
-
-def new_token() -> str:
-    """A fresh secret for one run."""
-    return secrets.token_hex(16)
-
-
-def pack(fields: Iterable[bytes]) -> bytes:
-    """The frame that carries these fields."""
-    body = b"".join(_LENGTH.pack(len(field)) + field for field in fields)
-    return _LENGTH.pack(len(body)) + body
-
-
-def unpack(body: bytes) -> Fields:
-    """The fields of a frame's body; ValueError when the lengths do not add up."""
-    fields, at = [], 0
-    while at < len(body):
-        if at + 4 > len(body):
-            raise ValueError(f"a field's length is cut off at byte {at} of {len(body)}")
-        end = at + 4 + _LENGTH.unpack_from(body, at)[0]
-        if end > len(body):
-            raise ValueError(f"a field ends at byte {end} of {len(body)}")
-        fields.append(body[at + 4 : end])
-        at = end
-    return fields
-
-
-def _proof(token: str, challenge: bytes) -> bytes:
-    return hmac.digest(token.encode(), challenge, "sha256")
+NUM_CHALLENGE_BYTES = 32
 
 
 class Table:
@@ -112,7 +63,7 @@ class _Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.challenge = secrets.token_bytes(_CHALLENGE)
+        self.challenge = secrets.token_bytes(NUM_CHALLENGE_BYTES)
         self.trusted = False
         self.inbox = bytearray()
         self.outbox = bytearray()
@@ -124,7 +75,7 @@ class _Connection:
         """Whole frames that have come; ValueError for one that nobody honest would send."""
         limit = _MAX_FRAME if self.trusted else _MAX_GREETING
         while len(self.inbox) >= 4:
-            size = _LENGTH.unpack_from(self.inbox)[0]
+            size = LENGTH.unpack_from(self.inbox)[0]
             if size > limit:
                 raise ValueError(f"a frame of {size} bytes; at most {limit} are taken here")
             if len(self.inbox) < 4 + size:
@@ -240,7 +191,7 @@ class Server:
         connection.inbox += data
         for body in connection.frames():
             if not connection.trusted:
-                if not hmac.compare_digest(body, _proof(self._token, connection.challenge)):
+                if not hmac.compare_digest(body, proof(self._token, connection.challenge)):
                     raise ValueError("wrong token")
                 connection.trusted = True
                 self._reply(connection, [b"ok"])
@@ -308,178 +259,3 @@ def _listen(host: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
     return socket.create_server(("0.0.0.0", port), backlog=1024)
-
-
-def parse_addresses(text: str) -> list[tuple[str, int]]:
-    """`10.0.0.1:4567,[fe80::1]:4567` as pairs of host and port."""
-    pairs = []
-    for item in text.split(","):
-        host, _, port = item.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"{item!r} is not HOST:PORT")
-        pairs.append((host.strip("[]"), int(port)))
-    return pairs
-
-
-def format_addresses(pairs: Iterable[tuple[str, int]]) -> str:
-    """The inverse of `parse_addresses`."""
-    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in pairs)
-
-
-class Client:
-    """A process's access to the store. The server may be known under several addresses: the first that answers is taken.
-
-    Raises ConnectionError when none can be reached in `timeout` seconds or the store goes away, PermissionError when it does not
-    accept the token, TimeoutError (with `keys`) when a key does not come.
-    """
-
-    def __init__(self, addresses: Sequence[tuple[str, int]], token: str, timeout: float = 30.0) -> None:
-        self._addresses = list(addresses)
-        self._token = token
-        self._timeout = timeout
-        self._local = threading.local()
-        self._socket()
-
-    @property
-    def local_address(self) -> str:
-        """The address of ours that routes to the store."""
-        return plain_address(self._socket().getsockname()[0])
-
-    @property
-    def server_address(self) -> tuple[str, int]:
-        """The address at which the store answered."""
-        name = self._socket().getpeername()
-        return plain_address(name[0]), name[1]
-
-    def set(self, key: str, value: bytes) -> None:
-        self._ask("set", key, value)
-
-    def get(self, key: str, timeout: float) -> bytes:
-        """The value of a key, as soon as it is there."""
-        return self._ask_and_wait("get", [key], timeout)[0]
-
-    def get_all(self, keys: Sequence[str], timeout: float) -> list[bytes]:
-        """The values of several keys, as soon as all are there."""
-        return self._ask_and_wait("get", keys, timeout)
-
-    def wait(self, keys: Sequence[str], timeout: float) -> None:
-        """Return when all keys are there."""
-        self._ask_and_wait("wait", keys, timeout)
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._ask("add", key, b"%d" % amount)[0])
-
-    def append(self, key: str, value: bytes) -> None:
-        self._ask("append", key, value)
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return self._ask("compare_set", key, expected, desired)[0]
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._ask("check", *keys) == [b"1"]
-
-    def delete(self, key: str) -> bool:
-        return self._ask("delete", key) == [b"1"]
-
-    def count(self) -> int:
-        return int(self._ask("count")[0])
-
-    def keys(self, prefix: str = "") -> list[str]:
-        return [key.decode() for key in self._ask("keys", prefix)]
-
-    def close(self) -> None:
-        """End this thread's connection."""
-        sock = getattr(self._local, "sock", None)
-        if sock is not None:
-            sock.close()
-            self._local.sock = None
-
-    def _ask_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
-        return self._ask(operation, b"%f" % timeout, *keys, patience=timeout + 10.0)
-
-    def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
-        sock = self._socket()
-        fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
-        try:
-            sock.settimeout(patience)
-            sock.sendall(pack(fields))
-            status, *values = unpack(_receive_frame(sock))
-        except (
-            BaseException
-        ) as error:  # a reply may be under way: this connection can no longer be trusted to alternate
-            self.close()
-            if isinstance(error, OSError):
-                raise ConnectionError(f"the store at {format_addresses(self._addresses)} is gone: {error}") from error
-            raise
-        if status == b"late":
-            raise KeysLate([key.decode() for key in values])
-        if status == b"bad":
-            raise ValueError(f"the store refused {operation}: {values[0].decode()}")
-        return values
-
-    def _socket(self) -> socket.socket:
-        """This thread's connection; a new one after a fork, since two processes cannot share one."""
-        sock: socket.socket | None = getattr(self._local, "sock", None)
-        if sock is None or self._local.pid != os.getpid():
-            sock = self._connect()
-            self._local.sock, self._local.pid = sock, os.getpid()
-        return sock
-
-    def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + self._timeout
-        each = self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0)
-        while True:
-            reasons = []
-            for address in self._addresses:
-                try:
-                    return _greet(address, self._token, each)
-                except PermissionError:
-                    raise
-                except OSError as error:
-                    reasons.append(f"{format_addresses([address])}: {error}")
-            if time.monotonic() + 0.1 > deadline:
-                raise ConnectionError(f"no store within {self._timeout:.0f} s at {'; '.join(reasons)}")
-            time.sleep(0.1)
-
-
-class KeysLate(TimeoutError):
-    """Keys that nobody set in time."""
-
-    def __init__(self, keys: list[str]) -> None:
-        super().__init__(f"nobody set {', '.join(keys)} in time")
-        self.keys = keys
-
-
-def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
-    sock = socket.create_connection(address, timeout=timeout)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        proof = _proof(token, _receive(sock, _CHALLENGE))
-        sock.sendall(_LENGTH.pack(len(proof)) + proof)
-        try:
-            _receive_frame(sock)
-        except ConnectionError as error:
-            raise PermissionError(f"the store at {format_addresses([address])} does not accept our token") from error
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _receive_frame(sock: socket.socket) -> bytes:
-    return _receive(sock, _LENGTH.unpack(_receive(sock, 4))[0])
-
-
-def _receive(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = sock.recv(min(size - len(data), 1 << 20))
-        if not chunk:
-            raise ConnectionError(f"the connection ended after {len(data)} of {size} bytes")
-        data += chunk
-    return bytes(data)
-
-
-def plain_address(address: str) -> str:
-    """`::ffff:10.0.0.1` is how a dual-stack socket spells 10.0.0.1."""
-    return address.removeprefix("::ffff:")

@@ -1,0 +1,160 @@
+"""A process's access to the store."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from allstep.wire.frames import (
+    LENGTH,
+    Fields,
+    format_addresses,
+    pack,
+    plain_address,
+    proof,
+    receive,
+    receive_frame,
+    unpack,
+)
+from allstep.wire.server import NUM_CHALLENGE_BYTES
+
+
+class KeysLate(TimeoutError):
+    """Keys that nobody set in time."""
+
+    def __init__(self, keys: list[str]) -> None:
+        super().__init__(f"nobody set {', '.join(keys)} in time")
+        self.keys = keys
+
+
+class Client:
+    """A process's access to the store. The server may be known under several addresses: the first that answers is taken.
+
+    Raises ConnectionError when none can be reached in `timeout` seconds or the store goes away, PermissionError when it does not
+    accept the token, TimeoutError (with `keys`) when a key does not come.
+    """
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], token: str, timeout: float = 30.0) -> None:
+        self._addresses = list(addresses)
+        self._token = token
+        self._timeout = timeout
+        self._local = threading.local()
+        self._socket()
+
+    @property
+    def local_address(self) -> str:
+        """The address of ours that routes to the store."""
+        return plain_address(self._socket().getsockname()[0])
+
+    @property
+    def server_address(self) -> tuple[str, int]:
+        """The address at which the store answered."""
+        name = self._socket().getpeername()
+        return plain_address(name[0]), name[1]
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask("set", key, value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """The value of a key, as soon as it is there."""
+        return self._ask_and_wait("get", [key], timeout)[0]
+
+    def get_all(self, keys: Sequence[str], timeout: float) -> list[bytes]:
+        """The values of several keys, as soon as all are there."""
+        return self._ask_and_wait("get", keys, timeout)
+
+    def wait(self, keys: Sequence[str], timeout: float) -> None:
+        """Return when all keys are there."""
+        self._ask_and_wait("wait", keys, timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key, b"%d" % amount)[0])
+
+    def append(self, key: str, value: bytes) -> None:
+        self._ask("append", key, value)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        return self._ask("compare_set", key, expected, desired)[0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._ask("check", *keys) == [b"1"]
+
+    def delete(self, key: str) -> bool:
+        return self._ask("delete", key) == [b"1"]
+
+    def count(self) -> int:
+        return int(self._ask("count")[0])
+
+    def keys(self, prefix: str = "") -> list[str]:
+        return [key.decode() for key in self._ask("keys", prefix)]
+
+    def close(self) -> None:
+        """End this thread's connection."""
+        sock = getattr(self._local, "sock", None)
+        if sock is not None:
+            sock.close()
+            self._local.sock = None
+
+    def _ask_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
+        return self._ask(operation, b"%f" % timeout, *keys, patience=timeout + 10.0)
+
+    def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
+        sock = self._socket()
+        fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
+        try:
+            sock.settimeout(patience)
+            sock.sendall(pack(fields))
+            status, *values = unpack(receive_frame(sock))
+        except (
+            BaseException
+        ) as error:  # a reply may be under way: this connection can no longer be trusted to alternate
+            self.close()
+            if isinstance(error, OSError):
+                raise ConnectionError(f"the store at {format_addresses(self._addresses)} is gone: {error}") from error
+            raise
+        if status == b"late":
+            raise KeysLate([key.decode() for key in values])
+        if status == b"bad":
+            raise ValueError(f"the store refused {operation}: {values[0].decode()}")
+        return values
+
+    def _socket(self) -> socket.socket:
+        """This thread's connection; a new one after a fork, since two processes cannot share one."""
+        sock: socket.socket | None = getattr(self._local, "sock", None)
+        if sock is None or self._local.pid != os.getpid():
+            sock = self._connect()
+            self._local.sock, self._local.pid = sock, os.getpid()
+        return sock
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + self._timeout
+        each = self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0)
+        while True:
+            reasons = []
+            for address in self._addresses:
+                try:
+                    return _greet(address, self._token, each)
+                except PermissionError:
+                    raise
+                except OSError as error:
+                    reasons.append(f"{format_addresses([address])}: {error}")
+            if time.monotonic() + 0.1 > deadline:
+                raise ConnectionError(f"no store within {self._timeout:.0f} s at {'; '.join(reasons)}")
+            time.sleep(0.1)
+
+
+def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
+    sock = socket.create_connection(address, timeout=timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answer = proof(token, receive(sock, NUM_CHALLENGE_BYTES))
+        sock.sendall(LENGTH.pack(len(answer)) + answer)
+        try:
+            receive_frame(sock)
+        except ConnectionError as error:
+            raise PermissionError(f"the store at {format_addresses([address])} does not accept our token") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
