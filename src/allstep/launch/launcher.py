@@ -16,12 +16,8 @@ import json
 import os
 import selectors
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,11 +25,13 @@ from typing import Any
 from allstep import machine, wire
 from allstep.errors import ConfigError, UserError
 from allstep.launch import failure, ssh
-from allstep.launch.agent import BEAT_SECONDS, Agent
+from allstep.launch.agent import BEAT_SECONDS
 from allstep.launch.failure import Failure
-from allstep.launch.hosts import Host, is_here
-from allstep.launch.link import Link, Message
+from allstep.launch.hosts import Host
+from allstep.launch.link import Message
 from allstep.launch.output import Output
+from allstep.launch.signals import caught_signals
+from allstep.launch.station import Station, open_stations
 from allstep.limits import read_limits
 from allstep.world import places
 
@@ -58,30 +56,6 @@ class Job:
     ssh: str = "ssh"
     grace: float = 30.0
     foreground: bool = False  # rank 0 keeps our standard output: a progress bar stays a progress bar
-
-
-@dataclass
-class Station:
-    """A host as the launcher sees it."""
-
-    host: Host
-    ranks: list[int]
-    link: Link
-    pid: int = 0  # the agent here, a child of ours
-    process: subprocess.Popen[bytes] | None = None  # ssh, for another host
-    hello: Message | None = None
-    heard: float = field(default_factory=time.monotonic)
-    groups: list[int] = field(default_factory=list)  # the workers' process groups, on this machine
-    over: bool = False
-    complaints: str = ""
-
-    @property
-    def remote(self) -> bool:
-        return self.process is not None
-
-    @property
-    def label(self) -> str:
-        return self.host.label
 
 
 class Launcher:
@@ -109,8 +83,11 @@ class Launcher:
         self.ended = threading.Event()
 
     def run(self) -> int:
-        self._start_agents()
-        with self._catch_signals(), wire.Server(self.token, self._bind_address()) as self.store:
+        self.stations = open_stations(self.job.hosts, self.job.ssh)
+        for station in self.stations:
+            self.selector.register(station.link.read_fd, selectors.EVENT_READ, station)
+        with caught_signals() as signals, wire.Server(self.token, self._bind_address()) as self.store:
+            self.selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64)))
             try:
                 self._greet()
                 if self._may_go_on():
@@ -124,37 +101,6 @@ class Launcher:
         return self._conclude()
 
     # Starting.
-
-    def _start_agents(self) -> None:
-        """Agents here are forked first, while this process has no thread and no other child."""
-        first_rank = 0
-        places_here = []
-        for host in self.job.hosts:
-            ranks = list(range(first_rank, first_rank + host.slots))
-            first_rank += host.slots
-            places_here.append((host, ranks, is_here(host.name)))
-        for host, ranks, here in places_here:
-            if here:
-                self.stations.append(self._fork_agent(host, ranks))
-        for host, ranks, here in places_here:
-            if not here:
-                process = ssh.start_agent(host.name, host.label, self.job.ssh)
-                assert process.stdin and process.stdout and process.stderr
-                os.set_blocking(process.stderr.fileno(), False)
-                link = Link(process.stdout.fileno(), process.stdin.fileno())
-                self.stations.append(Station(host, ranks, link, process=process))
-        self.stations.sort(key=lambda station: station.ranks[0])
-        for station in self.stations:
-            self.selector.register(station.link.read_fd, selectors.EVENT_READ, station)
-
-    def _fork_agent(self, host: Host, ranks: list[int]) -> Station:
-        ours, theirs = socket.socketpair()
-        pid = os.fork()
-        if pid == 0:
-            _be_agent(theirs, [ours.fileno(), *(station.link.read_fd for station in self.stations)], host.label)
-        theirs.close()
-        fd = ours.detach()
-        return Station(host, ranks, Link(fd, fd), pid=pid)
 
     def _bind_address(self) -> str:
         return "" if self._remotes() else "127.0.0.1"
@@ -293,17 +239,9 @@ class Launcher:
         for message in station.link.receive():
             station.heard = time.monotonic()
             getattr(self, f"_on_{message['kind']}")(station, message)
-        if station.process is not None:
-            self._hear_ssh(station)
+        station.hear_complaints()
         if station.link.ended and not station.over:
             self._gone(station)
-
-    def _hear_ssh(self, station: Station) -> None:
-        """Keep what ssh, or a crash of the agent, says on standard error."""
-        assert station.process is not None and station.process.stderr is not None
-        with contextlib.suppress(BlockingIOError, ValueError):
-            while chunk := os.read(station.process.stderr.fileno(), 1 << 16):
-                station.complaints += chunk.decode(errors="replace")
 
     def _on_hello(self, station: Station, message: Message) -> None:
         station.hello = message
@@ -344,10 +282,8 @@ class Launcher:
 
     def _gone(self, station: Station) -> None:
         """The link has ended: before the hello, ssh or the agent could not start; later the host, or the agent, was lost."""
-        if station.hello is None and station.process is not None:
-            code = _wait(station.process)
-            self._hear_ssh(station)
-            self.problem = ssh.complaint(station.label, code, station.complaints)
+        if station.hello is None:
+            self.problem = station.why_it_did_not_start()
         if all(rank in self.exits for rank in station.ranks) or self.problem:
             station.over = True
             self.selector.unregister(station.link.read_fd)
@@ -358,9 +294,7 @@ class Launcher:
         station.over = True
         with contextlib.suppress(KeyError):
             self.selector.unregister(station.link.read_fd)
-        for group in station.groups:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+        station.kill_workers_here()
         open_ranks = [rank for rank in station.ranks if rank not in self.exits]
         for rank in open_ranks:
             self.exits[rank] = 1
@@ -407,25 +341,6 @@ class Launcher:
 
     # Signals to us.
 
-    @contextlib.contextmanager
-    def _catch_signals(self) -> Any:
-        wake_out, wake_in = socket.socketpair()
-        wake_out.setblocking(False)
-        wake_in.setblocking(False)
-        self.selector.register(wake_in, selectors.EVENT_READ, lambda: self._on_signals(wake_in.recv(64)))
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        before_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before_fd)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self.selector.unregister(wake_in)
-            wake_in.close()
-            wake_out.close()
-
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGINT and signal.SIGINT in self.signals:
@@ -453,14 +368,7 @@ class Launcher:
                 if isinstance(key.data, Station):
                     self._hear(key.data)
         for station in self.stations:
-            if station.process is not None:
-                station.process.kill()
-                station.process.wait()
-            else:
-                if not station.over:
-                    os.kill(station.pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(station.pid, 0)
+            station.end()
 
     def _conclude(self) -> int:
         if self.problem:
@@ -475,30 +383,6 @@ class Launcher:
         if self.signals and (any(codes) or len(codes) < len(self.worlds)):
             return 128 + self.signals[0]
         return 0
-
-
-def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
-    """Runs in the forked child; never returns."""
-    code = 1
-    try:
-        for fd in not_ours:
-            os.close(fd)
-        os.setsid()
-        fd = theirs.fileno()
-        Agent(Link(fd, fd), label, remote=False).run()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(timeout=2.0)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _span(ranks: list[int]) -> str:

@@ -1,0 +1,26 @@
+"""Signals to the launcher, brought into its loop through a socket that the loop watches."""
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[socket.socket]:
+    """While it lasts, each signal we get is one byte, its number, on the socket."""
+    wake_out, wake_in = socket.socketpair()
+    wake_out.setblocking(False)
+    wake_in.setblocking(False)
+    before = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
+    before_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
+    try:
+        yield wake_in
+    finally:
+        signal.set_wakeup_fd(before_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        wake_in.close()
+        wake_out.close()
