@@ -82,6 +82,28 @@ def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, t
     assert "4 workers on 2 hosts: h1 has ranks 0-1, h2 has ranks 2-3" in done.err
 
 
+def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
+    """Four workers on two hosts train the net that one worker here trains."""
+    where = ["run", "-np", "4", "-H", "h1:2,h2:2", "--ssh", two_hosts.ssh]
+    done = run(*where, "allstep", "train", "digits", "epochs=2", "--out", tmp_path / "far", prefix=two_hosts.prefix(0))
+    assert done.code == 0, done.err
+    assert "h1" in done.out
+    assert "h2" in done.out
+    alone = run("train", "digits", "epochs=2", "--workers", "1", "--out", tmp_path / "near")
+    assert alone.code == 0, alone.err
+    far, near = (read_log(tmp_path / name / "run.jsonl") for name in ("far", "near"))
+    assert far["size"] == 4
+    assert near["size"] == 1
+    assert far["loss"] == pytest.approx(near["loss"], rel=1e-4)
+
+
+def read_log(path: Path) -> dict:
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    start = next(record for record in records if record["kind"] == "start")
+    last_step = [record for record in records if record["kind"] == "step"][-1]
+    return {"size": start["world"]["size"], "loss": last_step["loss"]}
+
+
 def test_a_script_that_knows_only_torch(two_hosts: Hosts, script) -> None:
     done = run("run", "-H", "h1:1,h2:2", "--ssh", two_hosts.ssh, "python", script(PLAIN_TORCH))
     assert done.code == 0, done.err
