@@ -78,7 +78,12 @@ class Ranks:
         folder.mkdir(parents=True)
         token = wire.new_token()
         with wire.Server(token) as store:
-            common = {**clean_environment(), "ALLSTEP_STORE": f"127.0.0.1:{store.port}", "ALLSTEP_TOKEN": token, **(env or {})}
+            common = {
+                **clean_environment(),
+                "ALLSTEP_STORE": f"127.0.0.1:{store.port}",
+                "ALLSTEP_TOKEN": token,
+                **(env or {}),
+            }
             worlds = places(hosts or ["testhost"] * num_ranks)
             request = {
                 "env": [{**common, **world.to_env()} for world in worlds],
@@ -105,7 +110,9 @@ class Ranks:
 def clean_environment() -> dict[str, str]:
     """Our environment without what another launcher may have left in it."""
     foreign = {name for known in LAUNCHERS.values() for names in known[1:] for name in names}
-    return {name: value for name, value in os.environ.items() if name not in foreign and not name.startswith("ALLSTEP_")}
+    return {
+        name: value for name, value in os.environ.items() if name not in foreign and not name.startswith("ALLSTEP_")
+    }
 
 
 def kill_group(pid: int) -> None:

@@ -34,7 +34,11 @@ def test_the_layers_hold() -> None:
     ("file", "line", "complaint"),
     [
         ("wire.py", "from allstep.world import World", "allstep.wire is not allowed to import allstep.world"),
-        ("data/order.py", "def late():\n    import allstep.train", "allstep.data is not allowed to import allstep.train"),
+        (
+            "data/order.py",
+            "def late():\n    import allstep.train",
+            "allstep.data is not allowed to import allstep.train",
+        ),
         ("world.py", "import numpy", "allstep.world is not allowed to import numpy"),
         ("drawer.py", "", "allstep.drawer"),
     ],

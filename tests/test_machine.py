@@ -65,7 +65,7 @@ def test_shares_of_usual_bindings() -> None:
 
 
 def test_memory_against_psutil() -> None:
-    assert abs(machine.memory_available() - psutil.virtual_memory().available) < 1 << 30
+    assert abs(machine.memory().available - psutil.virtual_memory().available) < 1 << 30
 
 
 def test_interfaces_against_psutil() -> None:

@@ -208,6 +208,13 @@ def test_the_first_address_that_answers_is_taken(server: Server) -> None:
     client.close()
 
 
+def test_somebody_elses_store_is_passed_over(server: Server) -> None:
+    with Server("another token") as other:
+        client = Client([("127.0.0.1", other.port), ("127.0.0.1", server.port)], TOKEN, timeout=5)
+    assert client.server_address == ("127.0.0.1", server.port)
+    client.close()
+
+
 def test_a_forked_process_gets_its_own_connection(ranks) -> None:
     """The fixture forks ranks from one process; each of them uses the store at once."""
 

@@ -9,11 +9,13 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SIOCGIFADDR = 0x8915
+_NO_LIMIT = 1 << 60  # version 1 says "none" with a number near 2**63
 
 
 def allowed_cores() -> int:
@@ -23,20 +25,19 @@ def allowed_cores() -> int:
 
 def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
     """CPU time per wall time that the container's cgroup allows, in cores; None when it sets no limit."""
-    folders = [cgroup, *_own_cgroups(cgroup)]
+    folders = [cgroup, *_own_cgroups(cgroup, "cpu")]
     quotas = [quota for folder in folders if (quota := _quota_in(folder)) is not None]
     return min(quotas) if quotas else None
 
 
-def _own_cgroups(cgroup: Path) -> Iterable[Path]:
-    """The folders of our own cgroup and of its parents below `cgroup` (version 2; version 1's cpu controller)."""
+def _own_cgroups(cgroup: Path, controller: str) -> Iterable[Path]:
+    """The folders of our own cgroup and of its parents below `cgroup` (version 2; version 1's folder of the controller)."""
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = cgroup / "cpu" if controllers else cgroup
-        yield root
-        folder = root
+        folder = cgroup / controller if controllers else cgroup
+        yield folder
         for part in Path(path.lstrip("/")).parts:
             folder = folder / part
             yield folder
@@ -68,18 +69,45 @@ def fair_share(mine: Iterable[int], everyone: Sequence[Iterable[int]], quota: fl
     return max(1, int(share))
 
 
-def memory_available() -> int:
-    """Bytes that can be allocated now: the kernel's MemAvailable, cut by what the cgroup has left."""
-    available = _meminfo("MemAvailable")
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. `available` can be allocated now; `limit` is the smallest that a cgroup sets, None without one."""
+
+    total: int
+    available: int
+    limit: int | None
+
+
+def memory() -> Memory:
+    """What the machine has, and what of it the kernel and our cgroups leave us."""
+    limits = [
+        (limit, limit - used)
+        for folder in _own_cgroups(_CGROUP, "memory")
+        if (limit := _memory_limit(folder)) is not None and (used := _memory_used(folder)) is not None
+    ]
+    available = min([_meminfo("MemAvailable"), *(left for _, left in limits)])
+    return Memory(_meminfo("MemTotal"), max(0, available), min((limit for limit, _ in limits), default=None))
+
+
+def _memory_limit(folder: Path) -> int | None:
+    limit = _first_number(folder, "memory.max", "memory.limit_in_bytes")
+    return limit if limit is not None and limit < _NO_LIMIT else None
+
+
+def _memory_used(folder: Path) -> int | None:
+    """Bytes in use that the kernel cannot simply drop: files that it only keeps for speed do not count."""
+    used = _first_number(folder, "memory.current", "memory.usage_in_bytes")
+    stat = dict(line.split() for line in _lines(str(folder / "memory.stat")))
+    return None if used is None else used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+
+
+def _first_number(folder: Path, *names: str) -> int | None:
+    for name in names:
         try:
-            available = min(available, int((_CGROUP / limit).read_text()) - int((_CGROUP / used).read_text()))
+            return int((folder / name).read_text())
         except (OSError, ValueError):
             continue
-    return available
+    return None
 
 
 def _meminfo(field: str) -> int:

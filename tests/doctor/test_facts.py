@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from allstep import machine
 from allstep.doctor import machine_facts, packages, programs
 
 ONE_CORE = "from allstep.doctor import machine_facts as m; c = m.cores(); print(c.affinity, c.allowed, c.machine)"
@@ -33,7 +34,7 @@ def test_cores_under_taskset() -> None:
 
 
 def test_memory() -> None:
-    memory, oracle = machine_facts.memory(), psutil.virtual_memory()
+    memory, oracle = machine.memory(), psutil.virtual_memory()
     assert abs(memory.total - oracle.total) < 0.01 * oracle.total
     assert 0 < memory.available <= oracle.available * 1.1
     assert memory.limit is None or memory.limit <= 1 << 60
@@ -51,14 +52,14 @@ def test_memory_of_a_cgroup_does_not_count_what_the_kernel_can_drop(
 ) -> None:
     for name, text in zip((*names, "memory.stat"), ("1000\n", "900\n", stat), strict=True):
         (tmp_path / name).write_text(text)
-    assert machine_facts._limit_of(tmp_path) == 1000
-    assert machine_facts._used_in(tmp_path) == 600
+    assert machine._memory_limit(tmp_path) == 1000
+    assert machine._memory_used(tmp_path) == 600
 
 
 @pytest.mark.parametrize("text", ["max\n", "9223372036854771712\n"])
 def test_a_cgroup_without_limit(tmp_path: Path, text: str) -> None:
     (tmp_path / ("memory.max" if text == "max\n" else "memory.limit_in_bytes")).write_text(text)
-    assert machine_facts._limit_of(tmp_path) is None
+    assert machine._memory_limit(tmp_path) is None
 
 
 def test_shared_memory_and_open_files() -> None:

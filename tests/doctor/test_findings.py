@@ -14,12 +14,13 @@ import pytest
 from allstep.doctor import Asked, Report, Severity, checks, examine
 from allstep.doctor.checks import Facts
 from allstep.doctor.engine import Engine
-from allstep.doctor.machine_facts import Memory, Network, SharedMemory
+from allstep.doctor.machine_facts import Network, SharedMemory
 from allstep.doctor.programs import Program
 from allstep.doctor.reach import visit
 from allstep.doctor.show import show
 from allstep.doctor.trial import try_run
 from allstep.launch import Host
+from allstep.machine import Memory
 from allstep.world import World
 
 PYTHON = sys.executable

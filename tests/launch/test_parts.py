@@ -89,6 +89,12 @@ def test_a_hostfile_in_any_dialect(tmp_path: Path) -> None:
         read_hostfile(file)
 
 
+def test_ipv6_addresses_stand_in_brackets() -> None:
+    assert parse_hosts("[fe80::1]:2,me@[::2]") == [Host("fe80::1", 2), Host("me@::2", 1)]
+    with pytest.raises(ConfigError, match="brackets"):
+        parse_hosts("fe80::1")
+
+
 def test_which_host_is_here() -> None:
     assert is_here("localhost")
     assert is_here("127.0.0.1")

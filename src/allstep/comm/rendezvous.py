@@ -124,7 +124,8 @@ def runtime_folder() -> Path:
         folder = Path(chosen) / "allstep"
     else:
         folder = Path(tempfile.gettempdir()) / f"allstep-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise WorldError(
@@ -209,18 +210,13 @@ def _at_address(address: str, world: World, limits: Limits) -> Meeting:
     if world.rank == 0:
         server = _serve_at(ports, token)
         return Meeting(_join([("127.0.0.1", server.port)], token, limits), server)
-    end = time.monotonic() + limits.start
-    reason = ""
-    while time.monotonic() < end:
-        for port in ports:
-            try:
-                return Meeting(_join([(address, port)], token, limits._replace(start=1.0)))
-            except OSError as error:
-                reason = str(error)
-    raise WorldError(
-        f"rank {world.rank} on {world.host} did not find rank 0 at {address} within {limits.start:.0f} s "
-        f"({reason}). Did rank 0 turn up there? Else set MASTER_ADDR and MASTER_PORT to an address and a free port of its host"
-    )
+    try:
+        return Meeting(_join([(address, port) for port in ports], token, limits))
+    except OSError as error:
+        raise WorldError(
+            f"rank {world.rank} on {world.host} did not find rank 0 at {address} within {limits.start:.0f} s ({error}). "
+            "Did rank 0 turn up there? Else set MASTER_ADDR and MASTER_PORT to an address and a free port of its host"
+        ) from error
 
 
 def _serve_at(ports: list[int], token: str) -> wire.Server:

@@ -70,9 +70,6 @@ def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
 
 
 def _chunks(url: str, name: str, progress: Progress | None, timeout: float) -> Iterator[bytes]:
-    os.environ.setdefault(
-        "RES_OPTIONS", "timeout:2 attempts:1"
-    )  # names that nobody answers for: our timeout does not count there
     request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
     done = 0
     try:

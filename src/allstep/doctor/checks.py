@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from allstep.doctor.choice import Choice, user_threads
 from allstep.doctor.engine import Engine
 from allstep.doctor.finding import Finding, note, problem, warning
-from allstep.doctor.machine_facts import Cores, Folder, Memory, Network, SharedMemory
+from allstep.doctor.machine_facts import Cores, Folder, Network, SharedMemory
 from allstep.doctor.packages import Package, at_least
 from allstep.doctor.programs import Program
 from allstep.errors import ConfigError
 from allstep.limits import read_limits
+from allstep.machine import Memory
 from allstep.world import NONE, World
 
 _WORKER_BYTES = 300 << 20  # what a worker takes before it has a net or data: Python and torch

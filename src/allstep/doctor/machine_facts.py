@@ -3,13 +3,11 @@
 Everything here is quick, loads no torch and starts no program, so a probe on another host can tell the same of itself.
 """
 
-import contextlib
 import os
 import resource
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +26,6 @@ class Cores:
     affinity: int
     quota: float | None
     allowed: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes. `limit` is the cgroup's, None without one; `available` counts with it."""
-
-    total: int
-    available: int
-    limit: int | None
 
 
 @dataclass(frozen=True)
@@ -69,48 +58,6 @@ class Folder:
 def cores() -> Cores:
     mask = len(os.sched_getaffinity(0))
     return Cores(os.cpu_count() or mask, mask, machine.cpu_quota(), machine.allowed_cores())
-
-
-def memory() -> Memory:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    groups = [
-        (limit, used) for folder in _memory_groups() if (limit := _limit_of(folder)) and (used := _used_in(folder))
-    ]
-    left = [limit - used for limit, used in groups]
-    return Memory(
-        total, max(0, min([machine.memory_available(), *left])), min((limit for limit, _ in groups), default=None)
-    )
-
-
-def _memory_groups(cgroup: Path = _CGROUP) -> Iterator[Path]:
-    """The folders of our own memory cgroup and its parents, in version 2 or 1."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder = cgroup / "memory" if controllers else cgroup
-        yield folder
-        for part in Path(path.lstrip("/")).parts:
-            folder = folder / part
-            yield folder
-
-
-def _limit_of(folder: Path) -> int | None:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limit = int((folder / name).read_text())
-            return limit if limit < _NO_LIMIT else None
-    return None
-
-
-def _used_in(folder: Path) -> int | None:
-    """Bytes in use that the kernel cannot simply drop: files that it only keeps in memory for speed do not count."""
-    for name in ("memory.current", "memory.usage_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            used = int((folder / name).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            return used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-    return None
 
 
 def shared_memory() -> SharedMemory:

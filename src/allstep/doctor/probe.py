@@ -81,7 +81,7 @@ def _facts() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "torch": packages.version_of("torch"),
         "cores": asdict(machine_facts.cores()),
-        "memory": asdict(machine_facts.memory()),
+        "memory": asdict(machine.memory()),
         "network": asdict(machine_facts.network()),
         "doctor_address": ssh[0] if remote else None,
         "address": ssh[2] if remote else None,

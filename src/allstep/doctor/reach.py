@@ -134,14 +134,8 @@ class Call:
 
 
 def _command(station: Station, ssh: str) -> list[str]:
-    """As the launcher starts its agent (`allstep.launch.ssh.start_agent`; a test compares them)."""
-    probe = [sys.executable, "-m", "allstep.doctor.probe", station.label]
-    if station.here:
-        return probe
-    path = os.environ.get("PYTHONPATH")
-    setting = ["env", f"PYTHONPATH={path}"] if path else []
-    options = ["-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
-    return [*shlex.split(ssh), *options, station.host.name, shlex.join(["exec", *setting, *probe])]
+    probe = ["-m", "allstep.doctor.probe", station.label]
+    return [sys.executable, *probe] if station.here else launch_ssh.command_on(station.host.name, ssh, *probe)
 
 
 def visit(hosts: Sequence[Host], ssh: str, iface: str | None = None) -> Visit:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from allstep import machine
 from allstep._version import __version__
 from allstep.doctor import checks, choice, host_checks, machine_facts, packages, programs, trial
 from allstep.doctor.checks import Facts, environment
@@ -121,7 +122,7 @@ def _gather(asked: Asked, look: Look, there: Visit | None) -> Facts:
     others = any(not station.here for station in there.stations) if there else False
     return Facts(
         cores=machine_facts.cores(),
-        memory=machine_facts.memory(),
+        memory=machine.memory(),
         network=machine_facts.network(),
         shared_memory=machine_facts.shared_memory(),
         open_files=machine_facts.open_files(),

@@ -55,10 +55,11 @@ def _parse_line(words: list[str], where: str) -> Host:
 
 
 def _parse_host(item: str, where: str) -> Host:
-    match = re.fullmatch(r"([^\s:,=]+)(?::(\d+))?", item.strip())
+    match = re.fullmatch(r"(?:([^\s:,=\[\]]+)|((?:[^\s@]+@)?)\[([0-9a-fA-F:.%]+)\])(?::(\d+))?", item.strip())
     if match is None:
-        raise ConfigError(f"{where}: {item!r} is not HOST or HOST:NUMBER")
-    return Host(match[1], int(match[2] or 1))
+        raise ConfigError(f"{where}: {item!r} is not HOST or HOST:NUMBER (an IPv6 address stands in brackets)")
+    name = match[1] or match[2] + match[3]
+    return Host(name, int(match[4] or 1))
 
 
 def _distinct(hosts: list[Host], where: str) -> list[Host]:

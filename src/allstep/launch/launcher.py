@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep import machine, wire
+from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
 from allstep.launch import failure, ssh
 from allstep.launch.agent import BEAT_SECONDS
@@ -208,9 +209,8 @@ class Launcher:
         if not station.remote:
             return ["127.0.0.1"]
         assert station.hello is not None
-        if self.job.iface and (found := machine.interfaces().get(self.job.iface)):
-            return found
-        candidates = [station.hello["launcher_address"], *machine.outside_addresses()]
+        asked_for = machine.interfaces().get(self.job.iface, []) if self.job.iface else []
+        candidates = [*asked_for, station.hello["launcher_address"], *machine.outside_addresses()]
         return list(dict.fromkeys(address for address in candidates if address))
 
     # Watching.
@@ -245,6 +245,8 @@ class Launcher:
 
     def _on_hello(self, station: Station, message: Message) -> None:
         station.hello = message
+        if message["version"] != __version__:
+            self.problem = f"{station.label} has allstep {message['version']}, here is {__version__}: install the same on every host"
 
     def _on_alive(self, station: Station, message: Message) -> None:
         """`_hear` has noted it."""

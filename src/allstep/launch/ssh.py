@@ -35,12 +35,17 @@ _HOSTS_OWN = (
 )
 
 
-def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
-    """Start the agent on a host. Its messages come on stdout, what ssh complains of on stderr."""
+def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
+    """The ssh command that runs our interpreter on a host, with these arguments."""
     path = os.environ.get("PYTHONPATH")
     setting = ["env", f"PYTHONPATH={path}"] if path else []
-    remote = shlex.join(["exec", *setting, sys.executable, "-m", "allstep.launch.agent", label])
-    command = [*shlex.split(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, remote]
+    remote = shlex.join(["exec", *setting, sys.executable, *python_arguments])
+    return [*shlex.split(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, remote]
+
+
+def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
+    """Start the agent on a host. Its messages come on stdout, what ssh complains of on stderr."""
+    command = command_on(host, ssh, "-m", "allstep.launch.agent", label)
     try:
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

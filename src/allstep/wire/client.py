@@ -28,6 +28,10 @@ class KeysLate(TimeoutError):
         self.keys = keys
 
 
+class WrongToken(PermissionError):
+    """The store is there, but is not ours."""
+
+
 class Client:
     """A process's access to the store. The server may be known under several addresses: the first that answers is taken.
 
@@ -134,14 +138,20 @@ class Client:
             reasons = []
             for address in self._addresses:
                 try:
-                    return _greet(address, self._token, each)
-                except PermissionError:
-                    raise
+                    sock = _greet(address, self._token, each)
+                except WrongToken:
+                    if len(self._addresses) == 1:
+                        raise
+                    reasons.append(f"{format_addresses([address])}: somebody else's store")
                 except OSError as error:
                     reasons.append(f"{format_addresses([address])}: {error}")
-            if time.monotonic() + 0.1 > deadline:
-                raise ConnectionError(f"no store within {self._timeout:.0f} s at {'; '.join(reasons)}")
-            time.sleep(0.1)
+                else:
+                    self._addresses = [address]  # further threads need not search again
+                    return sock
+            if time.monotonic() + 0.05 > deadline:
+                more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+                raise ConnectionError(f"no store within {self._timeout:.0f} s at {'; '.join(reasons[:3])}{more}")
+            time.sleep(0.05)
 
 
 def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
@@ -153,7 +163,7 @@ def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socke
         try:
             receive_frame(sock)
         except ConnectionError as error:
-            raise PermissionError(f"the store at {format_addresses([address])} does not accept our token") from error
+            raise WrongToken(f"the store at {format_addresses([address])} does not accept our token") from error
     except BaseException:
         sock.close()
         raise

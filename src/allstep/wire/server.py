@@ -163,7 +163,8 @@ class Server:
     def _accept(self, listener: socket.socket, _: int) -> None:
         try:
             sock, _address = listener.accept()
-        except OSError:
+        except OSError:  # out of file descriptors, most likely: the knock comes again at once, so wait a little
+            time.sleep(0.05)
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
