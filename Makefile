@@ -10,7 +10,7 @@ demo: install
 	$(BIN)/allstep train
 
 test: install check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # Random and killing tests at full count; the last lines go into docs/soak.md.
 soak: install

@@ -26,7 +26,6 @@ sys.stdout.write("WORLD " + json.dumps([world.rank, world.size, world.local_rank
                                         world.cross_size, world.launcher, total.item(), torch.get_num_threads()]) + "\\n")
 """
 MPIRUN = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
-HYDRA = ["mpiexec.hydra"]
 
 
 @pytest.fixture
@@ -70,11 +69,10 @@ def two(launcher: str) -> list[list]:
     return [[0, 2, 0, 2, 0, 1, launcher, 1.0], [1, 2, 1, 2, 0, 1, launcher, 1.0]]
 
 
-@pytest.mark.parametrize(("starter", "launcher"), [(MPIRUN, "openmpi"), (HYDRA, "mpich")], ids=["openmpi", "mpich"])
-def test_mpi_on_one_host(script, runtime: Path, starter: list[str], launcher: str) -> None:
-    need(starter[0])
-    found = worlds(call([*starter, "-np", "2", sys.executable, script()], runtime))
-    assert [world[:8] for world in found] == two(launcher)
+def test_hydra_on_one_host(script, runtime: Path) -> None:
+    need("mpiexec.hydra")
+    found = worlds(call(["mpiexec.hydra", "-np", "2", sys.executable, script()], runtime))
+    assert [world[:8] for world in found] == two("mpich")
     assert list((runtime / "allstep").iterdir()) == []  # the file goes when all are connected
 
 
@@ -103,9 +101,9 @@ def test_a_file_that_a_killed_run_left_does_not_mislead(script, runtime: Path) -
 def test_a_rank_that_does_not_turn_up_under_mpirun(script, runtime: Path) -> None:
     need("mpirun.openmpi")
     before = "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': sys.exit(0)"
-    done = call([*MPIRUN, "-np", "3", sys.executable, script(before)], runtime, ALLSTEP_START_TIMEOUT="2")
+    done = call([*MPIRUN, "-np", "2", sys.executable, script(before)], runtime, ALLSTEP_START_TIMEOUT="1")
     assert done.returncode != 0
-    assert "1 of 3 ranks did not turn up within 2 s: rank 1 on " in done.stderr
+    assert "1 of 2 ranks did not turn up within 1 s: rank 1 on " in done.stderr
     none = "if os.environ['OMPI_COMM_WORLD_RANK'] == '0': sys.exit(0)"
     done = call([*MPIRUN, "-np", "2", sys.executable, script(none)], runtime, ALLSTEP_START_TIMEOUT="1")
     assert "rank 0 did not turn up" in done.stderr

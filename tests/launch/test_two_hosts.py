@@ -39,6 +39,7 @@ while True:
     print("step", flush=True)
     time.sleep(0.1)
 """
+SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 pytestmark = pytest.mark.timeout(90)
 
 
@@ -83,8 +84,9 @@ def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, t
 
 
 def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
-    """Four workers on two hosts train the net that one worker here trains."""
-    where = ["run", "-np", "4", "-H", "h1:2,h2:2", "--ssh", two_hosts.ssh]
+    """Workers on two hosts train the net that one worker here trains."""
+    size = 4 if SOAK else 2
+    where = ["run", "-np", str(size), "-H", f"h1:{size // 2},h2:{size // 2}", "--ssh", two_hosts.ssh]
     done = run(*where, "allstep", "train", "digits", "epochs=2", "--out", tmp_path / "far", prefix=two_hosts.prefix(0))
     assert done.code == 0, done.err
     assert "h1" in done.out
@@ -92,7 +94,7 @@ def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
     alone = run("train", "digits", "epochs=2", "--workers", "1", "--out", tmp_path / "near")
     assert alone.code == 0, alone.err
     far, near = (read_log(tmp_path / name / "run.jsonl") for name in ("far", "near"))
-    assert far["size"] == 4
+    assert far["size"] == size
     assert near["size"] == 1
     assert far["loss"] == pytest.approx(near["loss"], rel=1e-4)
 
@@ -105,9 +107,9 @@ def read_log(path: Path) -> dict:
 
 
 def test_a_script_that_knows_only_torch(two_hosts: Hosts, script) -> None:
-    done = run("run", "-H", "h1:1,h2:2", "--ssh", two_hosts.ssh, "python", script(PLAIN_TORCH))
+    done = run("run", "-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "python", script(PLAIN_TORCH))
     assert done.code == 0, done.err
-    assert sorted(done.out.splitlines()) == [f"[{rank}] total 3.0" for rank in range(3)]
+    assert sorted(done.out.splitlines()) == [f"[{rank}] total 2.0" for rank in range(2)]
 
 
 @contextmanager
@@ -126,12 +128,12 @@ def running(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("launched_from", "lost_seconds"), [("outside", 3), ("h1", 10)])
+@pytest.mark.parametrize(("launched_from", "lost_seconds"), [("outside", 3), ("h1", 10 if SOAK else 3)])
 def test_a_host_cut_off_is_named_within_15_seconds(
     two_hosts: Hosts, script, launched_from: str, lost_seconds: int
 ) -> None:
     prefix = two_hosts.prefix(0) if launched_from == "h1" else []
-    where = ["-np", "4", "-H", "h1:2,h2:2", "--ssh", two_hosts.ssh]
+    where = ["-H", "h1:1,h2:2", "--ssh", two_hosts.ssh]
     env = {"ALLSTEP_LOST_SECONDS": str(lost_seconds)}
     with running(*where, "python", script(FOREVER), prefix=prefix, env=env) as (process, mark):
         two_hosts.cut(1)
@@ -150,8 +152,8 @@ def test_a_host_cut_off_is_named_within_15_seconds(
 
 @pytest.mark.soak
 def test_nothing_survives_a_killed_launcher(two_hosts: Hosts, script) -> None:
-    with running("-H", "h1:2,h2:2", "--ssh", two_hosts.ssh, "python", script(FOREVER)) as (process, mark):
-        assert len(processes_with(mark)) >= 5
+    with running("-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "python", script(FOREVER)) as (process, mark):
+        assert len(processes_with(mark)) >= 3
         process.kill()
         wait_until(lambda: not processes_with(mark), 15, "the end of all workers")
 
