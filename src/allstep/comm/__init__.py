@@ -1,5 +1,12 @@
-"""Ranks that work together: how they meet, and what they compute in common."""
+"""Ranks that work together: how they meet, and what they compute in common.
 
+Importing this package makes the backend "allstep" known to torch.distributed.
+"""
+
+from allstep.comm.backend import register as _register
+from allstep.comm.barrier import barrier
 from allstep.comm.start import init, shutdown
 
-__all__ = ["init", "shutdown"]
+__all__ = ["barrier", "init", "shutdown"]
+
+_register()
