@@ -2,7 +2,8 @@
 
 import os
 
-from hypothesis import settings
+import pytest
+from hypothesis import is_hypothesis_test, settings
 
 from hosts import two_hosts
 from ranks import rank_server, ranks
@@ -13,4 +14,27 @@ __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "two_hosts"]
 # Times on a shared machine say nothing; what must not hang has a time limit of its own.
 settings.register_profile("test", deadline=None)
 settings.register_profile("soak", deadline=None, max_examples=1000)
-settings.load_profile("soak" if os.environ.get("ALLSTEP_SOAK") else "test")
+SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
+settings.load_profile("soak" if SOAK else "test")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`make soak` runs each killing test ten times, or as often as its mark says; random tests have their profile above."""
+    mark = metafunc.definition.get_closest_marker("soak")
+    if SOAK and mark is not None and not is_hypothesis_test(metafunc.function):
+        metafunc.fixturenames.append("soak_round")
+        metafunc.parametrize("soak_round", range(mark.args[0] if mark.args else 10))
+
+
+@pytest.fixture
+def soak_round() -> int:
+    """Only there to be parametrised."""
+    return 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every random test belongs to the soak."""
+    for item in items:
+        if isinstance(item, pytest.Function) and is_hypothesis_test(item.function):
+            item.add_marker(pytest.mark.soak)
