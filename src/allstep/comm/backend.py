@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from allstep.comm.barrier import leave_card
 from allstep.comm.gloo import GlooMover
 from allstep.comm.group import NAME, AllstepGroup
+from allstep.comm.host import join_host
 
 
 def register() -> None:
@@ -33,6 +34,7 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
         group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, group.nccl)
     group._set_group_name(options.group_id)
     leave_card(store, rank)
+    group.local = join_host(PrefixStore("host/", store), rank, size, timeout.total_seconds())
     return group
 
 

@@ -1,0 +1,186 @@
+"""Waiting for other ranks of the host, through flags in shared memory.
+
+Each rank has a line of its own in the control memory, which only it writes::
+
+    | count | mark 0 | mark 1 | asleep | ...           eight bytes each, one cache line of 128 bytes per rank
+
+`count` only grows. A rank that has written its data adds one to it (`publish`); the others wait until it has reached their own count
+(`wait`). That is all there is: every exchange is "I am this far" and "is everybody this far?". A mark says what the count stands for (which
+operation, on what), so that ranks that do different things find out at once.
+
+Data and flag are separated by a fence: a held lock, released and taken again, which orders everything before against everything after,
+on ARM too (0.25 us).
+
+How to wait: spin when every rank has a core (a hand-over takes 1 us), then give the core away with `sched_yield`, then sleep in
+the kernel on the count that is missing (`futex`), which lets other threads of this process run. Each sleep is short, so a lost wake-up is a
+delay and never a hang; after each sleep we look whether the missing rank still lives. A process lives as long as its pidfd says so.
+"""
+
+import ctypes
+import os
+import platform
+import select
+import threading
+import time
+from collections.abc import Sequence
+
+from allstep.errors import CollectiveTimeout, CommError, PeerLost
+
+LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
+_COUNT, _MARK, _ASLEEP = 0, 1, 3
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_SPINS = 2000
+_YIELDS = 50
+_SHORT_NAP, _LONG_NAP = 0.002, 0.05
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def control_bytes(size: int) -> int:
+    """Memory that the flags of `size` ranks need."""
+    return size * LINE * 8
+
+
+class Flags:
+    """The counts and marks of all ranks, seen from one of them.
+
+    pids: the processes of the ranks. spins: how often to look before giving the core away; 0 when there are fewer cores than ranks.
+    """
+
+    def __init__(self, control: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
+        self.numbers = control.cast("q")
+        self.rank = rank
+        self.size = len(pids)
+        self.count = 0
+        self._mine = rank * LINE
+        self._others = [other * LINE for other in range(self.size) if other != rank]
+        self._spins = spins
+        self._fence = threading.Lock()
+        self._fence.acquire()
+        base = ctypes.addressof(ctypes.c_char.from_buffer(control))
+        self._words = [base + other * LINE * 8 for other in range(self.size)]
+        self._alive = {other * LINE: _Life(pid) for other, pid in enumerate(pids) if other != rank}
+
+    def publish(self, mark: int) -> None:
+        """All that we have written so far is for the others to read: we are one further."""
+        numbers, mine, fence = self.numbers, self._mine, self._fence
+        self.count = count = self.count + 1
+        numbers[mine + _MARK + (count & 1)] = mark
+        fence.release()
+        fence.acquire()
+        numbers[mine] = count
+        fence.release()
+        fence.acquire()
+        for other in self._others:
+            if numbers[other + _ASLEEP]:
+                self._wake()
+                break
+
+    def wait(self, seconds: float) -> None:
+        """Until every rank is as far as we are."""
+        numbers, count = self.numbers, self.count
+        for other in self._others:
+            if numbers[other] < count:
+                for _ in range(self._spins):
+                    if numbers[other] >= count:
+                        break
+                else:
+                    self._wait_long(other, seconds)
+        self._fence.release()
+        self._fence.acquire()
+
+    def marks(self) -> list[int]:
+        """What each rank said with the count that we just waited for."""
+        at = _MARK + (self.count & 1)
+        return [self.numbers[other * LINE + at] for other in range(self.size)]
+
+    def odd_one(self, mark: int) -> bool:
+        """Whether some rank gave another mark than ours."""
+        at = _MARK + (self.count & 1)
+        numbers = self.numbers
+        return any(numbers[other + at] != mark for other in self._others)
+
+    def _wait_long(self, other: int, seconds: float) -> None:
+        numbers, count = self.numbers, self.count
+        for _ in range(_YIELDS):
+            if numbers[other] >= count:
+                return
+            os.sched_yield()
+        started = time.monotonic()
+        nap = _SHORT_NAP
+        numbers[self._mine + _ASLEEP] = 1
+        self._fence.release()
+        self._fence.acquire()
+        try:
+            while numbers[other] < count:
+                self._sleep(other, nap)
+                self._look_after(other, time.monotonic() - started, seconds)
+                nap = min(_LONG_NAP, nap * 1.5)
+        finally:
+            numbers[self._mine + _ASLEEP] = 0
+
+    def _look_after(self, other: int, waited: float, seconds: float) -> None:
+        """Whoever is missing: gone, or too late?"""
+        if self.numbers[other] >= self.count:
+            return
+        missing = other // LINE
+        if not self._alive[other] and self.numbers[other] < self.count:
+            raise PeerLost(
+                f"rank {missing} is gone (its process ended); rank {self.rank} waited for it {waited:.1f} s",
+                rank=self.rank,
+                peer=missing,
+                seconds=waited,
+            )
+        if waited > seconds:
+            late = [line // LINE for line in self._others if self.numbers[line] < self.count]
+            raise CollectiveTimeout(
+                f"ranks {', '.join(map(str, late))} did not come within {waited:.1f} s; rank {self.rank} waits for them",
+                rank=self.rank,
+                peer=missing,
+                seconds=waited,
+            )
+
+    def _sleep(self, other: int, seconds: float) -> None:
+        """Until the count of `other` changes, at most so long. The comparison and the falling asleep are one step of the kernel."""
+        seen = self.numbers[other]
+        if seen >= self.count:
+            return
+        if _FUTEX is None:  # a processor whose number for the call we do not know
+            time.sleep(min(seconds, 0.0002))
+            return
+        limit = _Timespec(0, int(seconds * 1e9))
+        low_half = ctypes.c_uint32(seen & 0xFFFFFFFF)
+        _syscall(
+            _FUTEX, ctypes.c_void_p(self._words[other // LINE]), _FUTEX_WAIT, low_half, ctypes.byref(limit), None, 0
+        )
+
+    def _wake(self) -> None:
+        _syscall(_FUTEX, ctypes.c_void_p(self._words[self.rank]), _FUTEX_WAKE, self.size, None, None, 0)
+
+
+class _Life:
+    """Whether a process lives. True until it has ended, also while it waits to be reaped."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            raise CommError(f"the process {pid} of another rank cannot be watched: {error}") from error
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+
+    def __bool__(self) -> bool:
+        return not self._poll.poll(0)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pidfd"):
+            os.close(self._pidfd)
+
+
+def spins_for(num_ranks: int, num_cores: int) -> int:
+    """Spinning helps when the rank that is waited for has a core to run on; otherwise it takes that core away from it."""
+    return _SPINS if num_cores >= num_ranks else 0
