@@ -318,6 +318,99 @@ def test_unmodified_ddp_trains_as_on_gloo(ranks: Ranks) -> None:
     assert ours[0] == pytest.approx(gloos[0], rel=1e-5)
 
 
+def test_tensors_in_shared_memory(ranks: Ranks) -> None:
+    def check() -> bool:
+        import gc
+        import io
+
+        import torch
+        import torch.distributed as dist
+
+        from allstep.comm import shared_empty
+
+        group = group_of_ours()
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for seed, (dtype, numel) in enumerate(
+            [("float32", 1_000_003), ("float16", 300_001), ("int64", 70_000), ("float64", 5)]
+        ):
+            inputs = [input_of(other, dtype, numel, seed) for other in range(size)]
+            mine = shared_empty(numel, getattr(torch, dtype))
+            private = inputs[rank].clone()
+            for _ in range(3):
+                mine.copy_(inputs[rank])
+                dist.all_reduce(mine)
+                assert torch.equal(mine, in_rank_order("SUM", inputs))
+            # A part of it, another shape, and ranks of which only some use shared memory.
+            mine.copy_(inputs[rank])
+            part = mine[1 : numel // 2 + 3]
+            dist.all_reduce(part)
+            assert torch.equal(part, in_rank_order("SUM", inputs)[1 : numel // 2 + 3])
+            assert torch.equal(mine[numel // 2 + 3 :], inputs[rank][numel // 2 + 3 :])
+            mine.copy_(inputs[rank])
+            mixed = mine if rank == 0 else private
+            dist.all_reduce(mixed)
+            assert torch.equal(mixed, in_rank_order("SUM", inputs))
+        average = shared_empty((300, 500))
+        average.fill_(rank)
+        handle = dist.all_reduce(average, dist.ReduceOp.AVG, async_op=True)
+        handle.wait()
+        assert (average == 1.0).all()
+        file = io.BytesIO()
+        torch.save(shared_empty(100), file)
+        assert len(file.getvalue()) < 4000  # its own storage, not the segment's
+        del mine, part, mixed, average, handle
+        gc.collect()
+        assert not group.local._blocks
+        assert not any(plan and plan.shared for plan in group.local._plans.values())
+        return True
+
+    assert all(ranks(3, check, timeout=60))
+
+
+def test_shared_tensors_that_do_not_fit(ranks: Ranks) -> None:
+    def check() -> str:
+        import torch
+        import torch.distributed as dist
+
+        from allstep.comm import shared_empty
+        from allstep.errors import CommError
+
+        group_of_ours()
+        try:
+            shared_empty(1 << 50, torch.uint8)
+        except CommError as error:
+            text = str(error)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return text if total.item() == 2.0 else "broken"
+
+    for text in ranks(2, check):
+        assert "bytes of shared memory do not fit" in text
+
+
+def test_without_memfd_a_file_is_used_and_nothing_stays(ranks: Ranks) -> None:
+    def check() -> bool:
+        import torch
+        import torch.distributed as dist
+
+        from allstep.comm import segment
+
+        def refuse(*_: object) -> tuple[int, str]:
+            raise OSError("no memfd here")
+
+        segment._make_memfd = refuse
+        left = f"/dev/shm/allstep-{os.getuid()}-left-by-a-kill"
+        with open(left, "w"):  # noqa: PTH123
+            pass
+        group = group_of_ours()
+        total = torch.ones(200_000)
+        dist.all_reduce(total)
+        return group.local is not None and bool((total == 2).all()) and not os.path.exists(left)  # noqa: PTH110
+
+    assert ranks(2, check) == [True, True]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"allstep-{os.getuid()}-")]
+
+
 def test_hosts_that_are_apart_do_not_share(ranks: Ranks) -> None:
     def check() -> bool:
         import torch

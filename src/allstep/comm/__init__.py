@@ -5,8 +5,9 @@ Importing this package makes the backend "allstep" known to torch.distributed.
 
 from allstep.comm.backend import register as _register
 from allstep.comm.barrier import barrier
+from allstep.comm.shared import shared_empty
 from allstep.comm.start import init, shutdown
 
-__all__ = ["barrier", "init", "shutdown"]
+__all__ = ["barrier", "init", "shared_empty", "shutdown"]
 
 _register()

@@ -15,6 +15,9 @@ so whoever writes the first again knows that all have read it.
     publish, wait          "staged k, reduced k-1"
     copy out block k-1     all slices, from their owners' pools -> my tensor
 
+**Shared** (`shared_empty`): the tensors of all ranks lie in shared memory already, so nothing is staged. Rank i adds up slice i, block by
+block, and writes the sum into the tensors of all. Two exchanges: all inputs are there; all sums are there.
+
 One exchange per block, and the results have the same bits on every rank and in every run: the order of adding never changes.
 
 **Mismatch.** The mark of each exchange is a checksum of the operation (its name, dtype, shape, reduction, root). Ranks that see
@@ -44,6 +47,7 @@ _PLACE = 2 * SMALL  # two small places stand at the front of each pool
 WORDS = 512  # bytes in which a rank says what it called
 _BLOCK = 256 << 10  # bytes of a slice: the slices of a turn stay in the caches
 _TURNS = 2
+_BLOCK_BITS = 20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
 
 Combine = Callable[..., Any]
 _COMBINE: dict[Any, Combine] = {
@@ -79,6 +83,18 @@ class Plan(NamedTuple):
     places: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # small: [turn][rank], views of the pools
     combine: Combine
     divide: bool
+    shared: tuple[Tensor, ...] = ()  # large and in shared memory: the tensors of all ranks, flat
+
+
+class SharedBlock(NamedTuple):
+    """What one `shared_empty` made: a tensor of the same size on every rank, all of them visible to all."""
+
+    number: int
+    parts: Sequence[memoryview]  # by rank
+
+
+class _MixedMemoryError(Exception):
+    """The ranks agree on the operation, but not all of their tensors lie in the same shared memory: do it the private way."""
 
 
 def segment_bytes(size: int, pool: int) -> int:
@@ -103,6 +119,8 @@ class LocalMover(Mover):
         self.queue = Queue()
         self._memory = memory
         self._plans: dict[Any, Plan | None] = {}
+        self._blocks: dict[int, SharedBlock] = {}  # by the address of our own part
+        self.num_blocks = 0
         self._turn = 0
         self._broken: CommError | None = None
 
@@ -113,6 +131,8 @@ class LocalMover(Mover):
         plan = self._plan("all_reduce", tensor, reduce_op, -1)
         if plan is None:
             return None
+        if self._blocks and not plan.places[0]:
+            plan = self._shared_plan(tensor, plan)
         if opts.asyncOp:
             return self.queue.later(lambda: self._all_reduce(tensor, plan), [tensor])
         self.queue.now(self._all_reduce, tensor, plan)
@@ -141,16 +161,40 @@ class LocalMover(Mover):
             raise self._broken
         flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach().reshape(-1)
         try:
-            if plan.places[0]:
-                self._small(flat, plan)
-            else:
-                self._large(flat, plan)
+            try:
+                self._reduce_by(plan, flat)
+            except _MixedMemoryError:
+                self._reduce_by(plan._replace(mark=_private_mark(plan.mark), shared=()), flat)
         except CommError as error:
             raise self._remember(error, plan) from None
         if plan.divide:
             flat.div_(self.size)
         if not tensor.is_contiguous():
             tensor.detach().copy_(flat.view(tensor.shape))
+
+    def _reduce_by(self, plan: Plan, flat: Tensor) -> None:
+        if plan.places[0]:
+            self._small(flat, plan)
+        elif plan.shared:
+            self._shared(plan)
+        else:
+            self._large(flat, plan)
+
+    def _shared(self, plan: Plan) -> None:
+        """Add up our slice of all tensors, where they lie, and give everybody the sum."""
+        self._meet(plan)
+        tensors, combine = plan.shared, plan.combine
+        numel = tensors[0].numel()
+        each = -(-numel // self.size // 64) * 64
+        step = _BLOCK // tensors[0].element_size()
+        end = min(numel, (self.rank + 1) * each)
+        for start in range(self.rank * each, end, step):
+            first, *rest = [tensor[start : min(end, start + step)] for tensor in tensors]
+            for other in rest:
+                combine(first, other, out=first)
+            for other in rest:
+                other.copy_(first)
+        self._meet(plan)
 
     def _small(self, flat: Tensor, plan: Plan) -> None:
         self._turn = turn = 1 - self._turn
@@ -265,7 +309,7 @@ class LocalMover(Mover):
     def _barrier(self) -> None:
         if self._broken is not None:
             raise self._broken
-        plan = Plan(zlib.crc32(b"barrier"), "barrier", ((), ()), torch.add, False)
+        plan = Plan(zlib.crc32(b"barrier") << _BLOCK_BITS, "barrier", ((), ()), torch.add, False)
         try:
             self._meet(plan)
         except CommError as error:
@@ -279,6 +323,8 @@ class LocalMover(Mover):
         flags.publish(plan.mark)
         flags.wait(self.timeout)
         if flags.odd_one(plan.mark):
+            if len({_private_mark(mark) for mark in flags.marks()}) == 1:
+                raise _MixedMemoryError
             self._mismatch(plan)
 
     def _mismatch(self, plan: Plan) -> None:
@@ -326,8 +372,35 @@ class LocalMover(Mover):
         said = f"{name}({_short(tensor.dtype)} {list(tensor.shape)}{reduction})"
         small = tensor.numel() * tensor.element_size() <= SMALL
         places = (self._places(tensor, 0), self._places(tensor, 1)) if small else ((), ())
-        mark = zlib.crc32(said.encode()) + 1
+        mark = zlib.crc32(said.encode()) << _BLOCK_BITS
         return Plan(mark, said, places, _COMBINE.get(kind, torch.add), kind == RedOpType.AVG)
+
+    def add_block(self, parts: Sequence[memoryview], address: int) -> None:
+        """Make memory known in which every rank has a tensor. All ranks call it in the same order."""
+        self.num_blocks += 1
+        self._blocks[address] = SharedBlock(self.num_blocks % (1 << _BLOCK_BITS) or 1, parts)
+
+    def forget_block(self, address: int) -> None:
+        """The tensor is gone; so are the plans that would keep its memory."""
+        block = self._blocks.pop(address, None)
+        for key in [key for key in self._plans if block is not None and key[0] == block.number]:
+            del self._plans[key]
+
+    def _shared_plan(self, tensor: Tensor, plan: Plan) -> Plan:
+        """The plan with the tensors of all ranks in it, when this tensor lies in shared memory."""
+        block = self._blocks.get(tensor.untyped_storage().data_ptr())
+        if block is None or not tensor.is_contiguous():
+            return plan
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        key = (block.number, offset, plan.mark)
+        found = self._plans.get(key)
+        if found is None:
+            tensors = tuple(
+                torch.frombuffer(part, dtype=tensor.dtype, count=tensor.numel(), offset=offset) for part in block.parts
+            )
+            mark = plan.mark | (zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << _BLOCK_BITS) - 1) + 1)
+            found = self._plans[key] = plan._replace(mark=mark, shared=tensors)
+        return found
 
     def _places(self, tensor: Tensor, turn: int) -> tuple[Tensor, ...]:
         numel = tensor.numel()
@@ -343,6 +416,10 @@ def _can(dtype: torch.dtype, kind: Any) -> bool:
     if kind in _BITWISE:
         return dtype not in _FLOATS
     return not (kind == RedOpType.AVG and dtype not in _FLOATS)
+
+
+def _private_mark(mark: int) -> int:
+    return mark >> _BLOCK_BITS << _BLOCK_BITS
 
 
 def _slice(flat: Tensor, first: int, owner: int, slice_numel: int) -> Tensor:
