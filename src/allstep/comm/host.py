@@ -8,7 +8,8 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
-from allstep.comm.local import WORDS, LocalMover, segment_bytes
+from allstep.comm.arena import WORDS, Arena, segment_bytes
+from allstep.comm.local import LocalMover
 from allstep.comm.segment import parts, share
 from allstep.comm.wait import Flags, control_bytes, spins_for
 from allstep.errors import CommError, ConfigError, WorldError
@@ -36,7 +37,7 @@ def join_host(store: Store, rank: int, size: int, timeout: float) -> LocalMover 
     num_cores = len(set().union(*(other["cores"] for other in cards)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
     flags = Flags(control, rank, [other["pid"] for other in cards], spins)
-    return LocalMover(segment.view, flags, words, pools, timeout)
+    return LocalMover(Arena(flags, words, pools, timeout))
 
 
 def pool_bytes() -> int:

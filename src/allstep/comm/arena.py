@@ -1,0 +1,125 @@
+"""The place in shared memory where the ranks of a group exchange data, and the exchange itself.
+
+    segment   | flags of all ranks | words of all ranks | pool of rank 0 | pool of rank 1 | ...
+    pool      | small place 0 | small place 1 | blocks ...
+
+A rank writes only into its own pool and its own flags, and reads everybody's. `meet` is the one exchange: publish what we have written,
+and go on when everybody has. Whoever uses two places in turn needs nothing else: he who writes into a place again has met the others
+once since they were told to read it, so they have read it.
+
+**Mismatch.** With each exchange goes a mark, a checksum of what the operation is. Ranks that see another mark than their own write down
+what they called, read what the others called, and raise the same `CollectiveMismatch`. Afterwards the group is usable as before.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allstep.comm.segment import rounded
+from allstep.comm.wait import Flags, control_bytes
+from allstep.errors import CollectiveMismatch, CommError
+
+SMALL = 64 << 10  # bytes up to which a tensor goes through a small place at once
+WORDS = 512  # bytes in which a rank says what it called
+TURNS = 2
+_BLOCK = 256 << 10  # bytes that stay in the caches while they are staged, added and copied
+_FRONT = TURNS * SMALL
+BLOCK_BITS = 20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
+
+
+class Call(NamedTuple):
+    """What the ranks must agree on: a mark to compare, and words for people."""
+
+    mark: int
+    said: str
+
+
+class MixedMemory(Exception):
+    """The ranks agree on the operation, but not all of their tensors lie in the same shared memory."""
+
+
+def segment_bytes(size: int, pool: int) -> int:
+    """How large a segment must be for `size` ranks with pools of `pool` bytes."""
+    return rounded(control_bytes(size)) + rounded(size * WORDS) + size * rounded(pool)
+
+
+class Arena:
+    """A rank's view of it. timeout: seconds after which a rank that does not come is an error."""
+
+    def __init__(self, flags: Flags, words: memoryview, pools: Sequence[memoryview], timeout: float) -> None:
+        self.flags = flags
+        self.rank, self.size = flags.rank, flags.size
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
+        self.words = words
+        self.pools = list(pools)
+        self.timeout = timeout
+        self.turn = 0
+
+    def meet(self, call: Call) -> None:
+        """Publish what we have written; go on when everybody has."""
+        flags = self.flags
+        flags.publish(call.mark)
+        flags.wait(self.timeout)
+        if flags.odd_one(call.mark):
+            self._sort_out(call)
+
+    def small_places(self, dtype: torch.dtype, numel: int) -> tuple[tuple[Tensor, ...], ...]:
+        """places[turn][rank], for tensors of at most `SMALL` bytes."""
+        return tuple(
+            tuple(torch.frombuffer(pool, dtype=dtype, count=numel, offset=turn * SMALL) for pool in self.pools)
+            for turn in range(TURNS)
+        )
+
+    def block_numel(self, dtype: torch.dtype, num_blocks: int, most: int, nbytes: int = _BLOCK) -> int:
+        """Elements of a block when a rank needs `num_blocks` of them a turn: as the caches like it and the pool allows, at most `most`."""
+        room = (len(self.pools[0]) - _FRONT) // (TURNS * num_blocks)
+        numel = min(nbytes, room) // 64 * 64 // dtype.itemsize
+        return max(1, min(numel, -(-most // 64) * 64))
+
+    def blocks(self, dtype: torch.dtype, numel: int, num_blocks: int) -> list[list[list[Tensor]]]:
+        """blocks[turn][rank][index]: views of the pools behind the small places."""
+        nbytes = numel * dtype.itemsize
+
+        def at(rank: int, index: int) -> Tensor:
+            return torch.frombuffer(self.pools[rank], dtype=dtype, count=numel, offset=_FRONT + index * nbytes)
+
+        return [
+            [[at(rank, turn * num_blocks + index) for index in range(num_blocks)] for rank in range(self.size)]
+            for turn in range(TURNS)
+        ]
+
+    def _sort_out(self, call: Call) -> None:
+        """Some rank gave another mark. All ranks are here, since each of them saw one that is not its own."""
+        if len({private_mark(mark) for mark in self.flags.marks()}) == 1:
+            raise MixedMemory
+        said = call.said.encode()[: WORDS - 1]
+        start = self.rank * WORDS
+        self.words[start : start + len(said) + 1] = said + b"\0"
+        self._meet_without_mark()
+        calls = [
+            bytes(self.words[rank * WORDS : (rank + 1) * WORDS]).partition(b"\0")[0].decode()
+            for rank in range(self.size)
+        ]
+        self._meet_without_mark()
+        table = "\n".join(f"  rank {rank}: {words}" for rank, words in enumerate(calls))
+        raise CollectiveMismatch(f"ranks called different collectives:\n{table}", rank=self.rank, op=call.said)
+
+    def _meet_without_mark(self) -> None:
+        self.flags.publish(0)
+        self.flags.wait(self.timeout)
+
+
+def private_mark(mark: int) -> int:
+    """The mark of the same operation on private memory."""
+    return mark >> BLOCK_BITS << BLOCK_BITS
+
+
+def describe(error: CommError, call: Call) -> CommError:
+    """An error of waiting, with the operation that waited."""
+    error.op = error.op or call.said.partition("(")[0]
+    error.tensor = error.tensor or call.said
+    if not isinstance(error, CollectiveMismatch):
+        error.args = (f"{call.said}: {error}",)
+    return error
