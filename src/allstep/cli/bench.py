@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from allstep.bench import Result
+    from allstep.bench import CommResult, Result
 
 bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
 
@@ -43,6 +43,35 @@ def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -
     _show(result, json, plot)
 
 
+@bench.command()
+def comm(
+    ranks: Annotated[str, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "2,4",
+    sizes: Annotated[
+        str, typer.Option("--sizes", metavar="SIZE,...", help="Sizes of the tensor; a KB is 1,024 bytes.")
+    ] = "4KB,64KB,1MB,8MB,32MB,100MB,256MB",
+    repetitions: Repetitions = 9,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Sum a tensor over the ranks of this host: allstep with shared and private tensors, Gloo, Open MPI."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from allstep.bench.comm import measure_comm
+    from allstep.bench.comm_result import parse_ranks, parse_sizes
+
+    _check(json, plot)
+    numbers, nbytes = parse_ranks(ranks), parse_sizes(sizes)
+    turns = len(numbers) * len(nbytes) * (repetitions + 1)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=turns)
+        result = measure_comm(
+            numbers, nbytes, repetitions, lambda place: bar.update(task, description=place, advance=1)
+        )
+    _show(result, json, plot)
+
+
 def _check(json: Path | None, plot: Path | None) -> None:
     """What would go wrong after a minute of measuring goes wrong now."""
     from allstep.bench.result import require_matplotlib
@@ -55,7 +84,7 @@ def _check(json: Path | None, plot: Path | None) -> None:
             raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
 
 
-def _show(result: "Result", json: Path | None, plot: Path | None) -> None:
+def _show(result: "Result | CommResult", json: Path | None, plot: Path | None) -> None:
     """The table on the terminal, out of the way of figures that go to standard output."""
     from rich.console import Console
 

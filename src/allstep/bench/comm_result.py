@@ -1,0 +1,219 @@
+"""What `allstep bench comm` found: seconds of one allreduce by ranks, size and contender, beside the speed that we promise.
+
+Ratios are speeds: 3 times Gloo means a third of Gloo's time.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Column, Table
+
+from allstep._version import __version__
+from allstep.bench.result import Missing, Row, _machine, require_matplotlib
+from allstep.errors import ConfigError
+
+KB, MB = 1 << 10, 1 << 20
+SHARED, PRIVATE, GLOO, OPEN_MPI = "allstep, shared", "allstep, private", "Gloo", "Open MPI"
+REFERENCES = (GLOO, OPEN_MPI)
+_OURS = (SHARED, PRIVATE)
+
+
+@dataclass(frozen=True)
+class Target:
+    """From `least` to `most` bytes on so many ranks, each of ours must be so many times as fast as a reference."""
+
+    num_ranks: int
+    least: int
+    most: int
+    ratios: Mapping[str, Mapping[str, float]]
+
+
+TARGETS = (
+    Target(2, 4 * KB, 64 * KB, {SHARED: {GLOO: 20}, PRIVATE: {GLOO: 12}}),
+    Target(2, MB, MB, {SHARED: {OPEN_MPI: 3}, PRIVATE: {GLOO: 3, OPEN_MPI: 0.6}}),
+    Target(2, 8 * MB, 8 * MB, {SHARED: {OPEN_MPI: 1.6}, PRIVATE: {GLOO: 3, OPEN_MPI: 0.5}}),
+    Target(2, 32 * MB, 256 * MB, {SHARED: {OPEN_MPI: 3, GLOO: 6}, PRIVATE: {OPEN_MPI: 1.4, GLOO: 2.5}}),
+    Target(4, MB, 1 << 62, {SHARED: {OPEN_MPI: 1.5}, PRIVATE: {GLOO: 1.6}}),
+)
+
+
+@dataclass(frozen=True)
+class CommRow:
+    """One contender at one size. `row.seconds`: the median call of each repetition, on its slowest rank; `mean`: over all calls."""
+
+    num_ranks: int
+    nbytes: int
+    row: Row
+    mean: float
+
+    @property
+    def targets(self) -> Mapping[str, float]:
+        """How many times as fast as whom it should be; empty where nothing is promised."""
+        for target in TARGETS:
+            if target.num_ranks == self.num_ranks and target.least <= self.nbytes <= target.most:
+                return target.ratios.get(self.row.name, {})
+        return {}
+
+
+@dataclass(frozen=True)
+class CommResult:
+    """All rows, in the order of the table."""
+
+    rows: tuple[CommRow, ...]
+    missing: tuple[Missing, ...]
+
+    def speed(self, row: CommRow, reference: str) -> float | None:
+        """How many times as fast as the reference; None where that was not measured."""
+        for other in self.rows:
+            if (other.num_ranks, other.nbytes, other.row.name) == (row.num_ranks, row.nbytes, reference):
+                return other.row.median / row.row.median
+        return None
+
+    def met(self, row: CommRow) -> bool | None:
+        """Whether the row is as fast as we promise; None where we promise nothing, or a reference is missing."""
+        speeds = [(self.speed(row, reference), least) for reference, least in row.targets.items()]
+        if any(speed is not None and speed < least for speed, least in speeds):
+            return False
+        return True if speeds and all(speed is not None for speed, _ in speeds) else None
+
+    def unmet(self) -> list[str]:
+        """A line for each row that is slower than we promise."""
+        lines = []
+        for row in self.rows:
+            if self.met(row) is False:
+                wanted = " and ".join(f"{least:g}x {reference}" for reference, least in row.targets.items())
+                lines.append(f"not met: {row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}: {wanted}")
+        return lines
+
+    def table(self) -> Table:
+        """For people."""
+        unmet = "\n".join(self.unmet())
+        table = Table(
+            "",
+            Column("", no_wrap=True),
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            caption=unmet,
+            caption_justify="left",
+        )
+        for head in ("median", "min", "max", *(f"x {reference}" for reference in REFERENCES)):
+            table.add_column(head, justify="right")
+        table.add_column("target")
+        for num_ranks, rows in groupby(self.rows, lambda row: row.num_ranks):
+            table.add_row(f"{num_ranks} ranks")
+            for nbytes, contenders in groupby(rows, lambda row: row.nbytes):
+                for number, row in enumerate(contenders):
+                    table.add_row(show_size(nbytes) if number == 0 else "", *self._cells(row))
+                table.add_section()
+        return table
+
+    def _cells(self, row: CommRow) -> list[str]:
+        seconds = [_time(value) for value in (row.row.median, min(row.row.seconds), max(row.row.seconds))]
+        speeds = [self.speed(row, reference) for reference in REFERENCES]
+        verdict = {True: "met", False: "not met", None: "-"}[self.met(row)]
+        return [row.row.name, *seconds, *("-" if speed is None else f"{speed:.2f}" for speed in speeds), verdict]
+
+    def absences(self) -> list[str]:
+        """A line for each contender that is missing from the table."""
+        return [f"missing: {missing.name} ({missing.reason})" for missing in self.missing]
+
+    def to_json(self) -> str:
+        """Every figure of the table, the seconds behind it and the machine."""
+        document = {
+            "benchmark": "comm",
+            "version": __version__,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": _machine(),
+            "rows": [self._as_json(row) for row in self.rows],
+            "missing": [{"name": missing.name, "reason": missing.reason} for missing in self.missing],
+        }
+        return json.dumps(document, indent=2)
+
+    def _as_json(self, row: CommRow) -> dict[str, Any]:
+        speeds = {reference: self.speed(row, reference) for reference in REFERENCES}
+        seconds = row.row.seconds
+        return {
+            "ranks": row.num_ranks,
+            "bytes": row.nbytes,
+            "name": row.row.name,
+            "seconds": list(seconds),
+            "median": row.row.median,
+            "min": min(seconds),
+            "max": max(seconds),
+            "mean": row.mean,
+            "speed": speeds,
+            "target": dict(row.targets),
+            "met": self.met(row),
+        }
+
+    def plot(self, file: Path) -> None:
+        """Time over size, both in powers of ten; one picture per number of ranks, a line per contender, its range as a band."""
+        require_matplotlib()
+        numbers = sorted({row.num_ranks for row in self.rows})
+        figure = import_module("matplotlib.figure").Figure(figsize=(6 * len(numbers), 4.5), layout="constrained")
+        panels = figure.subplots(1, len(numbers), squeeze=False, sharey=True)[0]
+        for axes, num_ranks in zip(panels, numbers, strict=True):
+            self._draw(axes, num_ranks)
+        panels[0].set_ylabel("seconds per allreduce")
+        try:
+            figure.savefig(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--plot {file}: {error}") from error
+
+    def _draw(self, axes: Any, num_ranks: int) -> None:
+        for name in (*_OURS, *REFERENCES):
+            rows = [row for row in self.rows if (row.num_ranks, row.row.name) == (num_ranks, name)]
+            sizes = [row.nbytes for row in rows]
+            axes.plot(sizes, [row.row.median for row in rows], marker="o", markersize=4, label=name)
+            low, high = ([end(row.row.seconds) for row in rows] for end in (min, max))
+            axes.fill_between(sizes, low, high, alpha=0.15)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("bytes")
+        axes.set_title(f"{num_ranks} ranks")
+        axes.grid(alpha=0.3)
+        axes.legend()
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes of each size of a list such as 4KB,64KB,1MB. A KB is 1,024 bytes."""
+    return [_parse_size(word.strip()) for word in text.split(",")]
+
+
+def _parse_size(word: str) -> int:
+    number = word.upper().removesuffix("B").rstrip("KMG")
+    unit = {"": 1, "K": KB, "M": MB, "G": KB * MB}.get(word.upper().removesuffix("B")[len(number) :], 0)
+    nbytes = int(number) * unit if number.isdecimal() else 0
+    if nbytes < 4 or nbytes % 4:
+        raise ConfigError(f"--sizes: {word!r} is not a size such as 64KB or 1MB, in whole numbers of 4 bytes")
+    return nbytes
+
+
+def parse_ranks(text: str) -> list[int]:
+    """The numbers of a list such as 2,4."""
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if not word.isdecimal() or int(word) < 2]
+    if wrong:
+        raise ConfigError(f"--ranks: {wrong[0]!r} is not a number of ranks; a sum needs two at least")
+    return [int(word) for word in words]
+
+
+def show_size(nbytes: int) -> str:
+    """In the largest unit that leaves a whole number."""
+    for unit, name in ((MB, "MB"), (KB, "KB")):
+        if nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def _time(seconds: float) -> str:
+    """Three digits and the unit."""
+    value, unit = (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "us")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

@@ -1,0 +1,169 @@
+"""`allstep bench comm`: really run once, tiny; targets, sums and the ways out are tested on figures made up."""
+
+import io
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import allstep.comm
+from allstep.bench import CommResult, Missing, Row, comm, launch
+from allstep.bench.comm import CommFailed
+from allstep.bench.comm_rank import check, fill
+from allstep.bench.comm_result import GLOO, KB, MB, OPEN_MPI, PRIVATE, SHARED, CommRow, parse_ranks, parse_sizes
+from allstep.cli.app import app
+from allstep.errors import ConfigError
+
+
+def _row(num_ranks: int, nbytes: int, name: str, *seconds: float) -> CommRow:
+    return CommRow(num_ranks, nbytes, Row(name, seconds), sum(seconds) / len(seconds))
+
+
+RESULT = CommResult(
+    (
+        _row(2, 4 * KB, PRIVATE, 8e-6, 9e-6, 7e-6),
+        _row(2, 4 * KB, GLOO, 200e-6, 100e-6, 900e-6),
+        _row(2, 100 * MB, SHARED, 0.02, 0.02, 0.02),
+        _row(2, 100 * MB, PRIVATE, 0.03, 0.03, 0.03),
+        _row(2, 100 * MB, GLOO, 0.09, 0.09, 0.09),
+        _row(2, 100 * MB, OPEN_MPI, 0.06, 0.06, 0.06),
+        _row(4, 100 * MB, SHARED, 0.06, 0.06, 0.06),
+    ),
+    (Missing("Open MPI, 4 ranks", "it fails here"),),
+)
+
+
+def test_everybody_is_measured_turn_by_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+    tell = comm.Team.tell
+    monkeypatch.setattr(
+        comm.Team, "tell", lambda team, word: turns.append(word.get("measure", "prepare")) or tell(team, word)
+    )
+    monkeypatch.setattr(comm, "_SECONDS_PER_TURN", 0.005)
+    file = tmp_path / "comm.json"
+    options = ["--ranks", "2", "--sizes", "4KB,256KB", "-r", "2", "--json", str(file)]
+    outcome = CliRunner().invoke(app, ["bench", "comm", *options])
+    assert outcome.exit_code == 0, outcome.output
+    document = json.loads(file.read_text())
+    there = [
+        *([SHARED] if hasattr(allstep.comm, "shared_empty") else []),
+        PRIVATE,
+        GLOO,
+        *([OPEN_MPI] if not comm._no_mpi() else []),
+    ]
+    assert [(row["bytes"], row["name"]) for row in document["rows"]] == [
+        (nbytes, name) for nbytes in (4096, 262144) for name in there
+    ]
+    for row in document["rows"]:
+        assert row["ranks"] == 2 and len(row["seconds"]) == 2 and 0 < row["min"] <= row["median"] <= row["max"]
+    assert [turn for turn in turns if turn != "prepare"] == there * 3 * 2  # the first round is the warm-up
+    assert document["benchmark"] == "comm" and document["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("mpirun", "reason"), [("", "mpirun is not installed"), ("/bin/mpirun", "mpirun is another MPI's")]
+)
+def test_a_missing_peer_says_why(mpirun: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm.shutil, "which", lambda name: mpirun)
+    monkeypatch.setattr(launch, "_output_of", lambda *command: "HYDRA")
+    assert comm._no_mpi() == reason
+
+
+def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text("#!/bin/sh\necho no MPI today\nexit 3\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setattr(comm, "_no_mpi", lambda: "")
+    monkeypatch.setattr(launch, "_mpirun", lambda: (str(mpirun), "-np", "2"))
+    start = comm._start
+
+    def only_mpi(name: str, *args: object) -> comm.Team:
+        if name == "mpirun":
+            return start(name, *args)  # type: ignore[arg-type]
+        ended = subprocess.Popen([sys.executable, "-c", ""], text=True)
+        ended.wait()
+        return comm.Team(name, ended, tmp_path / "mpirun", names=[SHARED])
+
+    monkeypatch.setattr(comm, "_start", only_mpi)
+    missing: dict[str, str] = {}
+    with comm._teams(2, missing) as teams:
+        assert [team.name for team in teams] == ["allstep run"]
+    assert missing == {"Open MPI, 2 ranks": "it fails here: no MPI today"}
+
+
+def test_a_rank_that_ends_is_an_error_with_its_words(tmp_path: Path) -> None:
+    output = tmp_path / "torch.txt"
+    output.write_text("out of luck\n")
+    process = subprocess.Popen([sys.executable, "-c", ""], text=True)
+    process.wait()
+    team = comm.Team("allstep run", process, output, [io.StringIO()])
+    with pytest.raises(CommFailed, match="out of luck"):
+        team.tell({"prepare": 4})
+
+
+def test_a_size_that_does_not_fit_is_missing() -> None:
+    assert comm._too_large(2, 4096) == ""
+    assert "MB are free" in comm._too_large(2, 1 << 50)
+
+
+@pytest.mark.parametrize("numel", [1, 61, 1000, 61 * 4096 + 5])
+@pytest.mark.parametrize(("size", "turns"), [(2, 1), (2, 80), (4, 40), (3, 50)])
+def test_sums_are_checked(numel: int, size: int, turns: int) -> None:
+    ranks = torch.empty(size, numel)
+    for rank in range(size):
+        fill(ranks[rank], rank)
+    total = ranks.sum(0)
+    for _ in range(turns - 1):
+        total *= size
+    check(total, size, turns)
+    total[-1] *= 1.001
+    with pytest.raises(ArithmeticError, match="wrong sum"):
+        check(total, size, turns)
+
+
+def test_targets() -> None:
+    assert [RESULT.met(row) for row in RESULT.rows] == [True, None, False, True, None, None, None]
+    assert RESULT.speed(RESULT.rows[0], GLOO) == pytest.approx(25)
+    assert RESULT.unmet() == ["not met: 2 ranks, 100 MB, allstep, shared: 3x Open MPI and 6x Gloo"]
+
+
+def test_the_table_fits_a_terminal() -> None:
+    screen = io.StringIO()
+    Console(width=80, file=screen).print(RESULT.table())
+    lines = [line.split() for line in screen.getvalue().splitlines() if "KB" in line]
+    assert lines == [["4", "KB", "allstep,", "private", "8.00", "us", "7.00", "us", "9.00", "us", "25.00", "-", "met"]]
+    assert "not met: 2 ranks, 100 MB, allstep, shared" in screen.getvalue()
+    assert RESULT.absences() == ["missing: Open MPI, 4 ranks (it fails here)"]
+
+
+def test_json_says_what_was_met() -> None:
+    rows = json.loads(RESULT.to_json())["rows"]
+    assert rows[2]["target"] == {OPEN_MPI: 3, GLOO: 6} and rows[2]["met"] is False
+    assert rows[0]["speed"] == {GLOO: pytest.approx(25), OPEN_MPI: None}
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    file = tmp_path / "comm.png"
+    if find_spec("matplotlib") is None:
+        with pytest.raises(ConfigError, match="pip install matplotlib"):
+            RESULT.plot(file)
+    else:
+        RESULT.plot(file)
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sizes_and_ranks_as_people_write_them() -> None:
+    assert parse_sizes("4KB, 1M,2g,400") == [4096, 1 << 20, 2 << 30, 400]
+    assert parse_ranks("2,4") == [2, 4]
+    for wrong in ("", "4X", "3", "KB", "1.5MB", "-4KB"):
+        with pytest.raises(ConfigError, match="--sizes"):
+            parse_sizes(wrong)
+    for wrong in ("", "1", "two"):
+        with pytest.raises(ConfigError, match="--ranks"):
+            parse_ranks(wrong)
