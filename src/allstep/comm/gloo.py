@@ -35,7 +35,6 @@ from torch._C._distributed_c10d import (
 from allstep.comm.mover import Mover
 from allstep.comm.reduction import Recipe, fold, recipe_for
 from allstep.comm.work import Later, Transfer
-from allstep.errors import CollectiveMismatch
 
 PRIVATE_TAG = (
     2**31 - 1
@@ -117,15 +116,12 @@ class GlooMover(Mover):
         return Later([work], [tensor], (lambda: recipe.put(fold(parts, recipe.kind), tensor)) if parts else None)
 
     def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions) -> Work:
-        self._one_for_each_rank("reduce_scatter", tensors)
-        _same("reduce_scatter", output, tensors[self.rank])
         recipe = recipe_for(opts.reduceOp, output.dtype, self.size)
         prepared = [recipe.prepared(tensor.detach()) for tensor in tensors]
         outgoing = torch.cat([part.view(-1) for part in prepared])
         return self._reduce_scattered(output, outgoing, [part.numel() for part in prepared], recipe, opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions) -> Work:
-        self._times_size("reduce_scatter_tensor", tensor, output)
         recipe = recipe_for(opts.reduceOp, output.dtype, self.size)
         outgoing = recipe.prepared(tensor.detach()).view(-1)
         return self._reduce_scattered(output, outgoing, [outgoing.numel() // self.size] * self.size, recipe, opts)
@@ -149,8 +145,6 @@ class GlooMover(Mover):
         return Later([work], [tensor], finish)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions) -> Work:
-        self._one_for_each_rank("all_gather", outputs)
-        _same("all_gather", outputs[self.rank], tensor)
         if len({output.numel() for output in outputs}) > 1:
             return self._all_gather_uneven(outputs, tensor, opts)
         staged = [_staged(output) for output in outputs]
@@ -167,7 +161,6 @@ class GlooMover(Mover):
         return Later(works, outputs, lambda: _copy(own, outputs[self.rank]))
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: AllgatherOptions) -> Work:
-        self._times_size("all_gather_into_tensor", output, tensor)
         data, finish = _staged(output)
         work = self.gloo._allgather_base(data, _bytes(tensor), opts)
         return Later([work], [output], finish)
@@ -176,8 +169,6 @@ class GlooMover(Mover):
         root = opts.rootRank
         if root != self.rank:
             return Later([self.send(tensor, root, PRIVATE_TAG)], [], timeout=opts.timeout)
-        self._one_for_each_rank("gather", outputs)
-        _same("gather", outputs[root], tensor)
         works = [self.recv(outputs[peer], peer, PRIVATE_TAG) for peer in self._others()]
         return Later(works, outputs, lambda: _copy(tensor, outputs[root]), opts.timeout)
 
@@ -185,14 +176,10 @@ class GlooMover(Mover):
         root = opts.rootRank
         if root != self.rank:
             return Later([self.recv(output, root, PRIVATE_TAG)], [output], timeout=opts.timeout)
-        self._one_for_each_rank("scatter", tensors)
-        _same("scatter", output, tensors[root])
         works = [self.send(tensors[peer], peer, PRIVATE_TAG) for peer in self._others()]
         return Later(works, [output], lambda: _copy(tensors[root], output), opts.timeout)
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions) -> Work:
-        self._one_for_each_rank("all_to_all", outputs)
-        self._one_for_each_rank("all_to_all", tensors)
         return self._exchange(outputs, tensors, opts)
 
     def all_to_all_single(
@@ -204,10 +191,15 @@ class GlooMover(Mover):
         opts: AllToAllOptions,
     ) -> Work:
         data, finish = _staged(output, fill=False)
-        incoming = self._row_bytes("all_to_all_single", output, output_splits)
-        outgoing = self._row_bytes("all_to_all_single", tensor, input_splits)
+        incoming, outgoing = self._row_bytes(output, output_splits), self._row_bytes(tensor, input_splits)
         work = self.gloo.alltoall_base(data, _bytes(tensor), incoming, outgoing, opts)
         return Later([work], [output], finish)
+
+    def _row_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+        """Splits in rows as splits in bytes."""
+        num_rows = tensor.shape[0]
+        splits = splits or [num_rows // self.size] * self.size
+        return [split * (_nbytes(tensor) // max(num_rows, 1)) for split in splits]
 
     def _exchange(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions) -> Work:
         """tensors[i] goes to rank i, outputs[i] comes from it."""
@@ -239,40 +231,8 @@ class GlooMover(Mover):
         data, finish = _staged(tensor, fill=False)
         return Transfer(self.gloo.recv_anysource([data], tag), tensor, finish)
 
-    # What the arguments must be
-
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
-
-    def _one_for_each_rank(self, name: str, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) != self.size:
-            raise CollectiveMismatch(
-                f"{name} on rank {self.rank} got {len(tensors)} tensors, but the group has {self.size} ranks",
-                rank=self.rank,
-                op=name,
-            )
-
-    def _times_size(self, name: str, whole: Tensor, share: Tensor) -> None:
-        if whole.dtype != share.dtype or whole.numel() != share.numel() * self.size:
-            raise CollectiveMismatch(
-                f"{name} on rank {self.rank}: {_shape(whole)} is not {self.size} times {_shape(share)}",
-                rank=self.rank,
-                op=name,
-            )
-
-    def _row_bytes(self, name: str, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        """Splits in rows as splits in bytes."""
-        rows = tensor.shape[0] if tensor.dim() else 0
-        if not splits and rows % self.size == 0:
-            splits = [rows // self.size] * self.size
-        if len(splits) != self.size or sum(splits) != rows:
-            raise CollectiveMismatch(
-                f"{name} on rank {self.rank}: {_shape(tensor)} cannot be split by rows {list(splits) or 'equally'} "
-                f"between {self.size} ranks",
-                rank=self.rank,
-                op=name,
-            )
-        return [split * (_nbytes(tensor) // max(rows, 1)) for split in splits]
 
 
 # Tensors as bytes
@@ -329,17 +289,6 @@ def _all_of(steps: Any) -> Callable[[], None] | None:
             step()
 
     return run if found else None
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
-
-
-def _same(name: str, output: Tensor, tensor: Tensor) -> None:
-    if output.dtype != tensor.dtype or output.numel() != tensor.numel():
-        raise CollectiveMismatch(
-            f"{name}: what goes in is {_shape(tensor)}, but its place is {_shape(output)}", op=name
-        )
 
 
 # torch's options

@@ -10,8 +10,8 @@ answers one of the findings:
 * Without a name of its own the group is unusable for FSDP2, DTensor and torch.compile.
 
 The way of one call: `dist.all_reduce(t)` -> `allreduce([t], opts)` here -> CUDA? then NCCL -> `local.all_reduce` (memory shared on this
-host; it may decline) -> `far.all_reduce` (Gloo). See `mover` for the contract. Methods take torch's several argument shapes
-(`broadcast([t], opts)`, `broadcast(t, root, timeout)`); the first costs nothing extra.
+host; it may decline) -> `far.all_reduce` (Gloo). See `mover` for the contract. Arguments are checked here (`checks`), so a mover may trust
+them. Methods take torch's several argument shapes (`broadcast([t], opts)`, `broadcast(t, root, timeout)`); the first costs nothing extra.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,9 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import ProcessGroup
 
+from allstep.comm import checks
 from allstep.comm.barrier import wait_for_all
+from allstep.comm.leave import leave_alone
 from allstep.comm.mover import Mover
 from allstep.comm.work import Later
 from allstep.errors import CommError
@@ -61,6 +63,7 @@ class AllstepGroup(ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one constructor that works for a subclass
         self.local: Mover | None = None
         self.far = far
+        self._rank, self._size = rank, size  # rank() and size() go through C++
         self.nccl: Any = None  # takes CUDA tensors, when there is one
         self._store = store
         self._timeout = timeout
@@ -73,7 +76,7 @@ class AllstepGroup(ProcessGroup):
         self, tensors: Sequence[Tensor], opts: Any = _ALL_REDUCE, timeout: timedelta | None = None, **named: Any
     ) -> Work:
         # The hot path: written out, because a call more is 0.1 us.
-        if type(opts) is not AllreduceOptions or named:
+        if type(tensors) is not list or type(opts) is not AllreduceOptions or named:
             tensors, opts = _list(tensors), _options(AllreduceOptions, timeout, reduceOp=named.get("op", opts))
         (tensor,) = tensors
         if tensor.is_cuda:
@@ -92,7 +95,7 @@ class AllstepGroup(ProcessGroup):
     def broadcast(  # type: ignore[override]
         self, tensors: Sequence[Tensor], opts: Any = _BROADCAST, timeout: timedelta | None = None, **named: Any
     ) -> Work:
-        if type(opts) is not BroadcastOptions or named:
+        if type(tensors) is not list or type(opts) is not BroadcastOptions or named:
             tensors, opts = _list(tensors), _options(BroadcastOptions, timeout, rootRank=named.get("root", opts))
         (tensor,) = tensors
         if tensor.is_cuda:
@@ -107,7 +110,7 @@ class AllstepGroup(ProcessGroup):
         timeout: timedelta | None = None,
         **named: Any,
     ) -> Work:
-        if type(opts) is not ReduceOptions or named:
+        if type(tensors) is not list or type(opts) is not ReduceOptions or named:
             root = named.get("root", opts)
             tensors, opts = _list(tensors), _options(ReduceOptions, timeout, rootRank=root, reduceOp=op)
         (tensor,) = tensors
@@ -125,6 +128,8 @@ class AllstepGroup(ProcessGroup):
         (tensor,) = inputs
         if tensor.is_cuda:
             return self._nccl("allgather", outputs, inputs, opts)
+        self._one_each("all_gather", outputs[0])
+        checks.fits("all_gather", tensor, outputs[0][self._rank], self._rank)
         return self._move("all_gather", outputs[0], tensor, opts)
 
     def allgather_coalesced(
@@ -138,6 +143,7 @@ class AllstepGroup(ProcessGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = _ALL_GATHER) -> Work:
         if input.is_cuda:
             return self._nccl("_allgather_base", output, input, opts)
+        checks.holds_all("all_gather_into_tensor", output, input, self._rank, self._size)
         return self._move("all_gather_single", output, input, opts)
 
     _allgather_base = all_gather_single
@@ -165,7 +171,11 @@ class AllstepGroup(ProcessGroup):
         (tensor,) = inputs
         if tensor.is_cuda:
             return self._nccl("gather", outputs, inputs, opts)
-        return self._move("gather", outputs[0] if outputs else [], tensor, opts)
+        places = outputs[0] if outputs else []
+        if opts.rootRank == self._rank:
+            self._one_each("gather", places)
+            checks.fits("gather", tensor, places[self._rank], self._rank)
+        return self._move("gather", places, tensor, opts)
 
     def scatter(  # type: ignore[override]
         self,
@@ -182,7 +192,11 @@ class AllstepGroup(ProcessGroup):
         (output,) = outputs
         if output.is_cuda:
             return self._nccl("scatter", outputs, inputs, opts)
-        return self._move("scatter", output, inputs[0] if inputs else [], opts)
+        tensors = inputs[0] if inputs else []
+        if opts.rootRank == self._rank:
+            self._one_each("scatter", tensors)
+            checks.fits("scatter", tensors[self._rank], output, self._rank)
+        return self._move("scatter", output, tensors, opts)
 
     def reduce_scatter(  # type: ignore[override]
         self,
@@ -199,6 +213,8 @@ class AllstepGroup(ProcessGroup):
         (output,) = outputs
         if output.is_cuda:
             return self._nccl("reduce_scatter", outputs, inputs, opts)
+        self._one_each("reduce_scatter", inputs[0])
+        checks.fits("reduce_scatter", inputs[0][self._rank], output, self._rank)
         return self._move("reduce_scatter", output, inputs[0], opts)
 
     def reduce_scatter_single(  # type: ignore[override]
@@ -206,6 +222,7 @@ class AllstepGroup(ProcessGroup):
     ) -> Work:
         if input.is_cuda:
             return self._nccl("_reduce_scatter_base", output, input, opts)
+        checks.holds_all("reduce_scatter_tensor", input, output, self._rank, self._size)
         return self._move("reduce_scatter_single", output, input, opts)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -225,6 +242,8 @@ class AllstepGroup(ProcessGroup):
             opts = _options(AllToAllOptions, named.get("timeout", opts))
         if inputs[0].is_cuda:
             return self._nccl("alltoall", outputs, inputs, opts)
+        self._one_each("all_to_all", outputs)
+        self._one_each("all_to_all", inputs)
         return self._move("all_to_all", outputs, inputs, opts)
 
     def all_to_all_single(  # type: ignore[override]
@@ -240,6 +259,8 @@ class AllstepGroup(ProcessGroup):
             opts = _options(AllToAllOptions, named.get("timeout", opts))
         if input.is_cuda:
             return self._nccl("alltoall_base", output, input, output_split_sizes, input_split_sizes, opts)
+        checks.rows("all_to_all_single", output, output_split_sizes, self._rank, self._size)
+        checks.rows("all_to_all_single", input, input_split_sizes, self._rank, self._size)
         return self._move("all_to_all_single", output, input, output_split_sizes, input_split_sizes, opts)
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -276,6 +297,9 @@ class AllstepGroup(ProcessGroup):
         return self._move("recv_any", tensor, tag)
 
     # Who does it
+
+    def _one_each(self, name: str, tensors: Sequence[Tensor]) -> None:
+        checks.one_for_each_rank(name, tensors, self._rank, self._size)
 
     def _move(self, name: str, *args: Any) -> Work:
         """The seam: shared memory first, then Gloo."""
@@ -356,6 +380,9 @@ class AllstepGroup(ProcessGroup):
             backend.abort()
 
     def shutdown(self) -> None:
+        # A Gloo thread that has just finished an operation needs the interpreter to free its tensors. If the last reference to the group
+        # goes with a C++ object (DDP's reducer), Gloo is torn down with the interpreter held and waits for that thread for ever.
+        leave_alone(())
         for backend in self._inner():
             backend.shutdown()
 

@@ -76,7 +76,7 @@ class Recipe(NamedTuple):
 
     def prepared(self, tensor: Tensor) -> Tensor:
         """A contiguous tensor for the carrier. May share the memory of `tensor`."""
-        return (self.before(tensor) if self.before else tensor.resolve_conj()).contiguous()
+        return (self.before(tensor) if self.before else tensor.resolve_conj().resolve_neg()).contiguous()
 
     def put(self, reduced: Tensor, target: Tensor) -> None:
         """Write the result into the user's tensor, unless it is there already."""
