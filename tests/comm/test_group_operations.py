@@ -170,7 +170,7 @@ def test_all_shapes_and_layouts(run: Run) -> None:
         with joined() as (rank, size):
             for shape in SHAPES:
                 for layout in LAYOUTS:
-                    for dtype in (torch.float32, torch.bfloat16, torch.int16, torch.bool):
+                    for dtype in (torch.float32, torch.int16, torch.bool):
                         what = (shape, layout, dtype)
                         inputs = [draw(dtype, shape, each) for each in range(size)]
                         tensor = draw(dtype, shape, rank, layout)
@@ -562,7 +562,7 @@ def operate(case: tuple, rank: int, group: dist.ProcessGroup) -> tuple[dist.Work
 
 
 def test_random_operations(run: Run) -> None:
-    assert run(4, random_operations, 1, 200, timeout=55) == [200] * 4
+    assert run(4, random_operations, 1, 100, timeout=55) == [100] * 4
 
 
 @pytest.mark.soak

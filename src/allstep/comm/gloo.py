@@ -55,11 +55,11 @@ class GlooMover(Mover):
         if tensor.layout is not torch.strided:
             return self._gloo_work(self.gloo.allreduce([tensor], opts))
         recipe = recipe_for(opts.reduceOp, tensor.dtype, self.size)
+        if recipe.is_native and _is_plain(tensor):
+            return self._gloo_work(self.gloo.allreduce([tensor], opts))
         if recipe.by_hand:
             return self._all_reduce_by_hand(tensor, recipe, opts)
         carried = recipe.prepared(tensor.detach())
-        if carried.data_ptr() == tensor.data_ptr() and recipe.after is None:
-            return self._gloo_work(self.gloo.allreduce([carried], _with_kind(AllreduceOptions(), recipe, opts)))
         work = self.gloo.allreduce([carried], _with_kind(AllreduceOptions(), recipe, opts))
         return Later([work], [tensor], lambda: recipe.put(carried, tensor))
 
@@ -76,12 +76,16 @@ class GlooMover(Mover):
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work:
         """One sum per dtype, over all tensors of it laid end to end."""
+        plain = _with_timeout(
+            AllreduceOptions(), opts
+        )  # Gloo does not take the options of the coalesced form for these
+        plain.reduceOp = opts.reduceOp
         works: list[Work] = []
         copies: list[tuple[Tensor, list[Tensor]]] = []
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             same = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in same])
-            works.append(self.all_reduce(flat, opts))
+            works.append(self.all_reduce(flat, plain))
             copies.append((flat, same))
 
         def copy_back() -> None:

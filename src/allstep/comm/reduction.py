@@ -74,6 +74,11 @@ class Recipe(NamedTuple):
     after: Step | None = None
     by_hand: bool = False
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the carrier does what was asked, as it was asked."""
+        return self.before is None and self.after is None and not self.by_hand
+
     def prepared(self, tensor: Tensor) -> Tensor:
         """A contiguous tensor for the carrier. May share the memory of `tensor`."""
         return (self.before(tensor) if self.before else tensor.resolve_conj().resolve_neg()).contiguous()

@@ -16,6 +16,7 @@ Transfer   a send or receive of Gloo under way
 ```
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -134,11 +135,12 @@ class Later(Done):
             return True
         if not all(part.is_completed() for part in self._parts):
             return False
-        self.wait()
+        with contextlib.suppress(Exception):  # kept for `exception` and `wait`
+            self.wait()
         return True
 
     def is_success(self) -> bool:
-        return self._error is None and self.is_completed() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Any:
         return self._error
