@@ -44,7 +44,7 @@ def test_one_process_is_a_real_group(ranks: Ranks) -> None:
         dist.all_reduce(total)
         return world.size, world.launcher, dist.get_backend(), total.tolist()
 
-    assert ranks(1, alone) == [(1, "none", "gloo", [1.0, 1.0, 1.0])]
+    assert ranks(1, alone) == [(1, "none", "allstep", [1.0, 1.0, 1.0])]
 
 
 def test_meet_part_and_meet_again(ranks: Ranks) -> None:

@@ -22,7 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
+from allstep.comm.group import NAME, AllstepGroup
 from allstep.comm.leave import leave_alone
+from allstep.comm.local import LocalMover
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
 from allstep.comm.store import WireStore
 from allstep.errors import WorldError
@@ -205,17 +207,22 @@ def _make_group(world: World, store: Store, limits: Limits, number: int) -> bool
                 f"but {world.launcher} says {world.rank} of {world.size}: call allstep.init() instead of init_process_group"
             )
         return False
-    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
-        if torch.cuda.device_count() >= world.local_size and dist.is_nccl_available():
-            backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
-        backend,
+        NAME,
         store=PrefixStore(f"allstep/group/{number}", store),
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=limits.start),  # for connecting to each other
     )
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limits.timeout))
+    _allow(limits.timeout)
     return True
+
+
+def _allow(seconds: float) -> None:
+    """From now on a collective may take so long."""
+    group = dist.distributed_c10d._get_default_group()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
+    if isinstance(group, AllstepGroup) and isinstance(group.local, LocalMover):
+        group.local.arena.timeout = seconds
