@@ -48,6 +48,8 @@ def draw(dtype: torch.dtype, shape: tuple[int, ...], seed: int, layout: str = "p
 
 
 def lay(values: Tensor, layout: str) -> Tensor:
+    """A copy that lies in memory as told."""
+    values = values.clone()
     if layout == "transposed" and values.dim() > 1:
         return values.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "strided" and values.dim():
@@ -56,7 +58,7 @@ def lay(values: Tensor, layout: str) -> Tensor:
         return wide[..., ::2]
     if layout == "gradient" and (values.is_floating_point() or values.is_complex()):
         return values.requires_grad_()
-    return values.clone()
+    return values
 
 
 LAYOUTS = ["plain", "transposed", "strided", "gradient"]
