@@ -567,7 +567,7 @@ def test_random_operations(run: Run) -> None:
     assert run(4, random_operations, 1, 100, timeout=55) == [100] * 4
 
 
-@pytest.mark.soak
+@pytest.mark.soak(1)  # its count is in the test
 @pytest.mark.timeout(600)
 def test_many_random_operations(run: Run) -> None:
     count = 10_000 if os.environ.get("ALLSTEP_SOAK") else 300
