@@ -94,18 +94,11 @@ class CommResult:
 
     def table(self) -> Table:
         """For people."""
-        unmet = "\n".join(self.unmet())
-        table = Table(
-            "",
-            Column("", no_wrap=True),
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            caption=unmet,
-            caption_justify="left",
-        )
+        table = Table("", Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        table.caption, table.caption_justify = "\n".join(self.unmet()), "left"
         for head in ("median", "min", "max", *(f"x {reference}" for reference in REFERENCES)):
             table.add_column(head, justify="right")
-        table.add_column("target")
+        table.add_column("target", no_wrap=True)
         for num_ranks, rows in groupby(self.rows, lambda row: row.num_ranks):
             table.add_row(f"{num_ranks} ranks")
             for nbytes, contenders in groupby(rows, lambda row: row.nbytes):
