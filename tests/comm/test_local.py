@@ -105,6 +105,21 @@ def test_all_reduce_has_the_bits_of_one_process(ranks: Ranks, num_ranks: int) ->
     assert taken == [len(cases)] * num_ranks  # none went to Gloo
 
 
+def test_reductions_are_told_apart_by_their_hash() -> None:
+    """Plans are looked up by it, because comparing torch's objects is slow."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import AllreduceOptions
+
+    def seen(name: str) -> int:
+        opts = AllreduceOptions()
+        opts.reduceOp = getattr(dist.ReduceOp, name)
+        return hash(opts.reduceOp)
+
+    names = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
+    assert len({seen(name) for name in names}) == len(names)
+    assert [seen(name) for name in names] == [seen(name) for name in names]
+
+
 def test_a_small_pool_is_enough_for_any_size(ranks: Ranks) -> None:
     cases = [("float64", "SUM", numel) for numel in (100_000, 1_000_003)]
     assert ranks(3, check_all_reduce, cases, env={"ALLSTEP_POOL_MB": "1"}) == [2, 2, 2]

@@ -24,8 +24,9 @@ from allstep.errors import CollectiveMismatch, CommError
 SMALL = 64 << 10  # bytes up to which a tensor goes through a small place at once
 WORDS = 512  # bytes in which a rank says what it called
 TURNS = 2
-_BLOCK = 256 << 10  # bytes that stay in the caches while they are staged, added and copied
+_BLOCK = 1 << 20  # bytes that stay in the caches while they are staged, added and copied
 _FRONT = TURNS * SMALL
+_MOST_BLOCKS = 100
 BLOCK_BITS = 20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
 
 
@@ -56,6 +57,7 @@ class Arena:
         self.pools = list(pools)
         self.timeout = timeout
         self.turn = 0
+        self._blocks: dict[tuple[torch.dtype, int, int], list[list[list[Tensor]]]] = {}
 
     def meet(self, call: Call) -> None:
         """Publish what we have written; go on when everybody has."""
@@ -80,6 +82,15 @@ class Arena:
 
     def blocks(self, dtype: torch.dtype, numel: int, num_blocks: int) -> list[list[list[Tensor]]]:
         """blocks[turn][rank][index]: views of the pools behind the small places."""
+        key = (dtype, numel, num_blocks)
+        found = self._blocks.get(key)
+        if found is None:
+            if len(self._blocks) > _MOST_BLOCKS:
+                self._blocks.clear()
+            found = self._blocks[key] = self._cut(*key)
+        return found
+
+    def _cut(self, dtype: torch.dtype, numel: int, num_blocks: int) -> list[list[list[Tensor]]]:
         nbytes = numel * dtype.itemsize
 
         def at(rank: int, index: int) -> Tensor:

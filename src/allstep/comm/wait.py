@@ -31,7 +31,7 @@ _COUNT, _MARK, _ASLEEP = 0, 1, 3
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
-_SPINS = 2000
+_SPINS = 50  # a few us; who has not come by then may be waiting for our core
 _YIELDS = 50
 _SHORT_NAP, _LONG_NAP = 0.002, 0.05
 
@@ -102,7 +102,10 @@ class Flags:
         """Whether some rank gave another mark than ours."""
         at = _MARK + (self.count & 1)
         numbers = self.numbers
-        return any(numbers[other + at] != mark for other in self._others)
+        for other in self._others:  # noqa: SIM110  # three times as fast as any()
+            if numbers[other + at] != mark:
+                return True
+        return False
 
     def _wait_long(self, other: int, seconds: float) -> None:
         numbers, count = self.numbers, self.count
