@@ -344,6 +344,7 @@ def test_between_hosts_the_bytes_really_cross(two_hosts: SshHosts, tmp_path: Pat
         assert list(found) == list(ALGORITHMS)
         for name, (nbytes, right) in found.items():
             assert right, name
-            # Each of two ranks sends one tensor's worth, whatever the way. Acknowledgements and headers come on top.
-            assert 4_000_000 < nbytes < 4_000_000 * 1.1, name
+            # Each of two ranks sends one tensor's worth, whatever the way; twice would be 8 MB. On top come headers and
+            # acknowledgements, 66 bytes for each 1448 and up to as many back (9%), and what a busy machine makes TCP send again.
+            assert 4_000_000 < nbytes < 4_000_000 * 1.25, name
         assert bandwidth == lines[0][1] > 0
