@@ -52,7 +52,7 @@ def test_a_sound_machine_passes_and_json_holds_everything() -> None:
     assert report["machine"]["torch"]["backends"]["gloo"]
     assert report["machine"].keys() >= {"memory", "shared_memory", "network", "programs", "gpus", "packages", "folders"}
     assert report["world"]["launcher"] == "none"
-    assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith("gloo")
+    assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith("allstep: shared memory")
     assert report["trial"]["ranks"] == 2 and report["trial"]["error"] is None
     assert set(report["trial"]["phases"]) == {"import", "init", "allreduce"}
     assert report["hosts"] == report["connections"] == []
@@ -221,7 +221,11 @@ def test_what_a_run_would_use(facts: Facts) -> None:
     several = choose(World(0, 4, 0, 2, 0, 2, "x", "slurm"), gpus, [])
     assert several.workers == 4 and "nccl" in several.backend and "Slurm step" in several.meeting
     hosts = choose(None, facts.torch, [Host("a", 3), Host("b", 1)])
-    assert (hosts.workers, hosts.backend, hosts.command) == (4, "gloo", "allstep run -H a:3,b:1")
+    assert (hosts.workers, hosts.backend, hosts.command) == (
+        4,
+        "allstep: shared memory on a host, gloo between hosts",
+        "allstep run -H a:3,b:1",
+    )
 
 
 def test_without_ssh_other_hosts_are_out_of_reach(

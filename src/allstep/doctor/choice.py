@@ -63,10 +63,11 @@ def _backend(engine: Engine, local_size: int) -> str:
     """As `allstep.init()` chooses."""
     num_gpus = sum(device.startswith("cuda") for device in engine.devices)
     if num_gpus and num_gpus >= local_size and engine.backends.get("nccl"):
-        return "gloo for CPU tensors, nccl for GPU tensors"
-    return "gloo"
+        return f"{_CPU_BACKEND}, nccl for GPU tensors"
+    return _CPU_BACKEND
 
 
+_CPU_BACKEND = "allstep: shared memory on a host, gloo between hosts"
 _LAUNCHERS_STORE = "in the launcher's own store, which outlives every rank"
 
 
