@@ -71,7 +71,7 @@ def test_everybody_is_measured_turn_by_turn(tmp_path: Path, monkeypatch: pytest.
 )
 def test_a_missing_peer_says_why(mpirun: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm.shutil, "which", lambda name: mpirun)
-    monkeypatch.setattr(launch, "_output_of", lambda *command: "HYDRA")
+    monkeypatch.setattr(launch, "output_of", lambda *command: "HYDRA")
     assert comm._no_mpi() == reason
 
 
@@ -80,7 +80,7 @@ def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(tmp_path: Path, monk
     mpirun.write_text("#!/bin/sh\necho no MPI today\nexit 3\n")
     mpirun.chmod(0o755)
     monkeypatch.setattr(comm, "_no_mpi", lambda: "")
-    monkeypatch.setattr(launch, "_mpirun", lambda: (str(mpirun), "-np", "2"))
+    monkeypatch.setattr(launch, "mpirun_command", lambda: (str(mpirun), "-np", "2"))
     start = comm._start
 
     def only_mpi(name: str, *args: object) -> comm.Team:

@@ -165,7 +165,7 @@ def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
         if reason := _no_mpi():
             missing[OPEN_MPI] = reason
         else:
-            mpirun = (*launch._mpirun()[:-1], str(num_ranks))
+            mpirun = (*launch.mpirun_command()[:-1], str(num_ranks))
             try:
                 teams.append(_start("mpirun", mpirun, "mpi", num_ranks, folder, ending))
             except CommFailed as error:
@@ -177,7 +177,7 @@ def _no_mpi() -> str:
     """Why Open MPI cannot be measured; empty when it can."""
     if not shutil.which("mpirun"):
         return "mpirun is not installed"
-    if "Open MPI" not in launch._output_of("mpirun", "--version"):
+    if "Open MPI" not in launch.output_of("mpirun", "--version"):
         return "mpirun is another MPI's"
     return "" if find_spec("mpi4py") else "mpi4py is not installed"
 
@@ -192,7 +192,7 @@ def _start(
     door.listen(num_ranks)
     door.settimeout(0.2)
     output = folder / f"{kind}.txt"
-    env = {**launch._environment(launch.Contender(name, ())), "OMP_NUM_THREADS": "1"}
+    env = {**launch.environment_of(launch.Contender(name, ())), "OMP_NUM_THREADS": "1"}
     with output.open("w") as sink:
         process = subprocess.Popen(
             [*launcher, sys.executable, "-m", "allstep.bench.comm_rank", str(path), kind],
@@ -243,4 +243,4 @@ def _end(process: subprocess.Popen[str]) -> None:
     """Ranks that were hung up on leave by themselves; whoever does not is ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
-    launch._end(process)
+    launch.end(process)

@@ -3,10 +3,8 @@
 Ratios are speeds: 3 times Gloo means a third of Gloo's time.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -15,8 +13,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from allstep._version import __version__
-from allstep.bench.result import Missing, Row, _machine, require_matplotlib
+from allstep.bench.result import Missing, Row, absences, document, require_matplotlib
 from allstep.errors import ConfigError
 
 KB, MB = 1 << 10, 1 << 20
@@ -115,19 +112,11 @@ class CommResult:
 
     def absences(self) -> list[str]:
         """A line for each contender that is missing from the table."""
-        return [f"missing: {missing.name} ({missing.reason})" for missing in self.missing]
+        return absences(self.missing)
 
     def to_json(self) -> str:
         """Every figure of the table, the seconds behind it and the machine."""
-        document = {
-            "benchmark": "comm",
-            "version": __version__,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": _machine(),
-            "rows": [self._as_json(row) for row in self.rows],
-            "missing": [{"name": missing.name, "reason": missing.reason} for missing in self.missing],
-        }
-        return json.dumps(document, indent=2)
+        return document("comm", [self._as_json(row) for row in self.rows], self.missing)
 
     def _as_json(self, row: CommRow) -> dict[str, Any]:
         speeds = {reference: self.speed(row, reference) for reference in REFERENCES}

@@ -88,7 +88,7 @@ def contenders() -> list[Contender]:
     python = sys.executable
     allstep = (python, "-m", "allstep", "run", "-np", "2", python)
     torchrun = (python, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-    mpirun = (*_mpirun(), python)
+    mpirun = (*mpirun_command(), python)
     no_mpirun = "" if shutil.which("mpirun") else "mpirun is not installed"
     no_mpi4py = "" if find_spec("mpi4py") else "mpi4py is not installed"
     return [
@@ -101,15 +101,15 @@ def contenders() -> list[Contender]:
     ]
 
 
-def _mpirun() -> tuple[str, ...]:
+def mpirun_command() -> tuple[str, ...]:
     """Open MPI counts cores and refuses root unless told otherwise; MPICH does neither and knows no such option."""
-    if "Open MPI" not in _output_of("mpirun", "--version"):
+    if "Open MPI" not in output_of("mpirun", "--version"):
         return ("mpirun", "-np", "2")
     as_root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
     return ("mpirun", *as_root, "--oversubscribe", "-np", "2")
 
 
-def _output_of(*command: str) -> str:
+def output_of(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
@@ -150,7 +150,7 @@ def _warm_up(contender: Contender, folder: Path, progress: Progress) -> Contende
 def _time(contender: Contender, folder: Path) -> float:
     """Seconds from the start of the command to its end."""
     script = [str(folder / contender.script)] if contender.script else []
-    env = _environment(contender)
+    env = environment_of(contender)
     started = time.perf_counter()
     process = subprocess.Popen(
         [*contender.command, *script],
@@ -166,14 +166,14 @@ def _time(contender: Contender, folder: Path) -> float:
     except subprocess.TimeoutExpired:
         raise LaunchFailed(f"{contender.name} was not done after {_SECONDS_PER_RUN:.0f} s") from None
     finally:
-        _end(process)
+        end(process)
     taken = time.perf_counter() - started
     if process.returncode:
         raise LaunchFailed(f"{contender.name} ended with status {process.returncode}:\n{output.strip()}")
     return taken
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     """Leave nothing behind when we are interrupted: launchers pass SIGTERM on to their ranks."""
     if process.poll() is not None:
         return
@@ -185,7 +185,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def _environment(contender: Contender) -> Mapping[str, str]:
+def environment_of(contender: Contender) -> Mapping[str, str]:
     """Ours, without what a launcher around us may have said; for scripts that must be told where to meet, a place to meet."""
     foreign = {name for launcher in LAUNCHERS.values() for names in launcher[1:] for name in names}
     env = {name: value for name, value in os.environ.items() if name not in foreign}

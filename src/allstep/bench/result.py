@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -67,19 +67,11 @@ class Result:
 
     def absences(self) -> list[str]:
         """A line for each contender that is missing from the table."""
-        return [f"missing: {missing.name} ({missing.reason})" for missing in self.missing]
+        return absences(self.missing)
 
     def to_json(self) -> str:
         """Every figure of the table, the seconds behind it and the machine."""
-        document = {
-            "benchmark": self.benchmark,
-            "version": __version__,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": _machine(),
-            "rows": [self._as_json(row) for row in self.rows],
-            "missing": [{"name": missing.name, "reason": missing.reason} for missing in self.missing],
-        }
-        return json.dumps(document, indent=2)
+        return document(self.benchmark, [self._as_json(row) for row in self.rows], self.missing)
 
     def _as_json(self, row: Row) -> dict[str, Any]:
         ratios = {reference: self.ratio(row, reference) for reference in self.references}
@@ -113,6 +105,24 @@ def require_matplotlib() -> None:
 
 def _distances(row: Row) -> Sequence[float]:
     return row.median - min(row.seconds), max(row.seconds) - row.median
+
+
+def absences(missing: Iterable[Missing]) -> list[str]:
+    """A line for each contender that is missing from a table."""
+    return [f"missing: {each.name} ({each.reason})" for each in missing]
+
+
+def document(benchmark: str, rows: list[dict[str, Any]], missing: Iterable[Missing]) -> str:
+    """What a benchmark writes for programs, as JSON."""
+    whole = {
+        "benchmark": benchmark,
+        "version": __version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": _machine(),
+        "rows": rows,
+        "missing": [{"name": each.name, "reason": each.reason} for each in missing],
+    }
+    return json.dumps(whole, indent=2)
 
 
 def _machine() -> dict[str, Any]:

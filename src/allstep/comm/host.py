@@ -2,8 +2,6 @@
 
 import json
 import os
-from datetime import timedelta
-from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -11,6 +9,7 @@ from allstep import machine
 from allstep.comm.arena import WORDS, Arena, segment_bytes
 from allstep.comm.local import LocalMover
 from allstep.comm.segment import parts, share
+from allstep.comm.store import collect
 from allstep.comm.wait import Flags, control_bytes, spins_for
 from allstep.errors import CommError, ConfigError, WorldError
 from allstep.limits import read_limits
@@ -25,7 +24,7 @@ def join_host(store: Store, rank: int, size: int, timeout: float) -> LocalMover 
         return None
     start = read_limits().start
     card = {"node": _node(), "pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), "pool": pool_bytes()}
-    cards = _exchange(store, rank, size, card, start)
+    cards = [json.loads(word) for word in collect(store, "host", rank, size, json.dumps(card), start)]
     if any(other["node"] != card["node"] for other in cards):
         return None
     pool = min(other["pool"] for other in cards)
@@ -58,10 +57,3 @@ def _node() -> str:
         return node_of(World.detect())
     except WorldError:
         return node_of(World.alone())
-
-
-def _exchange(store: Store, rank: int, size: int, card: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
-    keys = [f"host/{other}" for other in range(size)]
-    store.set(keys[rank], json.dumps(card))
-    store.wait(keys, timedelta(seconds=seconds))
-    return [json.loads(store.get(key)) for key in keys]

@@ -28,20 +28,12 @@ from allstep.comm import copying, summing
 from allstep.comm.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, describe, private_mark
 from allstep.comm.mover import Mover
 from allstep.comm.queue import Queue
+from allstep.comm.reduction import FOLD
 from allstep.comm.work import DONE
 from allstep.errors import CollectiveMismatch, CommError
 
 RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members
-_COMBINE: dict[Any, summing.Combine] = {
-    RedOpType.SUM: torch.add,
-    RedOpType.AVG: torch.add,
-    RedOpType.PRODUCT: torch.mul,
-    RedOpType.MIN: torch.minimum,
-    RedOpType.MAX: torch.maximum,
-    RedOpType.BAND: torch.bitwise_and,
-    RedOpType.BOR: torch.bitwise_or,
-    RedOpType.BXOR: torch.bitwise_xor,
-}
+_COMBINE: dict[Any, summing.Combine] = {**FOLD, RedOpType.AVG: torch.add}  # an average is divided afterwards
 _BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

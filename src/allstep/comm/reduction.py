@@ -53,7 +53,7 @@ _ON_BOOL = {SUM: MAX, PRODUCT: MIN, MIN: MIN, MAX: MAX, BAND: BAND, BOR: BOR, BX
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 _TOP_BIT = -(2**63)
 
-_FOLD: dict[Kind, Callable[..., Tensor]] = {
+FOLD: dict[Kind, Callable[..., Tensor]] = {
     SUM: torch.add,
     PRODUCT: torch.mul,
     MIN: torch.minimum,
@@ -175,7 +175,7 @@ def _meaningless(kind: Kind, dtype: torch.dtype) -> CommError:
 
 def fold(parts: Sequence[Tensor], kind: Kind) -> Tensor:
     """Reduce the ranks' tensors, in the order given and into the first of them: same order, same bits."""
-    combine, total = _FOLD[kind], parts[0]
+    combine, total = FOLD[kind], parts[0]
     for part in parts[1:]:
         combine(total, part, out=total)
     return total

@@ -29,6 +29,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import Store
 
 from allstep import machine
+from allstep.comm.store import collect
 from allstep.errors import CommError
 
 HEADER = 4096
@@ -90,10 +91,7 @@ def _try(
 
 def _first_reason(store: Store, name: str, rank: int, size: int, mine: str, seconds: float) -> str:
     """Why some rank could not; empty when all could. The same on all ranks."""
-    keys = [f"{name}/mapped/{other}" for other in range(size)]
-    store.set(keys[rank], mine or "yes")
-    store.wait(keys, timedelta(seconds=seconds))
-    words = [store.get(key).decode() for key in keys]
+    words = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds)
     return next((f"rank {other}: {word}" for other, word in enumerate(words) if word != "yes"), "")
 
 

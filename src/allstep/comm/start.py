@@ -26,7 +26,7 @@ from allstep.comm.group import NAME, AllstepGroup
 from allstep.comm.leave import leave_alone
 from allstep.comm.local import LocalMover
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
-from allstep.comm.store import WireStore
+from allstep.comm.store import WireStore, collect
 from allstep.errors import WorldError
 from allstep.limits import Limits, read_limits
 from allstep.world import World, local_variables, node_of, places
@@ -92,17 +92,15 @@ def _leave() -> None:
         leave_alone([_running.meeting.store, *dist.distributed_c10d._world.pg_map])
 
 
-def _wait_for_all(what: str, word: str, world: World, store: Store, limits: Limits, number: int) -> list[bytes]:
-    """Leave our word under our rank, wait until every rank has left its own, return them by rank; name those who do not come."""
-    keys = [f"allstep/{what}/{number}/{rank}" for rank in range(world.size)]
+def _wait_for_all(what: str, word: str, world: World, store: Store, limits: Limits, number: int) -> list[str]:
+    """The words of all ranks, by rank; those who do not come are named."""
+    prefix = f"allstep/{what}/{number}"
     started = time.monotonic()
-    store.set(keys[world.rank], word)
     try:
-        store.wait(keys, timedelta(seconds=limits.start))
+        return collect(store, prefix, world.rank, world.size, word, limits.start)
     except RuntimeError as error:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        missing = [rank for rank in range(world.size) if not store.check([f"{prefix}/{rank}"])]
         raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
-    return [store.get(key) for key in keys]
 
 
 def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:

@@ -88,5 +88,13 @@ class WireStore(Store):
         return WireStore(self._client, self._timeout)
 
 
+def collect(store: Store, prefix: str, rank: int, size: int, word: str, seconds: float) -> list[str]:
+    """Leave our word under `prefix` and our rank; when every rank has, the words of all by rank. torch's error when one is late."""
+    keys = [f"{prefix}/{other}" for other in range(size)]
+    store.set(keys[rank], word)
+    store.wait(keys, timedelta(seconds=seconds))
+    return [store.get(key).decode() for key in keys]
+
+
 def _bytes(value: str | bytes | bytearray) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
-from torch.distributed import ReduceOp
 
 from allstep.comm.mover import Mover
+from allstep.comm.reduction import FOLD
 from allstep.errors import CommError
 
 Combine = Callable[..., Tensor]  # torch.add and its like: combine(a, b, out=a)
@@ -118,15 +118,7 @@ def wait_for(handles: Iterable[Handle]) -> None:
 
 # Over Gloo
 
-_KINDS: dict[Combine, Any] = {
-    torch.add: ReduceOp.SUM,
-    torch.mul: ReduceOp.PRODUCT,
-    torch.minimum: ReduceOp.MIN,
-    torch.maximum: ReduceOp.MAX,
-    torch.bitwise_and: ReduceOp.BAND,
-    torch.bitwise_or: ReduceOp.BOR,
-    torch.bitwise_xor: ReduceOp.BXOR,
-}
+_KINDS: dict[Combine, Any] = {combine: kind for kind, combine in FOLD.items()}
 
 
 class GlooLink:
