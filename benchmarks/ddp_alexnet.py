@@ -1,0 +1,192 @@
+"""The claim about unmodified DDP: AlexNet on two workers of one host, backend "allstep" beside backend "gloo".
+
+    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json FILE]
+
+Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a copy of the same net, with SGD and
+momentum. They take turns of a few steps, so that a busy moment of the machine hits both alike; a first turn warms up and does not
+count. A turn lasts as long as its slowest worker needs, and its speed is the pictures of all workers by that time. One torch thread
+per worker, batch 32 a worker, pictures of 224 x 224 that are made up before the clock starts.
+
+At each step both see the same pictures and draw the same dropout, so their losses must be the same; they are printed side by side.
+Losses that differ by more than float32 rounding end the run with status 1. A missed target does not: this is a measurement.
+"""
+
+import argparse
+import copy
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import allstep
+from allstep.bench.result import Row, document
+from allstep.models import AlexNet
+
+TARGET = 1.08  # times as many pictures per second as on Gloo
+BACKENDS = ("allstep", "gloo")
+SAME_LOSS = 1e-5  # relative; two ranks add the same two numbers on either backend
+
+
+@dataclass
+class Trainee:
+    """A copy of the net on one backend, and what was seen of it."""
+
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def step(self, pictures: Tensor, labels: Tensor, seed: int) -> Tensor:
+        torch.manual_seed(seed)  # of the dropout
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.net(pictures), labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def turn(self, batches: list[tuple[Tensor, Tensor]], seed: int) -> None:
+        """Some steps, timed from the moment when all ranks are ready."""
+        dist.barrier()
+        started = time.perf_counter()
+        losses = [self.step(*batch, seed + number) for number, batch in enumerate(batches)]
+        seconds = torch.tensor(time.perf_counter() - started)
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        mean_losses = torch.stack(losses) / dist.get_world_size()
+        dist.all_reduce(mean_losses)
+        self.seconds.append(seconds.item())
+        self.losses += mean_losses.tolist()
+
+
+def trainees() -> dict[str, Trainee]:
+    torch.manual_seed(0)
+    net = AlexNet()
+    found = {}
+    for backend in BACKENDS:
+        wrapped = DistributedDataParallel(copy.deepcopy(net), process_group=dist.new_group(backend=backend))
+        found[backend] = Trainee(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9))
+    return found
+
+
+def batches_of(turn: int, rank: int, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
+    """Made-up pictures and labels, the same whenever this rank asks for this turn."""
+    chance = torch.Generator().manual_seed(1000 * turn + rank)
+    shape = (options.batch, 3, 224, 224)
+    return [
+        (torch.randn(shape, generator=chance), torch.randint(1000, shape[:1], generator=chance))
+        for _ in range(options.steps)
+    ]
+
+
+def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
+    both = trainees()
+    for turn in range(options.turns + 1):
+        batches = batches_of(turn, rank, options)
+        for trainee in both.values():
+            trainee.turn(batches, seed=turn * options.steps)
+    return both
+
+
+def show(both: dict[str, Trainee], options: argparse.Namespace) -> int:
+    """The losses, the table, and the exit status."""
+    pictures = options.workers * options.batch * options.steps
+    rows = {name: Row(name, tuple(trainee.seconds[1:])) for name, trainee in both.items()}
+    ratio = rows["gloo"].median / rows["allstep"].median
+    furthest = _show_losses(both)
+    table = Table("DDP on", box=box.SIMPLE_HEAD)
+    for head in ("images/s", "min", "max", "x gloo"):
+        table.add_column(head, justify="right")
+    for row in rows.values():
+        speeds = [f"{pictures / seconds:.1f}" for seconds in (row.median, max(row.seconds), min(row.seconds))]
+        table.add_row(row.name, *speeds, f"{rows['gloo'].median / row.median:.3f}")
+    Console(highlight=False).print(table)
+    verdict = "met" if ratio >= TARGET else "not met"
+    print(
+        f"{ratio:.3f} times Gloo; target {TARGET}: {verdict}. Medians of {options.turns} turns of {options.steps} steps."
+    )
+    if options.json:
+        options.json.write_text(f"{document('ddp_alexnet', _as_json(rows, both, options), ())}\n")
+    if not furthest <= SAME_LOSS:
+        print(
+            f"error: the losses differ by up to {furthest:.1e} of their size, more than {SAME_LOSS:.0e}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _show_losses(both: dict[str, Trainee]) -> float:
+    """Step by step; returns the largest relative difference."""
+    print("step  " + "  ".join(f"{name:>10}" for name in both))
+    furthest = torch.tensor(0.0)
+    for step, losses in enumerate(zip(*(trainee.losses for trainee in both.values()), strict=True), 1):
+        print(f"{step:4}  " + "  ".join(f"{loss:10.6f}" for loss in losses))
+        values = torch.tensor(losses)
+        furthest = torch.maximum(furthest, (values - values[-1]).abs().max() / values[-1].abs())  # NaN stays NaN
+    print(f"largest difference {furthest.item():.1e} of the loss")
+    return furthest.item()
+
+
+def _as_json(rows: dict[str, Row], both: dict[str, Trainee], options: argparse.Namespace) -> list[dict[str, Any]]:
+    pictures = options.workers * options.batch * options.steps
+    return [
+        {
+            "name": name,
+            "workers": options.workers,
+            "batch_per_worker": options.batch,
+            "steps_per_turn": options.steps,
+            "seconds": list(row.seconds),
+            "images_per_second": pictures / row.median,
+            "speed": {"gloo": rows["gloo"].median / row.median},
+            "target": {"gloo": TARGET} if name == "allstep" else {},
+            "losses": both[name].losses,
+        }
+        for name, row in rows.items()
+    ]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Unmodified DDP on AlexNet: backend allstep beside backend gloo.")
+    parser.add_argument("--workers", type=_positive, default=2, help="on this host; 2")
+    parser.add_argument("--batch", type=_positive, default=32, help="pictures of a worker at a step; 32")
+    parser.add_argument("--turns", type=_positive, default=9, help="that count, after one that does not; 9")
+    parser.add_argument("--steps", type=_positive, default=3, help="of a turn; 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    return options
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def main() -> int:
+    options = parse()
+    if "ALLSTEP_RANK" not in os.environ:  # we are the command; our workers run the same file
+        python = sys.executable
+        run = [python, "-m", "allstep", "run", "-np", str(options.workers), "--show", "0"]
+        os.execve(python, [*run, python, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    world = allstep.init()
+    torch.set_num_threads(1)
+    options.workers = world.size  # whoever started us has the last word
+    both = measure(options, world.rank)
+    status = show(both, options) if world.rank == 0 else 0
+    allstep.shutdown()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
