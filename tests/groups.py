@@ -24,7 +24,7 @@ def joined(backend: str = "allstep") -> Iterator[tuple[int, int]]:
     """Our rank and the number of ranks. At the end nobody leaves before all have come there."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if os.environ.get("ONLY_GLOO"):
-        allstep.comm.backend.join_host = lambda *_: None
+        allstep.comm.backend.join_hosts = lambda *_: None
     world = World.detect()
     meeting = find_store(world, read_limits())
     store = dist.PrefixStore("test", meeting.store)

@@ -7,7 +7,6 @@ numbers: their sums are exact in any order, and results are compared bit by bit.
 import os
 import random
 from collections.abc import Callable
-from functools import partial
 from functools import reduce as fold
 from typing import Any
 
@@ -29,11 +28,16 @@ WORLDS = [1, 2, 5]
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(params=["shared memory", "gloo"])
+@pytest.fixture(params=["shared memory", "gloo", "hosts"])
 def run(ranks: Ranks, request: pytest.FixtureRequest) -> Run:
-    """`ranks`, once with all that a group of one host uses, once with Gloo alone."""
-    env = {"ONLY_GLOO": "1"} if request.param == "gloo" else {}
-    return partial(ranks, env=env)
+    """`ranks`, with all that a group of one host uses, with Gloo alone, and on two hosts (of five ranks three are on the first)."""
+
+    def start(num_ranks: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        hosts = ["a", "b", "a", "b", "a"][:num_ranks] if request.param == "hosts" else None
+        env = {"ONLY_GLOO": "1"} if request.param == "gloo" else {}
+        return ranks(num_ranks, function, *args, env=env, hosts=hosts, **options)
+
+    return start
 
 
 def draw(dtype: torch.dtype, shape: tuple[int, ...], seed: int, layout: str = "plain") -> Tensor:

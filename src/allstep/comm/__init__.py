@@ -5,9 +5,10 @@ Importing this package makes the backend "allstep" known to torch.distributed.
 
 from allstep.comm.backend import register as _register
 from allstep.comm.barrier import barrier
+from allstep.comm.host import Options
 from allstep.comm.shared import shared_empty
 from allstep.comm.start import init, shutdown
 
-__all__ = ["barrier", "init", "shared_empty", "shutdown"]
+__all__ = ["Options", "barrier", "init", "shared_empty", "shutdown"]
 
 _register()

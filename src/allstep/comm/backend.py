@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGl
 from allstep.comm.barrier import leave_card
 from allstep.comm.gloo import GlooMover
 from allstep.comm.group import NAME, AllstepGroup
-from allstep.comm.host import join_host
+from allstep.comm.host import Options, join_hosts
 
 
 def register() -> None:
@@ -24,17 +24,18 @@ def register() -> None:
 def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
     """One group, on all its ranks at once: torch calls this for the default group and for every new one."""
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
+    chosen = backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
     gloo = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
     _tell(gloo.options, options)
     gloo._set_sequence_number_for_group()
     group = AllstepGroup(store, rank, size, timeout, GlooMover(gloo))
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
     if torch.cuda.is_available() and dist.is_nccl_available():
-        group.nccl = _nccl(options, backend_options)
+        group.nccl = _nccl(options, chosen.nccl)
         group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, group.nccl)
     group._set_group_name(options.group_id)
     leave_card(store, rank)
-    group.local = join_host(PrefixStore("host/", store), rank, size, timeout.total_seconds())
+    group.local = join_hosts(PrefixStore("host/", store), rank, size, timeout, chosen)
     return group
 
 

@@ -15,6 +15,7 @@ ranks that wait in different orders cannot block each other.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -48,6 +49,9 @@ class GlooMover(Mover):
         self.gloo = gloo
         self.rank: int = gloo.rank()
         self.size: int = gloo.size()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.gloo._set_default_timeout(timeout)
 
     # Reductions
 

@@ -16,6 +16,7 @@ them. Methods take torch's several argument shapes (`broadcast([t], opts)`, `bro
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,8 +85,8 @@ class AllstepGroup(ProcessGroup):
         if self.local is not None:
             work = self.local.all_reduce(tensor, opts)
             if work is not None:
-                return work
-        return self._noted(self.far.all_reduce(tensor, opts))
+                return work if self._coalesced is None else self._noted(work)
+        return self._noted(self._carried("all_reduce", (tensor, opts)))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _COALESCED) -> Work:
         if tensors[0].is_cuda:
@@ -282,19 +283,19 @@ class AllstepGroup(ProcessGroup):
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("send", tensors, peer, tag)
-        return self._move("send", tensor, peer, tag)
+        return self._transfer("send", tensor, peer, tag)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> Work:
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("recv", tensors, peer, tag)
-        return self._move("recv", tensor, peer, tag)
+        return self._transfer("recv", tensor, peer, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Work:
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("recv_anysource", tensors, tag)
-        return self._move("recv_any", tensor, tag)
+        return self._transfer("recv_any", tensor, tag)
 
     # Who does it
 
@@ -307,7 +308,16 @@ class AllstepGroup(ProcessGroup):
             work: Work | None = getattr(self.local, name)(*args)
             if work is not None:
                 return self._noted(work)
-        return self._noted(getattr(self.far, name)(*args))
+        return self._noted(self._carried(name, args))
+
+    def _carried(self, name: str, args: Sequence[Any]) -> Work:
+        start = partial(getattr(self.far, name), *args)
+        return start() if self.local is None else self.local.carry(name, args, start)
+
+    def _transfer(self, name: str, *args: Any) -> Work:
+        """Between two ranks: nobody else has to agree."""
+        work: Work = getattr(self.far, name)(*args)
+        return self._noted(work)
 
     def _nccl(self, name: str, *args: Any) -> Work:
         if self.nccl is None:
@@ -372,8 +382,11 @@ class AllstepGroup(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        for backend in self._inner():
-            backend._set_default_timeout(timeout)
+        for mover in (self.local, self.far):
+            if mover is not None:
+                mover.set_timeout(timeout)
+        if self.nccl is not None:
+            self.nccl._set_default_timeout(timeout)
 
     def abort(self) -> None:
         for backend in self._inner():

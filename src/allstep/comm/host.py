@@ -1,14 +1,32 @@
-"""Which ranks of a group share a host, and the shared memory between them."""
+"""The hosts of a group: which ranks share memory, and the lanes between hosts.
+
+Every rank leaves a card in the group's store; from all cards every rank computes the same picture (`layout`).
+
+==================  ================================================================================================================
+one host            one arena for all ranks
+several             an arena on each host, and a lane for each slice. When one host cannot share memory, all ranks use Gloo
+one, for study      with an algorithm named, every rank counts as a host of its own: the algorithm carries everything, over Gloo
+==================  ================================================================================================================
+"""
 
 import json
+import mmap
 import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from allstep import machine
+from allstep.comm.algorithms import VARIABLE, wanted_algorithm
 from allstep.comm.arena import WORDS, Arena, segment_bytes
+from allstep.comm.crossing import Crossing
+from allstep.comm.gloo import GlooMover
+from allstep.comm.lane import Lane
+from allstep.comm.layout import Layout
 from allstep.comm.local import LocalMover
-from allstep.comm.segment import parts, share
+from allstep.comm.segment import Segment, parts, share
 from allstep.comm.store import collect
 from allstep.comm.wait import Flags, control_bytes, spins_for
 from allstep.errors import CommError, ConfigError, WorldError
@@ -18,25 +36,85 @@ from allstep.world import World, node_of
 DEFAULT_POOL_MB = 8
 
 
-def join_host(store: Store, rank: int, size: int, timeout: float) -> LocalMover | None:
-    """Shared memory between all ranks of a group; None when they are not all on one host, or cannot share. All ranks agree on which."""
+@dataclass(frozen=True)
+class Options:
+    """What a group of backend "allstep" can be told: `new_group(backend="allstep", pg_options=Options(algorithm="ring"))`.
+
+    algorithm: of the step between hosts: ring, tree, butterfly, star, native or auto. Other than auto, it carries all_reduce on
+    one host as well, instead of shared memory: to study it. nccl: `ProcessGroupNCCL.Options` for CUDA tensors.
+    """
+
+    algorithm: str | None = None
+    nccl: Any = None
+
+
+def join_hosts(store: Store, rank: int, size: int, timeout: timedelta, options: Options) -> LocalMover | None:
+    """What the ranks of a group move through memory that they share, and across hosts by slice.
+
+    None when there is one rank only, or a host cannot share memory: then it is all Gloo's. All ranks agree on which.
+    """
     if size == 1:
         return None
     start = read_limits().start
-    card = {"node": _node(), "pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0)), "pool": pool_bytes()}
-    cards = [json.loads(word) for word in collect(store, "host", rank, size, json.dumps(card), start)]
-    if any(other["node"] != card["node"] for other in cards):
+    wanted = wanted_algorithm(options.algorithm)
+    own = {
+        "node": _node(),
+        "pid": os.getpid(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "pool": pool_bytes(),
+        "algorithm": wanted.name if wanted else "auto",
+        "study": wanted is not None and (options.algorithm is not None or _is_alone()),
+    }
+    cards = [json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)]
+    _check_same_algorithm(cards)
+    layout = Layout.of(rank, [card["node"] for card in cards])
+    if len(layout.hosts) == 1 and all(card["study"] for card in cards):
+        layout = Layout.of(rank, [str(each) for each in range(size)])
+    arena = _make_arena(store, layout, cards, start, timeout)
+    if len(layout.hosts) > 1 and "no" in collect(store, "shared", rank, size, "yes" if arena else "no", start):
         return None
-    pool = min(other["pool"] for other in cards)
-    try:
-        segment = share(PrefixStore("segment", store), rank, size, segment_bytes(size, pool), start)
-    except CommError:
+    if arena is None:
         return None
+    return LocalMover(arena, layout, _make_crossing(store, layout, timeout, options) if layout.num_lanes else None)
+
+
+def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
+    named: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        named.setdefault(card["algorithm"], []).append(rank)
+    if len(named) > 1:
+        told = "; ".join(f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items())
+        raise ConfigError(f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere")
+
+
+def _make_arena(
+    store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, timeout: timedelta
+) -> Arena | None:
+    """The memory of our host; None when it cannot be shared."""
+    ours = [cards[rank] for rank in layout.neighbours]
+    rank, size = layout.local_rank, len(ours)
+    pool = min(card["pool"] for card in ours)
+    if size == 1:
+        nbytes = segment_bytes(size, pool)
+        segment = Segment(memoryview(mmap.mmap(-1, nbytes)), nbytes)
+    else:
+        try:
+            segment = share(PrefixStore(f"segment/{layout.host}", store), rank, size, segment_bytes(size, pool), start)
+        except CommError:
+            return None
     control, words, *pools = parts(segment, control_bytes(size), size * WORDS, *[pool] * size)
-    num_cores = len(set().union(*(other["cores"] for other in cards)))
+    num_cores = len(set().union(*(card["cores"] for card in ours)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
-    flags = Flags(control, rank, [other["pid"] for other in cards], spins)
-    return LocalMover(Arena(flags, words, pools, timeout))
+    flags = Flags(control, rank, [card["pid"] for card in ours], spins)
+    return Arena(flags, words, pools, timeout.total_seconds())
+
+
+def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Options) -> Crossing:
+    if not layout.lane:
+        return Crossing(layout.num_lanes, None)
+    lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
+    gloo = ProcessGroupGloo(lane_store, layout.host, len(layout.hosts), timeout=timeout)
+    return Crossing(layout.num_lanes, Lane(GlooMover(gloo), wanted_algorithm(options.algorithm)))
 
 
 def pool_bytes() -> int:
@@ -53,7 +131,16 @@ def pool_bytes() -> int:
 
 def _node() -> str:
     """The host in the launcher's words where there is a launcher."""
+    return node_of(_world())
+
+
+def _is_alone() -> bool:
+    """Whether the whole world is on one host, so that an algorithm named for everybody can only be meant for study."""
+    return _world().cross_size == 1
+
+
+def _world() -> World:
     try:
-        return node_of(World.detect())
+        return World.detect()
     except WorldError:
-        return node_of(World.alone())
+        return World.alone()

@@ -1,13 +1,16 @@
-"""The mover for ranks that share the memory of one host: which operations it takes, and how each is done.
+"""The mover for ranks that share the memory of a host: which operations it takes, and how each is done, on one host and over several.
 
 For each kind of call (operation, dtype, shape, reduction) a plan is worked out once and kept: the mark by which ranks compare what they
 call, the views of the pools, torch's function for the reduction. A call that waits is then carried out by the caller (`queue.now`), one
 that does not is put in line. What is not taken here (sparse or empty tensors, reductions that torch's kernels do not compute, gathers
-to one rank, uneven splits: all that the ranks cannot decide alike from what each of them sees) returns None, and Gloo does it.
+to one rank, uneven splits: all that the ranks cannot decide alike from what each of them sees) returns None, and Gloo does it, after
+the ranks of the host have met and found that they all call it (`carry`).
 """
 
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,36 +21,36 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
-    ReduceOp,
     ReduceOptions,
     ReduceScatterOptions,
     Work,
 )
 
-from allstep.comm import copying, summing
+from allstep.comm import copying, crossing, summing
 from allstep.comm.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, describe, private_mark
+from allstep.comm.crossing import Crossing
+from allstep.comm.layout import Layout
 from allstep.comm.mover import Mover
+from allstep.comm.plan import (
+    COMBINE,
+    Plan,
+    RedOpType,
+    call_of,
+    can,
+    finish,
+    first_tensor,
+    flattened,
+    kind_of,
+    words,
+    words_of_any,
+)
 from allstep.comm.queue import Queue
-from allstep.comm.reduction import FOLD
+from allstep.comm.reduction import recipe_for
 from allstep.comm.work import DONE
 from allstep.errors import CollectiveMismatch, CommError
 
-RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members
-_COMBINE: dict[Any, summing.Combine] = {**FOLD, RedOpType.AVG: torch.add}  # an average is divided afterwards
-_BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MOST_PLANS = 1000
-
-
-class Plan(NamedTuple):
-    """What an operation on so many elements of a dtype needs, worked out once and kept."""
-
-    call: Call
-    places: tuple[tuple[Tensor, ...], ...]  # [turn][rank], when it is small
-    combine: summing.Combine
-    divide: bool
-    shared: tuple[Tensor, ...] = ()  # large and in shared memory: the tensors of all ranks, flat
+_BARRIER = call_of("barrier")
 
 
 class SharedBlock(NamedTuple):
@@ -58,17 +61,29 @@ class SharedBlock(NamedTuple):
 
 
 class LocalMover(Mover):
-    """Moves through shared memory what it can; declines the rest."""
+    """Moves through shared memory what it can; declines the rest.
 
-    def __init__(self, arena: Arena) -> None:
+    layout: which ranks of the group are where. way: to the other hosts when there are several; then all_reduce and barrier are taken.
+    """
+
+    def __init__(self, arena: Arena, layout: Layout, way: Crossing | None = None) -> None:
         self.arena = arena
         self.flags = arena.flags
-        self.rank, self.size = arena.rank, arena.size
+        self.layout = layout
+        self.rank, self.size = layout.rank, layout.size
+        self.way = way
         self.queue = Queue()
         self.num_blocks = 0
         self._plans: dict[Any, Plan | None] = {}
         self._blocks: dict[int, SharedBlock] = {}  # by the address of our own part
         self._broken: CommError | None = None
+        self._small = _small if way is None else partial(_small_across, way)
+        self._large_or_shared = _large_or_shared if way is None else partial(_large_or_shared_across, way)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.arena.timeout = timeout.total_seconds()
+        if self.way is not None and self.way.lane is not None:
+            self.way.lane.mover.set_timeout(timeout)
 
     # What torch asks for
 
@@ -133,7 +148,7 @@ class LocalMover(Mover):
         plan = self._plan("reduce_scatter_single", output, opts.reduceOp)
         if plan is None or tensor.numel() != self.size * output.numel() or output.dtype != tensor.dtype:
             return None
-        parts = _flat(tensor).view(self.size, -1).unbind()
+        parts = flattened(tensor).view(self.size, -1).unbind()
         return self._do(opts, lambda: self._reduce_scatter(output, parts, plan), [output])
 
     def all_to_all_single(
@@ -158,10 +173,23 @@ class LocalMover(Mover):
         return self._do(opts, lambda: self._all_to_all_single(output, tensor, plan), [output])
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
-        call = Call(_mark("barrier"), "barrier")
-        if self.size == 1:
-            return None
-        return self._do(opts, lambda: self._guarded(call, Arena.meet, call), [])
+        if self.way is None:
+            return self._do(opts, lambda: self._guarded(_BARRIER, Arena.meet, _BARRIER), [])
+        return self._do(opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), [])
+
+    def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
+        """Meet first, so that ranks of a host which call different things find out, whoever then moves the data."""
+        call = call_of(words_of_any(name, args))
+        tensor, op = first_tensor(args), getattr(args[-1], "reduceOp", None)
+        if tensor is not None and op is not None:
+            recipe_for(op, tensor.dtype, self.size)  # what has no meaning is refused now, not when somebody waits
+
+        def act() -> None:
+            self._guarded(call, Arena.meet, call)
+            start().wait()
+
+        results = args[0] if isinstance(args[0], list | tuple) else args[:1]
+        return self._do(args[-1], act, [each for each in results if isinstance(each, Tensor)])
 
     def _do(self, opts: Any, act: Callable[[], None], tensors: Sequence[Tensor]) -> Work:
         """Now, or in line."""
@@ -173,52 +201,49 @@ class LocalMover(Mover):
     # How it is done
 
     def _all_reduce(self, tensor: Tensor, plan: Plan) -> None:
-        flat = _flat(tensor)
-        if plan.places:
-            self._guarded(plan.call, _small, flat, plan)
-        else:
-            self._guarded(plan.call, _large_or_shared, flat, plan)
-        _finish(tensor, flat, plan, self.size)
+        flat = flattened(tensor)
+        self._guarded(plan.call, self._small if plan.places else self._large_or_shared, flat, plan)
+        finish(tensor, flat, plan, self.size)
 
     def _reduce(self, tensor: Tensor, plan: Plan, keep: bool) -> None:
-        flat = _flat(tensor)
+        flat = flattened(tensor)
         if plan.places:
             self._guarded(plan.call, _small, flat, plan, keep)
         else:
             self._guarded(plan.call, _large, flat, plan, keep)
         if keep:
-            _finish(tensor, flat, plan, self.size)
+            finish(tensor, flat, plan, self.size)
 
     def _broadcast(self, tensor: Tensor, plan: Plan, root: int) -> None:
-        flat = _flat(tensor)
+        flat = flattened(tensor)
         if plan.places:
             self._guarded(plan.call, _small_broadcast, flat, plan, root)
         else:
             self._guarded(plan.call, copying.broadcast, flat, root, plan.call)
         if self.rank != root:
-            _finish(tensor, flat, plan, self.size)
+            finish(tensor, flat, plan, self.size)
 
     def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, plan: Plan) -> None:
-        flats = [_flat(output) for output in outputs]
-        self._guarded(plan.call, copying.all_gather, flats, _flat(tensor), plan.call)
+        flats = [flattened(output) for output in outputs]
+        self._guarded(plan.call, copying.all_gather, flats, flattened(tensor), plan.call)
         for output, flat in zip(outputs, flats, strict=True):
-            _finish(output, flat, plan, self.size)
+            finish(output, flat, plan, self.size)
 
     def _all_gather_single(self, output: Tensor, tensor: Tensor, plan: Plan) -> None:
-        flat = _flat(output)
-        self._guarded(plan.call, copying.all_gather, flat.view(self.size, -1).unbind(), _flat(tensor), plan.call)
-        _finish(output, flat, plan, self.size)
+        flat = flattened(output)
+        self._guarded(plan.call, copying.all_gather, flat.view(self.size, -1).unbind(), flattened(tensor), plan.call)
+        finish(output, flat, plan, self.size)
 
     def _all_to_all_single(self, output: Tensor, tensor: Tensor, plan: Plan) -> None:
-        flat = _flat(output)
-        rows = [each.view(self.size, -1).unbind() for each in (flat, _flat(tensor))]
+        flat = flattened(output)
+        rows = [each.view(self.size, -1).unbind() for each in (flat, flattened(tensor))]
         self._guarded(plan.call, copying.all_to_all, *rows, plan.call)
-        _finish(output, flat, plan, self.size)
+        finish(output, flat, plan, self.size)
 
     def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
-        flat, flats = _flat(output), [_flat(each) for each in inputs]
+        flat, flats = flattened(output), [flattened(each) for each in inputs]
         self._guarded(plan.call, summing.reduce_scatter, flat, flats, plan.combine, plan.call)
-        _finish(output, flat, plan, self.size)
+        finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
         """Run a procedure. After a lost peer or a time-out the ranks no longer agree on how far they are: then everything fails at once."""
@@ -243,8 +268,7 @@ class LocalMover(Mover):
         except KeyError:
             if len(self._plans) > _MOST_PLANS:
                 self._plans.clear()
-            kind = None if op is None else op.op if hasattr(op, "op") else op
-            plan = self._plans[key] = self._make_plan(name, tensor, kind, more, sizes_differ)
+            plan = self._plans[key] = self._make_plan(name, tensor, kind_of(op), more, sizes_differ)
             return plan
 
     def _fit(self, by_rank: Sequence[Tensor], own: Tensor) -> bool:
@@ -254,14 +278,14 @@ class LocalMover(Mover):
         return all(each.numel() and each.dtype == own.dtype for each in by_rank)
 
     def _make_plan(self, name: str, tensor: Tensor, kind: Any, more: str, sizes_differ: bool) -> Plan | None:
-        if self.size == 1 or tensor.layout != torch.strided or not tensor.numel() or not _can(tensor.dtype, kind):
+        if tensor.layout != torch.strided or not tensor.numel() or not can(tensor.dtype, kind):
             return None
-        shape = "" if sizes_differ else f" {list(tensor.shape)}"
-        reduction = f", {kind.name}" if kind is not None else ""
-        said = f"{name}({str(tensor.dtype).removeprefix('torch.')}{shape}{reduction}{more})"
+        if self.way is not None and name != "all_reduce":
+            return None
+        call = call_of(words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more))
         small = tensor.numel() * tensor.element_size() <= SMALL and name in ("all_reduce", "reduce", "broadcast")
         places = self.arena.small_places(tensor.dtype, tensor.numel()) if small else ()
-        return Plan(Call(_mark(said), said), places, _COMBINE.get(kind, torch.add), kind == RedOpType.AVG)
+        return Plan(call, places, COMBINE.get(kind, torch.add), kind == RedOpType.AVG)
 
     # Tensors in shared memory
 
@@ -294,7 +318,7 @@ class LocalMover(Mover):
         return found
 
 
-# Procedures that take a plan: what the hot path calls without a lambda in between.
+# Procedures that take a plan: what the hot path calls without a lambda in between. On one host, and over several.
 
 
 def _small(arena: Arena, flat: Tensor, plan: Plan, keep: bool = True) -> None:
@@ -313,8 +337,25 @@ def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan) -> None:
         else:
             summing.large(arena, flat, plan.combine, plan.call)
     except MixedMemory:
-        call = Call(private_mark(plan.call.mark), plan.call.said)
-        summing.large(arena, flat, plan.combine, call)
+        summing.large(arena, flat, plan.combine, _as_private(plan.call))
+
+
+def _small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan) -> None:
+    crossing.small(arena, way, flat, plan.places, plan.combine, plan.call)
+
+
+def _large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan) -> None:
+    try:
+        if plan.shared:
+            crossing.shared(arena, way, plan.shared, plan.combine, plan.call)
+        else:
+            crossing.large(arena, way, flat, plan.combine, plan.call)
+    except MixedMemory:
+        crossing.large(arena, way, flat, plan.combine, _as_private(plan.call))
+
+
+def _as_private(call: Call) -> Call:
+    return Call(private_mark(call.mark), call.said)
 
 
 def _small_broadcast(arena: Arena, flat: Tensor, plan: Plan, root: int) -> None:
@@ -325,36 +366,3 @@ def _small_broadcast(arena: Arena, flat: Tensor, plan: Plan, root: int) -> None:
     arena.meet(plan.call)
     if arena.rank != root:
         flat.copy_(place)
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """One dimension, without gradients: a view where it can be."""
-    if tensor.dim() == 1 and not tensor.requires_grad and tensor.is_contiguous():
-        return tensor
-    return tensor.detach().reshape(-1)
-
-
-def _finish(tensor: Tensor, flat: Tensor, plan: Plan, size: int) -> None:
-    """The average, and the way back for a tensor that had to be copied to be flat."""
-    if plan.divide:
-        flat.div_(size)
-    if flat is tensor:
-        return
-    if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _mark(said: str) -> int:
-    return zlib.crc32(said.encode()) << BLOCK_BITS
-
-
-def _can(dtype: torch.dtype, kind: Any) -> bool:
-    """Whether torch's own kernels compute this reduction as it is; the rest is left to others."""
-    if dtype not in _DTYPES or (kind is not None and kind not in _COMBINE):
-        return False
-    if kind in _BITWISE:
-        return dtype not in _FLOATS
-    return kind != RedOpType.AVG or dtype in (
-        torch.float32,
-        torch.float64,
-    )  # a sum of halves may overflow where the mean does not

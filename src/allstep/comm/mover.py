@@ -13,7 +13,9 @@ ask the Work for the tensors (`work.Done(tensors)`).
 Tensors are on the CPU. They may be non-contiguous, empty, zero-dimensional, sparse (all_reduce only) and may require gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
 
 from torch import Tensor
 from torch._C._distributed_c10d import (
@@ -32,6 +34,13 @@ from torch._C._distributed_c10d import (
 
 class Mover:
     """Moves nothing: every operation is somebody else's."""
+
+    def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
+        """A collective that this mover declined: `start` has the next mover begin it. Here one may look whether all ranks call it."""
+        return start()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """From now on a collective may take so long."""
 
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work | None:
         return None

@@ -25,26 +25,28 @@ def shared_empty(
 ) -> Tensor:
     """An uninitialised tensor on every rank of `group`, which all ranks of the host can see. All ranks call it together.
 
-    Where the ranks share no memory (several hosts, one rank, another backend) it is an ordinary tensor, and collectives copy it.
+    Where a rank shares no memory with others (one rank on its host, another backend) it is an ordinary tensor, and collectives copy it.
     """
     size = torch.Size([shape] if isinstance(shape, int) else shape)
     chosen = group if group is not None else dist.distributed_c10d._get_default_group()
-    if not isinstance(chosen, AllstepGroup) or not isinstance(chosen.local, LocalMover) or not size.numel():
+    local = chosen.local if isinstance(chosen, AllstepGroup) else None
+    if not isinstance(local, LocalMover) or local.arena.size == 1 or not size.numel():
         return torch.empty(size, dtype=dtype)
-    return _in_segment(chosen, chosen.local, size, dtype)
+    return _in_segment(chosen, local, size, dtype)
 
 
-def _in_segment(group: AllstepGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def _in_segment(group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     nbytes = shape.numel() * dtype.itemsize
-    store = PrefixStore(f"shared/{local.num_blocks}", group.get_group_store())
+    rank, size = local.arena.rank, local.arena.size
+    store = PrefixStore(f"shared/{local.num_blocks}/{local.layout.host}", group.get_group_store())
     try:
-        segment = share(store, local.rank, local.size, local.size * rounded(nbytes), read_limits().start)
+        segment = share(store, rank, size, size * rounded(nbytes), read_limits().start)
     except CommError as error:
         raise CommError(
-            f"shared_empty({list(shape)}, {dtype}): {nbytes} bytes on each of {local.size} ranks: {error}"
+            f"shared_empty({list(shape)}, {dtype}): {nbytes} bytes on each of {size} ranks: {error}"
         ) from error
-    pieces = list(parts(segment, *[nbytes] * local.size))
-    tensor = torch.frombuffer(pieces[local.rank], dtype=dtype, count=shape.numel()).view(shape)
+    pieces = list(parts(segment, *[nbytes] * size))
+    tensor = torch.frombuffer(pieces[rank], dtype=dtype, count=shape.numel()).view(shape)
     storage = tensor.untyped_storage()
     local.add_block(pieces, storage.data_ptr())
     weakref.finalize(storage, local.forget_block, storage.data_ptr())

@@ -22,9 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
-from allstep.comm.group import NAME, AllstepGroup
+from allstep.comm.group import NAME
 from allstep.comm.leave import leave_alone
-from allstep.comm.local import LocalMover
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
 from allstep.comm.store import WireStore, collect
 from allstep.errors import WorldError
@@ -220,7 +219,4 @@ def _make_group(world: World, store: Store, limits: Limits, number: int) -> bool
 
 def _allow(seconds: float) -> None:
     """From now on a collective may take so long."""
-    group = dist.distributed_c10d._get_default_group()
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
-    if isinstance(group, AllstepGroup) and isinstance(group.local, LocalMover):
-        group.local.arena.timeout = seconds
+    dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=seconds))

@@ -112,14 +112,19 @@ def shared(arena: Arena, tensors: Sequence[Tensor], combine: Combine, call: Call
     arena.meet(call)
     numel = tensors[0].numel()
     each = -(-numel // (arena.size * 64)) * 64
-    step = _SHARED_BLOCK // tensors[0].element_size()
-    end = min(numel, (arena.rank + 1) * each)
-    for start in range(arena.rank * each, end, step):
-        values = [tensor[start : min(end, start + step)] for tensor in tensors]
-        add_up(values, combine, values[0])
-        for other in values[1:]:
-            other.copy_(values[0])
+    start = arena.rank * each
+    add_up_in_blocks([tensor[start : start + each] for tensor in tensors], combine, copy=True)
     arena.meet(call)
+
+
+def add_up_in_blocks(values: Sequence[Tensor], combine: Combine, copy: bool = False) -> None:
+    """All values into the first, in blocks that stay in the caches; with `copy` the sum into the others as well."""
+    step = _SHARED_BLOCK // values[0].element_size()
+    for parts in zip(*(torch.split(value, step) for value in values), strict=True):
+        add_up(parts, combine, parts[0])
+        if copy:
+            for other in parts[1:]:
+                other.copy_(parts[0])
 
 
 def reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], combine: Combine, call: Call) -> None:

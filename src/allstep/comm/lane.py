@@ -1,0 +1,42 @@
+"""One rank's way across the hosts: the ranks of the same local number, one on each host, and how they sum a slice.
+
+The algorithm is the one that the user names, or the cheapest by its formula on the link as it was measured. Measuring takes some tens of
+milliseconds and is done with the first sum, on all lanes at the same moment: so each finds the share of the wire that it will have.
+"""
+
+from functools import lru_cache
+
+from torch import Tensor
+
+from allstep.comm.algorithms import Algorithm, GlooLink, Speed, choose, measure_speed
+from allstep.comm.algorithms.exchange import Combine
+from allstep.comm.gloo import GlooMover
+
+
+class Lane:
+    """A Gloo group of one rank per host. wanted: None for automatic."""
+
+    def __init__(self, mover: GlooMover, wanted: Algorithm | None) -> None:
+        self.mover = mover
+        self.size = mover.size
+        self._link = GlooLink(mover, mover.rank, mover.size)
+        self._wanted = wanted
+        self.speed: Speed | None = None  # as measured, once it was needed
+        self._choose = lru_cache(maxsize=256)(self._cheapest)
+
+    def get_ready(self) -> None:
+        """Before each sum, on all ranks of all lanes at once: measures the link the first time."""
+        if self.speed is None and self._wanted is None:
+            self.speed = measure_speed(self._link.operation())
+
+    def all_reduce(self, flat: Tensor, combine: Combine) -> None:
+        """Over all hosts, in place. `flat` is contiguous, one-dimensional and not empty."""
+        self.algorithm_for(flat.numel() * flat.element_size()).run(self._link.operation(), flat, combine)
+
+    def algorithm_for(self, nbytes: int) -> Algorithm:
+        """Which one carries so many bytes; to be asked when the lane is ready."""
+        return self._wanted or self._choose(nbytes)
+
+    def _cheapest(self, nbytes: int) -> Algorithm:
+        assert self.speed is not None
+        return choose(self.size, nbytes, self.speed)
