@@ -8,7 +8,8 @@ from allstep.comm.barrier import barrier
 from allstep.comm.host import Options
 from allstep.comm.shared import shared_empty
 from allstep.comm.start import init, shutdown
+from allstep.comm.timeline import start_timeline, stop_timeline
 
-__all__ = ["Options", "barrier", "init", "shared_empty", "shutdown"]
+__all__ = ["Options", "barrier", "init", "shared_empty", "shutdown", "start_timeline", "stop_timeline"]
 
 _register()

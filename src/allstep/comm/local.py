@@ -10,10 +10,11 @@ the ranks of the host have met and found that they all call it (`carry`).
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
@@ -26,7 +27,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from allstep.comm import copying, crossing, summing
+from allstep.comm import copying, crossing, recorder, summing
 from allstep.comm.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, describe, private_mark
 from allstep.comm.crossing import Crossing
 from allstep.comm.layout import Layout
@@ -45,6 +46,7 @@ from allstep.comm.plan import (
     words_of_any,
 )
 from allstep.comm.queue import Queue
+from allstep.comm.recorded import RecordedArena, RecordedCrossing, recorded
 from allstep.comm.reduction import recipe_for
 from allstep.comm.work import DONE
 from allstep.errors import CollectiveMismatch, CommError
@@ -71,7 +73,7 @@ class LocalMover(Mover):
         self.flags = arena.flags
         self.layout = layout
         self.rank, self.size = layout.rank, layout.size
-        self.way = way
+        self.way = way = None if way is None else RecordedCrossing(way.num_slices, way.lane)
         self.queue = Queue()
         self.num_blocks = 0
         self._plans: dict[Any, Plan | None] = {}
@@ -79,6 +81,12 @@ class LocalMover(Mover):
         self._broken: CommError | None = None
         self._small = _small if way is None else partial(_small_across, way)
         self._large_or_shared = _large_or_shared if way is None else partial(_large_or_shared_across, way)
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the group, as torch knows it."""
+        groups = dist.distributed_c10d._world.pg_names.items()
+        return next((name for group, name in groups if getattr(group, "local", None) is self), "?")
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.arena.timeout = timeout.total_seconds()
@@ -174,7 +182,7 @@ class LocalMover(Mover):
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
         if self.way is None:
-            return self._do(opts, lambda: self._guarded(_BARRIER, Arena.meet, _BARRIER), [])
+            return self._do(opts, lambda: self._guarded(_BARRIER, _meet, _BARRIER), [])
         return self._do(opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), [])
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
@@ -185,8 +193,9 @@ class LocalMover(Mover):
             recipe_for(op, tensor.dtype, self.size)  # what has no meaning is refused now, not when somebody waits
 
         def act() -> None:
-            self._guarded(call, Arena.meet, call)
-            start().wait()
+            with recorder.operation(self.name, call.said):
+                self._guarded(call, _meet, call)
+                recorder.during(recorder.GLOO, lambda: start().wait())
 
         results = args[0] if isinstance(args[0], list | tuple) else args[:1]
         return self._do(args[-1], act, [each for each in results if isinstance(each, Tensor)])
@@ -242,7 +251,7 @@ class LocalMover(Mover):
 
     def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
         flat, flats = flattened(output), [flattened(each) for each in inputs]
-        self._guarded(plan.call, summing.reduce_scatter, flat, flats, plan.combine, plan.call)
+        self._guarded(plan.call, _reduce_scatter, flat, flats, plan)
         finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
@@ -250,7 +259,11 @@ class LocalMover(Mover):
         if self._broken is not None:
             raise self._broken
         try:
-            procedure(self.arena, *args)
+            if recorder.active is None:
+                procedure(self.arena, *args)
+            else:
+                with recorder.operation(self.name, call.said):
+                    procedure(RecordedArena(self.arena), *map(recorded, args))
         except CommError as error:
             described = describe(error, call)
             if not isinstance(error, CollectiveMismatch):
@@ -321,6 +334,10 @@ class LocalMover(Mover):
 # Procedures that take a plan: what the hot path calls without a lambda in between. On one host, and over several.
 
 
+def _meet(arena: Arena, call: Call) -> None:
+    arena.meet(call)
+
+
 def _small(arena: Arena, flat: Tensor, plan: Plan, keep: bool = True) -> None:
     summing.small(arena, flat, plan.places, plan.combine, plan.call, keep)
 
@@ -338,6 +355,10 @@ def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan) -> None:
             summing.large(arena, flat, plan.combine, plan.call)
     except MixedMemory:
         summing.large(arena, flat, plan.combine, _as_private(plan.call))
+
+
+def _reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
+    summing.reduce_scatter(arena, output, inputs, plan.combine, plan.call)
 
 
 def _small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan) -> None:

@@ -28,14 +28,8 @@ _SHORT = 500  # nanoseconds: what is shorter is not shown as a span of its own
 
 clock = time.monotonic_ns  # one clock for all processes of a host
 active: "Recorder | None" = None
+Mark = tuple[int, str]  # from this nanosecond on, what the operation is doing
 _thread = threading.local()  # .running: the operation that this thread carries out
-
-
-class Mark(NamedTuple):
-    """From `at` on, in nanoseconds, the operation is doing `kind`."""
-
-    at: int
-    kind: str
 
 
 class Operation(NamedTuple):
@@ -43,7 +37,7 @@ class Operation(NamedTuple):
 
     group: str
     said: str
-    marks: Sequence[Mark]
+    marks: Sequence[Mark]  # the first is the beginning
     ended: int
     error: str
 
@@ -52,16 +46,16 @@ class Running:
     """An operation under way."""
 
     def __init__(self) -> None:
-        self.marks = [Mark(clock(), MOVING)]
+        self.marks: list[Mark] = [(clock(), MOVING)]
 
     def during(self, kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """What `act` returns; the time that it takes is of this kind."""
-        before = self.marks[-1].kind
-        self.marks.append(Mark(clock(), kind))
+        before = self.marks[-1][1]
+        self.marks.append((clock(), kind))
         try:
             return act(*args, **named)
         finally:
-            self.marks.append(Mark(clock(), before))
+            self.marks.append((clock(), before))
 
 
 class Recorder:
@@ -108,18 +102,18 @@ def operation(group: str, said: str) -> AbstractContextManager[Running | None]:
     return nullcontext() if active is None else active.operation(group, said)
 
 
-def during(kind: str, act: Callable[..., Any], *args: Any) -> Any:
+def during(kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """`Running.during` of the operation that this thread carries out; a plain call when none is recorded."""
     running: Running | None = getattr(_thread, "running", None)
-    return act(*args) if running is None else running.during(kind, act, *args)
+    return act(*args, **named) if running is None else running.during(kind, act, *args, **named)
 
 
 def spans(operation: Operation) -> Iterator[tuple[str, int, int]]:
     """(kind, start, end) one after the other, from the beginning to the end. What is very short belongs to the span before it."""
-    kind, start = operation.marks[0].kind, operation.marks[0].at
-    ends = [*(mark.at for mark in operation.marks[1:]), operation.ended]
-    for mark, end in zip(operation.marks, ends, strict=True):
-        if mark.kind != kind and end - mark.at >= _SHORT:
-            yield kind, start, mark.at
-            kind, start = mark.kind, mark.at
+    start, kind = operation.marks[0]
+    ends = [*(at for at, _ in operation.marks[1:]), operation.ended]
+    for (at, doing), end in zip(operation.marks, ends, strict=True):
+        if doing != kind and end - at >= _SHORT:
+            yield kind, start, at
+            start, kind = at, doing
     yield kind, start, operation.ended

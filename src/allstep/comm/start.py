@@ -26,6 +26,7 @@ from allstep.comm.group import NAME
 from allstep.comm.leave import leave_alone
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
 from allstep.comm.store import WireStore, collect
+from allstep.comm.timeline import begin_if_asked, stop_timeline
 from allstep.errors import WorldError
 from allstep.limits import Limits, read_limits
 from allstep.world import World, local_variables, node_of, places
@@ -62,11 +63,13 @@ def init(launcher: str | None = None) -> World:
         world = exact(world, cards)
         _take_cores(world, cards)
         _choose_interface(world, cards)
+        begin_if_asked(PrefixStore(f"allstep/{_round}", meeting.store), world.rank, world.size)
         made_group = _make_group(world, meeting.store, limits, _round)
         _wait_for_all(
             "joined", "", world, meeting.store, limits, _round
         )  # nobody leaves while another still connects to it
     except BaseException:
+        stop_timeline()
         meeting.close()
         raise
     _running = _Running(world, meeting, made_group)
@@ -80,6 +83,7 @@ def shutdown() -> None:
     if _running is None:
         return
     ended, _running = _running, None
+    stop_timeline()
     if ended.made_group and dist.is_initialized():
         dist.destroy_process_group()
     ended.meeting.close()

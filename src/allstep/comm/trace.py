@@ -59,7 +59,7 @@ class Chrome:
         tid = self._tracks[operation.group]
         name, details = described(operation.said)
         args = {**details, "group": operation.group, **({"error": operation.error} if operation.error else {})}
-        yield self._span(name, "operation", operation.marks[0].at, operation.ended, tid, json.dumps(args))
+        yield self._span(name, "operation", operation.marks[0][0], operation.ended, tid, json.dumps(args))
         for kind, start, end in spans(operation):
             yield self._span(kind, "part", start, end, tid, "{}")
 
