@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-import allstep.comm
 from allstep.bench import CommResult, Missing, Row, comm, launch
 from allstep.bench.comm import CommFailed
 from allstep.bench.comm_rank import check, fill
 from allstep.bench.comm_result import GLOO, KB, MB, OPEN_MPI, PRIVATE, SHARED, CommRow, parse_ranks, parse_sizes
 from allstep.cli.app import app
+from allstep.comm.algorithms import ALGORITHMS
 from allstep.errors import ConfigError
 
 
@@ -51,17 +51,14 @@ def test_everybody_is_measured_turn_by_turn(tmp_path: Path, monkeypatch: pytest.
     outcome = CliRunner().invoke(app, ["bench", "comm", *options])
     assert outcome.exit_code == 0, outcome.output
     document = json.loads(file.read_text())
-    there = [
-        *([SHARED] if hasattr(allstep.comm, "shared_empty") else []),
-        PRIVATE,
-        GLOO,
-        *([OPEN_MPI] if not comm._no_mpi() else []),
-    ]
+    by_algorithm = [f"allstep, {name}" for name in ALGORITHMS]
+    there = [SHARED, PRIVATE, GLOO, *([OPEN_MPI] if not comm._no_mpi() else []), *by_algorithm]
     assert [(row["bytes"], row["name"]) for row in document["rows"]] == [
         (nbytes, name) for nbytes in (4096, 262144) for name in there
     ]
     for row in document["rows"]:
         assert row["ranks"] == 2 and len(row["seconds"]) == 2 and 0 < row["min"] <= row["median"] <= row["max"]
+        assert bool(row["target"]) == (row["bytes"] == 4096 and row["name"] in (SHARED, PRIVATE))
     assert [turn for turn in turns if turn != "prepare"] == there * 3 * 2  # the first round is the warm-up
     assert document["benchmark"] == "comm" and document["machine"]["cores"] >= 1
 
@@ -81,7 +78,7 @@ def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(tmp_path: Path, monk
     mpirun.chmod(0o755)
     monkeypatch.setattr(comm, "_no_mpi", lambda: "")
     monkeypatch.setattr(launch, "mpirun_command", lambda: (str(mpirun), "-np", "2"))
-    start = comm._start
+    start = comm.start_team
 
     def only_mpi(name: str, *args: object) -> comm.Team:
         if name == "mpirun":
@@ -90,7 +87,7 @@ def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(tmp_path: Path, monk
         ended.wait()
         return comm.Team(name, ended, tmp_path / "mpirun", names=[SHARED])
 
-    monkeypatch.setattr(comm, "_start", only_mpi)
+    monkeypatch.setattr(comm, "start_team", only_mpi)
     missing: dict[str, str] = {}
     with comm._teams(2, missing) as teams:
         assert [team.name for team in teams] == ["allstep run"]
@@ -108,8 +105,8 @@ def test_a_rank_that_ends_is_an_error_with_its_words(tmp_path: Path) -> None:
 
 
 def test_a_size_that_does_not_fit_is_missing() -> None:
-    assert comm._too_large(2, 4096) == ""
-    assert "MB are free" in comm._too_large(2, 1 << 50)
+    assert comm.too_large(2, 4096) == ""
+    assert "MB are free" in comm.too_large(2, 1 << 50)
 
 
 @pytest.mark.parametrize("numel", [1, 61, 1000, 61 * 4096 + 5])
@@ -156,6 +153,35 @@ def test_the_picture(tmp_path: Path) -> None:
     else:
         RESULT.plot(file)
         assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_algorithms_stay_in_the_background_of_the_picture() -> None:
+    class Axes:
+        """Keeps what is drawn; matplotlib need not be installed."""
+
+        def __init__(self) -> None:
+            self.lines: dict[str, dict[str, object]] = {}
+            self.bands: list[str] = []
+
+        def plot(self, sizes: list[int], medians: list[float], *, label: str, **style: object) -> None:
+            self.lines[label] = {"sizes": sizes, "medians": medians, **style}
+
+        def fill_between(self, *figures: object, color: str, **style: object) -> None:
+            self.bands.append(color)
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *args, **options: None
+
+    algorithms = [f"allstep, {name}" for name in ALGORITHMS]
+    rows = [_row(2, nbytes, name, 1.0, 3.0, 2.0) for nbytes in (4, 8) for name in (PRIVATE, GLOO, *algorithms)]
+    axes = Axes()
+    CommResult((*rows, _row(4, 4, SHARED, 1.0)), ())._draw(axes, 2)
+    assert list(axes.lines) == [PRIVATE, GLOO, *algorithms]
+    assert all(line["sizes"] == [4, 8] and line["medians"] == [2.0, 2.0] for line in axes.lines.values())
+    thin = [axes.lines[name] for name in algorithms]
+    assert {line["color"] for line in thin} == {"0.5"} and all(line["linewidth"] < 1 for line in thin)
+    assert len({line["linestyle"] for line in thin}) == len(ALGORITHMS)
+    assert axes.bands == [axes.lines[PRIVATE]["color"], axes.lines[GLOO]["color"]] == ["C1", "C2"]
 
 
 def test_sizes_and_ranks_as_people_write_them() -> None:

@@ -5,6 +5,9 @@ allstep, shared     a tensor that lives in shared memory (`allstep.comm.shared_e
 allstep, private    an ordinary tensor, the same call
 Gloo                the same tensor and call, in the same processes; only the group differs
 Open MPI            mpi4py's `Allreduce` in place, in processes that mpirun started, on the same kind of memory
+allstep, ring       the private tensor again, on a group where one algorithm carries every sum, over Gloo's messages instead of
+allstep, tree       shared memory; a row for each algorithm of `allstep.comm.algorithms`. They are meant for the step between hosts
+...                 and stand here for study: nothing is promised
 ==================  ======================================================================================================
 
 MPI wants to start its own processes, so there are two sets of ranks, one under `allstep run` and one under mpirun. Both are alive all the
@@ -33,14 +36,13 @@ from typing import IO, Any
 
 from allstep import machine
 from allstep.bench import launch
-from allstep.bench.comm_result import GLOO, KB, MB, OPEN_MPI, PRIVATE, SHARED, CommResult, CommRow, show_size
+from allstep.bench.comm_result import FOREMOST, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
 from allstep.bench.result import Missing, Row
 from allstep.errors import AllstepError
 
 SIZES = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB, 100 * MB, 256 * MB)
 RANKS = (2, 4)
 REPETITIONS = 9
-_ORDER = (SHARED, PRIVATE, GLOO, OPEN_MPI)
 _SECONDS_PER_TURN = 0.04
 _MOST_CALLS = 1000
 _SECONDS_TO_START = 60.0
@@ -97,10 +99,10 @@ def measure_comm(
         with _teams(num_ranks, missing) as teams:
             for nbytes in sizes:
                 place = f"{num_ranks} ranks, {show_size(nbytes)}"
-                if too_large := _too_large(num_ranks, nbytes):
-                    missing[place] = too_large
+                if reason := too_large(num_ranks, nbytes):
+                    missing[place] = reason
                 else:
-                    turns = _Turns(teams, nbytes, place, missing)
+                    turns = Turns(teams, nbytes, place, missing)
                     progress(place)
                     turns.warm_up()
                     for _ in range(repetitions):
@@ -110,39 +112,41 @@ def measure_comm(
     return CommResult(tuple(rows), tuple(Missing(name, reason) for name, reason in missing.items()))
 
 
-def _too_large(num_ranks: int, nbytes: int) -> str:
+def too_large(num_ranks: int, nbytes: int) -> str:
     needed, free = _COPIES * num_ranks * nbytes, machine.memory().available
     return "" if needed < free else f"it needs {needed >> 20} MB of memory, {free >> 20} MB are free"
 
 
-class _Turns:
-    """All contenders at one size."""
+class Turns:
+    """All contenders at one size: the foremost, then the others as their team names them."""
 
     def __init__(self, teams: Sequence[Team], nbytes: int, place: str, missing: dict[str, str]) -> None:
         self._nbytes = nbytes
         self._seconds: dict[str, list[float]] = {}
         self._means: dict[str, list[float]] = {}
         self._calls: dict[str, int] = {}
-        team_of = {}
+        team_of: dict[str, Team] = {}
         for team in teams:
             absent = {name: why for answer in team.tell({"prepare": nbytes}) for name, why in answer["absent"].items()}
             missing.update({f"{name}, {place}": why for name, why in absent.items()})
             team_of.update({name: team for name in team.names if name not in absent})
-        self._team_of = {name: team_of[name] for name in _ORDER if name in team_of}
+        names = sorted(team_of, key=lambda name: FOREMOST.index(name) if name in FOREMOST else len(FOREMOST))
+        self._team_of = {name: team_of[name] for name in names}
 
     def warm_up(self) -> None:
         """Touch the memory, and see how many calls make a turn."""
         for name in self._team_of:
-            seconds = median(self._measure(name, 3)[0])
+            seconds = median(self.measure(name, 3)[0])
             self._calls[name] = max(1, min(_MOST_CALLS, round(_SECONDS_PER_TURN / seconds)))
 
     def take(self) -> None:
         for name in self._team_of:
-            by_rank = self._measure(name, self._calls[name])
+            by_rank = self.measure(name, self._calls[name])
             self._seconds.setdefault(name, []).append(max(median(calls) for calls in by_rank))
             self._means.setdefault(name, []).append(max(fmean(calls) for calls in by_rank))
 
-    def _measure(self, name: str, calls: int) -> list[list[float]]:
+    def measure(self, name: str, calls: int) -> list[list[float]]:
+        """The seconds of each call, of each rank."""
         answers = self._team_of[name].tell({"measure": name, "calls": calls})
         return [answer["seconds"] for answer in answers]
 
@@ -158,16 +162,15 @@ def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
     """The ranks under `allstep run` and, where there is an Open MPI that works, those under mpirun. They end with the context."""
     with contextlib.ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
-        allstep_run = (sys.executable, "-m", "allstep", "run", "-np", str(num_ranks))
-        teams = [_start("allstep run", allstep_run, "torch", num_ranks, folder, ending)]
-        if SHARED not in teams[0].names:
-            missing[SHARED] = "this allstep has no allstep.comm.shared_empty"
+        rank = (sys.executable, "-m", "allstep.bench.comm_rank")
+        allstep_run = (sys.executable, "-m", "allstep", "run", "-np", str(num_ranks), *rank, "torch")
+        teams = [start_team("allstep run", allstep_run, num_ranks, folder, ending)]
         if reason := _no_mpi():
             missing[OPEN_MPI] = reason
         else:
-            mpirun = (*launch.mpirun_command()[:-1], str(num_ranks))
+            mpirun = (*launch.mpirun_command()[:-1], str(num_ranks), *rank, "mpi")
             try:
-                teams.append(_start("mpirun", mpirun, "mpi", num_ranks, folder, ending))
+                teams.append(start_team("mpirun", mpirun, num_ranks, folder, ending))
             except CommFailed as error:
                 missing[f"{OPEN_MPI}, {num_ranks} ranks"] = f"it fails here: {str(error).splitlines()[-1]}"
         yield teams
@@ -182,20 +185,18 @@ def _no_mpi() -> str:
     return "" if find_spec("mpi4py") else "mpi4py is not installed"
 
 
-def _start(
-    name: str, launcher: Sequence[str], kind: str, num_ranks: int, folder: Path, ending: contextlib.ExitStack
-) -> Team:
-    """Start ranks and wait until all of them have called."""
+def start_team(name: str, command: Sequence[str], num_ranks: int, folder: Path, ending: contextlib.ExitStack) -> Team:
+    """Start ranks and wait until all of them have called. The command gets the path of the socket as its last argument."""
     door = ending.enter_context(socket.socket(socket.AF_UNIX))
-    path = folder / f"{kind}.socket"
+    path = folder / f"{name}.socket"
     door.bind(str(path))
     door.listen(num_ranks)
     door.settimeout(0.2)
-    output = folder / f"{kind}.txt"
+    output = folder / f"{name}.txt"
     env = {**launch.environment_of(launch.Contender(name, ())), "OMP_NUM_THREADS": "1"}
     with output.open("w") as sink:
         process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", "allstep.bench.comm_rank", str(path), kind],
+            [*command, str(path)],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=sink,

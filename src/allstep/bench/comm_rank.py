@@ -1,11 +1,11 @@
 """One rank of `allstep bench comm`: does what the bench says over a socket, and sleeps there in between.
 
-    python -m allstep.bench.comm_rank SOCKET torch|mpi
+    python -m allstep.bench.comm_rank torch|mpi SOCKET
 
 `torch` ranks are started by `allstep run` and measure allstep and Gloo, in the same processes and on the same tensor; `mpi` ranks are
 started by mpirun. Both speak the same lines of JSON with the bench::
 
-    rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo"]}
+    rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]}
     bench -> {"prepare": nbytes}                         memory for this size; the last size's is given back
     rank  -> {"absent": {"allstep, shared": "why"}}      whom this size does not suit
     bench -> {"measure": "Gloo", "calls": 100}
@@ -96,6 +96,7 @@ class Rank:
     def __init__(self, rank: int, size: int, contenders: Mapping[str, Contender]) -> None:
         self.rank, self.size = rank, size
         self.contenders = contenders
+        self.names = list(contenders)
         self._tensors: dict[str, Tensor] = {}
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -173,34 +174,49 @@ def _rows(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return tensor[:end].view(-1, _PATTERN), tensor[end:]
 
 
-def _torch_rank() -> Rank:
+def torch_rank() -> Rank:
+    """Joins the ranks that were started with this one, and makes a group for each contender."""
     import allstep.comm
+    from allstep.comm.algorithms import ALGORITHMS
 
     world = allstep.comm.init()
     torch.set_num_threads(1)
     ours, gloo = dist.new_group(backend="allstep"), dist.new_group(backend="gloo")
-    contenders = {PRIVATE: Torch(ours), GLOO: Torch(gloo)}
-    shared_empty = getattr(allstep.comm, "shared_empty", None)
-    if shared_empty is not None:
-        shared = Torch(ours, lambda numel: shared_empty((numel,), dtype=torch.float32, group=ours))
-        contenders = {SHARED: shared, **contenders}
+    contenders = {
+        SHARED: Torch(ours, lambda numel: allstep.comm.shared_empty(numel, group=ours)),
+        PRIVATE: Torch(ours),
+        GLOO: Torch(gloo),
+    }
+    for name in ALGORITHMS:
+        options = allstep.comm.Options(algorithm=name)
+        contenders[f"allstep, {name}"] = Torch(dist.new_group(backend="allstep", pg_options=options))
     return Rank(world.rank, world.size, contenders)
 
 
-def _mpi_rank() -> Rank:
+def mpi_rank() -> Rank:
     from mpi4py import MPI
 
     torch.set_num_threads(1)
     return Rank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), {OPEN_MPI: Mpi(MPI)})
 
 
-def serve(path: str, kind: str) -> None:
+class Answering(Protocol):
+    """What the bench talks to: `Rank`, or whoever else speaks its lines."""
+
+    rank: int
+    size: int
+    names: list[str]
+
+    @abstractmethod
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def serve(path: str, rank: Answering) -> None:
     """Until the bench closes the socket."""
-    rank = {"torch": _torch_rank, "mpi": _mpi_rank}[kind]()
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         with link.makefile("rw") as lines:
-            _say(lines, {"rank": rank.rank, "size": rank.size, "names": list(rank.contenders)})
+            _say(lines, {"rank": rank.rank, "size": rank.size, "names": rank.names})
             for line in lines:
                 _say(lines, rank.answer(json.loads(line)))
 
@@ -211,4 +227,5 @@ def _say(lines: Any, word: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:])
+    kind, path = sys.argv[1:]
+    serve(path, {"torch": torch_rank, "mpi": mpi_rank}[kind]())

@@ -6,7 +6,7 @@ Ratios are speeds: 3 times Gloo means a third of Gloo's time.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from allstep.errors import ConfigError
 KB, MB = 1 << 10, 1 << 20
 SHARED, PRIVATE, GLOO, OPEN_MPI = "allstep, shared", "allstep, private", "Gloo", "Open MPI"
 REFERENCES = (GLOO, OPEN_MPI)
-_OURS = (SHARED, PRIVATE)
+FOREMOST = (SHARED, PRIVATE, GLOO, OPEN_MPI)  # first in every table; the others are there for study
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class CommResult:
         return table
 
     def _cells(self, row: CommRow) -> list[str]:
-        seconds = [_time(value) for value in (row.row.median, min(row.row.seconds), max(row.row.seconds))]
+        seconds = [show_time(value) for value in (row.row.median, min(row.row.seconds), max(row.row.seconds))]
         speeds = [self.speed(row, reference) for reference in REFERENCES]
         verdict = {True: "met", False: "not met", None: "-"}[self.met(row)]
         return [row.row.name, *seconds, *("-" if speed is None else f"{speed:.2f}" for speed in speeds), verdict]
@@ -136,7 +136,7 @@ class CommResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Time over size, both in powers of ten; one picture per number of ranks, a line per contender, its range as a band."""
+        """Time over size, both in powers of ten; one picture per number of ranks, a line per contender."""
         require_matplotlib()
         numbers = sorted({row.num_ranks for row in self.rows})
         figure = import_module("matplotlib.figure").Figure(figsize=(6 * len(numbers), 4.5), layout="constrained")
@@ -150,18 +150,25 @@ class CommResult:
             raise ConfigError(f"--plot {file}: {error}") from error
 
     def _draw(self, axes: Any, num_ranks: int) -> None:
-        for name in (*_OURS, *REFERENCES):
-            rows = [row for row in self.rows if (row.num_ranks, row.row.name) == (num_ranks, name)]
-            sizes = [row.nbytes for row in rows]
-            axes.plot(sizes, [row.row.median for row in rows], marker="o", markersize=4, label=name)
-            low, high = ([end(row.row.seconds) for row in rows] for end in (min, max))
-            axes.fill_between(sizes, low, high, alpha=0.15)
+        """The foremost in colours with their range as a band; the others as thin lines of one grey, told apart by their dashes."""
+        ours = [row for row in self.rows if row.num_ranks == num_ranks]
+        dashes = cycle(("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))))
+        for name in dict.fromkeys(row.row.name for row in ours):
+            rows = [row for row in ours if row.row.name == name]
+            sizes, medians = [row.nbytes for row in rows], [row.row.median for row in rows]
+            if name in FOREMOST:
+                colour = f"C{FOREMOST.index(name)}"
+                axes.plot(sizes, medians, color=colour, marker="o", markersize=4, label=name)
+                low, high = ([end(row.row.seconds) for row in rows] for end in (min, max))
+                axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            else:
+                axes.plot(sizes, medians, color="0.5", linewidth=0.8, linestyle=next(dashes), label=name, zorder=1)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("bytes")
         axes.set_title(f"{num_ranks} ranks")
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(fontsize="small")
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -195,7 +202,7 @@ def show_size(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _time(seconds: float) -> str:
+def show_time(seconds: float) -> str:
     """Three digits and the unit."""
     value, unit = (seconds * 1e3, "ms") if seconds >= 1e-3 else (seconds * 1e6, "us")
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
