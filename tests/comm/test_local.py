@@ -307,7 +307,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
 
     results = ranks(3, work, env={"GROUP_SECONDS": "1"})
     for text, seconds in results[:2]:
-        assert "ranks 2 did not come within 1." in text
+        assert "rank 2 did not come within 1." in text
         assert seconds < 4
 
 

@@ -8,7 +8,10 @@ and go on when everybody has. Whoever uses two places in turn needs nothing else
 once since they were told to read it, so they have read it.
 
 **Mismatch.** With each exchange goes a mark, a checksum of what the operation is. Ranks that see another mark than their own write down
-what they called, read what the others called, and raise the same `CollectiveMismatch`. Afterwards the group is usable as before.
+what they called and in which line of the program, read what the others called, and raise the same `CollectiveMismatch`. Afterwards
+the group is usable as before.
+
+**Failure.** Behind those words is a board for the guard: a rank that knows why the group has failed posts it there for the others.
 """
 
 from collections.abc import Sequence
@@ -17,12 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from allstep.comm.failure import Failure, from_json, op_and_tensor
 from allstep.comm.segment import rounded
+from allstep.comm.stacks import callers_line
 from allstep.comm.wait import Flags, control_bytes
-from allstep.errors import CollectiveMismatch, CommError
+from allstep.errors import CollectiveMismatch
 
 SMALL = 64 << 10  # bytes up to which a tensor goes through a small place at once
-WORDS = 512  # bytes in which a rank says what it called
+_CALL, _BOARD = 1024, 3072  # bytes in which a rank says what it called, and why the group has failed
+WORDS = _CALL + _BOARD
 TURNS = 2
 _BLOCK = 1 << 20  # bytes that stay in the caches while they are staged, added and copied
 _FRONT = TURNS * SMALL
@@ -47,15 +53,14 @@ def segment_bytes(size: int, pool: int) -> int:
 
 
 class Arena:
-    """A rank's view of it. timeout: seconds after which a rank that does not come is an error."""
+    """A rank's view of it."""
 
-    def __init__(self, flags: Flags, words: memoryview, pools: Sequence[memoryview], timeout: float) -> None:
+    def __init__(self, flags: Flags, words: memoryview, pools: Sequence[memoryview]) -> None:
         self.flags = flags
         self.rank, self.size = flags.rank, flags.size
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.words = words
         self.pools = list(pools)
-        self.timeout = timeout
         self.turn = 0
         self._blocks: dict[tuple[torch.dtype, int, int], list[list[list[Tensor]]]] = {}
 
@@ -63,7 +68,7 @@ class Arena:
         """Publish what we have written; go on when everybody has."""
         flags = self.flags
         flags.publish(call.mark)
-        flags.wait(self.timeout)
+        flags.wait(call.said)
         if flags.odd_one(call.mark):
             self._sort_out(call)
 
@@ -105,32 +110,46 @@ class Arena:
         """Some rank gave another mark. All ranks are here, since each of them saw one that is not its own."""
         if len({private_mark(mark) for mark in self.flags.marks()}) == 1:
             raise MixedMemory
-        said = call.said.encode()[: WORDS - 1]
-        start = self.rank * WORDS
-        self.words[start : start + len(said) + 1] = said + b"\0"
-        self._meet_without_mark()
-        calls = [
-            bytes(self.words[rank * WORDS : (rank + 1) * WORDS]).partition(b"\0")[0].decode()
-            for rank in range(self.size)
-        ]
-        self._meet_without_mark()
-        table = "\n".join(f"  rank {rank}: {words}" for rank, words in enumerate(calls))
-        raise CollectiveMismatch(f"ranks called different collectives:\n{table}", rank=self.rank, op=call.said)
+        line = callers_line()
+        self._write(0, _CALL, f"{call.said} at {line}" if line else call.said)
+        self._meet_without_mark(call)
+        table = "\n".join(f"  rank {self._name(rank)}: {self._read(rank * WORDS, _CALL)}" for rank in range(self.size))
+        self._meet_without_mark(call)
+        op, tensor = op_and_tensor(call.said)
+        raise CollectiveMismatch(
+            f"ranks called different collectives:\n{table}", rank=self._name(self.rank), op=op, tensor=tensor
+        )
 
-    def _meet_without_mark(self) -> None:
+    def _meet_without_mark(self, call: Call) -> None:
         self.flags.publish(0)
-        self.flags.wait(self.timeout)
+        self.flags.wait(call.said)
+
+    def _name(self, rank: int) -> int:
+        """The number under which the user knows a rank of this host."""
+        return self.flags.guard.names[self.flags.ranks[rank]]
+
+    # The board
+
+    def post(self, failure: Failure) -> None:
+        """Tell the ranks of this host why the group has failed."""
+        self._write(_CALL, _BOARD, failure.to_json(_BOARD - 1))
+        self.flags.sound_alarm()
+
+    def posted(self) -> Failure | None:
+        """What another rank of this host has posted."""
+        rank = self.flags.alarmed()
+        return from_json(self._read(rank * WORDS + _CALL, _BOARD)) if rank is not None else None
+
+    def _write(self, at: int, room: int, text: str) -> None:
+        """Into our own words."""
+        data = text.encode()[: room - 1] + b"\0"
+        start = self.rank * WORDS + at
+        self.words[start : start + len(data)] = data
+
+    def _read(self, at: int, room: int) -> str:
+        return bytes(self.words[at : at + room]).partition(b"\0")[0].decode(errors="replace")
 
 
 def private_mark(mark: int) -> int:
     """The mark of the same operation on private memory."""
     return mark >> BLOCK_BITS << BLOCK_BITS
-
-
-def describe(error: CommError, call: Call) -> CommError:
-    """An error of waiting, with the operation that waited."""
-    error.op = error.op or call.said.partition("(")[0]
-    error.tensor = error.tensor or call.said
-    if not isinstance(error, CollectiveMismatch):
-        error.args = (f"{call.said}: {error}",)
-    return error

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, _DistributedBackendOptions
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, _DistributedBackendOptions
 
-from allstep.comm.barrier import leave_card
-from allstep.comm.gloo import GlooMover
+from allstep.comm.barrier import host_name, leave_card
 from allstep.comm.group import NAME, AllstepGroup
+from allstep.comm.guard import Guard
+from allstep.comm.guarded import connected
 from allstep.comm.host import Options, join_hosts
 
 
@@ -25,17 +26,19 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
     """One group, on all its ranks at once: torch calls this for the default group and for every new one."""
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     chosen = backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
-    gloo = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
-    _tell(gloo.options, options)
-    gloo._set_sequence_number_for_group()
-    group = AllstepGroup(store, rank, size, timeout, GlooMover(gloo))
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
+    names = options.global_ranks_in_group
+    guard = Guard(PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name())
+    far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
+    _tell(far.gloo.options, options)
+    far.gloo._set_sequence_number_for_group()
+    group = AllstepGroup(store, rank, size, timeout, far, guard)
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
     if torch.cuda.is_available() and dist.is_nccl_available():
         group.nccl = _nccl(options, chosen.nccl)
         group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, group.nccl)
     group._set_group_name(options.group_id)
     leave_card(store, rank)
-    group.local = join_hosts(PrefixStore("host/", store), rank, size, timeout, chosen)
+    group.local = join_hosts(PrefixStore("host/", store), rank, size, timeout, chosen, guard)
     return group
 
 

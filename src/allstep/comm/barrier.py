@@ -39,10 +39,11 @@ def barrier(timeout: float | None = None, group: dist.ProcessGroup | None = None
 
 def leave_card(store: Store, rank: int) -> None:
     """Tell the group on which host this rank is, for messages about it."""
-    store.set(f"{_PREFIX}/host/{rank}", _host())
+    store.set(f"{_PREFIX}/host/{rank}", host_name())
 
 
-def _host() -> str:
+def host_name() -> str:
+    """Of this rank, as the launcher calls it."""
     try:
         return World.detect().host
     except WorldError:  # whoever makes a group by hand need not have a launcher that makes sense
@@ -53,7 +54,7 @@ def wait_for_all(store: Store, rank: int, size: int, seconds: float, names: list
     """The barrier itself, by ranks of the group; `names` are the numbers under which the user knows them."""
     number = store.add(f"{_PREFIX}/arrivals/{rank}", 1)
     keys = [f"{_PREFIX}/{number}/{each}" for each in range(size)]
-    store.set(keys[rank], _host())
+    store.set(keys[rank], host_name())
     began = time.monotonic()
     try:
         store.wait(keys, timedelta(seconds=seconds))

@@ -41,6 +41,8 @@ PRIVATE_TAG = (
     2**31 - 1
 )  # of the transfers inside gather and scatter; a user's send with this very tag would mix with them
 
+_MARGIN = timedelta(seconds=120)
+
 
 class GlooMover(Mover):
     """All operations. `gloo` is a ProcessGroupGloo, which torch's stubs show without its collectives."""
@@ -51,26 +53,22 @@ class GlooMover(Mover):
         self.size: int = gloo.size()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.gloo._set_default_timeout(timeout)
+        """Of the group: its guard sees to it, and names who is missing. Gloo's own must not come first."""
+        self.gloo._set_default_timeout(timeout + _MARGIN)
 
     # Reductions
 
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work:
         if tensor.layout is not torch.strided:
-            return self._gloo_work(self.gloo.allreduce([tensor], opts))
+            return Later([self.gloo.allreduce([tensor], opts)], [tensor])
         recipe = recipe_for(opts.reduceOp, tensor.dtype, self.size)
         if recipe.is_native and _is_plain(tensor):
-            return self._gloo_work(self.gloo.allreduce([tensor], opts))
+            return Later([self.gloo.allreduce([tensor], opts)], [tensor])
         if recipe.by_hand:
             return self._all_reduce_by_hand(tensor, recipe, opts)
         carried = recipe.prepared(tensor.detach())
         work = self.gloo.allreduce([carried], _with_kind(AllreduceOptions(), recipe, opts))
         return Later([work], [tensor], lambda: recipe.put(carried, tensor))
-
-    def _gloo_work(self, work: Any) -> Work:
-        """Gloo's own Work needs nothing from us."""
-        found: Work = work
-        return found
 
     def _all_reduce_by_hand(self, tensor: Tensor, recipe: Recipe, opts: AllreduceOptions) -> Work:
         own = recipe.prepared(tensor.detach())
@@ -223,7 +221,7 @@ class GlooMover(Mover):
         return Later([work], outputs, unpack)
 
     def barrier(self, opts: BarrierOptions) -> Work:
-        return self._gloo_work(self.gloo.barrier(opts))
+        return Later([self.gloo.barrier(opts)], [])
 
     # Transfers
 

@@ -39,6 +39,8 @@ from torch.distributed import ProcessGroup
 
 from allstep.comm import checks
 from allstep.comm.barrier import wait_for_all
+from allstep.comm.guard import Guard
+from allstep.comm.guarded import guarded
 from allstep.comm.leave import leave_alone
 from allstep.comm.mover import Mover
 from allstep.comm.work import Later
@@ -60,10 +62,11 @@ _BARRIER = BarrierOptions()
 class AllstepGroup(ProcessGroup):
     """A torch process group. Made by `backend.create`; `local` is set by whoever builds the shared memory of the host."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover, guard: Guard) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one constructor that works for a subclass
         self.local: Mover | None = None
         self.far = far
+        self.guard = guard
         self._rank, self._size = rank, size  # rank() and size() go through C++
         self.nccl: Any = None  # takes CUDA tensors, when there is one
         self._store = store
@@ -82,6 +85,7 @@ class AllstepGroup(ProcessGroup):
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("allreduce", tensors, opts)
+        self.guard.begun += 1
         if self.local is not None:
             work = self.local.all_reduce(tensor, opts)
             if work is not None:
@@ -304,6 +308,7 @@ class AllstepGroup(ProcessGroup):
 
     def _move(self, name: str, *args: Any) -> Work:
         """The seam: shared memory first, then Gloo."""
+        self.guard.begun += 1
         if self.local is not None:
             work: Work | None = getattr(self.local, name)(*args)
             if work is not None:
@@ -311,13 +316,12 @@ class AllstepGroup(ProcessGroup):
         return self._noted(self._carried(name, args))
 
     def _carried(self, name: str, args: Sequence[Any]) -> Work:
-        start = partial(getattr(self.far, name), *args)
+        start = partial(guarded, self.guard, getattr(self.far, name), name, *args)
         return start() if self.local is None else self.local.carry(name, args, start)
 
     def _transfer(self, name: str, *args: Any) -> Work:
         """Between two ranks: nobody else has to agree."""
-        work: Work = getattr(self.far, name)(*args)
-        return self._noted(work)
+        return self._noted(guarded(self.guard, getattr(self.far, name), name, *args))
 
     def _nccl(self, name: str, *args: Any) -> Work:
         if self.nccl is None:
@@ -382,6 +386,7 @@ class AllstepGroup(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
+        self.guard.timeout = timeout.total_seconds()
         for mover in (self.local, self.far):
             if mover is not None:
                 mover.set_timeout(timeout)
@@ -393,6 +398,7 @@ class AllstepGroup(ProcessGroup):
             backend.abort()
 
     def shutdown(self) -> None:
+        self.guard.close()
         # A Gloo thread that has just finished an operation needs the interpreter to free its tensors. If the last reference to the group
         # goes with a C++ object (DDP's reducer), Gloo is torn down with the interpreter held and waits for that thread for ever.
         leave_alone(())

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
 from allstep.comm.algorithms import VARIABLE, wanted_algorithm
 from allstep.comm.arena import WORDS, Arena, segment_bytes
 from allstep.comm.crossing import Crossing
-from allstep.comm.gloo import GlooMover
+from allstep.comm.guard import Guard
+from allstep.comm.guarded import connected
 from allstep.comm.lane import Lane
 from allstep.comm.layout import Layout
 from allstep.comm.local import LocalMover
@@ -48,7 +49,9 @@ class Options:
     nccl: Any = None
 
 
-def join_hosts(store: Store, rank: int, size: int, timeout: timedelta, options: Options) -> LocalMover | None:
+def join_hosts(
+    store: Store, rank: int, size: int, timeout: timedelta, options: Options, guard: Guard
+) -> LocalMover | None:
     """What the ranks of a group move through memory that they share, and across hosts by slice.
 
     None when there is one rank only, or a host cannot share memory: then it is all Gloo's. All ranks agree on which.
@@ -70,12 +73,14 @@ def join_hosts(store: Store, rank: int, size: int, timeout: timedelta, options: 
     layout = Layout.of(rank, [card["node"] for card in cards])
     if len(layout.hosts) == 1 and all(card["study"] for card in cards):
         layout = Layout.of(rank, [str(each) for each in range(size)])
-    arena = _make_arena(store, layout, cards, start, timeout)
+    arena = _make_arena(store, layout, cards, start, guard)
     if len(layout.hosts) > 1 and "no" in collect(store, "shared", rank, size, "yes" if arena else "no", start):
         return None
     if arena is None:
         return None
-    return LocalMover(arena, layout, _make_crossing(store, layout, timeout, options) if layout.num_lanes else None)
+    guard.share(arena)
+    way = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
+    return LocalMover(arena, layout, guard, way)
 
 
 def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
@@ -87,9 +92,7 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
         raise ConfigError(f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere")
 
 
-def _make_arena(
-    store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, timeout: timedelta
-) -> Arena | None:
+def _make_arena(store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard) -> Arena | None:
     """The memory of our host; None when it cannot be shared."""
     ours = [cards[rank] for rank in layout.neighbours]
     rank, size = layout.local_rank, len(ours)
@@ -105,16 +108,16 @@ def _make_arena(
     control, words, *pools = parts(segment, control_bytes(size), size * WORDS, *[pool] * size)
     num_cores = len(set().union(*(card["cores"] for card in ours)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
-    flags = Flags(control, rank, [card["pid"] for card in ours], spins)
-    return Arena(flags, words, pools, timeout.total_seconds())
+    flags = Flags(control, rank, [card["pid"] for card in ours], spins, guard, layout.neighbours)
+    return Arena(flags, words, pools)
 
 
-def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Options) -> Crossing:
+def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Options, guard: Guard) -> Crossing:
     if not layout.lane:
         return Crossing(layout.num_lanes, None)
     lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
-    gloo = ProcessGroupGloo(lane_store, layout.host, len(layout.hosts), timeout=timeout)
-    return Crossing(layout.num_lanes, Lane(GlooMover(gloo), wanted_algorithm(options.algorithm)))
+    mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
+    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm)))
 
 
 def pool_bytes() -> int:

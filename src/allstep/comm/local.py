@@ -28,8 +28,10 @@ from torch._C._distributed_c10d import (
 )
 
 from allstep.comm import copying, crossing, recorder, summing
-from allstep.comm.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, describe, private_mark
+from allstep.comm.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, private_mark
 from allstep.comm.crossing import Crossing
+from allstep.comm.failure import Operation
+from allstep.comm.guard import Guard
 from allstep.comm.layout import Layout
 from allstep.comm.mover import Mover
 from allstep.comm.plan import (
@@ -49,7 +51,6 @@ from allstep.comm.queue import Queue
 from allstep.comm.recorded import RecordedArena, RecordedCrossing, recorded
 from allstep.comm.reduction import recipe_for
 from allstep.comm.work import DONE
-from allstep.errors import CollectiveMismatch, CommError
 
 _MOST_PLANS = 1000
 _BARRIER = call_of("barrier")
@@ -68,7 +69,7 @@ class LocalMover(Mover):
     layout: which ranks of the group are where. way: to the other hosts when there are several; then all_reduce and barrier are taken.
     """
 
-    def __init__(self, arena: Arena, layout: Layout, way: Crossing | None = None) -> None:
+    def __init__(self, arena: Arena, layout: Layout, guard: Guard, way: Crossing | None = None) -> None:
         self.arena = arena
         self.flags = arena.flags
         self.layout = layout
@@ -78,7 +79,7 @@ class LocalMover(Mover):
         self.num_blocks = 0
         self._plans: dict[Any, Plan | None] = {}
         self._blocks: dict[int, SharedBlock] = {}  # by the address of our own part
-        self._broken: CommError | None = None
+        self._guard = guard
         self._small = _small if way is None else partial(_small_across, way)
         self._large_or_shared = _large_or_shared if way is None else partial(_large_or_shared_across, way)
 
@@ -89,7 +90,6 @@ class LocalMover(Mover):
         return next((name for group, name in groups if getattr(group, "local", None) is self), "?")
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self.arena.timeout = timeout.total_seconds()
         if self.way is not None and self.way.lane is not None:
             self.way.lane.mover.set_timeout(timeout)
 
@@ -255,20 +255,24 @@ class LocalMover(Mover):
         finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
-        """Run a procedure. After a lost peer or a time-out the ranks no longer agree on how far they are: then everything fails at once."""
-        if self._broken is not None:
-            raise self._broken
-        try:
-            if recorder.active is None:
-                procedure(self.arena, *args)
-            else:
-                with recorder.operation(self.name, call.said):
-                    procedure(RecordedArena(self.arena), *map(recorded, args))
-        except CommError as error:
-            described = describe(error, call)
-            if not isinstance(error, CollectiveMismatch):
-                self._broken = described
-            raise described from None
+        """Run a procedure, unless the group has failed: then the ranks no longer agree on how far they are."""
+        guard = self._guard
+        if guard.failure is not None:
+            guard.check(Operation(call.said, guard.begun))
+        if self.way is not None:
+            with guard.waiting(Operation(call.said, guard.begun)):
+                self._run(call, procedure, args)
+        elif recorder.active is not None:
+            self._run(call, procedure, args)
+        else:
+            procedure(self.arena, *args)
+
+    def _run(self, call: Call, procedure: Callable[..., None], args: Sequence[Any]) -> None:
+        if recorder.active is None:
+            procedure(self.arena, *args)
+        else:
+            with recorder.operation(self.name, call.said):
+                procedure(RecordedArena(self.arena), *map(recorded, args))
 
     # Plans
 

@@ -2,7 +2,7 @@
 
 Each rank has a line of its own in the control memory, which only it writes::
 
-    | count | mark 0 | mark 1 | asleep | ...           eight bytes each, one cache line of 128 bytes per rank
+    | count | mark 0 | mark 1 | asleep | alarm | ...   eight bytes each, one cache line of 128 bytes per rank
 
 `count` only grows. A rank that has written its data adds one to it (`publish`); the others wait until it has reached their own count
 (`wait`). That is all there is: every exchange is "I am this far" and "is everybody this far?". A mark says what the count stands for (which
@@ -13,7 +13,9 @@ on ARM too (0.25 us).
 
 How to wait: spin when every rank has a core (a hand-over takes 1 us), then give the core away with `sched_yield`, then sleep in
 the kernel on the count that is missing (`futex`), which lets other threads of this process run. Each sleep is short, so a lost wake-up is a
-delay and never a hang; after each sleep we look whether the missing rank still lives. A process lives as long as its pidfd says so.
+delay and never a hang; after each sleep we look whether the missing rank still lives, and ask the guard of the group whether it makes
+sense to wait on. A process lives as long as its pidfd says so. A rank that knows of a failure sounds the alarm: then the others look
+what it has posted.
 """
 
 import ctypes
@@ -24,10 +26,12 @@ import threading
 import time
 from collections.abc import Sequence
 
-from allstep.errors import CollectiveTimeout, CommError, PeerLost
+from allstep.comm.failure import Operation
+from allstep.comm.guard import Guard
+from allstep.errors import CommError
 
 LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
-_COUNT, _MARK, _ASLEEP = 0, 1, 3
+_COUNT, _MARK, _ASLEEP, _ALARM = 0, 1, 3, 4
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -49,9 +53,13 @@ class Flags:
     """The counts and marks of all ranks, seen from one of them.
 
     pids: the processes of the ranks. spins: how often to look before giving the core away; 0 when there are fewer cores than ranks.
+    guard: of the group, in which the ranks of this host have the numbers `ranks`.
     """
 
-    def __init__(self, control: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
+    def __init__(
+        self, control: memoryview, rank: int, pids: Sequence[int], spins: int, guard: Guard, ranks: Sequence[int]
+    ) -> None:
+        self.guard, self.ranks = guard, ranks
         self.numbers = control.cast("q")
         self.rank = rank
         self.size = len(pids)
@@ -80,8 +88,8 @@ class Flags:
                 self._wake()
                 break
 
-    def wait(self, seconds: float) -> None:
-        """Until every rank is as far as we are."""
+    def wait(self, said: str) -> None:
+        """Until every rank is as far as we are. said: what for."""
         numbers, count = self.numbers, self.count
         for other in self._others:
             if numbers[other] < count:
@@ -89,7 +97,7 @@ class Flags:
                     if numbers[other] >= count:
                         break
                 else:
-                    self._wait_long(other, seconds)
+                    self._wait_long(other, said)
         self._fence.release()
         self._fence.acquire()
 
@@ -107,13 +115,13 @@ class Flags:
                 return True
         return False
 
-    def _wait_long(self, other: int, seconds: float) -> None:
+    def _wait_long(self, other: int, said: str) -> None:
         numbers, count = self.numbers, self.count
         for _ in range(_YIELDS):
             if numbers[other] >= count:
                 return
             os.sched_yield()
-        started = time.monotonic()
+        operation = Operation(said, self.guard.begun)
         nap = _SHORT_NAP
         numbers[self._mine + _ASLEEP] = 1
         self._fence.release()
@@ -121,31 +129,32 @@ class Flags:
         try:
             while numbers[other] < count:
                 self._sleep(other, nap)
-                self._look_after(other, time.monotonic() - started, seconds)
+                self._look_after(other, operation)
                 nap = min(_LONG_NAP, nap * 1.5)
         finally:
             numbers[self._mine + _ASLEEP] = 0
+            self.guard.end(operation)
 
-    def _look_after(self, other: int, waited: float, seconds: float) -> None:
-        """Whoever is missing: gone, or too late?"""
+    def _look_after(self, other: int, operation: Operation) -> None:
+        """Whoever is missing: gone? And does the guard know better than to wait?"""
         if self.numbers[other] >= self.count:
             return
-        missing = other // LINE
         if not self._alive[other] and self.numbers[other] < self.count:
-            raise PeerLost(
-                f"rank {missing} is gone (its process ended); rank {self.rank} waited for it {waited:.1f} s",
-                rank=self.rank,
-                peer=missing,
-                seconds=waited,
-            )
-        if waited > seconds:
-            late = [line // LINE for line in self._others if self.numbers[line] < self.count]
-            raise CollectiveTimeout(
-                f"ranks {', '.join(map(str, late))} did not come within {waited:.1f} s; rank {self.rank} waits for them",
-                rank=self.rank,
-                peer=missing,
-                seconds=waited,
-            )
+            self.guard.lose(self.ranks[other // LINE])
+        if operation.seconds > self.guard.young:
+            self.guard.begin(operation)
+        else:
+            self.guard.check(operation)
+
+    def sound_alarm(self) -> None:
+        """The others shall look what we have posted."""
+        self._fence.release()
+        self._fence.acquire()
+        self.numbers[self._mine + _ALARM] = 1
+
+    def alarmed(self) -> int | None:
+        """A rank that has sounded the alarm."""
+        return next((line // LINE for line in self._others if self.numbers[line + _ALARM]), None)
 
     def _sleep(self, other: int, seconds: float) -> None:
         """Until the count of `other` changes, at most so long. The comparison and the falling asleep are one step of the kernel."""

@@ -100,12 +100,13 @@ class Later(Done):
         self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        try:
-            for part in self._parts:
+        for part in self._parts:
+            try:
                 part.wait(timeout or self._timeout)
-        except BaseException as error:
-            self._error = error
-            raise
+            except BaseException as error:
+                if part.is_completed():  # else the caller's patience is over, and the operation is not
+                    self._error = error
+                raise
         self._end()
         return True
 

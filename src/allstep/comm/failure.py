@@ -1,0 +1,83 @@
+"""Operations and failures in words: what a rank was doing, and why its group is of no more use.
+
+A failure is found by one rank and passed on to the others, so it is written for all of them: `reason` says what happened ("rank 2 is
+gone (its process ended)"), and each rank adds what it was doing itself when it raises the error.
+"""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from allstep.errors import CollectiveTimeout, CommError, PeerLost
+
+_KINDS: dict[str, type[CommError]] = {kind.__name__: kind for kind in (PeerLost, CollectiveTimeout, CommError)}
+
+
+class Operation:
+    """A collective or transfer, from when somebody begins to wait for it.
+
+    said: it in words, or a function that says it (nobody may ever ask). number: how many collectives this rank had begun with it; 0
+    for a transfer, which other ranks need not take part in.
+    """
+
+    __slots__ = ("_said", "began", "inquiry", "number", "thread")
+
+    def __init__(self, said: str | Callable[[], str], number: int = 0, began: float | None = None) -> None:
+        self._said = said
+        self.number = number
+        self.began = time.monotonic() if began is None else began
+        self.thread = threading.get_ident()
+        self.inquiry: Any = None  # see `guard`: who is missing?
+
+    def begin(self) -> None:
+        """Somebody waits for it from now on."""
+        self.began, self.thread = time.monotonic(), threading.get_ident()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been waited for."""
+        return time.monotonic() - self.began
+
+    def __str__(self) -> str:
+        if not isinstance(self._said, str):
+            self._said = self._said()
+        return self._said
+
+
+class Failure(NamedTuple):
+    """Why a group is of no more use. `peer` and `teller` are ranks as the user counts them; `teller` found it out."""
+
+    kind: str
+    reason: str
+    peer: int | None
+    teller: int
+
+    def error(self, rank: int, operation: Operation | None) -> CommError:
+        """What `rank` raises for an operation that this failure ended."""
+        said = f"{operation}: " if operation is not None else ""
+        seconds = operation.seconds if operation is not None else 0.0
+        told = f", told by rank {self.teller}" if self.teller != rank else ""
+        first, *rest = self.reason.split("\n")
+        message = "\n".join([f"{said}{first}; rank {rank} waited {seconds:.1f} s{told}", *rest])
+        name, tensor = op_and_tensor(str(operation)) if operation is not None else (None, None)
+        return _KINDS[self.kind](message, rank=rank, op=name, tensor=tensor, peer=self.peer, seconds=seconds)
+
+    def to_json(self, most: int = 1 << 16) -> str:
+        """At most so many bytes: the end of a long reason is cut off."""
+        text = json.dumps(self._asdict())
+        too_long = len(text) - most
+        return text if too_long <= 0 else self._replace(reason=self.reason[: -2 * too_long]).to_json(most)
+
+
+def from_json(text: str) -> Failure:
+    """The inverse of `Failure.to_json`."""
+    return Failure(**json.loads(text))
+
+
+def op_and_tensor(said: str) -> tuple[str, str | None]:
+    """`all_reduce(float32 [3], SUM)` is an all_reduce of float32 [3]."""
+    tensor = re.search(r"\((\w+(?: \[[^\]]*\])?)", said)
+    return said.partition("(")[0], tensor[1] if tensor else None

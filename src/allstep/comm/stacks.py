@@ -1,0 +1,50 @@
+"""Where a program is, in its user's own lines: frames of torch, allstep and Python's start-up are left out."""
+
+import os
+import sys
+import sysconfig
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_MOST_LINES = 12
+_OURS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+_PYTHONS = f"{sysconfig.get_path('stdlib')}{os.sep}"
+
+
+def callers_line() -> str:
+    """The line of the user that led here: `train.py:88 in validate: loss = model(batch)`. Empty when there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return _lines(frame)[-1] if frame is not None else ""
+
+
+def main_threads_lines() -> list[str]:
+    """Where the main thread is, the innermost call last."""
+    return thread_lines(threading.main_thread().ident)
+
+
+def thread_lines(ident: int | None) -> list[str]:
+    """Where a thread of this process is."""
+    frame = sys._current_frames().get(ident or 0)
+    return _lines(frame)[-_MOST_LINES:] if frame is not None else []
+
+
+def _lines(frame: FrameType) -> list[str]:
+    found = [entry for entry in traceback.extract_stack(frame) if not _is_internal(entry.filename)]
+    return [f"{_short(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}" for entry in found]
+
+
+def _is_internal(filename: str) -> bool:
+    if filename.startswith((*_OURS, "<frozen")):
+        return True
+    return filename.startswith(_PYTHONS) and "-packages" not in filename  # where installed libraries may lie
+
+
+def _short(filename: str) -> str:
+    here = f"{Path.cwd()}{os.sep}"
+    return filename.removeprefix(here)

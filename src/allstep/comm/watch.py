@@ -1,0 +1,183 @@
+"""Two threads per process that look after its groups, started with the first of them.
+
+The *watch* ticks twice a second and asks each group to look at itself (`look`). Whatever talks to the store may hang, when the store
+is on a host that is cut off; that is done by the *runner*. Who sends it on an errand waits for a bounded time; if it does not come back
+it is left to itself, and another takes its place. Between errands it goes its rounds (`round`).
+
+Both are daemons, and idle when there is no group. At exit they are stopped, because a thread that comes back from C++ into an
+interpreter that is gone takes the process down with it. A forked process has neither: it forgets the groups of its parent.
+"""
+
+import atexit
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Group(Protocol):
+    """What the two threads ask of a group."""
+
+    @property
+    def tick(self) -> float:
+        """Seconds between looks that its limits need."""
+
+    def look(self) -> None:
+        """Must not hang."""
+
+    def round(self) -> float:
+        """May hang. Seconds until the next round."""
+
+    def leave(self) -> None:
+        """The process ends."""
+
+
+class Runner:
+    """A thread for calls that may hang."""
+
+    def __init__(self, rounds: Callable[[], float | None]) -> None:
+        self._rounds = rounds
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.left_alone = False
+        self.thread = threading.Thread(target=self._run, name="allstep-runner", daemon=True)
+        self.thread.start()
+
+    def send(self, act: Callable[[], Any], seconds: float) -> Any:
+        """What `act` returns or raises; TimeoutError when it is not back in time."""
+        reply: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def errand() -> None:
+            try:
+                reply.put((act(), None))
+            except BaseException as error:
+                reply.put((None, error))
+
+        self._errands.put(errand)
+        try:
+            value, error = reply.get(timeout=seconds)
+        except queue.Empty:
+            self.left_alone = True
+            raise TimeoutError(f"not back within {seconds:.1f} s") from None
+        if error is not None:
+            raise error
+        return value
+
+    def wake(self) -> None:
+        """Go the rounds now."""
+        self._errands.put(lambda: None)
+
+    def stop(self) -> None:
+        self.left_alone = True
+        self._errands.put(None)
+
+    def _run(self) -> None:
+        wait: float | None = None
+        while not self.left_alone:
+            try:
+                errand = self._errands.get(timeout=wait)
+            except queue.Empty:
+                errand = _nothing
+            if errand is None:
+                return
+            errand()
+            if not self.left_alone:
+                wait = self._rounds()
+
+
+class Watch:
+    """The groups of this process and the threads that look after them."""
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._runner: Runner | None = None
+
+    def add(self, group: Group) -> None:
+        with self._lock:
+            self._groups.add(group)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="allstep-watch", daemon=True)
+                self._thread.start()
+        self._changed.set()
+        self.wake_runner()
+
+    def remove(self, group: Group) -> None:
+        with self._lock:
+            self._groups.discard(group)
+
+    def send(self, act: Callable[[], Any], seconds: float) -> Any:
+        """Have the runner do it; see `Runner.send`."""
+        return self._living_runner().send(act, seconds)
+
+    def wake_runner(self) -> None:
+        self._living_runner().wake()
+
+    def stop(self) -> None:
+        """At exit: tell the groups, and wait a moment for the threads."""
+        for group in self._all():
+            group.leave()
+        self._stopped = True
+        self._changed.set()
+        if self._runner is not None:
+            self._runner.stop()
+        for thread in (self._thread, self._runner.thread if self._runner is not None else None):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(1.0)
+
+    def _living_runner(self) -> Runner:
+        with self._lock:
+            if self._runner is None or self._runner.left_alone:
+                self._runner = Runner(self._go_rounds)
+            return self._runner
+
+    def _all(self) -> list[Group]:
+        with self._lock:
+            return list(self._groups)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            tick = self._look_at_all()
+            self._changed.wait(tick)
+            self._changed.clear()
+
+    def _look_at_all(self) -> float | None:
+        """Seconds until the next look; None when there is nobody to look after."""
+        groups = self._all()
+        for group in groups:
+            group.look()
+        return min((group.tick for group in groups), default=None)
+
+    def _go_rounds(self) -> float | None:
+        """Seconds until the next; None when there is nobody to look after."""
+        nexts = []
+        for group in self._all():
+            with contextlib.suppress(Exception):  # the store is gone: others find out by other ways
+                nexts.append(group.round())
+        return min(nexts, default=None)
+
+
+_watch = Watch()
+
+
+def watch() -> Watch:
+    """The one of this process."""
+    return _watch
+
+
+def _forget() -> None:
+    global _watch
+    _watch = Watch()
+
+
+def _nothing() -> None:
+    return None
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(lambda: _watch.stop())
