@@ -483,3 +483,30 @@ def test_a_dataloader_of_forked_workers_disturbs_nobody(ranks: Ranks) -> None:
         return total.sum().item()
 
     assert ranks(2, check) == [320.0, 320.0]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_each_rank_may_have_a_factor_of_its_own(ranks: Ranks, num_ranks: int) -> None:
+    """PREMUL_SUM: how gradients are weighted by samples. Small, in blocks, and where it lies."""
+
+    def check() -> int:
+        import torch
+        import torch.distributed as dist
+
+        import allstep.comm
+
+        group = group_of_ours()
+        rank, size = dist.get_rank(), dist.get_world_size()
+        taken = 0
+        for numel in (5, 70_001, 1_000_003):
+            for make in (torch.empty, allstep.comm.shared_empty):
+                inputs = [input_of(each, "float32", numel, numel) for each in range(size)]
+                tensor = make(numel).copy_(inputs[rank])
+                before = group.local.flags.count
+                dist.all_reduce(tensor, dist._make_nccl_premul_sum(rank + 0.3))
+                taken += group.local.flags.count > before
+                expected = in_rank_order("SUM", [each * (r + 0.3) for r, each in enumerate(inputs)])
+                assert torch.equal(tensor, expected)
+        return taken
+
+    assert ranks(num_ranks, check) == [6] * num_ranks

@@ -101,9 +101,10 @@ class LocalMover(Mover):
             return None
         if self._blocks and not plan.places:
             plan = self._shared_plan(tensor, plan)
+        scale = float(opts.reduceOp.factor) if plan.scaled else None
         if opts.asyncOp:
-            return self.queue.later(lambda: self._all_reduce(tensor, plan), [tensor])
-        self.queue.now(self._all_reduce, tensor, plan)
+            return self.queue.later(lambda: self._all_reduce(tensor, plan, scale), [tensor])
+        self.queue.now(self._all_reduce, tensor, plan, scale)
         return DONE
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None:
@@ -114,7 +115,7 @@ class LocalMover(Mover):
         def act() -> None:
             for tensor, plan in zip(tensors, plans, strict=True):
                 assert plan is not None
-                self._all_reduce(tensor, plan)
+                self._all_reduce(tensor, plan, float(opts.reduceOp.factor) if plan.scaled else None)
 
         return self.queue.later(act, tensors)
 
@@ -209,15 +210,15 @@ class LocalMover(Mover):
 
     # How it is done
 
-    def _all_reduce(self, tensor: Tensor, plan: Plan) -> None:
+    def _all_reduce(self, tensor: Tensor, plan: Plan, scale: float | None) -> None:
         flat = flattened(tensor)
-        self._guarded(plan.call, self._small if plan.places else self._large_or_shared, flat, plan)
+        self._guarded(plan.call, self._small if plan.places else self._large_or_shared, flat, plan, scale)
         finish(tensor, flat, plan, self.size)
 
     def _reduce(self, tensor: Tensor, plan: Plan, keep: bool) -> None:
         flat = flattened(tensor)
         if plan.places:
-            self._guarded(plan.call, _small, flat, plan, keep)
+            self._guarded(plan.call, _small, flat, plan, None, keep)
         else:
             self._guarded(plan.call, _large, flat, plan, keep)
         if keep:
@@ -295,6 +296,8 @@ class LocalMover(Mover):
         return all(each.numel() and each.dtype == own.dtype for each in by_rank)
 
     def _make_plan(self, name: str, tensor: Tensor, kind: Any, more: str, sizes_differ: bool) -> Plan | None:
+        if kind == RedOpType.PREMUL_SUM and name != "all_reduce":
+            return None
         if tensor.layout != torch.strided or not tensor.numel() or not can(tensor.dtype, kind):
             return None
         if self.way is not None and name != "all_reduce":
@@ -302,7 +305,7 @@ class LocalMover(Mover):
         call = call_of(words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more))
         small = tensor.numel() * tensor.element_size() <= SMALL and name in ("all_reduce", "reduce", "broadcast")
         places = self.arena.small_places(tensor.dtype, tensor.numel()) if small else ()
-        return Plan(call, places, COMBINE.get(kind, torch.add), kind == RedOpType.AVG)
+        return Plan(call, places, COMBINE.get(kind, torch.add), kind == RedOpType.AVG, kind == RedOpType.PREMUL_SUM)
 
     # Tensors in shared memory
 
@@ -342,34 +345,43 @@ def _meet(arena: Arena, call: Call) -> None:
     arena.meet(call)
 
 
-def _small(arena: Arena, flat: Tensor, plan: Plan, keep: bool = True) -> None:
+def _small(arena: Arena, flat: Tensor, plan: Plan, scale: float | None = None, keep: bool = True) -> None:
+    if scale is not None:
+        flat.mul_(scale)
     summing.small(arena, flat, plan.places, plan.combine, plan.call, keep)
 
 
-def _large(arena: Arena, flat: Tensor, plan: Plan, keep: bool = True) -> None:
+def _large(arena: Arena, flat: Tensor, plan: Plan, keep: bool) -> None:
     summing.large(arena, flat, plan.combine, plan.call, keep)
 
 
-def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan) -> None:
+def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
     """Where it lies when all ranks' tensors lie in the same shared memory; else all do it the private way, whatever their own does."""
+    if plan.shared and scale is not None:
+        flat.mul_(scale)
+        scale = None
     try:
         if plan.shared:
             summing.shared(arena, plan.shared, plan.combine, plan.call)
         else:
-            summing.large(arena, flat, plan.combine, plan.call)
+            summing.large(arena, flat, plan.combine, plan.call, scale=scale)
     except MixedMemory:
-        summing.large(arena, flat, plan.combine, _as_private(plan.call))
+        summing.large(arena, flat, plan.combine, _as_private(plan.call), scale=scale)
 
 
 def _reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
     summing.reduce_scatter(arena, output, inputs, plan.combine, plan.call)
 
 
-def _small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan) -> None:
+def _small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
+    if scale is not None:
+        flat.mul_(scale)
     crossing.small(arena, way, flat, plan.places, plan.combine, plan.call)
 
 
-def _large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan) -> None:
+def _large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
+    if scale is not None:
+        flat.mul_(scale)
     try:
         if plan.shared:
             crossing.shared(arena, way, plan.shared, plan.combine, plan.call)

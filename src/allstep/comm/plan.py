@@ -17,7 +17,11 @@ from allstep.comm.arena import BLOCK_BITS, Call
 from allstep.comm.reduction import FOLD
 
 RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members
-COMBINE: dict[Any, summing.Combine] = {**FOLD, RedOpType.AVG: torch.add}  # an average is divided afterwards
+COMBINE: dict[Any, summing.Combine] = {
+    **FOLD,
+    RedOpType.AVG: torch.add,  # divided afterwards
+    RedOpType.PREMUL_SUM: torch.add,  # multiplied beforehand
+}
 _BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -31,6 +35,7 @@ class Plan(NamedTuple):
     places: tuple[tuple[Tensor, ...], ...]  # [turn][rank], when it is small
     combine: summing.Combine
     divide: bool
+    scaled: bool  # each rank's tensor is first multiplied by a factor of its own
     shared: tuple[Tensor, ...] = ()  # large and in shared memory: the tensors of the host's ranks, flat
 
 
@@ -74,7 +79,7 @@ def can(dtype: torch.dtype, kind: Any) -> bool:
     if kind in _BITWISE:
         return dtype not in _FLOATS
     # a sum of halves may overflow where the mean does not
-    return kind != RedOpType.AVG or dtype in (torch.float32, torch.float64)
+    return kind not in (RedOpType.AVG, RedOpType.PREMUL_SUM) or dtype in (torch.float32, torch.float64)
 
 
 def flattened(tensor: Tensor) -> Tensor:

@@ -52,20 +52,24 @@ def small(
         add_up(mine, combine, flat)
 
 
-def large(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool = True) -> None:
-    """keep: whether this rank wants the result."""
+def large(
+    arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool = True, scale: float | None = None
+) -> None:
+    """keep: whether this rank wants the result. scale: what its values are first multiplied by, block by block as they pass."""
     if arena.size == 2:
-        _each_for_itself(arena, flat, combine, call, keep)
+        _each_for_itself(arena, flat, combine, call, keep, scale)
     else:
-        _by_slices(arena, flat, combine, call, keep)
+        _by_slices(arena, flat, combine, call, keep, scale)
 
 
-def _each_for_itself(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool) -> None:
+def _each_for_itself(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool, scale: float | None) -> None:
     """Two ranks: both stage a block, meet, and add the other's to their own. As many bytes as by slices, in two steps, not five."""
     numel = arena.block_numel(flat.dtype, 1, flat.numel())
     blocks = arena.blocks(flat.dtype, numel, 1)
     for k, part in enumerate(torch.split(flat, numel)):
         values = [_front(blocks[k % TURNS][rank][0], part) for rank in range(arena.size)]
+        if scale is not None:
+            part.mul_(scale)
         values[arena.rank].copy_(part)
         arena.meet(call)
         if keep:
@@ -74,7 +78,7 @@ def _each_for_itself(arena: Arena, flat: Tensor, combine: Combine, call: Call, k
     arena.meet(call)  # nobody may stage the next operation while another still reads this one
 
 
-def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool) -> None:
+def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool, scale: float | None) -> None:
     """The pipeline of the module's docstring."""
     size, rank = arena.size, arena.rank
     numel = arena.block_numel(flat.dtype, size + 1, -(-flat.numel() // size))
@@ -85,6 +89,8 @@ def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: b
         now, before = blocks[k % TURNS], blocks[(k - 1) % TURNS]
         if k < len(slices):
             for owner, part in enumerate(slices[k]):
+                if scale is not None:
+                    part.mul_(scale)
                 if owner != rank:
                     _front(now[rank][owner], part).copy_(part)
         if k > 0 and rank < len(slices[k - 1]):
