@@ -1,7 +1,7 @@
 """How the lines of all ranks come into one file.
 
-A thread on every rank takes what the recorder has, about once a second and at the end. Rank 0's writes its own lines and those it finds in
-the store; the others' put theirs there, and send the next chunk when the last one was taken. A recorder that is not emptied counts what
+A thread on every rank takes what the recorder has, twice a second and at the end. Rank 0's writes its own lines and those it finds in
+the store; the others' put theirs there, but not when the last few chunks were not taken yet. A recorder that is not emptied counts what
 it leaves out. So neither the store nor a rank's memory fills up, however slow rank 0 is.
 
 At the end rank 0 waits a moment for the last lines of the others, but not for the dead. A disk that fills up ends the timeline on all
@@ -22,15 +22,16 @@ from allstep.comm.recorder import Recorder
 from allstep.comm.trace import Chrome, TraceFile
 from allstep.errors import ConfigError
 
-_PERIOD = 1.0
+_PERIOD = 0.5  # seconds; what a rank did is in the file after two of them
 _LAST_LINES = 2.0  # seconds that rank 0 waits at the end for those of the others
 _PATIENCE = 2 * _LAST_LINES  # seconds after which a thread that does not end is left alone
+_MOST_CHUNKS = 3  # of a rank in the store
 _OVER = "over"  # the key that tells the others that nobody reads any more
 _STORE_IS_GONE = (OSError, dist.DistError)
 
 
 class Part:
-    """One rank's part in a timeline: a thread that takes what the recorder has, about once a second and at the end."""
+    """One rank's part in a timeline."""
 
     def __init__(self, chrome: Chrome, room: Store) -> None:
         self._chrome = chrome
@@ -96,7 +97,7 @@ class Sender(Part):
         if self._room.check([_OVER]):
             self._ending.set()
             recorder.active = None
-        elif not self._room.check([_chunk(self._rank, self._num_sent - 1)]):
+        elif not self._room.check([_chunk(self._rank, self._num_sent - _MOST_CHUNKS)]):
             self._put_new()
 
     def _finish(self) -> None:

@@ -6,7 +6,7 @@ rank 2   collectives -> recorder -> thread: lines -> store, timeline/<n>/2/<chun
 rank 0   collectives -> recorder -> thread: lines -----------------------------------'
 ```
 
-A collective only notes times (`recorder`). About once a second a thread of each rank makes lines of them (`trace`), on rank 0's clock
+A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them (`trace`), on rank 0's clock
 (`clocks`), and brings them to the file (`gathering`). Here it starts and ends.
 
 Rank 0 asks for a timeline and its word counts for all, so a variable that does not reach every host does no harm. A file that cannot be
@@ -23,12 +23,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep.comm import recorder
+from allstep.comm.barrier import host_name
 from allstep.comm.clocks import offset_to_first
 from allstep.comm.gathering import Part, Sender, Writer
 from allstep.comm.trace import Chrome, TraceFile
 from allstep.errors import ConfigError, WorldError
 from allstep.limits import read_limits
-from allstep.world import World
 
 VARIABLE = "ALLSTEP_TIMELINE"
 
@@ -85,7 +85,7 @@ def begin(path: str, store: Store, rank: int, size: int) -> None:
         ) from error
     chrome = Chrome(rank, offset.add - origin)
     _running = Sender(chrome, room, rank) if file is None else Writer(chrome, room, size, file)
-    _running.start(chrome.introduction(_host(), offset.error))
+    _running.start(chrome.introduction(host_name(), offset.error))
     atexit.register(stop_timeline)
     _forget_in_children()
 
@@ -111,13 +111,6 @@ def _open(path: str, room: Store) -> TraceFile | None:
 def _hear(room: Store, key: str, seconds: float) -> str:
     room.wait([key], timedelta(seconds=seconds))
     return room.get(key).decode()
-
-
-def _host() -> str:
-    try:
-        return World.detect().host
-    except WorldError:  # whoever makes a group by hand need not have a launcher that makes sense
-        return World.alone().host
 
 
 @cache
