@@ -48,7 +48,7 @@ from rich.table import Column, Table
 
 from allstep.bench.comm import CommFailed, Team, Turns, start_team, too_large
 from allstep.bench.comm_rank import serve
-from allstep.bench.comm_result import GLOO, MB, PRIVATE, SHARED, CommRow, parse_sizes, show_size, show_time
+from allstep.bench.comm_result import GLOO, KB, MB, PRIVATE, SHARED, CommRow, parse_sizes, show_size, show_time
 from allstep.bench.result import Missing, absences, document
 from allstep.errors import AllstepError, UserError
 from allstep.world import World
@@ -216,6 +216,7 @@ def measure(options: argparse.Namespace, missing: dict[str, str]) -> list[Found]
                 continue
             turns = CountedTurns(hosts, [ranks, wire], nbytes, place, missing)
             turns.warm_up()
+            turns.sent.clear()  # the first call also measures the link
             for _ in range(options.repetitions):
                 turns.take()
             found += [Found(row, median(turns.sent[row.row.name])) for row in turns.rows(num_ranks)]
@@ -286,8 +287,10 @@ class Findings:
     def _cells(self, found: Found) -> list[str]:
         row = found.row.row
         seconds = [show_time(value) for value in (row.median, min(row.seconds), max(row.seconds))]
-        ratios = [f"{ratio:.2f}" for ratio in (self.times_tcp(found.row), self.times_gloo(found.row))]
-        sent = f"{found.sent / MB:.1f} MB" if found.sent >= MB / 10 else f"{found.sent / 1024:.1f} KB"
+        ratios = [
+            f"{ratio:.{3 if ratio < 10 else 1}f}" for ratio in (self.times_tcp(found.row), self.times_gloo(found.row))
+        ]
+        sent = f"{found.sent / MB:.1f} MB" if found.sent >= MB else f"{found.sent / KB:.1f} KB"
         return [row.name, *seconds, *ratios, sent, {True: "met", False: "not met", None: "-"}[self.met(found.row)]]
 
     def to_json(self) -> str:
@@ -303,6 +306,8 @@ class Findings:
             "name": row.row.name,
             "seconds": list(row.row.seconds),
             "median": row.row.median,
+            "min": min(row.row.seconds),
+            "max": max(row.row.seconds),
             "mean": row.mean,
             "sent": found.sent,
             "must_send": share_of(self.options.hosts, row.nbytes),

@@ -82,12 +82,14 @@ def test_sums_between_hosts_and_the_bytes_that_cross(tmp_path: Path) -> None:
     for row in large.values():  # all must send 4 MB; headers, acknowledgements and what TCP sends again come on top
         assert row["must_send"] == 4 * MB < row["sent"]
         # The first 512 KB of a turn may pass at once, and again at the switch; nothing else is quicker than the rate.
-        assert min(row["seconds"]) > 3 * MB * 8 / 330e6
-    assert large["plain TCP"]["sent"] < 1.25 * 4 * MB
+        assert row["min"] > 3 * MB * 8 / 330e6
+    for name in ("plain TCP", SHARED, PRIVATE, "allstep, ring"):
+        assert large[name]["sent"] < 1.25 * 4 * MB, name  # as if each host were one rank
     assert large[GLOO]["sent"] > 1.25 * 4 * MB  # 2 ranks a host, flat: 2 x 3/4 of the tensor
 
 
 @needs_hosts
+@pytest.mark.timeout(120)
 def test_an_interrupted_run_leaves_nothing() -> None:
     with _running("two_hosts", "--sizes", "4KB", "--repetitions", "1000") as process:
         assert process.stderr
