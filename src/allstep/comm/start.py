@@ -13,7 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -33,26 +33,70 @@ from allstep.world import World, local_variables, node_of, places
 
 
 @dataclass
-class _Running:
-    """What `init` made and `shutdown` ends."""
+class Joined:
+    """The ranks have met: our exact place, the store that all share, and the card of each rank.
+
+    Several parts of a process may need this at once (torch's default group, the engine of named operations): whoever joins parts again,
+    and the last one to part ends it.
+    """
 
     world: World
     meeting: Meeting
+    limits: Limits
+    cards: list[dict[str, Any]]
+    number: int
+    num_holders: int = 0
+    _used: Counter[str] = field(default_factory=Counter)
+
+    def fresh_store(self, what: str) -> Store:
+        """A part of the store that nobody has written to. All ranks ask for the same things in the same order."""
+        self._used[what] += 1
+        return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
+
+    def wait_for_all(self, what: str) -> None:
+        """Until every rank has come this far."""
+        _wait_for_all(self.fresh_store(what), self.world, self.meeting.store, self.limits)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The host of each rank, by a name that no other host has."""
+        return _nodes(self.cards)
+
+
+@dataclass
+class _Running:
+    """What `init` made and `shutdown` ends."""
+
+    joined: Joined
     made_group: bool
 
 
+_joined: Joined | None = None
 _running: _Running | None = None
 _round = 0  # how often this process has met the others: keys of an earlier meeting must not be taken for this one's
 
 
-def init(launcher: str | None = None) -> World:
-    """Join the other ranks and return our place among them. A second call returns the same world.
+def join(launcher: str | None = None) -> Joined:
+    """Meet the other ranks, unless that has been done. Followed by `part`, sooner or later."""
+    global _joined
+    if _joined is None:
+        _joined = _meet_all(launcher)
+    _joined.num_holders += 1
+    return _joined
 
-    launcher: whom to believe about our place, instead of finding out (see `allstep.world`).
-    """
-    global _running, _round
-    if _running is not None:
-        return _running.world
+
+def part(joined: Joined) -> None:
+    """We need the others no more."""
+    global _joined
+    joined.num_holders -= 1
+    if joined.num_holders == 0:
+        _joined = None
+        stop_timeline()
+        joined.meeting.close()
+
+
+def _meet_all(launcher: str | None) -> Joined:
+    global _round
     limits = read_limits()
     world = World.detect(launcher)
     meeting = find_store(world, limits)
@@ -64,17 +108,30 @@ def init(launcher: str | None = None) -> World:
         _take_cores(world, cards)
         _choose_interface(world, cards)
         begin_if_asked(PrefixStore(f"allstep/{_round}", meeting.store), world.rank, world.size)
-        made_group = _make_group(world, meeting.store, limits, _round)
-        _wait_for_all(
-            "joined", "", world, meeting.store, limits, _round
-        )  # nobody leaves while another still connects to it
     except BaseException:
-        stop_timeline()
         meeting.close()
         raise
-    _running = _Running(world, meeting, made_group)
+    return Joined(world, meeting, limits, cards, _round)
+
+
+def init(launcher: str | None = None) -> World:
+    """Join the other ranks and return our place among them. A second call returns the same world.
+
+    launcher: whom to believe about our place, instead of finding out (see `allstep.world`).
+    """
+    global _running
+    if _running is not None:
+        return _running.joined.world
+    joined = join(launcher)
+    try:
+        made_group = _make_group(joined)
+        joined.wait_for_all("joined")  # nobody leaves while another still connects to it
+    except BaseException:
+        part(joined)
+        raise
+    _running = _Running(joined, made_group)
     atexit.register(_leave)
-    return world
+    return joined.world
 
 
 def shutdown() -> None:
@@ -83,39 +140,39 @@ def shutdown() -> None:
     if _running is None:
         return
     ended, _running = _running, None
-    stop_timeline()
     if ended.made_group and dist.is_initialized():
         dist.destroy_process_group()
-    ended.meeting.close()
+    part(ended.joined)
 
 
 def _leave() -> None:
     """At exit: a script need not call `shutdown`."""
     if _running is not None:
-        leave_alone([_running.meeting.store, *dist.distributed_c10d._world.pg_map])
+        leave_alone([_running.joined.meeting.store, *dist.distributed_c10d._world.pg_map])
 
 
-def _wait_for_all(what: str, word: str, world: World, store: Store, limits: Limits, number: int) -> list[str]:
-    """The words of all ranks, by rank; those who do not come are named."""
-    prefix = f"allstep/{what}/{number}"
+def _wait_for_all(fresh: Store, world: World, store: Store, limits: Limits, word: str = "") -> list[str]:
+    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are named."""
     started = time.monotonic()
     try:
-        return collect(store, prefix, world.rank, world.size, word, limits.start)
+        return collect(fresh, "rank", world.rank, world.size, word, limits.start)
     except RuntimeError as error:
-        missing = [rank for rank in range(world.size) if not store.check([f"{prefix}/{rank}"])]
+        missing = [rank for rank in range(world.size) if not fresh.check([f"rank/{rank}"])]
         raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
 
 
 def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
     """Leave our card, wait for the others', return them by rank."""
     card = json.dumps(_card(world, store))
-    return [json.loads(found) for found in _wait_for_all("meet", card, world, store, limits, number)]
+    fresh = PrefixStore(f"allstep/meet/{number}", store)
+    return [json.loads(found) for found in _wait_for_all(fresh, world, store, limits, card)]
 
 
 def _card(world: World, store: Store) -> dict[str, Any]:
     return {
         "node": node_of(world),
         "host": world.host,
+        "pid": os.getpid(),
         "local_rank": world.local_rank,
         "local_size": world.local_size,
         "cores": sorted(os.sched_getaffinity(0)),
@@ -199,8 +256,9 @@ def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
-def _make_group(world: World, store: Store, limits: Limits, number: int) -> bool:
+def _make_group(joined: Joined) -> bool:
     """torch's default group, unless the script made one itself; whether we made it."""
+    world, limits = joined.world, joined.limits
     if dist.is_initialized():
         if dist.get_world_size() != world.size or dist.get_rank() != world.rank:
             raise WorldError(
@@ -212,7 +270,7 @@ def _make_group(world: World, store: Store, limits: Limits, number: int) -> bool
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     dist.init_process_group(
         NAME,
-        store=PrefixStore(f"allstep/group/{number}", store),
+        store=joined.fresh_store("group"),
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=limits.start),  # for connecting to each other
