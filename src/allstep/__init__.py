@@ -12,6 +12,7 @@ from allstep._version import __version__
 if TYPE_CHECKING:
     from allstep.comm import init, shutdown
     from allstep.errors import AllstepError, UserError
+    from allstep.launch import run
     from allstep.world import World
 
 _HOME = {
@@ -19,10 +20,11 @@ _HOME = {
     "UserError": "allstep.errors",
     "World": "allstep.world",
     "init": "allstep.comm",
+    "run": "allstep.launch",
     "shutdown": "allstep.comm",
 }
 
-__all__ = ["AllstepError", "UserError", "World", "__version__", "init", "shutdown"]
+__all__ = ["AllstepError", "UserError", "World", "__version__", "init", "run", "shutdown"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import typer
 from allstep._version import __version__
 from allstep.cli.bench import bench
 from allstep.cli.doctor import doctor
+from allstep.cli.horovod_path import horovod_path
 from allstep.cli.run import run
 from allstep.cli.train import train
 
@@ -39,3 +40,4 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
 app.add_typer(bench)
 app.command()(doctor)
+app.command()(horovod_path)

@@ -1,18 +1,41 @@
-"""`allstep run`: start a command on many workers."""
+"""`allstep run`: start a command on many workers. It takes horovodrun's flags too; `bin/horovodrun` is this verb."""
 
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from allstep.cli.horovod_flags import takes_horovod_flags
+from allstep.cli.horovodrun import CONTROLLERS, idle_line, read_config, variables
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from allstep.launch import Host
 
+_DISCOVERY_SECONDS = 60.0
 
+
+def _check_build(asked: bool) -> None:
+    if asked:
+        from allstep.cli.check_build import table
+
+        print(table())
+        raise typer.Exit
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from allstep.launch.horovod import API_VERSION
+
+        print(API_VERSION)
+        raise typer.Exit
+
+
+@takes_horovod_flags
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="What every worker runs; a .py file is run with Python.")
@@ -22,33 +45,73 @@ def run(
         typer.Option("-np", "-n", "--num-workers", metavar="N", help="How many workers; all slots of -H if not given."),
     ] = None,
     hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4.")] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="A file with one host a line: h1 slots=2.")] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2.")
+    ] = None,
     iface: Annotated[str | None, typer.Option(help="The network interface between the hosts.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Also write one file per rank into this folder.")] = None,
     show: Annotated[str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")] = None,
     grace: Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")] = 30.0,
     ssh: Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")] = "ssh",
+    as_horovod: Annotated[
+        bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")
+    ] = False,
+    as_horovodrun: Annotated[
+        bool, typer.Option("--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:")
+    ] = False,
+    check_build: Annotated[
+        bool,
+        typer.Option(
+            "-cb",
+            "--check-build",
+            callback=_check_build,
+            is_eager=True,
+            hidden=True,
+            help="What is built in.",
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("-v", "--version", callback=_version, is_eager=True, hidden=True),
+    ] = False,
+    *,
+    horovod: dict[str, Any],
 ) -> None:
     """Start COMMAND on many workers, here or on several hosts, and show their lines and the first error.
 
     The workers find each other by allstep.init(), by torch.distributed's own variables, or by Horovod's API of allstep.
+    horovodrun's flags are understood as well.
     """
     from allstep.launch import Job, Launcher, assign
 
     _refuse_to_multiply()
-    used = assign(_hosts(hosts, hostfile, num_workers), num_workers)
-    size = sum(host.slots for host in used)
+    flags = _with_file(horovod)
+    exported = variables(flags)
+    wanted = next((n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None), None)
+    used = assign(_hosts(hosts, hostfile, flags, wanted), wanted)
     job = Job(
         _with_interpreter(command),
         used,
-        env={name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"},
-        show=_ranks(show, size),
+        env=_environment(exported, as_horovod or as_horovodrun),
+        show=_ranks(show, sum(host.slots for host in used)),
         log_dir=log_dir,
-        iface=iface,
-        ssh=ssh,
+        stream_dir=flags.get("output_filename"),
+        prefix="horovod" if as_horovodrun else "allstep",
+        timestamps=bool(flags.get("prefix_output_with_timestamp")),
+        iface=iface or _interface(flags.get("network_interfaces", [])),
+        ssh=_ssh(ssh, flags),
         grace=grace,
     )
+    if idle := idle_line(flags):
+        _say(f"without effect here: {idle}")
+    if flags.get("verbose"):
+        _say(f"{', '.join(f'{host.label}:{host.slots}' for host in used)} will run {shlex.join(job.command)}")
+        _say(f"set by flags: {' '.join(f'{name}={value}' for name, value in exported.items()) or 'nothing'}")
     raise typer.Exit(Launcher(job).run())
+
+
+def _say(text: str) -> None:
+    print(f"allstep run: {text}", file=sys.stderr, flush=True)
 
 
 def _refuse_to_multiply() -> None:
@@ -63,18 +126,73 @@ def _refuse_to_multiply() -> None:
         )
 
 
-def _hosts(hosts: str | None, hostfile: Path | None, num_workers: int | None) -> "list[Host]":
+def _with_file(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, and below them those of --config-file."""
+    path = flags.get("config_file")
+    if path is None:
+        return flags
+    values, unknown = read_config(path)
+    if unknown:
+        _say(f"{path}: no flag is called {', '.join(unknown)}")
+    if any(flags.get(name) for name in CONTROLLERS):
+        values = {name: value for name, value in values.items() if name not in CONTROLLERS}
+    return {**values, **flags}
+
+
+def _environment(exported: dict[str, str], as_horovod: bool) -> dict[str, str]:
+    from allstep.launch.horovod import with_horovod
+
+    env = {name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"} | exported
+    return with_horovod(env) if as_horovod else env
+
+
+def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None) -> "list[Host]":
     from allstep.launch import Host, parse_hosts, read_hostfile
 
-    if hosts and hostfile:
-        raise ConfigError("-H and --hostfile both name the hosts; give one of them")
+    script = flags.get("host_discovery_script")
+    named = {"-H": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
+    if len(given := [option for option, value in named.items() if value]) > 1:
+        raise ConfigError(f"{' and '.join(given)} both name the hosts; give one of them")
     if hosts:
         return parse_hosts(hosts)
     if hostfile:
         return read_hostfile(hostfile)
+    if script:
+        return parse_hosts(_discovered(script, flags.get("slots_per_host", 1)))
     if num_workers is None:
         raise ConfigError("how many workers? Say -np N, or name hosts with their slots: -H h1:2,h2:2")
     return [Host("localhost", num_workers)]
+
+
+def _discovered(script: str, slots_per_host: int) -> str:
+    """What a discovery script prints, `host` or `host:slots` a line, as the text of -H."""
+    try:
+        found = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=_DISCOVERY_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"--host-discovery-script {script} did not end within {_DISCOVERY_SECONDS:.0f} s") from None
+    names = found.stdout.split()
+    if found.returncode or not names:
+        said = (found.stderr.split("\n") or [""])[0]
+        raise ConfigError(
+            f"--host-discovery-script {script} named no host: it ended with {found.returncode} and said {said!r}"
+        )
+    return ",".join(name if ":" in name else f"{name}:{slots_per_host}" for name in names)
+
+
+def _interface(given: list[str]) -> str | None:
+    names = list(dict.fromkeys(name for text in given for name in text.split(",") if name))
+    if len(names) > 1:
+        _say(f"of the interfaces {', '.join(names)} the first is used")
+    return names[0] if names else None
+
+
+def _ssh(command: str, flags: dict[str, Any]) -> str:
+    port, identity = flags.get("ssh_port"), flags.get("ssh_identity_file")
+    if port is not None and not 0 < port < 65536:
+        raise ConfigError(f"--ssh-port {port}: a port is a number from 1 to 65535")
+    options = ["-p", str(port)] if port is not None else []
+    options += ["-i", identity] if identity is not None else []
+    return f"{command} {shlex.join(options)}" if options else command
 
 
 def _ranks(text: str | None, size: int) -> frozenset[int] | None:

@@ -1,12 +1,13 @@
 """Starting workers, here and on other hosts, and never hiding why one failed. No torch in here.
 
-`launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it.
+`launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it; `run` calls a function on workers.
 """
 
+from allstep.launch.function import run
 from allstep.launch.hosts import Host, assign, parse_hosts, read_hostfile
 from allstep.launch.launcher import RESUBMIT, Job, Launcher
 
-__all__ = ["RESUBMIT", "Host", "Job", "Launcher", "assign", "launch", "parse_hosts", "read_hostfile"]
+__all__ = ["RESUBMIT", "Host", "Job", "Launcher", "assign", "launch", "parse_hosts", "read_hostfile", "run"]
 
 
 def launch(command: list[str], num_workers: int, *, foreground: bool = True, env: dict[str, str] | None = None) -> int:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from allstep import machine, wire
 from allstep._version import __version__
+from allstep.launch import horovod
 from allstep.launch.lines import Lines
 from allstep.launch.link import FULL, Link, Message
 
@@ -148,9 +149,11 @@ class Agent:
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
         env.setdefault("OMP_NUM_THREADS", str(max(1, machine.allowed_cores() // len(message["workers"]))))
-        env["ALLSTEP_STORE"] = self._reach_store(message)
+        store = self._reach_store(message)
+        env["ALLSTEP_STORE"] = wire.format_addresses([store])
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             env.update(_interface_variable(name, message, env))
+        env.update(horovod.host_variables(store, env))
         try:
             os.chdir(message["cwd"])
         except OSError as error:
@@ -159,7 +162,7 @@ class Agent:
             raise Problem(f"command not found: {message['command'][0]}")
         return env
 
-    def _reach_store(self, message: Message) -> str:
+    def _reach_store(self, message: Message) -> tuple[str, int]:
         """The store's address as seen from here; the first of those offered that answers."""
         addresses = [(address, port) for address, port in message["store"]]
         try:
@@ -170,7 +173,7 @@ class Agent:
             ) from error
         found = client.server_address
         client.close()
-        return wire.format_addresses([found])
+        return found
 
     def _start(self, worker: dict[str, Any], common: dict[str, str], message: Message) -> None:
         rank = worker["rank"]

@@ -25,7 +25,7 @@ from typing import Any
 from allstep import machine, wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
-from allstep.launch import failure, ssh
+from allstep.launch import failure, horovod, ssh
 from allstep.launch.agent import BEAT_SECONDS
 from allstep.launch.failure import Failure
 from allstep.launch.hosts import Host
@@ -53,6 +53,9 @@ class Job:
     cwd: str = field(default_factory=os.getcwd)
     show: frozenset[int] | None = None
     log_dir: Path | None = None
+    stream_dir: Path | None = None
+    prefix: str = "allstep"  # of the printed lines: a name of output.PREFIXES
+    timestamps: bool = False
     iface: str | None = None
     ssh: str = "ssh"
     grace: float = 30.0
@@ -66,7 +69,7 @@ class Launcher:
         self.job = job
         self.worlds = places([host.label for host in job.hosts for _ in range(host.slots)])
         self.limits = read_limits(job.env)
-        self.output = Output(len(self.worlds), job.show, job.log_dir)
+        self.output = Output(len(self.worlds), job.show, job.log_dir, job.stream_dir, job.prefix, job.timestamps)
         self.began = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.token = wire.new_token()
@@ -183,7 +186,7 @@ class Launcher:
                 **(ssh.forwarded(self.job.env) if station.remote else self.job.env),
                 **self._common(addresses, index),
             },
-            "workers": [{"rank": rank, "env": self.worlds[rank].to_env()} for rank in station.ranks],
+            "workers": [{"rank": rank, "env": self._place(rank)} for rank in station.ranks],
             "foreground": 0 if self.job.foreground and not station.remote else None,
             "store": [(address, self.store.port) for address in self._store_addresses(station)],
             "token": self.token,
@@ -191,6 +194,9 @@ class Launcher:
             "iface": self.job.iface if self._remotes() else None,
             "lost": self.limits.lost,
         }
+
+    def _place(self, rank: int) -> dict[str, str]:
+        return {**self.worlds[rank].to_env(), **horovod.place_variables(self.worlds[rank])}
 
     def _common(self, addresses: list[str], index: int) -> dict[str, str]:
         assert self.stations[0].hello is not None

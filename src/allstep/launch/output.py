@@ -2,8 +2,9 @@
 
 import os
 import sys
+import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TextIO
 
@@ -13,41 +14,64 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of a terminal: cyan, yell
 _KEPT_LINES = 400  # of each rank's standard error, for the failure report
 
 
+def _short(rank: int, stream: str, colour: bool) -> str:
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[{rank}]\x1b[0m " if colour else f"[{rank}] "
+
+
+def _horovods(rank: int, stream: str, colour: bool) -> str:
+    return f"[{rank}]<std{stream}>:"
+
+
+# How a line begins: rank and stream, on a terminal that shows colours or not.
+PREFIXES: dict[str, Callable[[int, str, bool], str]] = {"allstep": _short, "horovod": _horovods}
+
+
 class Output:
     """Prints the workers' lines, writes them to files where asked, and remembers the last of their errors.
 
-    show: the ranks to print (None for all). log_dir: a folder for one file per rank, without prefixes.
+    show: the ranks to print (None for all). log_dir: a folder for one file per rank, without prefixes. stream_dir: a folder for
+    Horovod's two files per rank. prefix: a name of PREFIXES. timestamps: the time in front of each printed line.
     """
 
-    def __init__(self, size: int, show: Collection[int] | None, log_dir: Path | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        show: Collection[int] | None,
+        log_dir: Path | None,
+        stream_dir: Path | None = None,
+        prefix: str = "allstep",
+        timestamps: bool = False,
+    ) -> None:
         self.show = show
         self.errors: list[deque[str]] = [deque(maxlen=_KEPT_LINES) for _ in range(size)]
         self._streams = {"out": sys.stdout, "err": sys.stderr}
         self._colour = {name: _takes_colour(stream) for name, stream in self._streams.items()}
-        self._files = _open_files(log_dir, size) if log_dir is not None else None
+        self._prefix = PREFIXES[prefix]
+        self._timestamps = timestamps
+        self._files = [
+            *([_open_logs(log_dir, size)] if log_dir is not None else []),
+            *([_open_streams(stream_dir, size)] if stream_dir is not None else []),
+        ]
 
     def lines(self, rank: int, stream: str, lines: list[str]) -> None:
         """Lines of one worker, from its standard output ("out") or error ("err")."""
         if stream == "err":
             self.errors[rank].extend(lines)
-        if self._files is not None:
-            self._files[rank].writelines(f"{line}\n" for line in lines)
+        for files in self._files:
+            files[rank, stream].writelines(f"{line}\n" for line in lines)
         if self.show is None or rank in self.show:
-            prefix = self._prefix(rank, stream)
-            self._write(stream, "".join(f"{prefix}{line}\n" for line in lines))
+            when = time.asctime() if self._timestamps else ""
+            prefix = self._prefix(rank, stream, self._colour[stream])
+            self._write(stream, "".join(f"{when}{prefix}{line}\n" for line in lines))
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
         self._write("err", f"{text}\n")
 
     def close(self) -> None:
-        for file in self._files or []:
-            file.close()
-
-    def _prefix(self, rank: int, stream: str) -> str:
-        if not self._colour[stream]:
-            return f"[{rank}] "
-        return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[{rank}]\x1b[0m "
+        for files in self._files:
+            for file in files.values():
+                file.close()
 
     def _write(self, stream: str, text: str) -> None:
         target = self._streams[stream]
@@ -62,13 +86,31 @@ def _takes_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _open_files(folder: Path, size: int) -> list[TextIO]:
-    digits = len(str(size - 1))
+Files = dict[tuple[int, str], TextIO]  # by rank and stream
+
+
+def _open_logs(folder: Path, size: int) -> Files:
+    """One file per rank."""
+    files = [_open(folder / f"rank-{_padded(rank, size)}.log", "--log-dir") for rank in range(size)]
+    return {(rank, stream): files[rank] for rank in range(size) for stream in ("out", "err")}
+
+
+def _open_streams(folder: Path, size: int) -> Files:
+    """Horovod's way: a folder per rank, a file per stream."""
+    return {
+        (rank, stream): _open(folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename")
+        for rank in range(size)
+        for stream in ("out", "err")
+    }
+
+
+def _padded(rank: int, size: int) -> str:
+    return f"{rank:0{len(str(size - 1))}}"
+
+
+def _open(path: Path, option: str) -> TextIO:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return [
-            (folder / f"rank-{rank:0{digits}}.log").open("w", errors="surrogateescape", buffering=1)
-            for rank in range(size)
-        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", errors="surrogateescape", buffering=1)
     except OSError as error:
-        raise ConfigError(f"--log-dir {folder}: {error.strerror}") from error
+        raise ConfigError(f"{option}: {path}: {error.strerror}") from error

@@ -1,0 +1,25 @@
+"""`horovodrun --check-build`: what is built in, in horovodrun's table."""
+
+from allstep.launch.horovod import API_VERSION
+
+
+def table() -> str:
+    """The table. allstep speaks for PyTorch, starts its workers itself and carries CPU tensors with Gloo's group and its own."""
+    from allstep.hvd import util
+
+    parts: dict[str, dict[str, bool | int | None]] = {
+        "Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
+        "Controllers": {"MPI": util.mpi_built(), "Gloo": util.gloo_built()},
+        "Tensor Operations": {
+            "NCCL": util.nccl_built(),
+            "DDL": util.ddl_built(),
+            "CCL": util.ccl_built(),
+            "MPI": util.mpi_built(),
+            "Gloo": util.gloo_built(),
+        },
+    }
+    lines = [f"Horovod v{API_VERSION}:"]
+    for title, entries in parts.items():
+        lines += ["", f"Available {title}:"]
+        lines += [f"    [{'X' if built else ' '}] {name}" for name, built in entries.items()]
+    return "\n".join(lines)

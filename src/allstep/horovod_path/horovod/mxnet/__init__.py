@@ -1,0 +1,3 @@
+"""Not offered."""
+
+raise ImportError("allstep does not offer horovod.mxnet; `import horovod.torch` and `horovod.run` work")

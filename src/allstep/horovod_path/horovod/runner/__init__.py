@@ -1,0 +1,5 @@
+"""Starting Horovod's jobs: `run` for functions, `launch` for commands."""
+
+from allstep import run
+
+__all__ = ["run"]

@@ -1,0 +1,3 @@
+"""Not there yet."""
+
+raise ImportError("allstep does not speak Horovod's TensorFlow API yet; `import horovod.torch` works")

@@ -1,0 +1,5 @@
+"""Horovod's name for allstep.torch.elastic."""
+
+from allstep.torch.elastic import *  # noqa: F403
+from allstep.torch.elastic import __all__ as __all__
+from horovod.torch.elastic import sampler, state  # noqa: F401

@@ -1,0 +1,7 @@
+"""Horovod's name for allstep.torch.optimizer."""
+
+import sys
+
+from allstep.torch import optimizer
+
+sys.modules[__name__] = optimizer

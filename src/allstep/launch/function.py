@@ -1,0 +1,186 @@
+"""`allstep.run(function, num_proc=4)`: call a function on many workers and get what each returned. It is `horovod.run`.
+
+    caller  -- a store of its own, with the pickled call --   allstep run -- worker: call it, put the result back
+            <----------------- results by rank -----------------------------/
+
+The workers are started by `allstep run` in a process of its own: a caller may have threads, may be a notebook, and keeps its
+signals. The call travels as cloudpickle makes it, so functions of a notebook or of `__main__` work; workers search the caller's
+import path first. Bytes on the way are cut into pieces that the store takes.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from allstep import wire
+from allstep.errors import ConfigError
+from allstep.launch.parcel import collect, pieces
+
+_OWN = ("allstep run: ", "allstep: ")  # how a line of the launcher itself begins
+_KEPT_LINES = 500
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | os.PathLike[str] | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | os.PathLike[str] | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    verbose: bool | int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Call `func(*args, **kwargs)` on `num_proc` workers; their results by rank.
+
+    The options are those of `horovodrun`. A worker that fails stops the others and is a RuntimeError with its traceback.
+    """
+    num_proc = _renamed("np", np, "num_proc") or num_proc
+    min_num_proc = _renamed("min_np", min_np, "min_num_proc") or min_num_proc
+    max_num_proc = _renamed("max_np", max_np, "max_num_proc") or max_num_proc
+    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces") or network_interfaces
+    if hosts and hostfile:
+        raise ValueError("hosts and hostfile both name the hosts; give one of them")
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other; give one of them or none")
+    options = {
+        "-np": num_proc,
+        "--min-np": min_num_proc,
+        "--max-np": max_num_proc,
+        "--slots-per-host": slots,
+        "--reset-limit": reset_limit,
+        "--blacklist-cooldown-range": cooldown_range,
+        "-H": hosts,
+        "--hostfile": hostfile,
+        "--host-discovery-script": host_discovery_script,
+        "--start-timeout": start_timeout,
+        "-p": ssh_port,
+        "-i": ssh_identity_file,
+        "--disable-cache": disable_cache,
+        "--output-filename": output_filename,
+        "--verbose": bool(verbose),
+        "--gloo": use_gloo,
+        "--mpi": use_mpi,
+        "--mpi-args": mpi_args,
+        "--network-interfaces": network_interfaces
+        if network_interfaces is None or isinstance(network_interfaces, str)
+        else ",".join(network_interfaces),
+    }
+    command = [sys.executable, "-m", "allstep", "run", *_arguments(options)]
+    command += [executable or sys.executable, "-m", "allstep.launch.called"]
+    everywhere = bool(hosts or hostfile or host_discovery_script)
+    return _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
+
+
+def _renamed(old: str, value: Any, new: str) -> Any:
+    if value is not None:
+        warnings.warn(f"{old} is deprecated: the argument is called {new} now", DeprecationWarning, stacklevel=3)
+    return value
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """The options that were given, as they stand on a command line."""
+    found: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, tuple | list) else [value]
+        found += [name, *map(str, values)]
+    return found
+
+
+def _call(command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, bind: str) -> list[Any]:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    token = wire.new_token()
+    path = [str(Path(entry).resolve()) for entry in sys.path]
+    with wire.Server(token, bind) as store:
+        for key, piece in pieces(
+            "call", cloudpickle.dumps((path, cloudpickle.dumps((func, tuple(args), dict(kwargs)))))
+        ):
+            store.set(key, piece)
+        env = {**os.environ, "ALLSTEP_CALL_PORT": str(store.port), "ALLSTEP_CALL_TOKEN": token}
+        code, notices = _watch(command, env)
+        if code == 2 and notices and notices[-1].startswith("allstep: "):
+            raise ConfigError(notices[-1].removeprefix("allstep: "))
+        if code:
+            raise RuntimeError(f"a worker exited with non-zero status ({code})\n" + "\n".join(notices))
+        return _results(store)
+
+
+def _watch(command: list[str], env: dict[str, str]) -> tuple[int, list[str]]:
+    """Run the launcher, pass on what it prints; its exit code, and what it said itself at the end."""
+    notices: deque[str] = deque(maxlen=_KEPT_LINES)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert process.stdout and process.stderr
+    readers = [
+        threading.Thread(target=_pass_on, args=(process.stdout, sys.stdout, deque(maxlen=0))),
+        threading.Thread(target=_pass_on, args=(process.stderr, sys.stderr, notices)),
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        process.wait()
+    finally:
+        if process.poll() is None:  # Ctrl-C, or an exception from a signal handler
+            process.terminate()
+            process.wait()
+        for reader in readers:
+            reader.join()
+        process.stdout.close()
+        process.stderr.close()
+    return process.returncode, list(notices)
+
+
+def _pass_on(source: IO[bytes], target: TextIO, notices: deque[str]) -> None:
+    """Copy lines; `notices` keeps what the launcher said last: from the last line that is its own."""
+    for raw in source:
+        line = raw.decode(errors="replace")
+        with contextlib.suppress(OSError, ValueError):
+            target.write(line)
+            target.flush()
+        if line.startswith(_OWN):
+            notices.clear()
+        notices.append(line.rstrip("\n"))
+
+
+def _results(store: wire.Server) -> list[Any]:
+    import cloudpickle
+
+    num_workers = int(store.peek("size") or b"0")
+    found = []
+    for rank in range(num_workers):
+        data = collect(f"result/{rank}", store.peek)
+        if data is None:
+            raise RuntimeError(
+                f"rank {rank} ended well but brought no result: did the function call sys.exit or os._exit?"
+            )
+        found.append(cloudpickle.loads(data))
+    return found
