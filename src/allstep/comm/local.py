@@ -208,6 +208,10 @@ class LocalMover(Mover):
         self.queue.now(act)
         return DONE
 
+    def carry_out(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
+        """A procedure of somebody else's, in its turn: `procedure(arena, *args)` on all ranks of the host at once."""
+        self.queue.now(self._guarded, call, procedure, *args)
+
     # How it is done
 
     def _all_reduce(self, tensor: Tensor, plan: Plan, scale: float | None) -> None:
