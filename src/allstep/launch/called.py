@@ -18,6 +18,7 @@ def main() -> None:
     ((host, _), *_) = wire.parse_addresses(os.environ["ALLSTEP_STORE"])
     caller = wire.Client([(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))], os.environ.pop("ALLSTEP_CALL_TOKEN"))
     threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+    caller.set("size", size.encode())
     data = collect("call", lambda key: caller.get(key, 30.0))
     assert data is not None
     path, call = cloudpickle.loads(data)
@@ -26,7 +27,6 @@ def main() -> None:
     result = func(*args, **kwargs)
     for key, piece in pieces(f"result/{rank}", cloudpickle.dumps(result)):
         caller.set(key, piece)
-    caller.set("size", size.encode())
 
 
 def _end_with(caller: wire.Client) -> None:

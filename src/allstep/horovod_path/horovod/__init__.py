@@ -4,8 +4,8 @@ This folder is on nobody's import path until it is asked for: `allstep run --as-
 workers, `allstep horovod-path` prints it for other launchers.
 """
 
-from allstep import run
 from allstep.launch.horovod import API_VERSION
+from horovod.runner import run
 
 __version__ = API_VERSION
 __all__ = ["__version__", "run"]
