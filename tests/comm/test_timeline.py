@@ -221,6 +221,7 @@ def test_start_stop_and_start_again(ranks: Ranks, tmp_path: Path) -> None:
         import torch.distributed as dist
 
         import allstep.comm
+        from allstep.comm import timeline
 
         rank = int(os.environ["ALLSTEP_RANK"])
         with pytest.raises(allstep.UserError, match=r"call allstep.init\(\) first"):
@@ -238,7 +239,8 @@ def test_start_stop_and_start_again(ranks: Ranks, tmp_path: Path) -> None:
             assert recorder.active is None
             dist.all_reduce(torch.ones(100))
         dist.barrier()
-        room = dist.PrefixStore("timeline/1", dist.distributed_c10d._get_default_group().get_group_store())
+        group = dist.distributed_c10d._get_default_group()
+        room = dist.PrefixStore(f"timeline/{timeline._number}", group.get_group_store())
         assert room.check(["start"])
         assert not room.check(["1/0"]), "what was read is deleted"
         dist.barrier()
