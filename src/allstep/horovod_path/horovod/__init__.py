@@ -5,7 +5,8 @@ workers, `allstep horovod-path` prints it for other launchers.
 """
 
 from allstep.launch.horovod import API_VERSION
-from horovod.runner import run
+
+from .runner import run
 
 __version__ = API_VERSION
 __all__ = ["__version__", "run"]

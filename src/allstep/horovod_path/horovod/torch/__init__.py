@@ -2,4 +2,5 @@
 
 from allstep.torch import *  # noqa: F403
 from allstep.torch import __all__ as __all__
-from horovod.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm  # noqa: F401
+
+from . import compression, functions, mpi_ops, optimizer, sync_batch_norm  # noqa: F401

@@ -2,4 +2,5 @@
 
 from allstep.torch.elastic import *  # noqa: F403
 from allstep.torch.elastic import __all__ as __all__
-from horovod.torch.elastic import sampler, state  # noqa: F401
+
+from . import sampler, state  # noqa: F401
