@@ -23,13 +23,14 @@ class Operation:
     for a transfer, which other ranks need not take part in.
     """
 
-    __slots__ = ("_said", "began", "inquiry", "number", "thread")
+    __slots__ = ("_said", "began", "inquiry", "number", "on_failure", "thread")
 
     def __init__(self, said: str | Callable[[], str], number: int = 0, began: float | None = None) -> None:
         self._said = said
         self.number = number
         self.began = time.monotonic() if began is None else began
         self.thread = threading.get_ident()
+        self.on_failure: Callable[[], None] | None = None  # called when the group fails meanwhile
         self.inquiry: Any = None  # see `guard`: who is missing?
 
     def begin(self) -> None:

@@ -47,14 +47,18 @@ _MARGIN = timedelta(seconds=120)
 class GlooMover(Mover):
     """All operations. `gloo` is a ProcessGroupGloo, which torch's stubs show without its collectives."""
 
-    def __init__(self, gloo: Any) -> None:
+    def __init__(self, gloo: Any, timeout: timedelta) -> None:
         self.gloo = gloo
+        self.set_timeout(timeout)
         self.rank: int = gloo.rank()
         self.size: int = gloo.size()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Of the group: its guard sees to it, and names who is missing. Gloo's own must not come first."""
-        self.gloo._set_default_timeout(timeout + _MARGIN)
+        self._longest = timeout + _MARGIN
+        self.gloo._set_default_timeout(
+            self._longest
+        )  # which transfers do not follow: they have the time-out of connecting
 
     # Reductions
 
@@ -227,15 +231,15 @@ class GlooMover(Mover):
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Work:
         data = _bytes(tensor)
-        return Transfer(self.gloo.send([data], peer, tag), tensor)
+        return Transfer(self.gloo.send([data], peer, tag), tensor, self._longest)
 
     def recv(self, tensor: Tensor, peer: int, tag: int) -> Work:
         data, finish = _staged(tensor, fill=False)
-        return Transfer(self.gloo.recv([data], peer, tag), tensor, finish)
+        return Transfer(self.gloo.recv([data], peer, tag), tensor, self._longest, finish)
 
     def recv_any(self, tensor: Tensor, tag: int) -> Work:
         data, finish = _staged(tensor, fill=False)
-        return Transfer(self.gloo.recv_anysource([data], tag), tensor, finish)
+        return Transfer(self.gloo.recv_anysource([data], tag), tensor, self._longest, finish)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]

@@ -22,12 +22,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch._C._distributed_c10d import Store
 
 from allstep.comm import stall
 from allstep.comm.failure import Failure, Operation, from_json
+from allstep.comm.leave import keep
 from allstep.comm.sockets import Sockets
 from allstep.comm.stacks import main_threads_lines, thread_lines
 from allstep.comm.stall import Answer, Inquiry, Questions
@@ -73,17 +74,20 @@ class Guard:
         self._store = store
         self._questions = Questions(store, rank, size)
         self._connections: list[tuple[Sockets, Sequence[int]]] = []
+        self._gloos: list[object] = []
         self._boards: list[Board] = []
         self._under_way: dict[int, Operation] = {}
         self._failing = threading.Lock()
         self._closed = False
         self._gone_in_peace: set[int] = set()
+        self._store_seconds = _STORE_SECONDS
         self._begun_seen, self._active_at = 0, time.monotonic()
         self._nbytes_seen, self._moved_at = 0, time.monotonic()
         watch().add(self)
 
-    def watch_over(self, sockets: Sockets, ranks: Sequence[int] = ()) -> None:
-        """Look after the connections of a Gloo group whose rank i is rank `ranks[i]` of ours."""
+    def watch_over(self, gloo: object, sockets: Sockets, ranks: Sequence[int] = ()) -> None:
+        """Look after a Gloo group and its connections. Its rank i is rank `ranks[i]` of ours."""
+        self._gloos.append(gloo)
         self._connections.append((sockets, ranks or range(self.size)))
 
     def share(self, board: Board) -> None:
@@ -145,6 +149,9 @@ class Guard:
                 board.post(failure)
             for sockets, _ in self._connections:
                 sockets.shut()
+        for operation in list(self._under_way.values()):
+            if operation.on_failure is not None:
+                operation.on_failure()
 
     def lose(self, rank: int) -> None:
         """The process of a rank of this host has ended."""
@@ -193,10 +200,7 @@ class Guard:
     # Words in the store
 
     def _leave_word(self, word: Failure) -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # it may be gone: then the others take us for dead, which ends the group as well
-            watch().send(lambda: self._store.set(f"word/{self.rank}", word.to_json()), _STORE_SECONDS)
+        self._at_store(lambda: self._store.set(f"word/{self.rank}", word.to_json()))
 
     def _words_of(self, ranks: Sequence[int]) -> dict[int, Failure]:
         def read() -> dict[int, Failure]:
@@ -205,10 +209,16 @@ class Guard:
                 rank: from_json(self._store.get(key).decode()) for rank, key in keys.items() if self._store.check([key])
             }
 
-        with contextlib.suppress(Exception):
-            found: dict[int, Failure] = watch().send(read, _STORE_SECONDS) if ranks else {}
-            return found
-        return {}
+        return (self._at_store(read) or {}) if ranks else {}
+
+    def _at_store(self, act: Callable[[], Any]) -> Any:
+        """None when the store cannot be reached: then others take us for dead, or we them, which ends the group as well."""
+        try:
+            return watch().send(act, self._store_seconds)
+        except TimeoutError:
+            self._store_seconds = 0.1  # it will not be back in time
+        except Exception:
+            return None
 
     # The watch
 
@@ -327,5 +337,8 @@ class Guard:
         watch().remove(self)
         self.leave()
         self._closed = True
+        if self.failure is not None:
+            keep(self._gloos)
+        self._gloos.clear()
         for sockets, _ in self._connections:
             sockets.close()

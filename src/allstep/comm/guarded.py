@@ -1,6 +1,8 @@
 """Gloo under the eyes of the group's guard: its connections, and the operations over them."""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,13 +11,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 from torch.futures import Future
 
+from allstep.comm.aside import aside
 from allstep.comm.failure import Operation
 from allstep.comm.gloo import GlooMover
 from allstep.comm.guard import Guard
 from allstep.comm.plan import words, words_of_any
 from allstep.comm.sockets import found
 from allstep.comm.work import NO_TIMEOUT, Done
-from allstep.errors import CollectiveTimeout
+from allstep.errors import CollectiveTimeout, CommError
 from allstep.limits import read_limits
 
 _TRANSFERS = ("send", "recv", "recv_any")
@@ -29,10 +32,8 @@ def connected(
     gloo, sockets = found(
         lambda: ProcessGroupGloo(store, rank, size, timeout=timeout), store, rank, size, limits.start, limits.lost
     )
-    guard.watch_over(sockets, ranks)
-    mover = GlooMover(gloo)
-    mover.set_timeout(timeout)  # until here it was for connecting
-    return mover
+    guard.watch_over(gloo, sockets, ranks)
+    return GlooMover(gloo, timeout)
 
 
 def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Work:
@@ -47,6 +48,24 @@ def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Wo
             raise guard.explain(error, operation) from error
         raise
     return Guarded(work, guard, operation)
+
+
+class _Impatient(Exception):
+    """The caller of `wait` is."""
+
+
+class Promise:
+    """A future that is fulfilled by Gloo or by the failure of the group, whichever comes first."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+        self.value: Future[Any] | None = None  # Gloo's; None when the group failed first
+        self._first = threading.Lock()
+
+    def keep(self, value: Future[Any] | None = None) -> None:
+        if self._first.acquire(blocking=False):
+            self.value = value
+            self.future.set_result(None)
 
 
 def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
@@ -68,38 +87,43 @@ class Guarded(Done):
         self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """timeout: of the caller. When it is over he gets `CollectiveTimeout`, and the operation goes on."""
         if self._error is not None:
             raise self._error
+        until = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
             with self._guard.waiting(self._operation):
-                self._wait(timeout)
-        except CollectiveTimeout as error:
-            if self._guard.failure is not None:
-                self._error = error
-            raise
+                aside(self._inner.wait, lambda: self._check(until))
+        except _Impatient:
+            said = f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait` was given"
+            raise CollectiveTimeout(said, rank=self._guard.names[self._guard.rank]) from None
         except BaseException as error:
             self._error = error
             raise
         return True
 
-    def _wait(self, timeout: timedelta) -> None:
-        try:
-            self._inner.wait(timeout)
-        except RuntimeError as error:
-            if timeout and self._guard.failure is None and not self._inner.is_completed():
-                said = f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait` was given"
-                raise CollectiveTimeout(said, rank=self._guard.names[self._guard.rank]) from error
-            raise
+    def _check(self, until: float | None) -> None:
+        self._guard.check(self._operation)
+        if until is not None and time.monotonic() > until:
+            raise _Impatient
 
     def get_future(self) -> Future[Any]:
+        promise = Promise()
         self._operation.begin()
+        self._operation.on_failure = promise.keep
         self._guard.begin(self._operation)
-        return self._inner.get_future().then(self._called_back)
+        self._inner.get_future().add_done_callback(promise.keep)
+        return promise.future.then(lambda _: self._value(promise.value))
 
-    def _called_back(self, inner: Future[Any]) -> Any:
+    def _value(self, inner: Future[Any] | None) -> Any:
         self._guard.end(self._operation)
         try:
+            self._guard.check(self._operation)
+            assert inner is not None
             return inner.value()
+        except CommError as error:
+            self._error = error
+            raise
         except RuntimeError as error:
             self._error = self._guard.explain(error, self._operation)
             raise self._error from error
@@ -109,7 +133,7 @@ class Guarded(Done):
 
     def is_completed(self) -> bool:
         if self._error is None:
-            if not self._inner.is_completed():
+            if self._guard.failure is None and not self._inner.is_completed():
                 return False
             with contextlib.suppress(Exception):  # kept for `exception` and `wait`
                 self.wait()

@@ -117,7 +117,7 @@ def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Op
         return Crossing(layout.num_lanes, None)
     lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
     mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
-    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm)))
+    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm), guard.check))
 
 
 def pool_bytes() -> int:

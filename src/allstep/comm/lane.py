@@ -4,20 +4,23 @@ The algorithm is the one that the user names, or the cheapest by its formula on 
 milliseconds and is done with the first sum, on all lanes at the same moment: so each finds the share of the wire that it will have.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from torch import Tensor
 
 from allstep.comm.algorithms import Algorithm, GlooLink, Speed, choose, measure_speed
 from allstep.comm.algorithms.exchange import Combine
+from allstep.comm.aside import aside
 from allstep.comm.gloo import GlooMover
 
 
 class Lane:
-    """A Gloo group of one rank per host. wanted: None for automatic."""
+    """A Gloo group of one rank per host. wanted: None for automatic. check: raises when the whole group has failed."""
 
-    def __init__(self, mover: GlooMover, wanted: Algorithm | None) -> None:
+    def __init__(self, mover: GlooMover, wanted: Algorithm | None, check: Callable[[], None]) -> None:
         self.mover = mover
+        self._check = check
         self.size = mover.size
         self._link = GlooLink(mover, mover.rank, mover.size)
         self._wanted = wanted
@@ -27,11 +30,12 @@ class Lane:
     def get_ready(self) -> None:
         """Before each sum, on all ranks of all lanes at once: measures the link the first time."""
         if self.speed is None and self._wanted is None:
-            self.speed = measure_speed(self._link.operation())
+            self.speed = aside(lambda: measure_speed(self._link.operation()), self._check)
 
     def all_reduce(self, flat: Tensor, combine: Combine) -> None:
         """Over all hosts, in place. `flat` is contiguous, one-dimensional and not empty."""
-        self.algorithm_for(flat.numel() * flat.element_size()).run(self._link.operation(), flat, combine)
+        algorithm = self.algorithm_for(flat.numel() * flat.element_size())
+        aside(lambda: algorithm.run(self._link.operation(), flat, combine), self._check)
 
     def algorithm_for(self, nbytes: int) -> Algorithm:
         """Which one carries so many bytes; to be asked when the lane is ready."""

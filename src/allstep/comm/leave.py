@@ -8,7 +8,8 @@ Two things go wrong in torch when a script ends without `destroy_process_group()
   being torn down, the thread is ended in the middle of a destructor and the process aborts.
 
 So at exit the groups and the store are kept from being torn down (the kernel closes their sockets just as well, and at once), and
-the Gloo threads get a moment to come to rest.
+the Gloo threads get a moment to come to rest. A group that has failed is kept as well, because an operation may be stuck in it
+(see `aside`) for which its destructor would wait.
 """
 
 import ctypes
@@ -20,10 +21,15 @@ _GLOO_THREAD = "pt_gloo_runloop"
 _REST_SECONDS = 0.5
 
 
-def leave_alone(kept: Iterable[object]) -> None:
-    """Keep objects from ever being destroyed, and wait until no Gloo thread runs. Call it at exit only."""
-    for thing in kept:
+def keep(things: Iterable[object]) -> None:
+    """Keep objects from ever being destroyed."""
+    for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def leave_alone(kept: Iterable[object]) -> None:
+    """`keep` them, and wait until no Gloo thread runs. Call it at exit only."""
+    keep(kept)
     end = time.monotonic() + _REST_SECONDS
     at_rest = 0
     while at_rest < 2 and time.monotonic() < end:

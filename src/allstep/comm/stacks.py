@@ -1,10 +1,12 @@
 """Where a program is, in its user's own lines: frames of torch, allstep and Python's start-up are left out."""
 
+import contextlib
 import os
 import sys
 import sysconfig
 import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -15,8 +17,23 @@ _OURS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Pa
 _PYTHONS = f"{sysconfig.get_path('stdlib')}{os.sep}"
 
 
+_called = threading.local()
+
+
+@contextlib.contextmanager
+def called_from(line: str) -> Iterator[None]:
+    """What is done in here was called elsewhere, in this line, or nobody knows where (""): see `callers_line`."""
+    _called.line = line
+    try:
+        yield
+    finally:
+        del _called.line
+
+
 def callers_line() -> str:
-    """The line of the user that led here: `train.py:88 in validate: loss = model(batch)`. Empty when there is none."""
+    """The line of the user that led here: `train.py:88 in validate: loss = model(batch)`. Empty when it is not known."""
+    if hasattr(_called, "line"):
+        return str(_called.line)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_internal(frame.f_code.co_filename):
         frame = frame.f_back

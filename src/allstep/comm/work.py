@@ -157,8 +157,10 @@ class Transfer(Later):
     So the first who asks without wanting to wait (`is_completed`, `get_future`) starts a thread that does; later callers join it.
     """
 
-    def __init__(self, inner: Work, tensor: Tensor, finish: Callable[[], None] | None = None) -> None:
-        super().__init__((), (tensor,), finish)
+    def __init__(
+        self, inner: Work, tensor: Tensor, timeout: timedelta, finish: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__((), (tensor,), finish, timeout)
         self._inner = inner
         self._turn = threading.Lock()
         self._over = False
@@ -175,7 +177,7 @@ class Transfer(Later):
 
     def _wait_for_gloo(self, timeout: timedelta) -> None:
         try:
-            self._inner.wait(timeout)
+            self._inner.wait(timeout or self._timeout)
             self._end()
         except BaseException as error:
             self._error = error
