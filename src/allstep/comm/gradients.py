@@ -218,7 +218,7 @@ class Gradients:
         small = {number for pack in bucket.packs for number in pack.views}
         for number, gradient in gradients.items():
             if number not in small:
-                self._scaled_sum(_flat(gradient), scale)
+                self._scaled_sum(flat_in_memory(gradient), scale)
         for pack in bucket.packs:
             numbers = [number for number in pack.views if number in gradients]
             if not numbers:
@@ -379,7 +379,7 @@ def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
     return torch.empty_like(parameter, device="meta").stride()
 
 
-def _flat(gradient: Tensor) -> Tensor:
+def flat_in_memory(gradient: Tensor) -> Tensor:
     """The elements as they lie in memory: they lie as on the other ranks, so their order does not matter."""
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient)

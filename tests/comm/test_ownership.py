@@ -1,0 +1,42 @@
+"""Who updates what: every element once."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep.comm.ownership import ALIGNED, Piece, by_elements, by_whole_parameters
+
+sizes = st.lists(st.integers(0, 5000), max_size=12)
+owners = st.integers(1, 6)
+
+
+@pytest.mark.parametrize("deal", [by_elements, by_whole_parameters])
+@given(sizes, owners)
+def test_every_element_has_one_owner(
+    deal: Callable[[list[int], int], list[list[Piece]]], sizes: list[int], num_owners: int
+) -> None:
+    owned = deal(sizes, num_owners)
+    assert len(owned) == num_owners
+    pieces = sorted(piece for share in owned for piece in share)
+    for number, size in enumerate(sizes):
+        mine = [piece for piece in pieces if piece.number == number]
+        bounds = [0, *(piece.end for piece in mine)]
+        assert [piece.start for piece in mine] == bounds[:-1]
+        assert bounds[-1] == size
+        assert all(piece.end > piece.start for piece in mine)
+
+
+@given(sizes, owners)
+def test_shares_are_equal_but_for_alignment(sizes: list[int], num_owners: int) -> None:
+    counts = [sum(end - start for _, start, end in share) for share in by_elements(sizes, num_owners)]
+    assert max(counts) - min(counts) <= 2 * ALIGNED
+
+
+@given(sizes, owners)
+def test_whole_parameters_stay_whole(sizes: list[int], num_owners: int) -> None:
+    owned = by_whole_parameters(sizes, num_owners)
+    assert all((piece.start, piece.end) == (0, sizes[piece.number]) for share in owned for piece in share)
+    counts = [sum(sizes[piece.number] for piece in share) for share in owned]
+    assert max(counts) <= sum(sizes) / num_owners + max(sizes, default=0)
