@@ -580,3 +580,21 @@ def test_the_words_of_a_call_are_understood(said: str, told: tuple) -> None:
     assert name == said.partition("(")[0]
     assert details.pop("call") == said
     assert tuple(details.get(key) for key in ("dtype", "shape", "bytes", "reduction")) == told
+
+
+def test_a_plain_group_reads_the_variable(ranks: Ranks, tmp_path: Path) -> None:
+    """`init_process_group("allstep")` alone, as under torchrun."""
+    file = tmp_path / "plain.json"
+
+    def work() -> None:
+        import torch.distributed as dist
+
+        import allstep.comm
+        from groups import joined
+
+        with joined():
+            dist.all_reduce(torch.ones(100))
+            allstep.comm.stop_timeline()  # a script's end does that; these ranks end otherwise
+
+    ranks(2, work, env={"ALLSTEP_TIMELINE": str(file)})
+    assert {event["pid"] for event in json.loads(file.read_text()) if event["name"] == "all_reduce"} == {0, 1}

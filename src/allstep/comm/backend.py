@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, _DistributedBackendOptions
 
+from allstep.comm import timeline
 from allstep.comm.barrier import host_name, leave_card
 from allstep.comm.group import NAME, AllstepGroup
 from allstep.comm.guard import Guard
@@ -19,11 +20,18 @@ from allstep.comm.host import Options, join_hosts
 
 def register() -> None:
     """Make the name known to torch."""
-    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(NAME, _create_for_torch, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create_for_torch(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
+    """torch calls this for the default group and for every new one."""
+    if not dist.is_initialized() and not timeline.is_running():
+        timeline.begin_if_asked(options.store, options.group_rank, options.group_size)
+    return create(options, backend_options)
 
 
 def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
-    """One group, on all its ranks at once: torch calls this for the default group and for every new one."""
+    """One group, on all its ranks at once."""
     store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
     chosen = backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
     names = options.global_ranks_in_group

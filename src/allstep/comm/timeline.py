@@ -58,6 +58,10 @@ def stop_timeline() -> None:
         ended.end()
 
 
+def is_running() -> bool:
+    return _running is not None
+
+
 def begin_if_asked(store: Store, rank: int, size: int) -> None:
     """Whoever makes the default group calls this: a timeline starts when rank 0's ALLSTEP_TIMELINE says so."""
     stop_timeline()  # of a default group that is gone
