@@ -16,6 +16,7 @@ import allstep
 from allstep.errors import ConfigError
 from allstep.launch.horovod import FOLDER
 from allstep.launch.parcel import collect, pieces
+from hosts import Hosts
 from launch.command import processes_with
 from ranks import clean_environment, wait_until
 
@@ -118,6 +119,12 @@ def test_from_a_thread_and_from_within_a_world_of_one(monkeypatch: pytest.Monkey
     thread.start()
     thread.join()
     assert found == [[2, 2]]
+
+
+def test_on_two_hosts(two_hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_SSH", two_hosts.ssh)
+    found = allstep.run(lambda: allstep.World.detect().host, num_proc=3, hosts="h1:1,h2:2")
+    assert found == ["h1", "h2", "h2"]
 
 
 def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import path first. Bytes on the way are cut into pieces that the store takes.
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -120,9 +121,8 @@ def _call(command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, 
     token = wire.new_token()
     path = [str(Path(entry).resolve()) for entry in sys.path]
     with wire.Server(token, bind) as store:
-        for key, piece in pieces(
-            "call", cloudpickle.dumps((path, cloudpickle.dumps((func, tuple(args), dict(kwargs)))))
-        ):
+        call = cloudpickle.dumps((func, tuple(args), dict(kwargs)))
+        for key, piece in pieces("call", cloudpickle.dumps((path, call))):
             store.set(key, piece)
         env = {**os.environ, "ALLSTEP_CALL_PORT": str(store.port), "ALLSTEP_CALL_TOKEN": token}
         code, notices = _watch(command, env)
@@ -150,7 +150,7 @@ def _watch(command: list[str], env: dict[str, str]) -> tuple[int, list[str]]:
         process.wait()
     finally:
         if process.poll() is None:  # Ctrl-C, or an exception from a signal handler
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # the workers get 3 s
             process.wait()
         for reader in readers:
             reader.join()
