@@ -1,0 +1,234 @@
+"""What a rank asks of the engine, and how it is told to the other ranks.
+
+A `Request` has the tensors. What the other ranks need to know of it is an `Ask`: kind, dtype, shape, factors, name. An ask travels as one
+line of text; a request that is made again is the same bytes again, so both sides look the bytes up and parse nothing. For the same
+reason asks that were read from equal bytes are one object, and can be compared with `is`.
+
+Names: the full name is `<prefix>.<name>` and is chosen by the caller; a request without one is called after its handle,
+`<prefix>.noname.<handle>`. Operations of the ranks belong together when set and name are equal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from allstep.errors import CommError
+
+Key = tuple[int, str]  # process set and full name: what operations of several ranks are matched by
+
+
+class Kind(IntEnum):
+    """What a request is for. The last two change the process sets and are made by the engine itself."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    ADASUM = 5
+    BARRIER = 6
+    JOIN = 7
+    ADD_SET = 8
+    REMOVE_SET = 9
+
+
+class Op(IntEnum):
+    """How tensors are reduced, with Horovod's numbers."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class DuplicateName(ValueError):
+    """An operation of this name is under way on this rank."""
+
+
+class EngineStopped(CommError):
+    """The engine was shut down, here or on another rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One operation on this rank.
+
+    tensor: what we give; any layout. output: where the result goes (may be `tensor`); None for a new tensor. root: rank of the world.
+    splits: rows of `tensor` for each rank of the set. device: where a rank that has joined makes its zeros, -1 is the CPU.
+    """
+
+    kind: Kind
+    name: str = ""
+    tensor: Tensor | None = None
+    output: Tensor | None = None
+    op: Op = Op.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    splits: tuple[int, ...] | None = None
+    process_set: int = 0
+    device: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """What other ranks know of a request. `data` is itself as bytes."""
+
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...]
+    op: Op
+    prescale: float
+    postscale: float
+    root: int
+    splits: tuple[int, ...]
+    process_set: int
+    device: str
+    name: str
+    nbytes: int
+    data: bytes
+
+    @property
+    def key(self) -> Key:
+        return self.process_set, self.name
+
+
+_PREFIX = {
+    Kind.ALLREDUCE: "allreduce",
+    Kind.ALLGATHER: "allgather",
+    Kind.BROADCAST: "broadcast",
+    Kind.ALLTOALL: "alltoall",
+    Kind.REDUCESCATTER: "reducescatter",
+    Kind.ADASUM: "allreduce",
+}
+_OWN_NAME = {
+    Kind.BARRIER: "barrier.noname",
+    Kind.JOIN: "join.noname",
+    Kind.ADD_SET: "process_set.add",
+    Kind.REMOVE_SET: "process_set.remove",
+}
+_MOST_ASKS = 10_000
+_asks: dict[bytes, Ask] = {}
+
+
+def full_names(requests: Sequence[Request], handle: int) -> list[str]:
+    """The names under which requests handed over together are matched."""
+    if len(requests) == 1:
+        (request,) = requests
+        return [_OWN_NAME.get(request.kind) or request.name or f"{_PREFIX[request.kind]}.noname.{handle}"]
+    number = len(requests)
+    return [
+        request.name or f"grouped_{_PREFIX[request.kind]}.noname.{handle}_{index}of{number}"
+        for index, request in enumerate(requests, 1)
+    ]
+
+
+def encode(request: Request, name: str) -> bytes:
+    """A request as the others read it. The name comes last, so that it may contain anything."""
+    tensor = request.tensor
+    if tensor is None:
+        dtype, shape, device = "", "", "cpu"
+    else:
+        dtype, shape, device = str(tensor.dtype)[6:], ",".join(map(str, tensor.shape)), tensor.device.type
+    splits = ",".join(map(str, request.splits or ()))
+    text = (
+        f"{request.kind:d}\t{dtype}\t{shape}\t{request.op:d}\t{request.prescale!r}\t{request.postscale!r}\t"
+        f"{request.root}\t{splits}\t{request.process_set}\t{device}\t{name}"
+    )
+    return text.encode()
+
+
+def decode(data: bytes) -> Ask:
+    """The ask in these bytes; the same object for the same bytes."""
+    ask = _asks.get(data)
+    if ask is None:
+        if len(_asks) >= _MOST_ASKS:
+            _asks.clear()
+        ask = _asks[data] = _parse(data)
+    return ask
+
+
+def _parse(data: bytes) -> Ask:
+    kind, dtype, shape, op, prescale, postscale, root, splits, process_set, device, name = data.decode().split("\t", 10)
+    dims = numbers(shape)
+    itemsize = getattr(torch, dtype).itemsize if dtype else 0
+    return Ask(
+        Kind(int(kind)),
+        dtype,
+        dims,
+        Op(int(op)),
+        float(prescale),
+        float(postscale),
+        int(root),
+        numbers(splits),
+        int(process_set),
+        device,
+        name,
+        itemsize * torch.Size(dims).numel(),
+        data,
+    )
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """`3,4` as (3, 4)."""
+    return tuple(map(int, text.split(","))) if text else ()
+
+
+def check(request: Request, rank: int, members: Sequence[int]) -> None:
+    """Refuse what can only be a mistake of this rank's own caller: the other ranks need not hear of it."""
+    tensor, kind = request.tensor, request.kind
+    if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
+        found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"
+        raise ValueError(f"{kind.name.lower()} needs a dense tensor, and was given {found}")
+    if kind is Kind.BROADCAST and request.root not in members:
+        raise ValueError(f"broadcast: invalid root rank {request.root}: it must be one of {list(members)}")
+    if kind is Kind.REDUCESCATTER:
+        _check_scatter(request)
+    if kind is Kind.ALLTOALL:
+        assert tensor is not None
+        _check_splits(tensor, request.splits, len(members))
+    if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ADASUM):
+        assert tensor is not None
+        _check_arithmetic(kind, request.op, tensor.dtype, len(members))
+    if request.output is not None and tensor is not None and request.output.shape != tensor.shape:
+        raise ValueError(
+            f"{kind.name.lower()}: the output has shape {list(request.output.shape)}, the input {list(tensor.shape)}"
+        )
+
+
+def _check_scatter(request: Request) -> None:
+    assert request.tensor is not None
+    if request.tensor.dim() == 0:
+        raise ValueError("reducescatter does not support scalar tensors: it deals out rows")
+    if request.op not in (Op.AVERAGE, Op.SUM):
+        raise CommError(f"reducescatter only supports AVERAGE and SUM, not {request.op.name}", op="reducescatter")
+
+
+def _check_splits(tensor: Tensor, splits: tuple[int, ...] | None, size: int) -> None:
+    if tensor.dim() == 0:
+        return  # refused by all ranks together
+    num_rows = tensor.shape[0]
+    if not splits:
+        if num_rows % size:
+            raise ValueError(f"alltoall: {num_rows} rows cannot be divided evenly among {size} ranks: give splits")
+    elif len(splits) != size or min(splits) < 0 or sum(splits) > num_rows:
+        raise ValueError(
+            f"alltoall: splits {list(splits)} must be {size} numbers from 0 with a sum of at most {num_rows}, the rows of the tensor"
+        )
+
+
+def _check_arithmetic(kind: Kind, op: Op, dtype: torch.dtype, size: int) -> None:
+    """What torch cannot compute would otherwise stop the engine on all ranks."""
+    if dtype.is_complex and op in (Op.MIN, Op.MAX):
+        raise ValueError(f"{kind.name.lower()}: complex numbers have no order, so {op.name} is not supported")
+    if kind is Kind.ADASUM and size & (size - 1):
+        raise ValueError(f"Adasum needs a number of ranks that is a power of two, not {size}")
+    if kind is Kind.ADASUM and not dtype.is_floating_point:
+        raise ValueError(f"Adasum of {dtype} is not supported: it needs floating-point numbers")
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        raise ValueError(f"{kind.name.lower()} of {dtype} is not supported: torch cannot add it; cast it first")
