@@ -43,6 +43,7 @@ from allstep.comm.engine.request import (
     numbers,
 )
 from allstep.comm.engine.settings import Settings
+from allstep.comm.group import AllstepGroup
 from allstep.comm.leave import leave_alone
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 from allstep.wire.frames import pack, unpack
@@ -368,6 +369,10 @@ class Engine:
             )
         if self._end is not None:
             raise ValueError(f"process sets cannot be changed: {self._end}")
+
+    def group(self, purpose: str, process_set: int) -> AllstepGroup:
+        """A group of a set's members beside the engine's own, one for each purpose. They ask for it together."""
+        return self._executor.group(purpose, process_set)
 
     # Notices
 

@@ -68,6 +68,7 @@ class Executor:
         self._rank = rank
         self._start, self._timeout = timedelta(seconds=start), timedelta(seconds=timeout)
         self._groups: dict[int, AllstepGroup] = {}
+        self._further: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._num_made = 0
 
@@ -77,23 +78,35 @@ class Executor:
         """Called on all ranks in the same order; those of the set connect to each other."""
         self._num_made += 1
         self._ranks[number] = ranks
-        if self._rank not in ranks:
-            return
+        if self._rank in ranks:
+            self._groups[number] = self._make(f"set/{self._num_made}", f"allstep engine, set {number}", ranks)
+
+    def _make(self, place: str, name: str, ranks: tuple[int, ...]) -> AllstepGroup:
         options = _DistributedBackendOptions()
-        options.store = PrefixStore(f"set/{self._num_made}", self._store)
+        options.store = PrefixStore(place, self._store)
         options.group_rank, options.group_size = ranks.index(self._rank), len(ranks)
         options.global_ranks_in_group = list(ranks)
-        options.group_id = f"allstep engine, set {number}"
+        options.group_id = name
         options.timeout = self._start
         group = backend.create(options)
         group.set_timeout(self._timeout)
-        self._groups[number] = group
+        return group
+
+    def group(self, purpose: str, number: int) -> AllstepGroup:
+        """A further group of a set's members, for whoever must not wait for the engine. The members ask for it together."""
+        key = (purpose, number)
+        if key not in self._further:
+            place, name = f"{purpose}/{number}", f"allstep {purpose}, set {number}"
+            self._further[key] = self._make(place, name, self._ranks[number])
+        return self._further[key]
 
     def remove_set(self, number: int) -> None:
         del self._ranks[number]
-        group = self._groups.pop(number, None)
-        if group is not None:
-            group.shutdown()
+        gone = [self._groups.pop(number, None)]
+        gone += [self._further.pop(key) for key in list(self._further) if key[1] == number]
+        for group in gone:
+            if group is not None:
+                group.shutdown()
 
     def close(self) -> None:
         for number in list(self._ranks):
@@ -106,7 +119,7 @@ class Executor:
 
     @property
     def groups(self) -> list[AllstepGroup]:
-        return list(self._groups.values())
+        return [*self._groups.values(), *self._further.values()]
 
     # Operations
 
