@@ -1,0 +1,115 @@
+"""The optimizer of `op=Adasum`: ranks combine their weight updates, not their gradients.
+
+Each rank makes the wrapped optimizer's step for a parameter as soon as its gradient is there, from its own gradient alone, and keeps the
+difference. The differences of all ranks are combined by Adasum: added where they point in different directions, averaged where they
+agree. `step()` then adds what came out to the weights from before. So the learning rate need not grow with the number of ranks.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from allstep.comm.gradients import Named
+from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.torch.mpi_ops import Adasum, allreduce_async_, synchronize
+
+
+def make_adasum(
+    optimizer: Optimizer, named: list[Named], compression: Any, passes: int, process_set: ProcessSet
+) -> "_AdasumOptimizer":
+    if process_set is not global_process_set:
+        raise NotImplementedError("op=hvd.Adasum works on the whole world only, not on a process set")
+    bases = (_AdasumOptimizer, optimizer.__class__)
+    cls = type(optimizer.__class__.__name__, bases, {"__module__": "horovod.torch.optimizer"})
+    made: Any = object.__new__(cls)
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    made._attach(named, compression, passes)
+    return made  # type: ignore[no-any-return]
+
+
+class _AdasumOptimizer(Optimizer):
+    """What is added to the wrapped class."""
+
+    def _attach(self, named: list[Named], compression: Any, passes: int) -> None:
+        self._parameter_names = {parameter: name for name, parameter in named}
+        self._compression = compression
+        self.backward_passes_per_step = passes
+        self.op = Adasum
+        self.process_set = global_process_set
+        self._handles: dict[Tensor, tuple[int, Tensor, Any]] = {}  # handle, what travels, how to decompress it
+        self._allreduce_delay: dict[Tensor, int] = {}
+        for _, parameter in named:
+            if parameter.requires_grad:
+                self._allreduce_delay[parameter] = passes
+                parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, parameter: Tensor) -> None:
+        if parameter in self._handles:
+            raise AssertionError(
+                f"gradients of {self._parameter_names[parameter]} were computed more than backward_passes_per_step times before "  # type: ignore[index]
+                f"the call to step(): raise backward_passes_per_step (it is {self.backward_passes_per_step})"
+            )
+        self._allreduce_delay[parameter] -= 1
+        if self._allreduce_delay[parameter] == 0:
+            self._start(parameter)
+
+    def _start(self, parameter: Tensor) -> None:
+        """Step by ourselves, take the step back, and send what it was."""
+        with torch.no_grad():
+            before = parameter.detach().clone()
+            self._step_alone(parameter)
+            difference = parameter - before
+            parameter.copy_(before)
+        travelling, context = self._compression.compress(difference.contiguous())
+        name = self._parameter_names[parameter]  # type: ignore[index]
+        self._handles[parameter] = (allreduce_async_(travelling, name=name, op=Adasum), travelling, context)
+
+    def _step_alone(self, parameter: Tensor) -> None:
+        """The wrapped optimizer's step, for one parameter."""
+        stashed = [group["params"] for group in self.param_groups]
+        try:
+            for group in self.param_groups:
+                group["params"] = [each for each in group["params"] if each is parameter]
+            super().step()
+        finally:
+            for group, parameters in zip(self.param_groups, stashed, strict=True):
+                group["params"] = parameters
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: `step` does."""
+
+    def skip_synchronize(self) -> NoReturn:
+        raise AssertionError("skip_synchronize cannot be used with op=hvd.Adasum: updates are combined, not gradients")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else closure()
+        for parameter in self._allreduce_delay:
+            if parameter not in self._handles:
+                self._start(parameter)
+        with torch.no_grad():
+            for parameter, (handle, travelling, context) in self._handles.items():
+                synchronize(handle)
+                difference = self._compression.decompress(travelling, context)
+                parameter.add_(difference.view(parameter.shape))
+        self._handles.clear()
+        self._reset_delays()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._handles:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step(): the updates that are being "
+                "combined would be lost"
+            )
+        super().zero_grad(set_to_none)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        self.backward_passes_per_step = passes
+        self._reset_delays()
+
+    def _reset_delays(self) -> None:
+        for parameter in self._allreduce_delay:
+            self._allreduce_delay[parameter] = self.backward_passes_per_step

@@ -1,0 +1,326 @@
+"""`DistributedOptimizer`: any torch optimizer, with the gradients of all ranks.
+
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    loss.backward()            # hooks note which gradients are there; between hosts they already travel
+    optimizer.step()           # synchronize(): gradients become their mean over the ranks; then the wrapped optimizer's own step
+
+What comes back is a new object of a new class: a subclass of the wrapped optimizer's, with the same name, whose `step` synchronises first.
+It shares the parameter groups and the state of the wrapped one.
+
+The gradients do not go through the engine: nothing is negotiated in a step (see `allstep.comm.gradients`). Only sparse gradients,
+whose sizes differ from rank to rank, are gathered by name.
+
+Beyond Horovod: `optimizer.weight = n` before a backward says how many samples are behind this rank's (mean) loss; the result is then the
+mean over all samples of all ranks, however unevenly they are spread. A rank without samples sets 0.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import ReduceOp
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from allstep.comm.gradients import Gradients, Named, Rule
+from allstep.errors import CommError
+from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.place import running, size
+from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.torch.adasum_optimizer import make_adasum
+from allstep.torch.compression import Compression
+from allstep.torch.groups import gradient_group
+from allstep.torch.mpi_ops import Adasum, Average, Max, Min, Product, Sum, allreduce, sparse_allreduce_async
+from allstep.torch.parameter_names import check_names, split_groups
+
+_KINDS = {Average: ReduceOp.SUM, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: ReduceOp.MAX, Product: ReduceOp.PRODUCT}
+_TWICE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): the gradients are reduced a "
+    "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
+)
+_made = 0  # optimizers of this process: their number tells them apart on all ranks
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    share_weights: bool = False,
+) -> Any:
+    """An optimizer like `optimizer` whose `step` uses the gradients of all ranks.
+
+    named_parameters: names by which ranks match their parameters; without them their order counts.
+    compression: what gradients are turned into while they travel.
+    backward_passes_per_step: how many backward passes add up before a step; their sum counts, not their mean.
+    op: Average, Sum, or Adasum, which combines the updates of ranks by how much they point the same way.
+    gradient_predivide_factor: part of the division of an average that is done before adding, against overflow of small floats.
+    num_groups, groups: Horovod's ways to say what travels together. Checked and kept; here small gradients always travel together.
+    sparse_as_dense: reduce sparse gradients as dense ones.
+    process_set: the ranks whose gradients count.
+    share_weights: one copy of the weights for all ranks of a host, each rank updates a part (see `shared_weights`). Weights may then
+        be changed by the optimizer only.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=hvd.Average")
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    named = check_names(optimizer, named_parameters)
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: it must be above 0")
+    if op == Adasum and size() > 1:
+        return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
+    if op not in (*_KINDS, Adasum):
+        raise ValueError(f"op={op} is no reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
+    added: type = Distributed
+    if share_weights and size() > 1:
+        added = _shared_weights(optimizer, op, compression)
+    cls = type(optimizer.__class__.__name__, (added, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
+    made: Any = object.__new__(cls)
+    # A scheduler leaves its own `step` on the instance; it belongs to the wrapped optimizer.
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    made._attach(
+        named,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense,
+        process_set,
+    )
+    return made
+
+
+def _shared_weights(optimizer: Optimizer, op: int, compression: Any) -> type:
+    if op not in (Average, Sum) or compression is not Compression.none:
+        raise ValueError(
+            "share_weights works with op=hvd.Average or hvd.Sum and without compression: nothing else is added where it lies"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("share_weights does not work with LBFGS, which moves all parameters as one")
+    from allstep.torch.shared_weights import SharedWeights
+
+    return SharedWeights
+
+
+class Distributed(Optimizer):
+    """What is added to the wrapped class. Attributes with Horovod's names are those that scripts are known to look at."""
+
+    def _attach(
+        self,
+        named: list[Named],
+        compression: Any,
+        backward_passes_per_step: int,
+        op: int,
+        predivide: float,
+        groups: int | Sequence[Sequence[Tensor]] | None,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        global _made
+        self._number, _made = _made, _made + 1
+        self._named = named
+        self._parameter_names = {parameter: name for name, parameter in named}
+        self._groups = split_groups(named, groups)
+        self._compression = compression
+        self._sparse_as_dense = sparse_as_dense
+        self.backward_passes_per_step = backward_passes_per_step
+        self.op = op
+        self.gradient_predivide_factor = predivide
+        self.process_set = process_set
+        self.weight: float | None = None
+        self._handles: dict[Tensor, Any] = {}
+        self._synchronized = False
+        self._should_synchronize = True
+        self._requires_update: set[Parameter] = set()
+        self._gradients: Gradients | None = None
+        self._steps = 0
+        self._is_member = bool(process_set.included())
+        self._allreduce_delay: dict[Parameter, int] = {}
+        if self._is_member and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
+            self._register_hooks()
+
+    # During backward
+
+    def _register_hooks(self) -> None:
+        for _, parameter in self._named:
+            if parameter.requires_grad:
+                self._watch(parameter)
+        running().on_notice(self._key, self._take_part)
+
+    def _watch(self, parameter: Parameter) -> None:
+        self._requires_update.add(parameter)
+        self._allreduce_delay[parameter] = self.backward_passes_per_step
+        parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, parameter: Tensor) -> None:
+        """The gradient of a parameter has been accumulated."""
+        assert isinstance(parameter, Parameter)
+        name = self._parameter_names.get(parameter)
+        assert parameter.grad is None or not parameter.grad.requires_grad, (
+            f"the gradient of {name} requires a gradient itself (create_graph=True): it cannot be reduced in place"
+        )
+        if parameter in self._handles and self._allreduce_delay[parameter] <= 0:
+            raise AssertionError(
+                f"gradients of {name} were computed more than backward_passes_per_step times before the call to step(): raise "
+                f"backward_passes_per_step (it is {self.backward_passes_per_step}) to accumulate gradients locally"
+            )
+        self._allreduce_delay[parameter] -= 1
+        if self._allreduce_delay[parameter] == 0:
+            self._handles[parameter] = None
+            if self._gradients is not None:
+                self._gradients.ready(parameter, self.weight)
+
+    # Reducing
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are those of all ranks. `step` calls it; call it yourself to look at them before (clipping)."""
+        if self._is_member and self._requires_update:
+            self._announce()
+            self._reduce()
+        self._end_of_pass()
+        self._synchronized = True
+
+    def _announce(self) -> None:
+        """Tell that a step begins: ranks that have joined take part in it."""
+        self._densify()
+        self._steps += 1
+        running().notice(self._key, self._steps)
+
+    def _end_of_pass(self) -> None:
+        self._handles.clear()
+        self.weight = None
+        self._reset_delays()
+
+    def _reduce(self, absent: bool = False) -> None:
+        try:
+            if self._gradients is None:
+                group = gradient_group(self.process_set)
+                key = f"{self._key}/{len(self.param_groups)}"
+                self._gradients = Gradients(group, key, self._named, self._rule())
+            sparse = self._gradients.reduce(self.weight, absent)
+            if not absent:
+                self._reduce_sparse(sparse)
+        except CommError as error:
+            raise HorovodInternalError(str(error)) from error
+
+    @property
+    def _key(self) -> str:
+        """The same on all ranks: optimizers are told apart by the order in which they were made."""
+        return f"optimizer/{self._number}"
+
+    def _rule(self) -> Rule:
+        compressed = self._compression is not Compression.none
+        return Rule(
+            kind=_KINDS[self.op],
+            mean=self.op == Average,
+            compress=self._compression.compress if compressed else None,
+            decompress=self._compression.decompress if compressed else None,
+        )
+
+    def _take_part(self, number: int) -> None:
+        """This rank has joined; the others take a step."""
+        self._steps = number
+        self._reduce(absent=True)
+
+    def _densify(self) -> None:
+        if self._sparse_as_dense:
+            for _, parameter in self._named:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+
+    def _reduce_sparse(self, sparse: list[Named]) -> None:
+        waiting = []
+        for name, parameter in sparse:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter).to_sparse(1)
+            elif not gradient.is_sparse:
+                gradient = gradient.to_sparse(1)
+            op = Average if self.op == Average else Sum
+            waiting.append((parameter, sparse_allreduce_async(gradient, name, op, process_set=self.process_set)))
+        for parameter, finish in waiting:
+            parameter.grad = finish()
+
+    def _reset_delays(self) -> None:
+        for parameter in self._allreduce_delay:
+            self._allreduce_delay[parameter] = self.backward_passes_per_step
+
+    # torch's own methods
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's step, on the gradients of all ranks: with a closure, on those of each of its evaluations."""
+        if self._should_synchronize and closure is not None:
+            closure = self._synchronizing(closure)
+        elif self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(_TWICE, stacklevel=2)
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)
+
+    def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:
+            loss = closure()
+            self.synchronize()
+            self._synchronized = False
+            if isinstance(self, torch.optim.LBFGS):  # its steps depend on the loss, so that has to be everybody's
+                loss = allreduce(torch.as_tensor(loss).detach(), process_set=self.process_set)
+            return loss
+
+        return evaluate
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._handles:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(): "
+                "the gradients that are being reduced would be lost"
+            )
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Further parameters. Without names of their own they are numbered as those of an optimizer without names."""
+        super().add_param_group(param_group)
+        group = len(self.param_groups) - 1
+        for number, parameter in enumerate(self.param_groups[group]["params"]):
+            name = f"allreduce.noname.{group}.{number}"
+            self._named.append(Named(name, parameter))
+            self._parameter_names[parameter] = name
+            if self._requires_update and parameter.requires_grad:
+                self._watch(parameter)
+        self._gradients = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._handles.clear()
+        self._synchronized = False
+        self._reset_delays()
+        super().load_state_dict(state_dict)
+
+    # Horovod's
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step` does not synchronise: for gradients that were synchronised, and perhaps clipped, by hand."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From now on; passes that have been counted for the next step are forgotten."""
+        self.backward_passes_per_step = passes
+        self._reset_delays()

@@ -1,0 +1,178 @@
+"""`DistributedOptimizer(..., share_weights=True)`: one copy of the weights per host, each rank updates what it owns.
+
+```
+outer     what the script sees: all parameters, all parameter groups (schedulers change their rates), hooks, step()
+inner     the wrapped optimizer's own class and settings, on the pieces that this rank owns, with the state of these alone
+```
+
+A step: gradients go to the owners of what they belong to, `inner` updates the shared weights, all ranks of the host meet. Optimizers that
+work on each element alone (SGD, Adam, ...) get equal shares, cut anywhere; all others get whole parameters, so that norms of layers are
+right. A class can say which it is by `elementwise = True` or `False`.
+
+`synchronize()` by hand (to clip, to look) still gives every rank all gradients; the step after it then uses those.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.nn import Parameter
+
+from allstep.comm.owned import OwnedGradients
+from allstep.comm.ownership import Piece
+from allstep.errors import CommError
+from allstep.hvd.exceptions import HorovodInternalError
+from allstep.torch.groups import gradient_group
+from allstep.torch.optimizer import Distributed
+from allstep.torch.shared_state import SharedState, is_elementwise, memory_order
+
+_ELEMENTWISE = {
+    optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop, optim.Adagrad,
+    optim.Adadelta, optim.ASGD,
+}  # fmt: skip
+
+
+class SharedWeights(Distributed):
+    """What is added to the wrapped class instead of `Distributed`."""
+
+    def _attach(self, *settings: Any) -> None:
+        super()._attach(*settings)
+        wrapped = type(self).__mro__[2]
+        whole = not getattr(wrapped, "elementwise", wrapped in _ELEMENTWISE)
+        try:
+            group = gradient_group(self.process_set)
+            self._owned = OwnedGradients(group, f"{self._key}/shared", self._named, self._rule(), whole)
+        except CommError as error:
+            raise HorovodInternalError(str(error)) from error
+        self._pieces = {piece: self._tensor_of(piece, whole) for piece in self._owned.own_pieces}
+        self._shared_state = SharedState(self._owned)
+        self._known: set[int] = set()  # parameters that have been updated, so that there may be state of them
+        self._inner = _optimizer_of(wrapped, self, self._pieces, self._owned)
+        self._scatter_state()
+
+    def _tensor_of(self, piece: Piece, whole: bool) -> Parameter:
+        owned = self._owned
+        shared = (
+            owned.named[piece.number].parameter.detach()
+            if whole
+            else owned.flats[piece.number][piece.start : piece.end]
+        )
+        return Parameter(shared, requires_grad=False)
+
+    # A step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        try:
+            self._update()
+        except CommError as error:
+            raise HorovodInternalError(str(error)) from error
+        return loss
+
+    def _update(self) -> None:
+        owned = self._owned
+        owned.put_back()
+        if self._should_synchronize and not self._synchronized:
+            self._announce()
+            self._reduce_sparse(owned.reduce(self.weight))
+            used = owned.used
+            self._end_of_pass()
+        else:
+            owned.meet()  # nobody still computes with the weights that are about to change
+            used = {i for i, each in enumerate(owned.named) if each.parameter.grad is not None}
+        self._synchronized = False
+        self._take_gradients(used)
+        self._copy_settings()
+        self._inner.step()
+        self._keep_state(used)
+        owned.meet()
+        owned.tell_autograd()
+
+    def _take_gradients(self, used: set[int]) -> None:
+        for piece, tensor in self._pieces.items():
+            gradient = self._owned.named[piece.number].parameter.grad
+            if piece.number not in used or gradient is None:
+                tensor.grad = None
+            elif tensor.dim() == 1 and gradient.dim() != 1:
+                tensor.grad = _flat(gradient, self._owned.named[piece.number].parameter)[piece.start : piece.end]
+            else:
+                tensor.grad = gradient.detach()[piece.start : piece.end] if gradient.dim() == 1 else gradient.detach()
+
+    def _copy_settings(self) -> None:
+        """Rates and the like, as schedulers have set them."""
+        for inner, outer in zip(self._inner.param_groups, self.param_groups, strict=True):
+            inner.update({name: value for name, value in outer.items() if name != "params"})
+
+    def _keep_state(self, used: set[int]) -> None:
+        """All ranks know which parameters were used, so all come here together when there is new state."""
+        if used <= self._known:
+            self._shared_state.put_back(self._pieces, self._inner.state)
+        else:
+            self._known |= used
+            self._shared_state.gather(self._pieces, self._inner.state)
+
+    # State
+
+    def _scatter_state(self) -> None:
+        """What the outer optimizer holds for whole parameters becomes the state of our pieces."""
+        for piece, tensor in self._pieces.items():
+            parameter = self._owned.named[piece.number].parameter
+            self._inner.state[tensor] = {
+                key: _cut(value, piece, parameter, tensor) for key, value in self.state.get(parameter, {}).items()
+            }
+        given = {i for i, each in enumerate(self._owned.named) if self.state.get(each.parameter)}
+        self.state.clear()
+        if given:
+            self._known |= given
+            self._shared_state.gather(self._pieces, self._inner.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, of all parameters, from any rank alone."""
+        self.state.update(
+            {self._owned.named[number].parameter: values for number, values in self._shared_state.whole().items()}
+        )
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A whole state, written by any number of ranks. All ranks load it together."""
+        super().load_state_dict(state_dict)
+        self._scatter_state()
+
+
+def _optimizer_of(wrapped: type, outer: Any, pieces: dict[Piece, Parameter], owned: OwnedGradients) -> Any:
+    """An optimizer of the wrapped class with the outer one's settings, on the pieces."""
+    number_of = {id(each.parameter): number for number, each in enumerate(owned.named)}
+    inner: Any = object.__new__(wrapped)
+    inner.__dict__.update({name: value for name, value in outer.__dict__.items() if name != "step"})
+    inner.state = defaultdict(dict)
+    inner.param_groups = []
+    for group in outer.param_groups:
+        numbers = {number_of[id(parameter)] for parameter in group["params"]}
+        mine = [tensor for piece, tensor in pieces.items() if piece.number in numbers]
+        inner.param_groups.append({**group, "params": mine})
+    return inner
+
+
+def _cut(value: Any, piece: Piece, parameter: Tensor, tensor: Tensor) -> Any:
+    """The part of a parameter's state that belongs to a piece of it."""
+    if not isinstance(value, Tensor) or not is_elementwise(
+        tuple(value.shape), Piece(0, 0, parameter.numel()), parameter
+    ):
+        return value.clone() if isinstance(value, Tensor) else value
+    if tensor.shape == value.shape:
+        return value.clone()
+    return memory_order(value, parameter)[piece.start : piece.end].clone()
+
+
+def _flat(gradient: Tensor, parameter: Tensor) -> Tensor:
+    if gradient.stride() != parameter.stride():
+        gradient = torch.empty_like(parameter).copy_(gradient)
+    return gradient.detach().as_strided((gradient.numel(),), (1,))
