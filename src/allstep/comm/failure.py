@@ -69,8 +69,9 @@ class Failure(NamedTuple):
     def to_json(self, most: int = 1 << 16) -> str:
         """At most so many bytes: the end of a long reason is cut off."""
         text = json.dumps(self._asdict())
-        too_long = len(text) - most
-        return text if too_long <= 0 else self._replace(reason=self.reason[: -2 * too_long]).to_json(most)
+        if len(text) <= most:
+            return text
+        return self._replace(reason=self.reason[: len(self.reason) * most // len(text) - 1]).to_json(most)
 
 
 def from_json(text: str) -> Failure:

@@ -3,7 +3,7 @@
 A group owns one guard. The guard knows all connections of the group, which may have several Gloo groups inside, and the memory that it
 shares on this host. Whoever waits tells it what for (`begin`, `end`), and the watch has it `look` twice a second:
 
-* Nothing is under way, or not for a second: nothing to do.
+* Nothing is under way, or not for a second: nothing to do, but to look whether another rank of the host tells of a failure.
 * A connection has ended or is silent (see `sockets`): that rank is lost.
 * It takes longer than ALLSTEP_STALL_SECONDS: one rank reports who is missing and what they do (see `stall`). Longer than the group's
   time-out: it is an error, with the same report.
@@ -112,9 +112,9 @@ class Guard:
         self.begin(operation)
         try:
             yield
-        except CommError:
-            raise
         except RuntimeError as error:
+            if isinstance(error, CommError) and error.op is not None:
+                raise
             raise self.explain(error, operation) from error
         finally:
             self.end(operation)
@@ -154,7 +154,8 @@ class Guard:
                 operation.on_failure()
 
     def lose(self, rank: int) -> None:
-        """The process of a rank of this host has ended."""
+        """The process of a rank of this host has ended; it may have posted why."""
+        self._look_at_boards()
         self.fail(self._gone([rank], "its process ended"))
 
     def _look_at_boards(self) -> None:
@@ -231,10 +232,10 @@ class Guard:
         now = time.monotonic()
         if self.begun != self._begun_seen:
             self._begun_seen, self._active_at = self.begun, now
+        self._look_at_boards()
         old = [operation for operation in list(self._under_way.values()) if now - operation.began > self.young]
         if not old or self.failure is not None:
             return
-        self._look_at_boards()
         lost = self._lost_now(now)
         if lost is not None:
             self.fail(lost)
@@ -247,6 +248,7 @@ class Guard:
         return min(1.0, self._limits.lost / 4, self.timeout / 8)
 
     def _lost_now(self, now: float) -> Failure | None:
+        any_closed = self.any_closed()  # noted with its time, also when we wait on
         silence = 0.7 * self._limits.lost
         silent = self._lost(lambda sockets: sockets.silent(silence))
         if silent:
@@ -255,7 +257,8 @@ class Guard:
         if nbytes != self._nbytes_seen:
             self._nbytes_seen, self._moved_at = nbytes, now
         # Whoever has done its part may go, and what it sent may still be on its way to us.
-        return self._reason_of_closing(peaceful_too=False) if now - self._moved_at > self.young else None
+        at_rest = now - self._moved_at > self.young
+        return self._reason_of_closing(peaceful_too=False) if any_closed and at_rest else None
 
     # Stalls
 
@@ -342,3 +345,5 @@ class Guard:
         self._gloos.clear()
         for sockets, _ in self._connections:
             sockets.close()
+        self._connections.clear()
+        self._boards.clear()

@@ -65,11 +65,15 @@ class Sockets:
     def __init__(self, links: list[Link]) -> None:
         self._links = links
         self._owing_since: dict[int, float] = {}
+        self._silence: dict[int, float] = {}
         _all.add(self)
 
     def closed(self) -> set[int]:
         """The ranks whose connection has ended."""
-        return {peer for peer, info in self._infos() if not info.is_open}
+        ended = {peer: info for peer, info in self._infos() if not info.is_open}
+        for peer, info in ended.items():
+            self._silence.setdefault(peer, info.since_answer)
+        return set(ended)
 
     def silent(self, seconds: float) -> set[int]:
         """The ranks that have owed us an answer for longer than that. Counted from the first call that saw them owe it."""
@@ -83,8 +87,8 @@ class Sockets:
         return found
 
     def silence(self, peer: int) -> float:
-        """Seconds since anything came from that rank's host."""
-        return max((info.since_answer for other, info in self._infos() if other == peer), default=0.0)
+        """Seconds for which nothing had come from a rank's host when we first saw that its connection had ended."""
+        return self._silence.get(peer, 0.0)
 
     def nbytes(self) -> int:
         """Moved so far over all connections."""
