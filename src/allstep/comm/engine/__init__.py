@@ -18,12 +18,14 @@ from torch._C._distributed_c10d import Store
 
 from allstep import machine
 from allstep.comm import start as _ranks
-from allstep.comm.engine.board import Board, SharedBoard, board_bytes
+from allstep.comm.engine.board import Board
 from allstep.comm.engine.engine import Engine, check_ranks
 from allstep.comm.engine.executor import Executor
 from allstep.comm.engine.hooks import Hooks
 from allstep.comm.engine.request import DuplicateName, EngineStopped, Kind, Op, Request
 from allstep.comm.engine.settings import read_settings
+from allstep.comm.engine.shared_board import SharedBoard, board_bytes
+from allstep.comm.engine.socket_board import connect
 from allstep.comm.segment import share
 from allstep.comm.store import collect
 from allstep.comm.wait import spins_for
@@ -108,7 +110,10 @@ def _check_alike(store: Store, rank: int, sets: dict[int, tuple[int, ...]], size
 
 
 def _make_board(joined: _ranks.Joined, store: Store) -> Board:
+    """Shared memory when all ranks are on one host, else sockets: one mechanism at a time."""
     world, cards = joined.world, joined.cards
+    if len(set(joined.nodes)) > 1:
+        return connect(store, world.rank, world.size, joined.limits)
     nbytes = board_bytes(world.size)
     if world.size == 1:
         return SharedBoard(memoryview(mmap.mmap(-1, nbytes)), 0, [os.getpid()], 0)
