@@ -114,6 +114,8 @@ class Gradients:
         self._started: list[InLine] = []
         self._weight: float | None = None
         self._sparse: list[Named] = []
+        self._dense: set[int] = set()
+        self.used: set[int] = set()  # parameters, by number, for which some rank had a gradient in the last step
 
     # A step
 
@@ -143,6 +145,7 @@ class Gradients:
         else:
             for bucket in self._buckets:
                 self._reduce(bucket)
+        self.used, self._dense = self._dense, set()
         sparse, self._sparse = self._sparse, []
         return sparse
 
@@ -166,6 +169,7 @@ class Gradients:
             header = self._exchange_header(bucket, absent)
             self._sparse += [self.named[i] for i, used in zip(bucket.numbers, header.sparse, strict=True) if used]
             used = [i for i, used in zip(bucket.numbers, header.dense, strict=True) if used]
+            self._dense.update(used)
             gradients = {i: self._gradient(i, header.scale, absent) for i in used}
             if self.rule.compress is None:
                 self._sum(bucket, gradients, header.scale)

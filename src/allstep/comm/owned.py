@@ -49,7 +49,6 @@ class OwnedGradients(Gradients):
                 rank=group.rank(),
             )
         self.local = local
-        self.used: set[int] = set()  # parameters for which some rank had a gradient in the last step
         self._whole = whole
         self._meeting = call_of(f"shared weights {key}")
         self._agree()
@@ -140,7 +139,6 @@ class OwnedGradients(Gradients):
         return super()._gradient(number, scale, absent)
 
     def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
-        self.used = set(gradients)
         for dtype, schedule in self._schedules.items():
             flats = {
                 number: flat_in_memory(gradient) for number, gradient in gradients.items() if gradient.dtype == dtype

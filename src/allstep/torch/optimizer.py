@@ -42,6 +42,10 @@ _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): the gradients are reduced a "
     "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
 )
+_UNUSED = (
+    "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing. Was the model given other parameters "
+    "(load_state_dict(assign=True)) after the optimizer was made? Then make the optimizer anew"
+)
 _made = 0  # optimizers of this process: their number tells them apart on all ranks
 
 
@@ -145,6 +149,7 @@ class Distributed(Optimizer):
         self._handles: dict[Tensor, Any] = {}
         self._synchronized = False
         self._should_synchronize = True
+        self._warned = False
         self._requires_update: set[Parameter] = set()
         self._gradients: Gradients | None = None
         self._steps = 0
@@ -214,6 +219,7 @@ class Distributed(Optimizer):
             sparse = self._gradients.reduce(self.weight, absent)
             if not absent:
                 self._reduce_sparse(sparse)
+                self._warn_if_unused(self._gradients, sparse)
         except CommError as error:
             raise HorovodInternalError(str(error)) from error
 
@@ -254,6 +260,11 @@ class Distributed(Optimizer):
             waiting.append((parameter, sparse_allreduce_async(gradient, name, op, process_set=self.process_set)))
         for parameter, finish in waiting:
             parameter.grad = finish()
+
+    def _warn_if_unused(self, gradients: Gradients, sparse: list[Named]) -> None:
+        if not gradients.used and not sparse and not self._warned:
+            self._warned = True
+            warnings.warn(_UNUSED.format(len(self._named)), stacklevel=4)
 
     def _reset_delays(self) -> None:
         for parameter in self._allreduce_delay:

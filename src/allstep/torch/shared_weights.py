@@ -39,7 +39,8 @@ class SharedWeights(Distributed):
 
     def _attach(self, *settings: Any) -> None:
         super()._attach(*settings)
-        wrapped = type(self).__mro__[2]
+        self._sparse_as_dense = True  # owners add where gradients lie, so they must lie somewhere
+        wrapped = type(self).__bases__[1]
         whole = not getattr(wrapped, "elementwise", wrapped in _ELEMENTWISE)
         try:
             group = gradient_group(self.process_set)
@@ -79,7 +80,9 @@ class SharedWeights(Distributed):
         owned.put_back()
         if self._should_synchronize and not self._synchronized:
             self._announce()
-            self._reduce_sparse(owned.reduce(self.weight))
+            sparse = owned.reduce(self.weight)
+            assert not sparse
+            self._warn_if_unused(owned, sparse)
             used = owned.used
             self._end_of_pass()
         else:
