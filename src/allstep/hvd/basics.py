@@ -1,0 +1,166 @@
+"""From `init()` to `shutdown()`: what every front-end offers under Horovod's names, with the same state behind all of them.
+
+`init` starts the engine: the ranks meet, and operations can be matched by name. torch's default process group is left alone, so a
+script may make and use it beside ours. A process that nobody launched is rank 0 of 1, with a real engine.
+"""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from allstep.comm import engine
+from allstep.hvd import process_sets as sets
+from allstep.hvd import timeline, util
+from allstep.hvd.place import (
+    cross_rank,
+    cross_size,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    running,
+    size,
+)
+from allstep.hvd.process_sets import ProcessSet
+from allstep.hvd.timeline import start_timeline, stop_timeline
+from allstep.hvd.util import cuda_built, rocm_built
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+_DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Join the other ranks. A second call changes nothing.
+
+    comm: None or [] for everybody; mpi4py's COMM_WORLD says the same. A list of some ranks is ignored with a warning, as Horovod
+        ignores it without MPI: use a process set.
+    process_sets: sets known from the start, the same on all ranks; or "dynamic", to add and remove them later.
+    """
+    chosen = _chosen(process_sets)
+    if not is_initialized():
+        _start(chosen)
+    _check(comm)
+    sets.register([each for each in chosen if each.process_set_id is None])
+
+
+def shutdown() -> None:
+    """Leave. The engines of all other ranks stop too; `init` may be called again. Nothing happens when not running."""
+    current = engine.current()
+    if current is not None:
+        timeline.forget()
+        sets.forget()
+        current.shutdown()
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of processes."""
+    return len(set(Counter(running()._joined.nodes).values())) == 1
+
+
+def mpi_enabled() -> bool:
+    """False: MPI may start the ranks, but carries nothing."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from many threads: a ValueError, as there is no MPI in use."""
+    running()
+    raise ValueError("mpi_threads_supported(): MPI is not enabled; the ranks talk through shared memory, Gloo and NCCL")
+
+
+def gloo_enabled() -> bool:
+    """True: Horovod's name for a run without MPI."""
+    return True
+
+
+def mpi_built() -> bool:
+    """False: see `mpi_enabled`."""
+    return util.mpi_built()
+
+
+def gloo_built() -> bool:
+    """Whether torch has Gloo."""
+    return util.gloo_built()
+
+
+def nccl_built() -> int:
+    """The version of torch's NCCL as one number, 0 without it."""
+    return util.nccl_built()
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL is not used."""
+    return util.ddl_built()
+
+
+def ccl_built() -> bool:
+    """False: oneCCL is not used."""
+    return util.ccl_built()
+
+
+def _chosen(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
+    """The static sets. "dynamic" becomes the variable that says so, for this process and those it starts."""
+    if process_sets is None:
+        return []
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f'init(process_sets={process_sets!r}): expected a list of ProcessSet, or "dynamic"')
+        os.environ[_DYNAMIC] = "1"
+        return []
+    for each in process_sets:
+        if not isinstance(each, ProcessSet):
+            raise ValueError(f"init(process_sets=...): {each!r} is not a ProcessSet; write hvd.ProcessSet({each!r})")
+    return list(process_sets)
+
+
+def _start(chosen: Sequence[ProcessSet]) -> None:
+    try:
+        engine.start([each.ranks for each in chosen], dynamic=util.env_flag(_DYNAMIC))
+    except ValueError as error:
+        raise ValueError(f"Horovod initialization failed: {error}") from error
+    timeline.begin_if_asked()
+
+
+def _check(comm: Any) -> None:
+    """Only the whole world is a world."""
+    if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
+        return
+    if hasattr(comm, "Get_rank") and hasattr(comm, "Get_size"):
+        if (comm.Get_rank(), comm.Get_size()) != (rank(), size()):
+            raise ValueError(
+                f"init(comm=...): this communicator has rank {comm.Get_rank()} of {comm.Get_size()}, the world has {rank()} of {size()}; "
+                "use hvd.ProcessSet for a part of the world"
+            )
+    elif not isinstance(comm, Sequence):
+        raise ValueError(f"init(comm={comm!r}): expected None, a list of ranks or an mpi4py communicator")
+    elif sorted(comm) != list(range(size())):
+        warnings.warn(
+            f"init(comm={list(comm)}) is ignored: the world is all {size()} ranks; use hvd.ProcessSet({list(comm)}) for a part of it",
+            stacklevel=3,
+        )

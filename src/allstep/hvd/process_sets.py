@@ -1,0 +1,120 @@
+"""Process sets: groups of ranks that do collectives among themselves.
+
+    evens = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[evens])                         # static: known from the start
+    odds = hvd.add_process_set([1, 3])                     # dynamic: after init(process_sets="dynamic"), on every rank
+    hvd.allreduce(loss, process_set=evens)                 # on ranks 0 and 2
+
+A set becomes usable when the engine has given it a number. `shutdown()` takes the numbers back, so that an object kept over a restart
+cannot name another set by accident.
+"""
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any
+
+from allstep.hvd.place import rank, running
+
+
+def _ranks_of(given: Any) -> Iterable[Any]:
+    if hasattr(given, "Get_group"):
+        raise ValueError(
+            "a ProcessSet of an mpi4py communicator needs MPI to carry the data; give the list of its ranks instead"
+        )
+    if not isinstance(given, Iterable):
+        raise ValueError(f"ProcessSet({given!r}): expected a list of ranks")
+    return given
+
+
+def _number(each: Any, given: Any) -> int:
+    try:
+        return index(each)
+    except TypeError:
+        raise ValueError(f"ProcessSet({given!r}): a rank is a whole number, not {each!r}") from None
+
+
+class ProcessSet:
+    """Ranks that work together. Two sets are equal only if they are the same object."""
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        self.process_set_id: int | None = None
+        self.ranks: list[int] = sorted(_number(each, ranks_or_comm) for each in _ranks_of(ranks_or_comm))
+        self.mpi_comm: Any = None  # Horovod's sets can stand for an MPI communicator; ours are always lists of ranks
+
+    def size(self) -> int | None:
+        """How many ranks it has; None before it is registered."""
+        return None if self.process_set_id is None else len(self._members())
+
+    def rank(self) -> int | None:
+        """Our number in the set; None before it is registered."""
+        if self.process_set_id is None:
+            return None
+        members, ours = self._members(), rank()
+        if ours not in members:
+            raise ValueError(f"rank {ours} is not part of process set {self.process_set_id} with ranks {list(members)}")
+        return members.index(ours)
+
+    def included(self) -> bool:
+        """Whether this process belongs to it."""
+        return rank() in self.ranks
+
+    def _members(self) -> Sequence[int]:
+        assert self.process_set_id is not None
+        known = running().process_sets
+        if self.process_set_id not in known:
+            raise ValueError(
+                f"process set {self.process_set_id} does not exist, or has not been registered; there are {sorted(known)}"
+            )
+        return known[self.process_set_id]
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+global_process_set = ProcessSet([])
+global_process_set.process_set_id = 0
+
+_registered: list[ProcessSet] = []  # those that hold a number now
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """A new set, while the engine runs. All processes, members or not, call this in the same order; it returns when all have."""
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    added.process_set_id = running().add_process_set(added.ranks)
+    _registered.append(added)
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a set away again, on all processes in the same order. False if it is the world's or not registered."""
+    number = process_set.process_set_id
+    removed = running().remove_process_set(number) if number is not None else False
+    if removed:
+        process_set.process_set_id = None
+        _registered.remove(process_set)
+    return removed
+
+
+def register(sets: Sequence[ProcessSet]) -> None:
+    """Called by `init`: the engine is up; give each set the number that the engine has for its ranks."""
+    current = running()
+    global_process_set.ranks = list(range(current.world.size))
+    numbers = {ranks: number for number, ranks in current.process_sets.items()}
+    taken = {0}
+    for place, each in enumerate(sets):
+        number = numbers.get(tuple(each.ranks or global_process_set.ranks))
+        each.process_set_id = None if number in taken else number
+        if each.process_set_id is None:
+            raise ValueError(
+                f"process set {place} of init(), with ranks {each.ranks}, is a duplicate of process set {number}; "
+                "every set needs other ranks than the sets before it and than the whole world"
+            )
+        taken.add(each.process_set_id)
+        _registered.append(each)
+
+
+def forget() -> None:
+    """Called by `shutdown`: no set has a number any more, except the world's."""
+    for each in _registered:
+        each.process_set_id = None
+    _registered.clear()

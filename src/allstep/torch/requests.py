@@ -1,0 +1,141 @@
+"""From the arguments of a collective to what the engine is asked for: names, numbers of sets and operations, checks of types.
+
+What can be wrong with shapes, roots and splits, the engine checks. Nothing is asked for when a check fails.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allstep.comm.engine import Kind, Op, Request
+from allstep.hvd.place import size
+from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.util import get_average_backwards_compatibility_fun, num_rank_is_power_2
+
+Average, Sum, Adasum, Min, Max, Product = (
+    int(op) for op in Op
+)  # plain numbers: scripts compare, print and pickle them
+
+
+class _ReduceOps:
+    Average, Sum = Average, Sum
+
+
+handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_ReduceOps)
+
+
+def reduction(
+    tensor: Tensor,
+    output: Tensor | None,
+    name: str,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Request:
+    """For allreduce."""
+    if op == Adasum:
+        _check_adasum(process_set)
+    kind = Kind.ADASUM if op == Adasum else Kind.ALLREDUCE
+    return request(
+        kind,
+        name,
+        tensor,
+        process_set,
+        output=output,
+        op=_operation(op),
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+    )
+
+
+def scattering(
+    tensor: Tensor, name: str, op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
+) -> Request:
+    """For reducescatter."""
+    return request(
+        Kind.REDUCESCATTER,
+        name,
+        tensor,
+        process_set,
+        op=_operation(op),
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+    )
+
+
+def gathering(tensor: Tensor, name: str, process_set: ProcessSet) -> Request:
+    """For allgather."""
+    return request(Kind.ALLGATHER, name, tensor, process_set)
+
+
+def broadcasting(
+    tensor: Tensor, output: Tensor | None, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Request:
+    """For broadcast."""
+    return request(Kind.BROADCAST, named("broadcast", name), tensor, process_set, root=root_rank, output=output)
+
+
+def exchanging(
+    tensor: Tensor, splits: Sequence[int] | Tensor | None, name: str | None, process_set: ProcessSet
+) -> Request:
+    """For alltoall."""
+    return request(Kind.ALLTOALL, named("alltoall", name), tensor, process_set, splits=_parts(splits))
+
+
+def request(kind: Kind, name: str, tensor: Tensor, process_set: ProcessSet, **fields: Any) -> Request:
+    """Any operation on a tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{kind.name.lower()} of {type(tensor).__name__}: expected a tensor, e.g. torch.tensor(value)")
+    return Request(kind, name, tensor, process_set=number_of(process_set), **fields)
+
+
+def number_of(process_set: ProcessSet) -> int:
+    """By which the engine knows a set."""
+    if process_set.process_set_id is None:
+        raise TypeError(
+            f"{process_set} has no number: give it to hvd.init(process_sets=[...]) or hvd.add_process_set()"
+        )
+    return process_set.process_set_id
+
+
+def named(prefix: str, name: str | None) -> str:
+    """The name by which ranks find each other; empty lets the engine number it."""
+    return f"{prefix}.{name}" if name else ""
+
+
+def group_names(prefix: str, name: str | None, tensors: Sequence[Tensor]) -> list[str]:
+    """One for each tensor of a group."""
+    if not len(tensors):
+        raise ValueError(f"{prefix} needs a list with at least one tensor")
+    return [f"{prefix}.{name}_{number}of{len(tensors)}" if name else "" for number in range(1, len(tensors) + 1)]
+
+
+def _operation(number: int) -> Op:
+    try:
+        return Op(number)
+    except ValueError:
+        known = ", ".join(f"{op.name.capitalize()}={int(op)}" for op in Op)
+        raise ValueError(f"op={number!r} is not a reduction; there are {known}") from None
+
+
+def _check_adasum(process_set: ProcessSet) -> None:
+    """Adasum pairs ranks, and pairs of pairs."""
+    num_ranks = size()
+    if process_set is not global_process_set:
+        raise NotImplementedError(f"Adasum works on all ranks, not on {process_set}")
+    if not num_rank_is_power_2(num_ranks):
+        raise NotImplementedError(f"Adasum needs a number of ranks that is a power of 2, not {num_ranks}")
+
+
+def _parts(splits: Sequence[int] | Tensor | None) -> tuple[int, ...] | None:
+    """The splits as numbers, None for equal parts."""
+    if splits is None:
+        return None
+    if isinstance(splits, Tensor) and (splits.dtype != torch.int32 or splits.dim() > 1):
+        raise ValueError(
+            f"alltoall: splits must be int32 in one dimension, not {splits.dtype} of shape {list(splits.shape)}"
+        )
+    return tuple(int(part) for part in torch.as_tensor(splits).flatten().tolist()) or None

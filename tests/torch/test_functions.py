@@ -1,0 +1,141 @@
+"""Parameters, optimizers and objects that come to all ranks."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import allstep.torch as hvd
+from hvd.running import running
+from ranks import Ranks
+
+SIZES = [1, 2, 3]
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.1, amsgrad=True, betas=(0.8, 0.9)),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.1, centered=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
+    "asgd": lambda params: torch.optim.ASGD(params, lr=0.1),
+    "rprop": lambda params: torch.optim.Rprop(params, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters(ranks: Ranks, size: int) -> None:
+    ranks(size, spread_parameters)
+
+
+def spread_parameters() -> None:
+    with running() as (rank, size):
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+        model[1].num_batches_tracked.fill_(rank + 5)
+        torch.manual_seed(size - 1)
+        roots = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).state_dict()
+        before = [parameter._version for parameter in model.parameters()]
+        assert hvd.broadcast_parameters(model.state_dict(), root_rank=size - 1) is None
+        for name, tensor in model.state_dict().items():
+            expected = torch.tensor(size + 4) if name.endswith("tracked") else roots[name]
+            torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
+        assert [parameter._version for parameter in model.parameters()] == before  # unseen by autograd
+        for params in (lambda: list(model.named_parameters()), lambda: list(model.parameters())):
+            with torch.no_grad():
+                model[0].bias.fill_(rank)
+            hvd.broadcast_parameters(params(), root_rank=0)
+            assert model[0].bias.tolist() == [0] * 3
+        for wrong in (model.named_parameters(), model.parameters(), 7):
+            with pytest.raises(ValueError, match="invalid params"):
+                hvd.broadcast_parameters(wrong, root_rank=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_objects(ranks: Ranks, size: int) -> None:
+    ranks(size, spread_objects)
+
+
+def spread_objects() -> None:
+    with running() as (rank, size):
+        root = size - 1
+        mine = {"rank": rank, "call": lambda number: number + rank} if rank == root else "another type"
+        found = hvd.broadcast_object(mine, root_rank=root)
+        assert found["rank"] == root and found["call"](1) == root + 1
+        assert (found is mine) == (rank == root)
+        assert hvd.broadcast_object(None, 0, name="nothing") is None
+        large = list(range(100_000 * (rank + 1)))
+        assert hvd.allgather_object(len(large)) == [100_000 * (each + 1) for each in range(size)]
+        assert hvd.allgather_object({"of": rank, "data": large}, name="large")[-1] == {
+            "of": root,
+            "data": list(range(100_000 * size)),
+        }
+        hvd.barrier()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_optimizers(ranks: Ranks, size: int) -> None:
+    ranks(size, spread_optimizers)
+
+
+def spread_optimizers() -> None:
+    with running() as (rank, size):
+        for name, make in OPTIMIZERS.items():
+            for steps in ([2, 0, 5], [0, 3, 1], [1, 1, 1]):  # which ranks have a state before
+                model = trained(make, rank, steps[rank])
+                hvd.broadcast_parameters(model[0].state_dict(), 0)
+                weights = copy.deepcopy(model[0].state_dict())
+                groups = list(model[1].param_groups)
+                hvd.broadcast_optimizer_state(model[1], root_rank=0)
+                assert all(a is b for a, b in zip(groups, model[1].param_groups, strict=True))  # schedulers hold them
+                roots_model, roots = trained(make, 0, steps[0])
+                same_state(name, model[1].state_dict(), roots.state_dict())
+                torch.testing.assert_close(dict(model[0].state_dict()), dict(weights), rtol=0, atol=0)
+                step(*model)
+                step(roots_model, roots)
+                torch.testing.assert_close(dict(model[0].state_dict()), dict(roots_model.state_dict()), rtol=0, atol=0)
+        net = nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="LBFGS"):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS(net.parameters()), 0)
+        if size > 1:
+            more = [{"params": [p]} for p in net.parameters()] if rank else list(net.parameters())
+            uneven = torch.optim.SGD(more, lr=0.1)
+            if rank:
+                with pytest.raises(ValueError, match=r"the root has 1 param groups, rank \d has 2"):
+                    hvd.broadcast_optimizer_state(uneven, 0)
+            else:
+                hvd.broadcast_optimizer_state(uneven, 0)
+
+
+def trained(make: Any, rank: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer as rank has them after some steps, with an option of its own."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model[0].bias.requires_grad_(False)  # frozen: it has no state
+    optimizer = make(model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.1 * (rank + 1)
+    for _ in range(steps):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.linspace(-1, 1, 12).view(4, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def same_state(name: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found["param_groups"] == expected["param_groups"], name
+    assert [type(value) for value in found["param_groups"][0].values()] == [
+        type(value) for value in expected["param_groups"][0].values()
+    ]
+    assert set(found["state"]) == set(expected["state"]), name
+    for key, entry in expected["state"].items():
+        assert set(found["state"][key]) == set(entry), name
+        for each, value in entry.items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(found["state"][key][each], value, rtol=0, atol=0)
+            else:
+                assert found["state"][key][each] == value, (name, each)
