@@ -145,7 +145,7 @@ class _Normalise(torch.autograd.Function):
         grad_bias, grad_weight = (None, None) if weight is None else sums.to(weight.dtype)
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, grad_bias, *[None] * 5
-        means = (_summed(sums.double(), ctx.group) / count).to(dtype)
+        means = (_summed(sums, ctx.group) / count).to(dtype)
         scale = inverse_std if weight is None else inverse_std * weight.to(dtype)
         grad_input = (grad - means[0].view(beside) - xhat * means[1].view(beside)) * scale.view(beside)
         return grad_input.to(input.dtype), grad_weight, grad_bias, *[None] * 5
@@ -159,8 +159,10 @@ def _gathered(tensor: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _summed(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    group.allreduce([tensor]).wait()
-    return tensor
+    """The sum over all ranks, in float64."""
+    total = tensor.to(torch.float64, copy=True)
+    group.allreduce([total]).wait()
+    return total
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
