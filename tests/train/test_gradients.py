@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 import allstep
-from allstep.comm.buckets import GradientBuckets, broadcast_parameters
+import allstep.torch as hvd
 from allstep.data import Loader
 from allstep.models import SmallCnn
 from allstep.train.loop import Clock, Trainer, accumulate_gradients, step
@@ -31,19 +31,25 @@ def oracle(count: int) -> list[torch.Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
+def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Trainer:
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), rate), model.named_parameters(), backward_passes_per_step=accumulation
+    )
+    return Trainer(model, optimizer, lambda seen: rate, lambda x: x, accumulation)
+
+
 def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
     world = allstep.init()
     model = net().to(memory_format=torch.channels_last)
-    buckets = GradientBuckets(model.parameters())
-    trainer = Trainer(
-        model, torch.optim.SGD(model.parameters(), 0.1), buckets, lambda seen: 0.1, lambda x: x, accumulation
-    )
+    trainer = trainer_of(model, accumulation=accumulation)
     batch = next(Loader(IMAGES, LABELS, batch=count, seed=1, rank=world.rank, size=world.size).batches())
     for _ in range(2):  # the second time checks that the first left nothing behind
-        buckets.zero()
+        trainer.optimizer.zero_grad()
+        trainer.optimizer.weight = batch.weight
         tally = accumulate_gradients(trainer, batch)
         assert tally.count == batch.weight
-        assert buckets.reduce(batch.weight) == count
+        trainer.optimizer.synchronize()
     return [parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -65,58 +71,10 @@ def test_accumulation_changes_nothing(ranks: Any) -> None:
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def mixed_types() -> list[float]:
-    world = allstep.init()
-    singles, doubles = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
-    buckets = GradientBuckets([singles, frozen, doubles])
-    assert len(buckets.buffers) == 2
-    ((world.rank + 1) * singles.sum() + 10 * (world.rank + 1) * doubles.sum().float()).backward()
-    buckets.reduce(1)
-    assert frozen.grad is None
-    assert singles.grad is not None
-    assert doubles.grad is not None
-    return [singles.grad[0].item(), doubles.grad[1, 1].item()]
-
-
-def test_one_buffer_per_type(ranks: Any) -> None:
-    assert ranks(2, mixed_types) == [[1.5, 15.0]] * 2
-
-
-def nobody_has_samples() -> list[float]:
-    allstep.init()
-    parameter = torch.nn.Parameter(torch.ones(2))
-    buckets = GradientBuckets([parameter])
-    assert buckets.reduce(0) == 0
-    assert parameter.grad is not None
-    return parameter.grad.tolist()
-
-
-def test_no_samples_at_all_give_no_gradient(ranks: Any) -> None:
-    assert ranks(2, nobody_has_samples) == [[0.0, 0.0]] * 2
-
-
-def start_differently() -> bool:
-    world = allstep.init()
-    model = net(world.rank).to(memory_format=torch.channels_last)
-    broadcast_parameters(model)
-    return all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), net(0).parameters(), strict=True))
-
-
-def test_all_ranks_start_with_the_weights_of_rank_0(ranks: Any) -> None:
-    assert ranks(2, start_differently) == [True, True]
-
-
 def one_step() -> dict[str, float]:
     allstep.init()
     model = net()
-    trainer = Trainer(
-        model,
-        torch.optim.SGD(model.parameters(), 1.0),
-        GradientBuckets(model.parameters()),
-        lambda seen: 0.25,
-        lambda x: x,
-    )
+    trainer = trainer_of(model, 0.25)
     clock = Clock()
     step(trainer, next(Loader(IMAGES, LABELS, batch=40, seed=1).batches()), clock)
     for ours, before, gradient in zip(model.parameters(), net().parameters(), oracle(40), strict=True):

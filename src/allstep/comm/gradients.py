@@ -246,7 +246,7 @@ class Gradients:
     def _scaled_sum(self, tensor: Tensor, scale: float) -> None:
         """The sum of the ranks' tensors, each times its scale, in place."""
         kind = self.rule.kind
-        if scale != 1.0 and tensor.dtype in _EXACT and kind == ReduceOp.SUM:
+        if tensor.dtype in _EXACT and kind == ReduceOp.SUM:  # decided alike on all ranks, whose scales may differ
             self._all_reduce(tensor, _make_nccl_premul_sum(scale))
             return
         if scale != 1.0 and tensor.is_floating_point():

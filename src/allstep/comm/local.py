@@ -101,7 +101,7 @@ class LocalMover(Mover):
             return None
         if self._blocks and not plan.places:
             plan = self._shared_plan(tensor, plan)
-        scale = float(opts.reduceOp.factor) if plan.scaled else None
+        scale = _factor(opts) if plan.scaled else None
         if opts.asyncOp:
             return self.queue.later(lambda: self._all_reduce(tensor, plan, scale), [tensor])
         self.queue.now(self._all_reduce, tensor, plan, scale)
@@ -115,7 +115,7 @@ class LocalMover(Mover):
         def act() -> None:
             for tensor, plan in zip(tensors, plans, strict=True):
                 assert plan is not None
-                self._all_reduce(tensor, plan, float(opts.reduceOp.factor) if plan.scaled else None)
+                self._all_reduce(tensor, plan, _factor(opts) if plan.scaled else None)
 
         return self.queue.later(act, tensors)
 
@@ -393,6 +393,12 @@ def _large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Pla
             crossing.large(arena, way, flat, plan.combine, plan.call)
     except MixedMemory:
         crossing.large(arena, way, flat, plan.combine, _as_private(plan.call))
+
+
+def _factor(opts: AllreduceOptions) -> float | None:
+    """By what our values are multiplied; None for a factor of 1, which is no work."""
+    factor = float(opts.reduceOp.factor)
+    return None if factor == 1.0 else factor
 
 
 def _as_private(call: Call) -> Call:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from allstep.comm.buckets import GradientBuckets, broadcast_parameters
+import allstep.torch as hvd
 from allstep.data import ImageSet, Loader, order
 from allstep.models import NORMS, SmallCnn
 from allstep.optim import SCALINGS, SCHEDULES, warm_up
@@ -42,12 +42,13 @@ def make_trainer(config: RunConfig, images: ImageSet, num_train: int) -> Trainer
     norm = NORMS[config.model.norm]
     widths, hidden = config.model.widths, config.model.hidden
     net = SmallCnn(images.num_classes, images.picture_shape, widths=widths, hidden=hidden, norm=norm).to(device)
-    broadcast_parameters(net)
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs do not know it
     return Trainer(
         net=net,
-        optimizer=_optimizer(config, net),
-        buckets=GradientBuckets(net.parameters()),
+        optimizer=hvd.DistributedOptimizer(
+            _optimizer(config, net), net.named_parameters(), backward_passes_per_step=config.accumulation
+        ),
         rate=learning_rate(config, num_train),
         to_input=_to_input(images, device),
         accumulation=config.accumulation,

@@ -1,7 +1,7 @@
 """The training step, and where its time goes.
 
-Every rank runs the same steps at the same time: it takes its share of the global batch, computes the gradient of the *summed* loss over
-it, and then all ranks add their gradients and divide by the number of samples of the whole batch. So N workers do what one would.
+Every rank runs the same steps at the same time: it takes its share of the global batch, computes the gradient of the mean loss over it,
+and tells the optimizer how many samples that was; all ranks then use the mean over the samples of all. So N workers do what one would.
 
 The clock splits a rank's time in four: `input` until its share is there, `compute` forward and backward, `wait` for the other ranks'
 gradients, `update` of the weights.
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from allstep.comm.buckets import GradientBuckets
 from allstep.data import Batch
+from allstep.torch.optimizer import Distributed
 from allstep.train.evaluate import Tally, ToInput
 
 PHASES = ("input", "compute", "wait", "update")
@@ -45,8 +45,7 @@ class Trainer:
     """What a step works with."""
 
     net: nn.Module
-    optimizer: torch.optim.Optimizer
-    buckets: GradientBuckets
+    optimizer: Distributed
     rate: Callable[[int], float]
     """The learning rate, by samples seen."""
     to_input: ToInput
@@ -57,18 +56,20 @@ def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
     """One update of the weights from one global batch; the tally of this rank's share of it."""
     clock.lap("input")
     set_rate(trainer.optimizer, trainer.rate(batch.position))
-    trainer.buckets.zero()
+    trainer.optimizer.zero_grad()
+    trainer.optimizer.weight = batch.weight
     tally = accumulate_gradients(trainer, batch)
     clock.lap("compute")
-    trainer.buckets.reduce(batch.weight)
+    trainer.optimizer.synchronize()
     clock.lap("wait")
-    trainer.optimizer.step()
+    with trainer.optimizer.skip_synchronize():
+        trainer.optimizer.step()
     clock.lap("update")
     return tally
 
 
 def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
-    """Adds the gradients of the summed loss over the share, piece by piece; a share without samples adds none."""
+    """Adds the gradients of the mean loss over the share, piece by piece; a share without samples adds none."""
     tally = Tally()
     pieces = min(trainer.accumulation, batch.weight) or 1
     for data, target in zip(batch.data.tensor_split(pieces), batch.target.tensor_split(pieces), strict=True):
@@ -78,7 +79,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
         target = target.to(pictures.device)
         logits = trainer.net(pictures)
         loss = functional.cross_entropy(logits, target, reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        (loss / batch.weight).backward()  # type: ignore[no-untyped-call]  # torch's own
         tally.add(loss.detach(), logits.detach(), target)
     return tally
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import allstep.torch as hvd
 from allstep import data
 from allstep.data import ImageSet, Loader
 from allstep.errors import AllstepError
@@ -37,6 +38,7 @@ class _Job:
 
 def train(config: RunConfig, world: World, out: Path, watchers: Sequence[Watcher] = ()) -> Result:
     """Trains as `config` says, on all ranks of `world`. `watchers` are told how it goes; only rank 0 needs any."""
+    hvd.init()
     config = config.resolved(world.size)
     found, images = _data_on_every_host(config, world)
     loaders = make_loaders(config, images, world)
@@ -136,6 +138,5 @@ def _flop_per_sample(trainer: Trainer, images: ImageSet) -> int:
     """Floating-point operations of one sample, forward and backward, counted by torch; a multiply-add counts two."""
     picture = trainer.to_input(torch.from_numpy(images.train.images[:1].copy()))
     with FlopCounterMode(display=False) as counter:
-        trainer.net(picture).sum().backward()
-    trainer.buckets.zero()
+        torch.autograd.grad(trainer.net(picture).sum(), list(trainer.net.parameters()))
     return int(counter.get_total_flops())

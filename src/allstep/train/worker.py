@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import allstep.torch as hvd
 from allstep import comm
 from allstep.runlog import RunLog
 from allstep.train import agree
@@ -42,6 +43,7 @@ def work(asked: Asked, launcher: str | None = None) -> Result:
     finally:
         for watcher in watchers:
             watcher.close()
+    hvd.shutdown()
     comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
     return result
 
