@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
+    from allstep.bench.step_result import StepResult
 
 bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
 
@@ -72,6 +73,38 @@ def comm(
     _show(result, json, plot)
 
 
+@bench.command()
+def step(
+    model: Annotated[str, typer.Option("--model", help="alexnet, resnet18 or small-cnn.")] = "alexnet",
+    num_ranks: Annotated[int, typer.Option("--np", "-n", min=1, help="Ranks, each with one thread.")] = 2,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Pictures of a rank at a step; 32, resnet18: 64.")
+    ] = None,
+    repetitions: Repetitions = 9,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Train a net: DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from allstep.bench.step import NUM_EXTRA, measure_step
+
+    _check(json, plot)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=repetitions + NUM_EXTRA)
+        done = iter(range(repetitions + NUM_EXTRA))
+        result = measure_step(
+            model,
+            num_ranks,
+            repetitions,
+            batch,
+            lambda text: bar.update(task, description=text, completed=next(done)),
+        )
+    _show(result, json, plot)
+
+
 def _check(json: Path | None, plot: Path | None) -> None:
     """What would go wrong after a minute of measuring goes wrong now."""
     from allstep.bench.result import require_matplotlib
@@ -84,7 +117,7 @@ def _check(json: Path | None, plot: Path | None) -> None:
             raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
 
 
-def _show(result: "Result | CommResult", json: Path | None, plot: Path | None) -> None:
+def _show(result: "Result | CommResult | StepResult", json: Path | None, plot: Path | None) -> None:
     """The table on the terminal, out of the way of figures that go to standard output."""
     from rich.console import Console
 
