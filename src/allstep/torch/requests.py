@@ -4,6 +4,7 @@ What can be wrong with shapes, roots and splits, the engine checks. Nothing is a
 """
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ def reduction(
         process_set,
         output=output,
         op=_operation(op),
-        prescale=prescale_factor,
-        postscale=postscale_factor,
+        prescale=float(prescale_factor),
+        postscale=float(postscale_factor),
     )
 
 
@@ -61,8 +62,8 @@ def scattering(
         tensor,
         process_set,
         op=_operation(op),
-        prescale=prescale_factor,
-        postscale=postscale_factor,
+        prescale=float(prescale_factor),
+        postscale=float(postscale_factor),
     )
 
 
@@ -75,7 +76,7 @@ def broadcasting(
     tensor: Tensor, output: Tensor | None, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Request:
     """For broadcast."""
-    return request(Kind.BROADCAST, named("broadcast", name), tensor, process_set, root=root_rank, output=output)
+    return request(Kind.BROADCAST, named("broadcast", name), tensor, process_set, root=index(root_rank), output=output)
 
 
 def exchanging(
