@@ -1,0 +1,190 @@
+"""Scripts written for Horovod run unchanged: under `allstep run --as-horovod`, and some under mpirun and torchrun."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allstep.launch.horovod import FOLDER
+from launch.command import run as allstep
+from ranks import clean_environment
+from slurm import Slurm
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+DIGITS = FOLDER.parent / "data" / "digits"
+AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def run(script: str, *arguments: object, num_workers: int = 2, cwd: Path | None = None) -> list[str]:
+    """The lines that a script's ranks print, without prefixes; it must succeed and complain of nothing."""
+    done = allstep(
+        "run", "--as-horovod", "-np", str(num_workers), "python", HERE / script, *map(str, arguments), cwd=cwd, limit=60
+    )
+    assert done.code == 0, done.out + done.err
+    assert done.err == ""
+    return [line.partition("] ")[2] for line in done.out.splitlines()]
+
+
+def under(*launcher: str) -> list[str]:
+    """The same, with a launcher that is not ours and the folder of `allstep horovod-path` on PYTHONPATH."""
+    folder = allstep("horovod-path").out.strip()
+    done = subprocess.run(
+        launcher, env={**clean_environment(), "PYTHONPATH": folder}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def matches(lines: list[str], pattern: str) -> list[tuple[str, ...]]:
+    return sorted(found.groups() for line in lines if (found := re.fullmatch(pattern, line)))
+
+
+def equal_weights(lines: list[str], num_workers: int = 2) -> None:
+    """Every rank ended with the same weights."""
+    found = matches(lines, r"rank (\d) of (\d): checksum (-?\d+\.\d+)")
+    assert [(rank, size) for rank, size, _ in found] == [(str(rank), str(num_workers)) for rank in range(num_workers)]
+    assert len({checksum for *_, checksum in found}) == 1, lines
+
+
+def accuracies(lines: list[str]) -> list[float]:
+    return [float(found[1]) for line in lines if (found := re.search(r"Accuracy: ([\d.]+)%", line))]
+
+
+def test_mnist() -> None:
+    lines = run("mnist.py", "--data-dir", DIGITS)
+    equal_weights(lines)
+    found = accuracies(lines)
+    assert len(found) == 4
+    assert found[-1] > 90, found
+
+
+def test_imagenet_warms_up_and_resumes(tmp_path: Path) -> None:
+    lines = run("imagenet.py", "--epochs", 2, cwd=tmp_path)
+    equal_weights(lines)
+    rates = [float(rate) for *_, rate in matches(lines, r"epoch (\d): loss ([\d.]+) accuracy ([\d.]+) lr ([\d.]+)")]
+    assert rates == pytest.approx(
+        [0.0375, 0.05]
+    )  # base 0.0125 x 2 ranks x 2 passes, half of the way from 1/2 to 1, then all
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1.pth.tar", "checkpoint-2.pth.tar"]
+    again = run("imagenet.py", "--epochs", 4, cwd=tmp_path)
+    equal_weights(again)
+    assert matches(again, r"rank (\d) starts at epoch (\d)") == [("0", "2"), ("1", "2")]
+    epochs = matches(again, r"epoch (\d): loss ([\d.]+) accuracy ([\d.]+) lr ([\d.]+)")
+    assert [epoch for epoch, *_ in epochs] == ["2", "3"]
+    assert float(epochs[-1][2]) > 60  # of four corners
+
+
+def test_synthetic_benchmark() -> None:
+    lines = run("synthetic_benchmark.py", "--fp16-allreduce")
+    assert lines[:4] == ["Batch size: 16", "Number of CPUs: 2", "Running warmup...", "Running benchmark..."]
+    ((each, _),) = matches(lines, r"Img/sec per CPU: ([\d.]+) \+-([\d.]+)")
+    ((both, _),) = matches(lines, r"Total img/sec on 2 CPU\(s\): ([\d.]+) \+-([\d.]+)")
+    assert float(both) == pytest.approx(2 * float(each), abs=0.2)
+    assert float(each) > 0
+
+
+def test_uneven_data_with_join() -> None:
+    lines = run("uneven.py", num_workers=3)
+    # 2 batches of all three ranks, 3 of two, 3 of one, each with gradient 1 and rate 0.5: 0.5 * (2 + 3 * 2/3 + 3 * 1/3) = 2.5.
+    assert matches(lines, r"rank (\d) epoch (\d): last joined (\d), weight (-?[\d.]+)") == [
+        (str(rank), str(epoch), "2", weight)
+        for rank in range(3)
+        for epoch, weight in enumerate(("-2.500000", "-5.000000"))
+    ]
+    assert matches(lines, r"rank (\d): (\d+) batches") == [(str(rank), "15") for rank in range(3)]
+
+
+def test_process_sets() -> None:
+    lines = run("process_sets.py", num_workers=3)
+    sums = "all [2.0, 1.0, 2.0]"
+    assert sorted(line for line in lines if "sum" in line) == [
+        f"rank 0: set 1 [0, 2] sum 2, {sums}",
+        f"rank 1: set 2 [1] sum 1, {sums}",
+        f"rank 2: set 1 [0, 2] sum 2, {sums}",
+    ]
+    assert {line.partition(": ")[2] for line in lines if "same" in line} == {"same as 0 [True, False, True]"}
+    assert sorted(line for line in lines if "place" in line) == [
+        "rank 0: place 0 of 2, {'from': 2}",
+        "rank 2: place 1 of 2, {'from': 2}",
+    ]
+    assert sorted(line for line in lines if "removed" in line) == [
+        f"rank {rank}: removed True, id None" for rank in range(3)
+    ]
+
+
+def test_grouped_operations_and_gradients() -> None:
+    lines = run("grouped.py")
+    for rank in range(2):
+        assert f"rank {rank}: sums [3.0, 11.0, 2001.0, 1]" in lines
+        assert f"rank {rank}: max [2.0, 6.0]" in lines
+        assert f"rank {rank}: gathered [0, 1] (1, 2)" in lines
+        assert f"rank {rank}: parts [{2.0 * rank}] (2, 3)" in lines
+    losses = matches(lines, r"rank (\d): loss ([\d.]+)")
+    assert losses[0][1] == losses[1][1]
+    assert float(losses[0][1]) < 0.1
+
+
+def test_adasum() -> None:
+    lines = run("adasum.py")
+    assert sorted(line for line in lines if "across" in line) == [
+        f"rank {rank}: across [1.0, 2.0] along [4.5, 6.0]" for rank in range(2)
+    ]
+    (_, loss, weights), (_, _, others) = matches(lines, r"rank (\d): loss ([\d.]+) weights (-?[\d.]+)")
+    assert weights == others
+    assert float(loss) < 0.05
+
+
+def test_a_gan_has_two_optimizers() -> None:
+    lines = run("gan.py")
+    (_, x, y, weights), (_, _, _, others) = matches(
+        lines, r"rank (\d): centre (-?[\d.]+) (-?[\d.]+) weights (-?[\d.]+)"
+    )
+    assert weights == others
+    assert (float(x), float(y)) == pytest.approx((2.0, -1.0), abs=0.7)
+
+
+def test_elastic_state_is_restored_in_a_fixed_world() -> None:
+    lines = run("elastic.py")
+    assert sorted(line for line in lines if "reset" in line) == [
+        f"rank {rank}: reset at epoch 2 step 10" for rank in range(2)
+    ]
+    ((_, loss), (_, other)) = matches(lines, r"rank (\d): 16 steps, failed True, loss ([\d.]+)")
+    assert loss == other
+    assert float(loss) < 0.05
+
+
+def test_one_process_needs_no_launcher() -> None:
+    lines = under(sys.executable, str(HERE / "mnist.py"), "--data-dir", str(DIGITS), "--epochs", "2")
+    equal_weights(lines, 1)
+
+
+def test_under_open_mpi() -> None:
+    mpirun = shutil.which("mpirun.openmpi") or shutil.which("mpirun") or pytest.skip("needs mpirun")
+    options = ["--data-dir", str(DIGITS), "--fp16-allreduce", "--gradient-predivide-factor", "2"]
+    command = [sys.executable, str(HERE / "mnist.py"), *options]
+    lines = under(mpirun, *AS_ROOT, "--oversubscribe", "-np", "2", *command)
+    equal_weights(lines)
+    assert accuracies(lines)[-1] > 90
+
+
+def test_under_torchrun() -> None:
+    lines = under(str(BIN / "torchrun"), "--nproc-per-node", "2", str(HERE / "grouped.py"))
+    assert "rank 1: gathered [0, 1] (1, 2)" in lines
+    assert len(matches(lines, r"rank (\d): loss ([\d.]+)")) == 2
+
+
+def test_under_slurm(slurm: Slurm) -> None:
+    command = ["env", f"PYTHONPATH={FOLDER}", sys.executable, str(HERE / "adasum.py")]
+    done = slurm.run(["srun", "-n", "2", *command], timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert "rank 1: across [1.0, 2.0] along [4.5, 6.0]" in lines
+    (_, _, weights), (_, _, others) = matches(lines, r"rank (\d): loss ([\d.]+) weights (-?[\d.]+)")
+    assert weights == others
