@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import allstep.torch as hvd
-from hvd.running import running
+from hvd.running import in_worlds, run_checks, running
 from ranks import Ranks
 
-SIZES = [1, 2, 3]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
@@ -35,133 +34,119 @@ def drawn(size: int, *shape: int, dtype: torch.dtype = torch.float32) -> list[Te
     return [draw(rank, *shape, dtype=dtype) for rank in range(size)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_allreduce(ranks: Ranks, size: int) -> None:
-    ranks(size, reduce_all)
+@in_worlds
+def test_reducing(ranks: Ranks, hosts: list[str]) -> None:
+    run_checks(ranks, hosts, reduce_all, say_average, reduce_groups, reduce_sparse)
 
 
-def reduce_all() -> None:
-    with running() as (rank, size):
-        for dtype in [*FLOATS, *INTS]:
-            for shape in [(), (0,), (5,), (3, 4)]:
-                all_of_them = drawn(size, *shape, dtype=dtype)
-                mine, total = all_of_them[rank].clone(), sum(all_of_them)
-                same(hvd.allreduce(mine, op=hvd.Sum), total)
-                same(hvd.allreduce(mine, op=hvd.Min), reduce(torch.minimum, all_of_them))
-                same(hvd.allreduce(mine, op=hvd.Max), reduce(torch.maximum, all_of_them))
-                same(hvd.allreduce(mine, op=hvd.Product), reduce(torch.mul, all_of_them))
-                same(mine, all_of_them[rank])  # the input is left alone
-                average = hvd.allreduce(mine)
-                if not dtype.is_floating_point:  # multiplied in float64, cut off towards zero
-                    same(average, (total.double() * (1.0 / size)).to(dtype))
-                elif dtype.itemsize >= 4:
-                    torch.testing.assert_close(average, total / size)
-                in_place = mine.clone()
-                assert hvd.allreduce_(in_place, op=hvd.Sum) is in_place
-                same(in_place, total)
+@in_worlds
+def test_moving_and_meeting(ranks: Ranks, hosts: list[str]) -> None:
+    run_checks(ranks, hosts, move, hold_handles, run_out_of_data)
+
+
+def reduce_all(rank: int, size: int) -> None:
+    for dtype in [*FLOATS, *INTS]:
+        for shape in [(), (0,), (5,), (3, 4)]:
+            all_of_them = drawn(size, *shape, dtype=dtype)
+            mine, total = all_of_them[rank].clone(), sum(all_of_them)
+            same(hvd.allreduce(mine, op=hvd.Sum), total)
+            same(hvd.allreduce(mine, op=hvd.Min), reduce(torch.minimum, all_of_them))
+            same(hvd.allreduce(mine, op=hvd.Max), reduce(torch.maximum, all_of_them))
+            same(hvd.allreduce(mine, op=hvd.Product), reduce(torch.mul, all_of_them))
+            same(mine, all_of_them[rank])  # the input is left alone
+            average = hvd.allreduce(mine)
+            if not dtype.is_floating_point:  # multiplied in float64, cut off towards zero
+                same(average, (total.double() * (1.0 / size)).to(dtype))
+            elif dtype.itemsize >= 4:
+                torch.testing.assert_close(average, total / size)
+            in_place = mine.clone()
+            assert hvd.allreduce_(in_place, op=hvd.Sum) is in_place
+            same(in_place, total)
+    same(
+        hvd.allreduce(torch.tensor([rank == 0, False]), op=hvd.Sum), torch.tensor([True, False])
+    )  # bool, which Horovod has not
+    scaled = hvd.allreduce(torch.ones(4), op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
+    same(scaled, torch.full((4,), float(size)))
+    same(hvd.allreduce(torch.tensor([-7]), op=hvd.Max, prescale_factor=0.5), torch.tensor([-3]))  # towards zero
+    for two in (np.float64(2), np.float32(2), 2, torch.tensor(2.0)):  # all of which scripts pass
+        same(hvd.allreduce(torch.ones(1), op=hvd.Sum, prescale_factor=two), torch.full((1,), 2.0 * size))
+    same(hvd.broadcast(torch.tensor([rank]), np.int64(0)), torch.tensor([0]))
+    strided = draw(rank, 4, 6).t()[::2]
+    same(hvd.allreduce(strided, op=hvd.Sum), sum(each.t()[::2] for each in drawn(size, 4, 6)))
+    same(hvd.allreduce_(strided, op=hvd.Sum), sum(each.t()[::2] for each in drawn(size, 4, 6)))
+    leaf = torch.ones(3, requires_grad=True)  # a leaf that autograd watches may be written to
+    assert hvd.allreduce_(leaf, op=hvd.Sum) is leaf
+    assert leaf.tolist() == [size] * 3
+    assert leaf.requires_grad and leaf.grad_fn is None
+    for dtype in (torch.float32, torch.int64):
+        half = hvd.allreduce(
+            torch.full((3,), 2, dtype=dtype), op=hvd.Sum, compression=hvd.Compression.fp16, name=str(dtype)
+        )
+        same(half, torch.full((3,), 2 * size, dtype=dtype))
+
+
+def say_average(rank: int, size: int) -> None:
+    for name, call in [("allreduce", hvd.allreduce), ("in place", hvd.allreduce_)]:
+        with pytest.warns(DeprecationWarning, match="average"):
+            assert call(torch.ones(1), average=False, name=name).item() == size
+        with pytest.warns(DeprecationWarning, match="average"):
+            assert call(torch.ones(1), average=True, name=name).item() == 1
+    with pytest.raises(ValueError, match="supersedes average"):
+        hvd.allreduce(torch.ones(1), average=True, op=hvd.Average)
+    with pytest.raises(ValueError, match="Product=5"):
+        hvd.allreduce(torch.ones(1), op=9)
+
+
+def reduce_groups(rank: int, size: int) -> None:
+    shapes, dtypes = [(2,), (3, 4), ()], [torch.float32, torch.int64, torch.float64]
+    mine = [draw(rank, *shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    totals = [sum(drawn(size, *shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    result = hvd.grouped_allreduce(mine, op=hvd.Sum, name="group", compression=hvd.Compression.bf16)
+    assert isinstance(result, list)
+    handle = hvd.grouped_allreduce_async(mine, op=hvd.Sum)
+    later = hvd.synchronize(handle)
+    assert isinstance(later, tuple)
+    in_place = [each.clone() for each in mine]
+    there = hvd.grouped_allreduce_(in_place, op=hvd.Sum)
+    assert isinstance(there, tuple) and all(a is b for a, b in zip(there, in_place, strict=True))
+    for results in (result, later, there):
+        for each, total in zip(results, totals, strict=True):
+            same(each, total)
+    gathered = hvd.grouped_allgather([draw(rank, rank, 2), draw(rank, 1)], name="gather")
+    assert isinstance(gathered, tuple)
+    same(gathered[0], torch.cat([draw(each, each, 2) for each in range(size)]))
+    same(gathered[1], torch.cat(drawn(size, 1)))
+    scattered = hvd.grouped_reducescatter([draw(rank, size, 2), draw(rank, 2 * size)], op=hvd.Sum)
+    assert isinstance(scattered, list)
+    same(scattered[0], sum(drawn(size, size, 2))[rank : rank + 1])
+    same(scattered[1], sum(drawn(size, 2 * size))[2 * rank : 2 * rank + 2])
+    assert isinstance(hvd.synchronize(hvd.grouped_reducescatter_async([torch.ones(size)])), tuple)
+    assert isinstance(hvd.synchronize(hvd.grouped_allgather_async([torch.ones(1)])), tuple)
+    for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        with pytest.raises(ValueError, match="at least one tensor"):
+            call([])
+
+
+def move(rank: int, size: int) -> None:
+    for dtype in [*FLOATS, *INTS, torch.bool]:
+        mine = draw(rank, rank + 1, 3, dtype=dtype)
+        same(hvd.allgather(mine), torch.cat([draw(each, each + 1, 3, dtype=dtype) for each in range(size)]))
+        root = size - 1
+        given = draw(rank, 2, 3, dtype=dtype)
+        same(hvd.broadcast(given, root), draw(root, 2, 3, dtype=dtype))
+        same(given, draw(rank, 2, 3, dtype=dtype))
+        assert hvd.broadcast_(given, root) is given
+        same(given, draw(root, 2, 3, dtype=dtype))
+        same(hvd.broadcast(draw(rank, dtype=dtype), 0), draw(0, dtype=dtype))
+        even = draw(rank, 2 * size, 2, dtype=dtype)
         same(
-            hvd.allreduce(torch.tensor([rank == 0, False]), op=hvd.Sum), torch.tensor([True, False])
-        )  # bool, which Horovod has not
-        scaled = hvd.allreduce(torch.ones(4), op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
-        same(scaled, torch.full((4,), float(size)))
-        same(hvd.allreduce(torch.tensor([-7]), op=hvd.Max, prescale_factor=0.5), torch.tensor([-3]))  # towards zero
-        for two in (np.float64(2), np.float32(2), 2, torch.tensor(2.0)):  # all of which scripts pass
-            same(hvd.allreduce(torch.ones(1), op=hvd.Sum, prescale_factor=two), torch.full((1,), 2.0 * size))
-        same(hvd.broadcast(torch.tensor([rank]), np.int64(0)), torch.tensor([0]))
-        strided = draw(rank, 4, 6).t()[::2]
-        same(hvd.allreduce(strided, op=hvd.Sum), sum(each.t()[::2] for each in drawn(size, 4, 6)))
-        same(hvd.allreduce_(strided, op=hvd.Sum), sum(each.t()[::2] for each in drawn(size, 4, 6)))
-        leaf = torch.ones(3, requires_grad=True)  # a leaf that autograd watches may be written to
-        assert hvd.allreduce_(leaf, op=hvd.Sum) is leaf
-        assert leaf.tolist() == [size] * 3
-        assert leaf.requires_grad and leaf.grad_fn is None
-        for dtype in (torch.float32, torch.int64):
-            half = hvd.allreduce(
-                torch.full((3,), 2, dtype=dtype), op=hvd.Sum, compression=hvd.Compression.fp16, name=str(dtype)
-            )
-            same(half, torch.full((3,), 2 * size, dtype=dtype))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_average_argument(ranks: Ranks, size: int) -> None:
-    ranks(size, say_average)
-
-
-def say_average() -> None:
-    with running() as (_, size):
-        for name, call in [("allreduce", hvd.allreduce), ("in place", hvd.allreduce_)]:
-            with pytest.warns(DeprecationWarning, match="average"):
-                assert call(torch.ones(1), average=False, name=name).item() == size
-            with pytest.warns(DeprecationWarning, match="average"):
-                assert call(torch.ones(1), average=True, name=name).item() == 1
-        with pytest.raises(ValueError, match="supersedes average"):
-            hvd.allreduce(torch.ones(1), average=True, op=hvd.Average)
-        with pytest.raises(ValueError, match="Product=5"):
-            hvd.allreduce(torch.ones(1), op=9)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_grouped(ranks: Ranks, size: int) -> None:
-    ranks(size, reduce_groups)
-
-
-def reduce_groups() -> None:
-    with running() as (rank, size):
-        shapes, dtypes = [(2,), (3, 4), ()], [torch.float32, torch.int64, torch.float64]
-        mine = [draw(rank, *shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        totals = [sum(drawn(size, *shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
-        result = hvd.grouped_allreduce(mine, op=hvd.Sum, name="group", compression=hvd.Compression.bf16)
-        assert isinstance(result, list)
-        handle = hvd.grouped_allreduce_async(mine, op=hvd.Sum)
-        later = hvd.synchronize(handle)
-        assert isinstance(later, tuple)
-        in_place = [each.clone() for each in mine]
-        there = hvd.grouped_allreduce_(in_place, op=hvd.Sum)
-        assert isinstance(there, tuple) and all(a is b for a, b in zip(there, in_place, strict=True))
-        for results in (result, later, there):
-            for each, total in zip(results, totals, strict=True):
-                same(each, total)
-        gathered = hvd.grouped_allgather([draw(rank, rank, 2), draw(rank, 1)], name="gather")
-        assert isinstance(gathered, tuple)
-        same(gathered[0], torch.cat([draw(each, each, 2) for each in range(size)]))
-        same(gathered[1], torch.cat(drawn(size, 1)))
-        scattered = hvd.grouped_reducescatter([draw(rank, size, 2), draw(rank, 2 * size)], op=hvd.Sum)
-        assert isinstance(scattered, list)
-        same(scattered[0], sum(drawn(size, size, 2))[rank : rank + 1])
-        same(scattered[1], sum(drawn(size, 2 * size))[2 * rank : 2 * rank + 2])
-        assert isinstance(hvd.synchronize(hvd.grouped_reducescatter_async([torch.ones(size)])), tuple)
-        assert isinstance(hvd.synchronize(hvd.grouped_allgather_async([torch.ones(1)])), tuple)
-        for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
-            with pytest.raises(ValueError, match="at least one tensor"):
-                call([])
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_moving(ranks: Ranks, size: int) -> None:
-    ranks(size, move)
-
-
-def move() -> None:
-    with running() as (rank, size):
-        for dtype in [*FLOATS, *INTS, torch.bool]:
-            mine = draw(rank, rank + 1, 3, dtype=dtype)
-            same(hvd.allgather(mine), torch.cat([draw(each, each + 1, 3, dtype=dtype) for each in range(size)]))
-            root = size - 1
-            given = draw(rank, 2, 3, dtype=dtype)
-            same(hvd.broadcast(given, root), draw(root, 2, 3, dtype=dtype))
-            same(given, draw(rank, 2, 3, dtype=dtype))
-            assert hvd.broadcast_(given, root) is given
-            same(given, draw(root, 2, 3, dtype=dtype))
-            same(hvd.broadcast(draw(rank, dtype=dtype), 0), draw(0, dtype=dtype))
-            even = draw(rank, 2 * size, 2, dtype=dtype)
-            same(
-                hvd.alltoall(even),
-                torch.cat([each[2 * rank : 2 * rank + 2] for each in drawn(size, 2 * size, 2, dtype=dtype)]),
-            )
-        same(hvd.allgather(torch.ones(0 if rank else 2, 3)), torch.ones(2, 3))  # no rows here
-        assert hvd.allgather(torch.ones(0, 3)).shape == (0, 3)
-        scatter(rank, size)
-        deal(rank, size)
+            hvd.alltoall(even),
+            torch.cat([each[2 * rank : 2 * rank + 2] for each in drawn(size, 2 * size, 2, dtype=dtype)]),
+        )
+    same(hvd.allgather(torch.ones(0 if rank else 2, 3)), torch.ones(2, 3))  # no rows here
+    assert hvd.allgather(torch.ones(0, 3)).shape == (0, 3)
+    scatter(rank, size)
+    deal(rank, size)
 
 
 def scatter(rank: int, size: int) -> None:
@@ -192,38 +177,31 @@ def deal(rank: int, size: int) -> None:
     assert received.tolist() == [2] * size
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_handles(ranks: Ranks, size: int) -> None:
-    ranks(size, hold_handles)
-
-
-def hold_handles() -> None:
-    with running() as (rank, size):
-        names = [f"tensor {number}" for number in range(20)]
-        order = names if rank else names[::-1]  # ranks ask in different orders
-        handles = {
-            name: hvd.allreduce_async(torch.full((50_000,), float(names.index(name))), name=name, op=hvd.Sum)
-            for name in order
-        }
-        assert all(isinstance(handle, int) for handle in handles.values())
-        if size > 1:  # alone they may be done by now
-            assert not all(hvd.poll(handle) for handle in handles.values())
-        for name, handle in handles.items():
-            assert hvd.synchronize(handle)[-1].item() == names.index(name) * size
-        for handle in handles.values():
-            assert hvd.synchronize(handle) is None  # freed
-            with pytest.raises(ValueError, match="not created or has been cleared"):
-                hvd.poll(handle)
-        handle = hvd.broadcast_async_(torch.ones(2), 0)
-        while not hvd.poll(handle):
-            pass
-        same(hvd.synchronize(handle), torch.ones(2))
-        one_name = [
-            call(torch.ones(size), name="shared")
-            for call in (hvd.allreduce_async, hvd.allgather_async, hvd.alltoall_async)
-        ]
-        assert [hvd.synchronize(each) is not None for each in one_name] == [True] * 3
-        ask_from_threads(size)
+def hold_handles(rank: int, size: int) -> None:
+    names = [f"tensor {number}" for number in range(20)]
+    order = names if rank else names[::-1]  # ranks ask in different orders
+    handles = {
+        name: hvd.allreduce_async(torch.full((50_000,), float(names.index(name))), name=name, op=hvd.Sum)
+        for name in order
+    }
+    assert all(isinstance(handle, int) for handle in handles.values())
+    if size > 1:  # alone they may be done by now
+        assert not all(hvd.poll(handle) for handle in handles.values())
+    for name, handle in handles.items():
+        assert hvd.synchronize(handle)[-1].item() == names.index(name) * size
+    for handle in handles.values():
+        assert hvd.synchronize(handle) is None  # freed
+        with pytest.raises(ValueError, match="not created or has been cleared"):
+            hvd.poll(handle)
+    handle = hvd.broadcast_async_(torch.ones(2), 0)
+    while not hvd.poll(handle):
+        pass
+    same(hvd.synchronize(handle), torch.ones(2))
+    one_name = [
+        call(torch.ones(size), name="shared") for call in (hvd.allreduce_async, hvd.allgather_async, hvd.alltoall_async)
+    ]
+    assert [hvd.synchronize(each) is not None for each in one_name] == [True] * 3
+    ask_from_threads(size)
 
 
 def ask_from_threads(size: int) -> None:
@@ -240,27 +218,21 @@ def ask_from_threads(size: int) -> None:
     assert results == {number: number * size for number in range(8)}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_sparse(ranks: Ranks, size: int) -> None:
-    ranks(size, reduce_sparse)
+def reduce_sparse(rank: int, size: int) -> None:
 
+    def rows(of: int) -> Tensor:
+        return torch.sparse_coo_tensor(torch.tensor([[0, of + 1]]), draw(of, 2, 3), (5, 3), check_invariants=True)
 
-def reduce_sparse() -> None:
-    with running() as (rank, size):
-
-        def rows(of: int) -> Tensor:
-            return torch.sparse_coo_tensor(torch.tensor([[0, of + 1]]), draw(of, 2, 3), (5, 3), check_invariants=True)
-
-        total = sum(rows(each).to_dense() for each in range(size))
-        for op, divisor in [(hvd.Sum, 1), (hvd.Average, size)]:
-            wait = hvd.sparse_allreduce_async(rows(rank), name=f"sparse {op}", op=op)
-            result = wait()
-            assert result.is_sparse and not result.is_coalesced()
-            torch.testing.assert_close(result.to_dense(), total / divisor)
-        nothing = torch.sparse_coo_tensor(
-            torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 3), (5, 3), check_invariants=True
-        )
-        same(hvd.sparse_allreduce_async(nothing, "empty", hvd.Sum)().to_dense(), torch.zeros(5, 3))
+    total = sum(rows(each).to_dense() for each in range(size))
+    for op, divisor in [(hvd.Sum, 1), (hvd.Average, size)]:
+        wait = hvd.sparse_allreduce_async(rows(rank), name=f"sparse {op}", op=op)
+        result = wait()
+        assert result.is_sparse and not result.is_coalesced()
+        torch.testing.assert_close(result.to_dense(), total / divisor)
+    nothing = torch.sparse_coo_tensor(
+        torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 3), (5, 3), check_invariants=True
+    )
+    same(hvd.sparse_allreduce_async(nothing, "empty", hvd.Sum)().to_dense(), torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -280,32 +252,21 @@ def add_adaptively() -> None:
         torch.testing.assert_close(parallel, expected)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_join_and_barrier(ranks: Ranks, size: int) -> None:
-    results = ranks(size, run_out_of_data)
-    assert len(set(results)) == 1
-
-
-def run_out_of_data() -> int:
+def run_out_of_data(rank: int, size: int) -> None:
     """Rank r has r + 1 batches. An average still divides by all ranks."""
-    with running() as (rank, size):
-        for batch in range(rank + 1):
-            here = size - batch  # ranks that still have data
-            assert hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"sum {batch}").tolist() == [here] * 3
-            torch.testing.assert_close(
-                hvd.allreduce(torch.ones(2), name=f"mean {batch}"), torch.full((2,), here / size)
-            )
-        last = hvd.join()
-        assert last == size - 1
-        hvd.barrier()
-        same(hvd.allgather(torch.tensor([rank]), name="after"), torch.arange(size))  # all is well again
-        pending = hvd.allreduce_async(torch.ones(1), name="pending") if rank else None
-        hvd.barrier()  # does not wait for it
-        if rank == 0:
-            hvd.allreduce(torch.ones(1), name="pending")
-        elif pending is not None:
-            hvd.synchronize(pending)
-        return last
+    for batch in range(rank + 1):
+        here = size - batch  # ranks that still have data
+        assert hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"sum {batch}").tolist() == [here] * 3
+        torch.testing.assert_close(hvd.allreduce(torch.ones(2), name=f"mean {batch}"), torch.full((2,), here / size))
+    assert hvd.join() == size - 1
+    hvd.barrier()
+    same(hvd.allgather(torch.tensor([rank]), name="after"), torch.arange(size))  # all is well again
+    pending = hvd.allreduce_async(torch.ones(1), name="pending") if rank else None
+    hvd.barrier()  # does not wait for it
+    if rank == 0:
+        hvd.allreduce(torch.ones(1), name="pending")
+    elif pending is not None:
+        hvd.synchronize(pending)
 
 
 def test_torchs_default_group_is_left_alone(ranks: Ranks) -> None:

@@ -11,63 +11,60 @@ import allstep.torch as hvd
 from allstep.hvd.elastic import HostUpdateResult
 from allstep.torch.elastic import ElasticSampler, TorchState
 from allstep.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
-from hvd.running import running
+from hvd.running import in_worlds, run_checks, running
 from ranks import Ranks
-
-SIZES = [1, 2, 3]
 
 
 def test_what_it_exports() -> None:
     assert sorted(hvd.elastic.__all__) == ["ElasticSampler", "TorchState", "run"]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_state(ranks: Ranks, size: int) -> None:
-    ranks(size, keep_state)
+@in_worlds
+def test_state(ranks: Ranks, hosts: list[str]) -> None:
+    run_checks(ranks, hosts, keep_state)
 
 
-def keep_state() -> None:
-    with running() as (rank, _):
-        torch.manual_seed(rank)
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1), momentum=0.9)
-        sampler = ElasticSampler(range(20), shuffle=False)
-        state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=rank, note=None)
-        assert state.model is model and state.optimizer is optimizer and state.note is None
-        with pytest.raises(AttributeError, match="no 'modle'; it has model, optimizer, sampler, epoch, note"):
-            _ = state.modle
-        sampler.record_batch(0, rank + 1)
-        state.sync()
-        roots = hvd.allgather_object({**model.state_dict()})[0]
-        torch.testing.assert_close(dict(model.state_dict()), roots, rtol=0, atol=0)
-        assert (optimizer.param_groups[0]["lr"], state.epoch) == (0.1, 0)
-        assert sampler.processed_num == hvd.size()  # rank 0's
+def keep_state(rank: int, size: int) -> None:
+    torch.manual_seed(rank)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1), momentum=0.9)
+    sampler = ElasticSampler(range(20), shuffle=False)
+    state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=rank, note=None)
+    assert state.model is model and state.optimizer is optimizer and state.note is None
+    with pytest.raises(AttributeError, match="no 'modle'; it has model, optimizer, sampler, epoch, note"):
+        _ = state.modle
+    sampler.record_batch(0, rank + 1)
+    state.sync()
+    roots = hvd.allgather_object({**model.state_dict()})[0]
+    torch.testing.assert_close(dict(model.state_dict()), roots, rtol=0, atol=0)
+    assert (optimizer.param_groups[0]["lr"], state.epoch) == (0.1, 0)
+    assert sampler.processed_num == size  # rank 0's
 
-        train(state)
-        state.epoch = 5
-        sampler.record_batch(1, 1)
-        state.restore()
-        torch.testing.assert_close(dict(model.state_dict()), roots, rtol=0, atol=0)
-        assert state.epoch == 0 and sampler.processed_num == hvd.size()
-        assert not optimizer.state_dict()["state"]
+    train(state)
+    state.epoch = 5
+    sampler.record_batch(1, 1)
+    state.restore()
+    torch.testing.assert_close(dict(model.state_dict()), roots, rtol=0, atol=0)
+    assert state.epoch == 0 and sampler.processed_num == size
+    assert not optimizer.state_dict()["state"]
 
-        train(state)
-        state.epoch = 6
-        committed = {name: value.clone() for name, value in model.state_dict().items()}
-        state.commit()
-        train(state)
-        state.restore()
-        torch.testing.assert_close(dict(model.state_dict()), committed, rtol=0, atol=0)
-        assert state.epoch == 6
-        assert optimizer.state_dict()["state"]
+    train(state)
+    state.epoch = 6
+    committed = {name: value.clone() for name, value in model.state_dict().items()}
+    state.commit()
+    train(state)
+    state.restore()
+    torch.testing.assert_close(dict(model.state_dict()), committed, rtol=0, atol=0)
+    assert state.epoch == 6
+    assert optimizer.state_dict()["state"]
 
-        other = nn.Linear(2, 1)
-        state.model = other  # from now on that one, saved as it is
-        before = other.weight.clone()
-        with torch.no_grad():
-            other.weight.add_(1)
-        state.restore()
-        assert state.model is other and torch.equal(other.weight, before)
+    other = nn.Linear(2, 1)
+    state.model = other  # from now on that one, saved as it is
+    before = other.weight.clone()
+    with torch.no_grad():
+        other.weight.add_(1)
+    state.restore()
+    assert state.model is other and torch.equal(other.weight, before)
 
 
 def train(state: Any) -> None:
@@ -111,7 +108,7 @@ def use_own_handler() -> None:
         assert state.box.content == 3
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_sampler(ranks: Ranks, size: int) -> None:
     parts = ranks(size, sample)
     for epoch in range(2):

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 import allstep.torch as hvd
-from hvd.running import running
+from hvd.running import in_worlds, run_checks
 from ranks import Ranks
 
-SIZES = [1, 2, 3]
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True),
@@ -24,88 +23,75 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_parameters(ranks: Ranks, size: int) -> None:
-    ranks(size, spread_parameters)
+@in_worlds
+def test_spreading(ranks: Ranks, hosts: list[str]) -> None:
+    run_checks(ranks, hosts, spread_parameters, spread_objects, spread_optimizers)
 
 
-def spread_parameters() -> None:
-    with running() as (rank, size):
-        torch.manual_seed(rank)
-        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
-        model[1].num_batches_tracked.fill_(rank + 5)
-        torch.manual_seed(size - 1)
-        roots = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).state_dict()
-        before = [parameter._version for parameter in model.parameters()]
-        assert hvd.broadcast_parameters(model.state_dict(), root_rank=size - 1) is None
-        for name, tensor in model.state_dict().items():
-            expected = torch.tensor(size + 4) if name.endswith("tracked") else roots[name]
-            torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
-        assert [parameter._version for parameter in model.parameters()] == before  # unseen by autograd
-        for params in (lambda: list(model.named_parameters()), lambda: list(model.parameters())):
-            with torch.no_grad():
-                model[0].bias.fill_(rank)
-            hvd.broadcast_parameters(params(), root_rank=0)
-            assert model[0].bias.tolist() == [0] * 3
-        for wrong in (model.named_parameters(), model.parameters(), 7):
-            with pytest.raises(ValueError, match="invalid params"):
-                hvd.broadcast_parameters(wrong, root_rank=0)
+def spread_parameters(rank: int, size: int) -> None:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    model[1].num_batches_tracked.fill_(rank + 5)
+    torch.manual_seed(size - 1)
+    roots = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).state_dict()
+    before = [parameter._version for parameter in model.parameters()]
+    assert hvd.broadcast_parameters(model.state_dict(), root_rank=size - 1) is None
+    for name, tensor in model.state_dict().items():
+        expected = torch.tensor(size + 4) if name.endswith("tracked") else roots[name]
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
+    assert [parameter._version for parameter in model.parameters()] == before  # unseen by autograd
+    for params in (lambda: list(model.named_parameters()), lambda: list(model.parameters())):
+        with torch.no_grad():
+            model[0].bias.fill_(rank)
+        hvd.broadcast_parameters(params(), root_rank=0)
+        assert model[0].bias.tolist() == [0] * 3
+    for wrong in (model.named_parameters(), model.parameters(), 7):
+        with pytest.raises(ValueError, match="invalid params"):
+            hvd.broadcast_parameters(wrong, root_rank=0)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_objects(ranks: Ranks, size: int) -> None:
-    ranks(size, spread_objects)
+def spread_objects(rank: int, size: int) -> None:
+    root = size - 1
+    mine = {"rank": rank, "call": lambda number: number + rank} if rank == root else "another type"
+    found = hvd.broadcast_object(mine, root_rank=root)
+    assert found["rank"] == root and found["call"](1) == root + 1
+    assert (found is mine) == (rank == root)
+    assert hvd.broadcast_object(None, 0, name="nothing") is None
+    large = list(range(100_000 * (rank + 1)))
+    assert hvd.allgather_object(len(large)) == [100_000 * (each + 1) for each in range(size)]
+    assert hvd.allgather_object({"of": rank, "data": large}, name="large")[-1] == {
+        "of": root,
+        "data": list(range(100_000 * size)),
+    }
+    hvd.barrier()
 
 
-def spread_objects() -> None:
-    with running() as (rank, size):
-        root = size - 1
-        mine = {"rank": rank, "call": lambda number: number + rank} if rank == root else "another type"
-        found = hvd.broadcast_object(mine, root_rank=root)
-        assert found["rank"] == root and found["call"](1) == root + 1
-        assert (found is mine) == (rank == root)
-        assert hvd.broadcast_object(None, 0, name="nothing") is None
-        large = list(range(100_000 * (rank + 1)))
-        assert hvd.allgather_object(len(large)) == [100_000 * (each + 1) for each in range(size)]
-        assert hvd.allgather_object({"of": rank, "data": large}, name="large")[-1] == {
-            "of": root,
-            "data": list(range(100_000 * size)),
-        }
-        hvd.barrier()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_optimizers(ranks: Ranks, size: int) -> None:
-    ranks(size, spread_optimizers)
-
-
-def spread_optimizers() -> None:
-    with running() as (rank, size):
-        for name, make in OPTIMIZERS.items():
-            for steps in ([2, 0, 5], [0, 3, 1], [1, 1, 1]):  # which ranks have a state before
-                model = trained(make, rank, steps[rank])
-                hvd.broadcast_parameters(model[0].state_dict(), 0)
-                weights = copy.deepcopy(model[0].state_dict())
-                groups = list(model[1].param_groups)
-                hvd.broadcast_optimizer_state(model[1], root_rank=0)
-                assert all(a is b for a, b in zip(groups, model[1].param_groups, strict=True))  # schedulers hold them
-                roots_model, roots = trained(make, 0, steps[0])
-                same_state(name, model[1].state_dict(), roots.state_dict())
-                torch.testing.assert_close(dict(model[0].state_dict()), dict(weights), rtol=0, atol=0)
-                step(*model)
-                step(roots_model, roots)
-                torch.testing.assert_close(dict(model[0].state_dict()), dict(roots_model.state_dict()), rtol=0, atol=0)
-        net = nn.Linear(2, 2)
-        with pytest.raises(ValueError, match="LBFGS"):
-            hvd.broadcast_optimizer_state(torch.optim.LBFGS(net.parameters()), 0)
-        if size > 1:
-            more = [{"params": [p]} for p in net.parameters()] if rank else list(net.parameters())
-            uneven = torch.optim.SGD(more, lr=0.1)
-            if rank:
-                with pytest.raises(ValueError, match=r"the root has 1 param groups, rank \d has 2"):
-                    hvd.broadcast_optimizer_state(uneven, 0)
-            else:
+def spread_optimizers(rank: int, size: int) -> None:
+    for name, make in OPTIMIZERS.items():
+        for steps in ([2, 0, 5], [0, 3, 1], [1, 1, 1]):  # which ranks have a state before
+            model = trained(make, rank, steps[rank])
+            hvd.broadcast_parameters(model[0].state_dict(), 0)
+            weights = copy.deepcopy(model[0].state_dict())
+            groups = list(model[1].param_groups)
+            hvd.broadcast_optimizer_state(model[1], root_rank=0)
+            assert all(a is b for a, b in zip(groups, model[1].param_groups, strict=True))  # schedulers hold them
+            roots_model, roots = trained(make, 0, steps[0])
+            same_state(name, model[1].state_dict(), roots.state_dict())
+            torch.testing.assert_close(dict(model[0].state_dict()), dict(weights), rtol=0, atol=0)
+            step(*model)
+            step(roots_model, roots)
+            torch.testing.assert_close(dict(model[0].state_dict()), dict(roots_model.state_dict()), rtol=0, atol=0)
+    net = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS(net.parameters()), 0)
+    if size > 1:
+        more = [{"params": [p]} for p in net.parameters()] if rank else list(net.parameters())
+        uneven = torch.optim.SGD(more, lr=0.1)
+        if rank:
+            with pytest.raises(ValueError, match=r"the root has 1 param groups, rank \d has 2"):
                 hvd.broadcast_optimizer_state(uneven, 0)
+        else:
+            hvd.broadcast_optimizer_state(uneven, 0)
 
 
 def trained(make: Any, rank: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:

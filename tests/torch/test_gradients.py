@@ -1,14 +1,11 @@
 """Gradients of the collectives, on 1, 2 and 3 ranks, as the contract has them."""
 
-import pytest
 import torch
 from torch import Tensor
 
 import allstep.torch as hvd
-from hvd.running import running
+from hvd.running import in_worlds, run_checks
 from ranks import Ranks
-
-SIZES = [1, 2, 3]
 
 
 def weights(rank: int, *shape: int) -> Tensor:
@@ -21,28 +18,27 @@ def gradient(output: Tensor, weight: Tensor, *inputs: Tensor) -> Tensor | list[T
     return grads[0] if len(grads) == 1 else list(grads)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_of_reductions(ranks: Ranks, size: int) -> None:
-    ranks(size, through_reductions)
+@in_worlds
+def test_gradients(ranks: Ranks, hosts: list[str]) -> None:
+    run_checks(ranks, hosts, through_reductions, through_moving)
 
 
-def through_reductions() -> None:
-    with running() as (rank, size):
-        close = torch.testing.assert_close
-        x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
-        given = [weights(each, 2, 3) for each in range(size)]
-        output = hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
-        close(gradient(output, given[rank], x), 6 * sum(given))
-        close(gradient(output, given[rank], x), 6 * sum(given))  # the same graph a second time
-        close(gradient(hvd.allreduce(x), given[rank], x), sum(given) / size)
-        close(gradient(hvd.allreduce(x, op=hvd.Max), given[rank], x), torch.stack(given).amax(0))  # the op again
-        half = torch.ones(2, 3, requires_grad=True)
-        compressed = hvd.allreduce(half, op=hvd.Sum, compression=hvd.Compression.fp16)
-        assert compressed.dtype == torch.float32
-        close(gradient(compressed, torch.ones(2, 3), half), torch.full((2, 3), float(size)))
-        through_a_group(rank, size)
-        through_scatter(rank, size)
-        twice(size)
+def through_reductions(rank: int, size: int) -> None:
+    close = torch.testing.assert_close
+    x = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    given = [weights(each, 2, 3) for each in range(size)]
+    output = hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=3.0)
+    close(gradient(output, given[rank], x), 6 * sum(given))
+    close(gradient(output, given[rank], x), 6 * sum(given))  # the same graph a second time
+    close(gradient(hvd.allreduce(x), given[rank], x), sum(given) / size)
+    close(gradient(hvd.allreduce(x, op=hvd.Max), given[rank], x), torch.stack(given).amax(0))  # the op again
+    half = torch.ones(2, 3, requires_grad=True)
+    compressed = hvd.allreduce(half, op=hvd.Sum, compression=hvd.Compression.fp16)
+    assert compressed.dtype == torch.float32
+    close(gradient(compressed, torch.ones(2, 3), half), torch.full((2, 3), float(size)))
+    through_a_group(rank, size)
+    through_scatter(rank, size)
+    twice(size)
 
 
 def through_a_group(rank: int, size: int) -> None:
@@ -76,31 +72,25 @@ def twice(size: int) -> None:
     torch.testing.assert_close((first, second), (6.0 * size * torch.ones_like(x), 2.0 * size * torch.ones_like(x)))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_of_moving(ranks: Ranks, size: int) -> None:
-    ranks(size, through_moving)
+def through_moving(rank: int, size: int) -> None:
+    close = torch.testing.assert_close
+    rows = [each + 1 for each in range(size)]
+    x = torch.ones(rows[rank], 2, dtype=torch.float64, requires_grad=True)
+    averaged = sum(weights(each, sum(rows), 2) for each in range(size)) / size
+    own = averaged[sum(rows[:rank]) : sum(rows[: rank + 1])]
+    close(gradient(hvd.allgather(x), weights(rank, sum(rows), 2), x), own)
+    y = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    gathered, _ = hvd.grouped_allgather([x, y])
+    close(torch.autograd.grad((gathered * weights(rank, sum(rows), 2)).sum(), x)[0], own)
 
+    z = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    root = size - 1
+    expected = sum(weights(each, 3) for each in range(size)) / size if rank == root else torch.zeros(3).double()
+    close(gradient(hvd.broadcast(z, root), weights(rank, 3), z), expected)
 
-def through_moving() -> None:
-    with running() as (rank, size):
-        close = torch.testing.assert_close
-        rows = [each + 1 for each in range(size)]
-        x = torch.ones(rows[rank], 2, dtype=torch.float64, requires_grad=True)
-        averaged = sum(weights(each, sum(rows), 2) for each in range(size)) / size
-        own = averaged[sum(rows[:rank]) : sum(rows[: rank + 1])]
-        close(gradient(hvd.allgather(x), weights(rank, sum(rows), 2), x), own)
-        y = torch.ones(1, dtype=torch.float64, requires_grad=True)
-        gathered, _ = hvd.grouped_allgather([x, y])
-        close(torch.autograd.grad((gathered * weights(rank, sum(rows), 2)).sum(), x)[0], own)
-
-        z = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        root = size - 1
-        expected = sum(weights(each, 3) for each in range(size)) / size if rank == root else torch.zeros(3).double()
-        close(gradient(hvd.broadcast(z, root), weights(rank, 3), z), expected)
-
-        splits = [each + 1 for each in range(size)]  # rank r gets r + 1 rows of each; one row more stays
-        t = torch.ones(sum(splits) + 1, dtype=torch.float64, requires_grad=True)
-        output, received = hvd.alltoall(t, splits=splits)
-        assert not received.requires_grad
-        back = [weights(each, size * (each + 1))[rank * (each + 1) : (rank + 1) * (each + 1)] for each in range(size)]
-        close(gradient(output, weights(rank, output.shape[0]), t), torch.cat([*back, torch.zeros(1).double()]))
+    splits = [each + 1 for each in range(size)]  # rank r gets r + 1 rows of each; one row more stays
+    t = torch.ones(sum(splits) + 1, dtype=torch.float64, requires_grad=True)
+    output, received = hvd.alltoall(t, splits=splits)
+    assert not received.requires_grad
+    back = [weights(each, size * (each + 1))[rank * (each + 1) : (rank + 1) * (each + 1)] for each in range(size)]
+    close(gradient(output, weights(rank, output.shape[0]), t), torch.cat([*back, torch.zeros(1).double()]))
