@@ -160,6 +160,13 @@ def test_elastic_state_is_restored_in_a_fixed_world() -> None:
     assert float(loss) < 0.05
 
 
+def test_the_rank_that_leaves_is_blamed_not_those_it_leaves_behind() -> None:
+    done = allstep("run", "--as-horovod", "-np", "3", "python", HERE / "leaving.py", limit=60)
+    assert done.code == 3, done.err
+    assert done.last_lines.startswith("allstep run: rank 1 on localhost failed first of 3: exit code 3")
+    assert "HorovodInternalError: Horovod has been shut down" in done.err
+
+
 def test_one_process_needs_no_launcher() -> None:
     lines = under(sys.executable, str(HERE / "mnist.py"), "--data-dir", str(DIGITS), "--epochs", "2")
     equal_weights(lines, 1)

@@ -153,8 +153,15 @@ def test_the_last_traceback_with_its_chain() -> None:
     assert last_words([]) == []
 
 
-def test_a_lost_connection_is_a_consequence() -> None:
-    lost = ("Traceback (most recent call last):", "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4",
+        "HorovodInternalError: Horovod has been shut down by rank 1",
+    ],
+)
+def test_a_lost_connection_is_a_consequence(words: str) -> None:
+    lost = ("Traceback (most recent call last):", words)
     failures = [Failure(0, "a", 1, 1.0, lost), Failure(2, "a", 1, 1.1, lost), Failure(1, "a", 3, 1.2)]
     assert first(failures).rank == 1
     assert first(failures[:2]).rank == 0

@@ -26,6 +26,7 @@ _CONSEQUENCES = (
     "remote process exited",
     "recvValue failed",
     "the store at",
+    "Horovod has been shut down",
 )
 _LAST_LINES = 10
 
