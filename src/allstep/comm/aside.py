@@ -48,13 +48,20 @@ def aside(act: Callable[[], Any], check: Callable[[], None]) -> Any:
     """What `act` returns or raises, or what `check`, asked ten times a second, raises before that."""
     if torch.is_inference_mode_enabled():
         act = torch.inference_mode()(act)  # each thread has a mode of its own
-    helper = _idle.pop() if _idle else Helper()
+    helper = _free_helper()
     reply = helper.call(act)
     value, error = _answer(reply, check)
     _idle.append(helper)
     if error is not None:
         raise error
     return value
+
+
+def _free_helper() -> Helper:
+    try:
+        return _idle.pop()
+    except IndexError:
+        return Helper()
 
 
 def _answer(reply: Reply, check: Callable[[], None]) -> tuple[Any, BaseException | None]:

@@ -20,15 +20,16 @@ class Operation:
     """A collective or transfer, from when somebody begins to wait for it.
 
     said: it in words, or a function that says it (nobody may ever ask). number: how many collectives this rank had begun with it; 0
-    for a transfer, which other ranks need not take part in.
+    for a transfer, which other ranks need not take part in. limit: seconds that the call itself was given.
     """
 
-    __slots__ = ("_said", "began", "inquiry", "number", "on_failure", "thread")
+    __slots__ = ("_said", "began", "inquiry", "limit", "number", "on_failure", "thread")
 
-    def __init__(self, said: str | Callable[[], str], number: int = 0, began: float | None = None) -> None:
+    def __init__(self, said: str | Callable[[], str], number: int = 0, limit: float | None = None) -> None:
         self._said = said
         self.number = number
-        self.began = time.monotonic() if began is None else began
+        self.limit = limit
+        self.began = time.monotonic()
         self.thread = threading.get_ident()
         self.on_failure: Callable[[], None] | None = None  # called when the group fails meanwhile
         self.inquiry: Any = None  # see `guard`: who is missing?

@@ -78,12 +78,12 @@ class Guard:
         self._boards: list[Board] = []
         self._under_way: dict[int, Operation] = {}
         self._failing = threading.Lock()
-        self._closed = False
         self._gone_in_peace: set[int] = set()
         self._store_seconds = _STORE_SECONDS
         self._begun_seen, self._active_at = 0, time.monotonic()
         self._nbytes_seen, self._moved_at = 0, time.monotonic()
-        watch().add(self)
+        if size > 1:
+            watch().add(self)
 
     def watch_over(self, gloo: object, sockets: Sockets, ranks: Sequence[int] = ()) -> None:
         """Look after a Gloo group and its connections. Its rank i is rank `ranks[i]` of ours."""
@@ -98,8 +98,12 @@ class Guard:
 
     def begin(self, operation: Operation) -> None:
         """Somebody waits for it; raises when that is in vain."""
-        self.check(operation)
-        self._under_way[id(operation)] = operation
+        self._under_way[id(operation)] = operation  # before we look: a failure from now on finds it
+        try:
+            self.check(operation)
+        except CommError:
+            self.end(operation)
+            raise
 
     def end(self, operation: Operation) -> None:
         self._under_way.pop(id(operation), None)
@@ -134,9 +138,19 @@ class Guard:
     def explain(self, error: BaseException, operation: Operation) -> CommError:
         """Gloo failed in an operation: the group ends. What to raise instead of Gloo's error."""
         if self.failure is None:
-            first_line = str(error).partition("\n")[0]
-            self.fail(self._reason_of_closing() or self._failure("CommError", f"Gloo failed: {first_line}", None))
+            self.fail(self._overdue(operation) or self._reason_of_closing() or self._unknown(error))
         return self._error(operation)
+
+    def _overdue(self, operation: Operation) -> Failure | None:
+        """The time-out that the call itself was given, which Gloo sees to."""
+        if operation.limit is None or operation.seconds < 0.9 * operation.limit:
+            return None
+        return self._failure(
+            "CollectiveTimeout", f"not over within the {operation.limit:.1f} s that it was given", None
+        )
+
+    def _unknown(self, error: BaseException) -> Failure:
+        return self._failure("CommError", f"Gloo failed: {str(error).partition(chr(10))[0]}", None)
 
     def fail(self, failure: Failure) -> None:
         """End the group on all ranks. The first failure wins; when this returns there is one, and word of it is out."""
@@ -229,6 +243,12 @@ class Guard:
 
     def look(self) -> None:
         """Called by the watch: is anything wrong?"""
+        try:
+            self._look()
+        except Exception as error:  # ours, but nobody may wait for ever because of it
+            self.fail(self._failure("CommError", f"the guard of the group failed: {error!r}", None))
+
+    def _look(self) -> None:
         now = time.monotonic()
         if self.begun != self._begun_seen:
             self._begun_seen, self._active_at = self.begun, now
@@ -324,8 +344,8 @@ class Guard:
     # The end
 
     def leave(self) -> None:
-        """Tell the others that we go, if not why the group failed before."""
-        if self._closed or self.failure is not None or self.size == 1:
+        """Called by the runner: tell the others that we go, if not why the group failed before."""
+        if self.failure is not None or self.size == 1:
             return
         name, error = f"rank {self.names[self.rank]}", getattr(sys, "last_value", None)
         if error is None:
@@ -333,13 +353,12 @@ class Guard:
         else:
             reason = f"{name} is gone (it ended with {type(error).__name__}: {error})"
             word = self._failure("PeerLost", reason, self.names[self.rank])
-        self._leave_word(word)
+        self._store.set(f"word/{self.rank}", word.to_json())
 
     def close(self) -> None:
         """The group is destroyed."""
         watch().remove(self)
-        self.leave()
-        self._closed = True
+        self._at_store(self.leave)
         if self.failure is not None:
             keep(self._gloos)
         self._gloos.clear()

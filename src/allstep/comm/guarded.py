@@ -39,7 +39,7 @@ def connected(
 def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Work:
     """Start an operation of a mover. On a group that has failed it raises at once."""
     number = 0 if name in _TRANSFERS else guard.begun
-    operation = Operation(lambda: _said(name, args, guard.names), number)
+    operation = Operation(lambda: _said(name, args, guard.names), number, _limit(args[-1]))
     guard.check(operation)
     try:
         work: Work = move(*args)
@@ -66,6 +66,12 @@ class Promise:
         if self._first.acquire(blocking=False):
             self.value = value
             self.future.set_result(None)
+
+
+def _limit(opts: Any) -> float | None:
+    """The seconds that a call gives itself; torch's "not set" is negative."""
+    timeout = getattr(opts, "timeout", NO_TIMEOUT)
+    return timeout.total_seconds() if timeout > NO_TIMEOUT else None
 
 
 def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:

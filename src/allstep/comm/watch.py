@@ -17,6 +17,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+_LEAVE_SECONDS = 2.0
+_MOST_WAIT = 5.0
+
 
 class Group(Protocol):
     """What the two threads ask of a group."""
@@ -32,7 +35,7 @@ class Group(Protocol):
         """May hang. Seconds until the next round."""
 
     def leave(self) -> None:
-        """The process ends."""
+        """The process ends. May hang."""
 
 
 class Runner:
@@ -120,8 +123,10 @@ class Watch:
 
     def stop(self) -> None:
         """At exit: tell the groups, and wait a moment for the threads."""
-        for group in self._all():
-            group.leave()
+        groups = self._all()
+        if groups:
+            with contextlib.suppress(Exception):  # the store may be gone
+                self.send(lambda: _leave(groups), _LEAVE_SECONDS)
         self._stopped = True
         self._changed.set()
         if self._runner is not None:
@@ -157,9 +162,16 @@ class Watch:
         """Seconds until the next; None when there is nobody to look after."""
         nexts = []
         for group in self._all():
-            with contextlib.suppress(Exception):  # the store is gone: others find out by other ways
+            try:
                 nexts.append(group.round())
+            except Exception:  # the store is gone, perhaps for a while
+                nexts.append(_MOST_WAIT)
         return min(nexts, default=None)
+
+
+def _leave(groups: list[Group]) -> None:
+    for group in groups:
+        group.leave()
 
 
 _watch = Watch()
@@ -172,7 +184,12 @@ def watch() -> Watch:
 
 def _forget() -> None:
     global _watch
-    _watch = Watch()
+    def _leave(groups: list[Group]) -> None:
+    for group in groups:
+        group.leave()
+
+
+_watch = Watch()
 
 
 def _nothing() -> None:
