@@ -184,12 +184,7 @@ def watch() -> Watch:
 
 def _forget() -> None:
     global _watch
-    def _leave(groups: list[Group]) -> None:
-    for group in groups:
-        group.leave()
-
-
-_watch = Watch()
+    _watch = Watch()
 
 
 def _nothing() -> None:
