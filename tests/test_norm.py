@@ -1,5 +1,6 @@
 """SyncBatchNorm against torch's BatchNorm in one process with the whole batch: outputs, all gradients, running statistics."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -232,6 +233,19 @@ def restart() -> None:
     for _ in range(3):
         with running() as (rank, _):
             layer(torch.randn(rank + 1, 2))
+
+
+def test_the_first_batch_of_a_rank_may_be_late(ranks: Ranks) -> None:
+    """Later than ranks may be at the start: reading data takes its time."""
+    ranks(2, come_late, env={"ALLSTEP_START_TIMEOUT": "1"})
+
+
+def come_late() -> None:
+    with running() as (rank, _):
+        time.sleep(2.5 * rank)
+        layer = SyncBatchNorm(2)
+        layer(torch.full((1, 2), float(rank)))
+        assert layer.running_mean.tolist() == pytest.approx([0.05, 0.05])
 
 
 def test_wrong_input(ranks: Ranks) -> None:

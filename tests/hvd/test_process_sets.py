@@ -30,7 +30,7 @@ def test_static_sets(ranks: Ranks) -> None:
 
 def use_static_sets() -> list[list[int]]:
     evens, late = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1, 2])
-    assert hvd.global_process_set.ranks == [] or not hvd.is_initialized()
+    assert hvd.global_process_set.ranks == []
     with running(process_sets=[evens, late]) as (rank, size):
         assert hvd.global_process_set.ranks == [0, 1, 2] and hvd.global_process_set.size() == size
         assert (evens.process_set_id, late.process_set_id) == (1, 2)
@@ -138,6 +138,25 @@ def say_where() -> list[int]:
     names = ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous"]
     with running():
         return [getattr(mpi_ops, name)() for name in names]
+
+
+def test_the_place_is_known_to_workers_of_a_data_loader(ranks: Ranks) -> None:
+    assert ranks(2, load) == [[2, 2], [12, 12]]
+
+
+class Places(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return 10 * hvd.rank() + hvd.size()
+
+
+def load() -> list[int]:
+    with running():
+        loaded = [int(batch) for batch in torch.utils.data.DataLoader(Places(), num_workers=1)]
+        hvd.allreduce(torch.ones(1))  # the workers' end has ended nothing here
+        return loaded
 
 
 class Communicator:

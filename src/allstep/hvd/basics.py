@@ -63,6 +63,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     process_sets: sets known from the start, the same on all ranks; or "dynamic", to add and remove them later.
     """
     chosen = _chosen(process_sets)
+    _refuse_unknown(comm)
     if not is_initialized():
         _start(chosen)
     _check(comm)
@@ -147,19 +148,24 @@ def _start(chosen: Sequence[ProcessSet]) -> None:
     timeline.begin_if_asked()
 
 
+def _refuse_unknown(comm: Any) -> None:
+    if comm is not None and not isinstance(comm, Sequence) and not _is_communicator(comm):
+        raise ValueError(f"init(comm={comm!r}): expected None, a list of ranks or an mpi4py communicator")
+
+
+def _is_communicator(comm: Any) -> bool:
+    return hasattr(comm, "Get_rank") and hasattr(comm, "Get_size")
+
+
 def _check(comm: Any) -> None:
     """Only the whole world is a world."""
-    if comm is None or (isinstance(comm, Sequence) and len(comm) == 0):
-        return
-    if hasattr(comm, "Get_rank") and hasattr(comm, "Get_size"):
+    if _is_communicator(comm):
         if (comm.Get_rank(), comm.Get_size()) != (rank(), size()):
             raise ValueError(
                 f"init(comm=...): this communicator has rank {comm.Get_rank()} of {comm.Get_size()}, the world has {rank()} of {size()}; "
                 "use hvd.ProcessSet for a part of the world"
             )
-    elif not isinstance(comm, Sequence):
-        raise ValueError(f"init(comm={comm!r}): expected None, a list of ranks or an mpi4py communicator")
-    elif sorted(comm) != list(range(size())):
+    elif comm and sorted(comm) != list(range(size())):
         warnings.warn(
             f"init(comm={list(comm)}) is ignored: the world is all {size()} ranks; use hvd.ProcessSet({list(comm)}) for a part of it",
             stacklevel=3,

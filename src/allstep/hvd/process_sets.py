@@ -103,13 +103,17 @@ def register(sets: Sequence[ProcessSet]) -> None:
     taken = {0}
     for place, each in enumerate(sets):
         number = numbers.get(tuple(each.ranks or global_process_set.ranks))
-        each.process_set_id = None if number in taken else number
-        if each.process_set_id is None:
+        if number is None:
+            raise ValueError(
+                f"process set {place}, with ranks {each.ranks}, was not given to the init() that started: see add_process_set"
+            )
+        if number in taken:
             raise ValueError(
                 f"process set {place} of init(), with ranks {each.ranks}, is a duplicate of process set {number}; "
                 "every set needs other ranks than the sets before it and than the whole world"
             )
-        taken.add(each.process_set_id)
+        taken.add(number)
+        each.process_set_id = number
         _registered.append(each)
 
 
