@@ -162,9 +162,10 @@ class Engine:
         found = self._handles.get(handle)
         if found is None:
             raise ValueError(f"handle {handle} was not created or has been cleared")
-        if not found.is_done:
+        is_done = found.is_done
+        if not is_done:
             os.sched_yield()  # lets the thread have the interpreter
-        return found.is_done
+        return is_done
 
     def synchronize(self, handle: int) -> Any:
         """Wait for the result and forget the handle. None for a handle that is not known."""
@@ -305,9 +306,7 @@ class Engine:
             self._executor.remove_set(number)
             self._over((0, "process_set.remove"), True)
         elif what == say.NOTICE:
-            if self._has_joined:
-                self._errands.append((fields[1].decode(), int(fields[2])))
-                self._board.wake()
+            self._heard(fields[1].decode(), int(fields[2]))
         else:
             self._stop(_error_from(fields, self.world.rank))
 
@@ -396,10 +395,16 @@ class Engine:
         """
         self._callbacks[key] = callback
 
+    def _heard(self, key: str, number: int) -> None:
+        """Some rank that has joined is behind. Is it us?"""
+        if self._has_joined and number > self._steps.get(key, 0):
+            self._steps[key] = number
+            self._errands.append((key, number))
+            self._board.wake()
+
     def _run_errands(self) -> None:
         while self._errands and self._end is None:
             key, number = self._errands.popleft()
-            self._steps[key] = number
             try:
                 if key not in self._callbacks:
                     raise CommError(f"{key}: others begin step {number}, and this rank has joined without knowing it")

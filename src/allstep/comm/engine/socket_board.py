@@ -75,6 +75,7 @@ class _Link:
         with contextlib.suppress(OSError):
             self.sock.settimeout(1.0)
             self.sock.sendall(self.unsent)
+        self.has_ended = True
         self.sock.close()
 
 
@@ -123,8 +124,9 @@ class SocketBoard(Board):
         with self._sending:
             for peer in peers:
                 link = self._links[peer]
+                had_rest = bool(link.unsent)
                 link.send(data)
-                if not link.has_ended:
+                if bool(link.unsent) != had_rest and not link.has_ended:
                     events = select.EPOLLIN | (select.EPOLLOUT if link.unsent else 0)
                     self._poll.modify(link.sock.fileno(), events)
 
@@ -173,8 +175,9 @@ class SocketBoard(Board):
         return next((peer for peer, link in self._links.items() if link.has_ended), None)
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
+        with self._sending:
+            for link in self._links.values():
+                link.close()
         self._poll.close()
         os.close(self._bell)
 
