@@ -123,9 +123,7 @@ class Rounds:
             if answers := self._tell(name, {"prepare": name}):
                 losses = _means([answer["losses"] for answer in answers])
                 self._seen[name] = Seen(fmean(answer["nbytes"] for answer in answers), losses)
-        if not self._rivals:
-            raise StepFailed(f"there is nobody to measure: {'; '.join(absences(self.absent()))}")
-        check_losses({name: seen.losses[:1] for name, seen in self._seen.items()})
+        self._check_losses({name: seen.losses[:1] for name, seen in self._seen.items()})
 
     def warm_up(self) -> None:
         """See how many steps make a turn, and take a round that does not count."""
@@ -146,16 +144,16 @@ class Rounds:
                 if seen := self._seen.get(name):
                     seen.seconds.append(seconds[name])
                     seen.speeds.append(seconds[ALONE] / seconds[name])
-        check_losses({name: self._seen[name].losses[before[name] :] for name in self._rivals})
+        self._check_losses({name: self._seen[name].losses[before[name] :] for name in self._rivals})
 
     def watch(self) -> None:
         """A round that does not count: where the time goes."""
         self._turn += 1
         for name in list(self._seen):
             order = {"watch": name, "turn": self._turn, "steps": self.steps}
-            answers = [answer["parts"] for answer in self._tell(name, order)]
-            parts = dict.fromkeys(part for answer in answers for part in answer)
-            self._seen[name].parts = {part: fmean(answer.get(part, 0.0) for answer in answers) for part in parts}
+            if answers := [answer["parts"] for answer in self._tell(name, order)]:
+                parts = dict.fromkeys(part for answer in answers for part in answer)
+                self._seen[name].parts = {part: fmean(answer.get(part, 0.0) for answer in answers) for part in parts}
 
     def rows(self) -> list[StepRow]:
         return [StepRow(name, **vars(seen)) for name, seen in self._seen.items()]
@@ -166,6 +164,11 @@ class Rounds:
     @property
     def _rivals(self) -> list[str]:
         return [name for name in self._seen if name != ALONE]
+
+    def _check_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
+        if not self._rivals:
+            raise StepFailed(f"there is nobody to measure: {'; '.join(absences(self.absent()))}")
+        check_losses(losses)
 
     def _train(self, name: str) -> float:
         """Seconds of the slowest rank; infinite when the contender failed."""

@@ -21,7 +21,6 @@ the same weights, and at the same step of the same turn the same pictures and th
 """
 
 import ctypes
-import gc
 import os
 import re
 import sys
@@ -216,12 +215,10 @@ def watching(parts: dict[str, float]) -> Iterator[None]:
 
 
 def memory_in_use() -> int:
-    """Bytes of memory of this process. Of what it shares with others only its share counts (PSS)."""
-    gc.collect()
+    """Bytes of memory of this process, without what it has only read from files. Of what it shares, its share counts (PSS)."""
     ctypes.CDLL(None).malloc_trim(0)  # what was freed and kept for later is not in use
-    found = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
-    assert found, "/proc/self/smaps_rollup has no line Pss"
-    return int(found[1]) << 10
+    found = re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    return sum(map(int, found)) << 10
 
 
 def main(model: str, batch: str, path: str) -> None:

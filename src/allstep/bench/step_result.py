@@ -22,7 +22,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 
 from allstep.bench.result import Missing, absences, document, require_matplotlib
 from allstep.errors import ConfigError
@@ -110,7 +110,7 @@ class StepResult:
         return Group(title, self._speeds(), self._parts())
 
     def _speeds(self) -> Table:
-        table = _table("", "images/s", "speed", "min", "max", "target", "", "MB a rank")
+        table = _table("", "images/s", "speed", "min", "max", "target", "", "MB/rank")
         for row in self.rows:
             target = self.targets.get(row.name)
             verdict = {True: "met", False: "not met", None: ""}[self.met(row)]
@@ -177,7 +177,7 @@ class StepResult:
 
 
 def _table(name: str, *figures: str) -> Table:
-    table = Table(name, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for head in figures:
         table.add_column(head, justify="right")
     return table
