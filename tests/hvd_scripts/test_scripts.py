@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from allstep.launch.horovod import FOLDER
+from hosts import Hosts
 from launch.command import run as allstep
 from ranks import clean_environment
 from slurm import Slurm
@@ -170,6 +171,14 @@ def test_the_rank_that_leaves_is_blamed_not_those_it_leaves_behind() -> None:
 def test_one_process_needs_no_launcher() -> None:
     lines = under(sys.executable, str(HERE / "mnist.py"), "--data-dir", str(DIGITS), "--epochs", "2")
     equal_weights(lines, 1)
+
+
+def test_on_two_hosts(two_hosts: Hosts) -> None:
+    where = ["-H", "h1:1,h2:2", "--ssh", two_hosts.ssh]
+    done = allstep("run", "--as-horovod", *where, "python", HERE / "uneven.py", limit=60)
+    assert done.code == 0, done.err
+    for rank in range(3):
+        assert f"[{rank}] rank {rank} epoch 1: last joined 2, weight -5.000000" in done.out.splitlines()
 
 
 def test_under_open_mpi() -> None:
