@@ -502,6 +502,38 @@ def test_state_moves_between_numbers_of_ranks(ranks: Ranks, tmp_path: Any) -> No
             assert other == pytest.approx(results[0], abs=1e-12)
 
 
+@pytest.mark.parametrize("share_weights", [False, True])
+def test_a_state_that_only_rank_0_has_reaches_all(ranks: Ranks, share_weights: bool) -> None:
+    """The usual way of Horovod scripts: rank 0 loads a checkpoint, everybody gets it."""
+
+    def work(places: str) -> None:
+        import allstep.torch as hvd
+
+        hvd.init()
+        net = model()
+        plain = torch.optim.Adam(net.parameters(), 0.01)
+        loss_of(net, *next(batches())).backward()
+        plain.step()
+        saved = plain.state_dict()
+        fresh = torch.optim.Adam(net.parameters(), 0.5)
+        if hvd.rank() == 0:
+            fresh.load_state_dict(saved)  # the only one
+        optimizer = hvd.DistributedOptimizer(
+            fresh, net.named_parameters(), share_weights=share_weights and len(set(places)) == 1
+        )
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert optimizer.param_groups[0]["lr"] == 0.01
+        found = optimizer.state_dict()["state"]
+        assert found.keys() == saved["state"].keys()
+        for number, values in saved["state"].items():
+            for key, value in values.items():
+                torch.testing.assert_close(found[number][key], value)
+        hvd.shutdown()
+
+    ranks(3, work, "aaa")
+    ranks(3, work, "aab", hosts=list("aab"))
+
+
 def test_shared_weights_are_one_copy(ranks: Ranks) -> None:
     def work() -> None:
         hvd, net, optimizer = started(share_weights=True)

@@ -6,6 +6,7 @@ Objects travel as bytes of cloudpickle, so lambdas and classes of the main scrip
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +76,14 @@ def broadcast_optimizer_state(
     described = _described(optimizer.state_dict()) if rank() == root_rank else None
     plan = broadcast_object(described, root_rank, "optimizer_state")
     _take_options(optimizer, plan["param_groups"])
-    tensors = _take_state(optimizer, owners, plan["state"])
-    seen: Counter[str] = Counter()
-    handles = []
-    for name, tensor in tensors:
-        seen[name] += 1
-        handles.append(broadcast_async_(tensor, root_rank, f"{name}.{seen[name]}"))
-    _wait_for(handles)
+    with getattr(optimizer, "whole_state", nullcontext)():  # with share_weights a rank has only a part of it
+        tensors = _take_state(optimizer, owners, plan["state"])
+        seen: Counter[str] = Counter()
+        handles = []
+        for name, tensor in tensors:
+            seen[name] += 1
+            handles.append(broadcast_async_(tensor, root_rank, f"{name}.{seen[name]}"))
+        _wait_for(handles)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from allstep.comm.owned import OwnedGradients
 from allstep.comm.ownership import Piece
 from allstep.comm.segment import share
 from allstep.comm.store import collect
-from allstep.errors import UserError
+from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 
 _ALIGNED = 64
@@ -73,7 +73,14 @@ class SharedState:
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
         store, seconds = PrefixStore(place, owned.group.get_group_store()), read_limits().start
         own = json.dumps(list(entries_of(pieces, state)))
-        words = collect(store, "entries", arena.rank, arena.size, own, seconds)
+        try:
+            words = collect(store, "entries", arena.rank, arena.size, own, seconds)
+        except RuntimeError as error:
+            raise CommError(
+                f"share_weights: not all {arena.size} ranks of the host had new optimizer state within {seconds:.0f} s: load_state_dict "
+                "must be called on all of them, or be followed by broadcast_optimizer_state",
+                rank=owned.group.rank(),
+            ) from error
         entries = [_entry(*each) for word in words for each in json.loads(word)]
         segment = share(store, arena.rank, arena.size, sum(entry.nbytes for entry in entries) or 1, seconds)
         start, views = 0, {}

@@ -13,7 +13,8 @@ right. A class can say which it is by `elementwise = True` or `False`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ class SharedWeights(Distributed):
             raise HorovodInternalError(str(error)) from error
         self._pieces = {piece: self._tensor_of(piece, whole) for piece in self._owned.own_pieces}
         self._shared_state = SharedState(self._owned)
-        self._known: set[int] = set()  # parameters that have been updated, so that there may be state of them
+        self._known: set[int] = set()  # parameters that have been updated since: their state is in shared memory
+        self._given: dict[int, dict[str, Any]] = {}  # whole state from before the next step, by number
         self._inner = _optimizer_of(wrapped, self, self._pieces, self._owned)
         self._scatter_state()
 
@@ -117,32 +119,45 @@ class SharedWeights(Distributed):
             self._shared_state.put_back(self._pieces, self._inner.state)
         else:
             self._known |= used
+            self._given = {}
             self._shared_state.gather(self._pieces, self._inner.state)
 
     # State
 
     def _scatter_state(self) -> None:
-        """What the outer optimizer holds for whole parameters becomes the state of our pieces."""
+        """What the outer optimizer holds for whole parameters becomes the state of our pieces. The next step moves it to shared memory;
+        until then it is kept whole as well, since the other ranks may have none (only rank 0 loaded a checkpoint)."""
+        self._given = {
+            i: self.state[each.parameter] for i, each in enumerate(self._owned.named) if each.parameter in self.state
+        }
+        self.state.clear()
+        self._inner.state.clear()
+        self._known.clear()
         for piece, tensor in self._pieces.items():
             parameter = self._owned.named[piece.number].parameter
             self._inner.state[tensor] = {
-                key: _cut(value, piece, parameter, tensor) for key, value in self.state.get(parameter, {}).items()
+                key: _cut(value, piece, parameter, tensor) for key, value in self._given.get(piece.number, {}).items()
             }
-        given = {i for i, each in enumerate(self._owned.named) if self.state.get(each.parameter)}
-        self.state.clear()
-        if given:
-            self._known |= given
-            self._shared_state.gather(self._pieces, self._inner.state)
+
+    def _fill_state(self) -> None:
+        """The outer optimizer's state becomes the whole one, as copies."""
+        for number, values in (self._given or self._shared_state.whole()).items():
+            self.state[self._owned.named[number].parameter] = dict(values)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, of all parameters, from any rank alone."""
-        self.state.update(
-            {self._owned.named[number].parameter: values for number, values in self._shared_state.whole().items()}
-        )
+        self._fill_state()
         try:
             return super().state_dict()
         finally:
             self.state.clear()
+
+    @contextmanager
+    def whole_state(self) -> Iterator[None]:
+        """Within it `state` is that of whole parameters, and what is changed there counts afterwards. All ranks together."""
+        self._fill_state()
+        yield
+        self._scatter_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A whole state, written by any number of ranks. All ranks load it together."""
