@@ -1,27 +1,30 @@
-"""The longer scripts of benchmarks/: each really runs once, tiny; comparisons and exits are tested on figures made up."""
+"""The longer scripts of benchmarks/: each really runs once, tiny; comparisons and exits are tested on figures made up.
+
+Starting hosts and importing torch is most of the time here, so a script runs in this process, and one start serves several checks.
+"""
 
 import argparse
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
+from torch import nn
 
 from allstep.bench import Row
 from allstep.bench.comm_result import GLOO, MB, PRIVATE, SHARED, CommRow
 from allstep.comm.algorithms import ALGORITHMS
 from hosts import why_not
 from launch.command import processes_with
-from ranks import clean_environment, wait_until
+from ranks import Ranks, wait_until
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 NO_HOSTS = why_not("ssh", "sshd", "ssh-keygen", "tc")
@@ -36,27 +39,6 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-@contextmanager
-def _running(name: str, *options: str) -> "Iterator[subprocess.Popen[str]]":
-    """As a user would run it; all processes of the run have the mark of the test in their environment."""
-    with subprocess.Popen(
-        [sys.executable, str(BENCHMARKS / f"{name}.py"), *options],
-        env={**clean_environment(), "MARK": _mark()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _mark() -> str:
-    return f"{os.getpid()}.{os.environ['PYTEST_CURRENT_TEST'].split(' ')[0]}"
-
-
 two_hosts = _load("two_hosts")
 ddp = _load("ddp_alexnet")
 
@@ -64,42 +46,80 @@ ddp = _load("ddp_alexnet")
 # Between hosts
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the script has found so far, seen before it is shown."""
+    found: list[Any] = []
+
+    class Seen(two_hosts.Found):  # type: ignore[name-defined,misc]
+        def __init__(self, *figures: Any) -> None:
+            super().__init__(*figures)
+            found.append(self)
+
+    monkeypatch.setattr(two_hosts, "Found", Seen)
+    return found
+
+
+@pytest.fixture
+def ctrl_c_at_16_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A real one, in the midst of the turns. Yields a list for the processes that are there then."""
+    there: list[int] = []
+
+    class Interrupted(two_hosts.CountedTurns):  # type: ignore[name-defined,misc]
+        def warm_up(self) -> None:
+            if self._nbytes == 16 * MB:
+                there.extend(processes_with(_mark()))
+                Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            super().warm_up()
+
+    monkeypatch.setattr(two_hosts, "CountedTurns", Interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    yield there
+    signal.signal(signal.SIGTERM, before)
+
+
+def _mark() -> str:
+    return f"{os.getpid()}.{os.environ['PYTEST_CURRENT_TEST'].split(' ')[0]}"
+
+
 @needs_hosts
 @pytest.mark.timeout(120)
-def test_sums_between_hosts_and_the_bytes_that_cross(tmp_path: Path) -> None:
+def test_sums_between_hosts_and_an_interruption_that_leaves_nothing(
+    measured: list[Any],
+    ctrl_c_at_16_mb: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One start for both: 4 KB and 4 MB are measured, and Ctrl-C comes at 16 MB."""
+    monkeypatch.setenv("MARK", _mark())  # in the environment of all processes of the run
+    options = ["--mbit", "600", "--repetitions", "1"]
+    assert two_hosts.command([*options, "--sizes", "4KB,4MB,16MB"]) == 130
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert len(ctrl_c_at_16_mb) > 4  # hosts, daemons and ranks
+    wait_until(lambda: processes_with(_mark()) == [])
+    rate = re.search(r"600 Mbit/s each way asked for, (\d+) Mbit/s measured", said.out)
+    assert rate and 200 < int(rate[1]) < 660
+
+    monkeypatch.setattr(two_hosts, "measure", lambda *_: list(measured))
     file = tmp_path / "figures.json"
-    options = ["--mbit", "300", "--sizes", "4KB,4MB", "--repetitions", "1", "--json", str(file)]
-    with _running("two_hosts", *options) as process:
-        out, err = process.communicate(timeout=110)
-    assert process.returncode == 0, out + err
-    assert processes_with(_mark()) == []
-    rate = re.search(r"300 Mbit/s each way asked for, (\d+) Mbit/s measured", out)
-    assert rate and 100 < int(rate[1]) < 330
-    rows = json.loads(file.read_text())["rows"]
+    assert two_hosts.command([*options, "--sizes", "4KB,4MB", "--json", str(file)]) == 0
+    assert "plain TCP" in capsys.readouterr().out
+    _check_sums(json.loads(file.read_text())["rows"])
+
+
+def _check_sums(rows: list[dict[str, Any]]) -> None:
     names = [SHARED, PRIVATE, GLOO, *(f"allstep, {name}" for name in ALGORITHMS), "plain TCP"]
     assert [(row["bytes"], row["name"]) for row in rows] == [(n, name) for n in (4096, 4 * MB) for name in names]
     large = {row["name"]: row for row in rows[len(names) :]}
     for row in large.values():  # all must send 4 MB; headers, acknowledgements and what TCP sends again come on top
         assert row["must_send"] == 4 * MB < row["sent"]
         # The first 512 KB of a turn may pass at once, and again at the switch; nothing else is quicker than the rate.
-        assert row["min"] > 3 * MB * 8 / 330e6
+        assert row["min"] > 3 * MB * 8 / 660e6
     for name in ("plain TCP", SHARED, PRIVATE, "allstep, ring"):
         assert large[name]["sent"] < 1.25 * 4 * MB, name  # as if each host were one rank
     assert large[GLOO]["sent"] > 1.25 * 4 * MB  # 2 ranks a host, flat: 2 x 3/4 of the tensor
-
-
-@needs_hosts
-@pytest.mark.timeout(120)
-def test_an_interrupted_run_leaves_nothing() -> None:
-    with _running("two_hosts", "--sizes", "4KB", "--repetitions", "1000") as process:
-        assert process.stderr
-        assert "4 KB" in process.stderr.readline()  # hosts, daemons and ranks are there
-        assert len(processes_with(_mark())) > 4
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, out + err
-    assert "Traceback" not in err
-    wait_until(lambda: processes_with(_mark()) == [])
 
 
 def test_without_root_there_are_no_hosts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,12 +222,22 @@ def test_comparisons_between_hosts() -> None:
 # DDP
 
 
-@pytest.mark.timeout(120)
-def test_ddp_learns_the_same_on_both_backends(tmp_path: Path) -> None:
+def _small_net() -> nn.Module:
+    """Stands in for AlexNet, whose 61 million weights take long to make. It has dropout, too."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(), nn.Linear(48, 1000))
+
+
+def _train_with_ddp(file: Path) -> int:
+    script = _load("ddp_alexnet")
+    script.AlexNet = _small_net  # type: ignore[attr-defined]
+    sys.argv = ["ddp_alexnet.py", "--batch", "1", "--turns", "1", "--steps", "2", "--json", str(file)]
+    status: int = script.main()
+    return status
+
+
+def test_ddp_learns_the_same_on_both_backends(ranks: Ranks, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    with _running("ddp_alexnet", "--batch", "1", "--turns", "1", "--steps", "2", "--json", str(file)) as process:
-        out, err = process.communicate(timeout=110)
-    assert process.returncode == 0, out + err
+    assert ranks(2, _train_with_ddp, file) == [0, 0]
     ours, gloo = json.loads(file.read_text())["rows"]
     assert (ours["name"], gloo["name"]) == ("allstep", "gloo")
     assert len(ours["losses"]) == len(gloo["losses"]) == 4  # the turn that warms up included
@@ -215,6 +245,18 @@ def test_ddp_learns_the_same_on_both_backends(tmp_path: Path) -> None:
     assert len(set(ours["losses"])) == 4  # every step is another
     for row in (ours, gloo):
         assert row["images_per_second"] == pytest.approx(4 / row["seconds"][0])
+
+
+def test_ddp_starts_its_own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def become(python: str, command: list[str], env: dict[str, str]) -> NoReturn:
+        raise SystemExit(f"{env['OMP_NUM_THREADS']} {' '.join(command)}")
+
+    monkeypatch.setattr(os, "execve", become)
+    monkeypatch.setattr(sys, "argv", ["ddp_alexnet.py", "--workers", "3"])
+    monkeypatch.delenv("ALLSTEP_RANK", raising=False)
+    run = f"{sys.executable} -m allstep run -np 3 --show 0 {sys.executable} ddp_alexnet.py --workers 3"
+    with pytest.raises(SystemExit, match=re.escape(f"1 {run}")):
+        ddp.main()
 
 
 @pytest.mark.parametrize(("other", "status"), [(6.9, 0), (6.8, 1), (float("nan"), 1)])

@@ -129,6 +129,7 @@ def _fails_in_turn(turn: int) -> Any:
 def _rounds(contenders: dict[str, Any]) -> tuple[list[tuple[str, int, bool]], list[Missing]]:
     """Who was measured, in how many turns, and whether we saw where its time goes; and who is absent."""
     allstep.init()
+    torch.set_num_threads(1)
     step._SECONDS_PER_TURN = 0
     rounds = Rounds(_Team(Rank(0, 1, "small-cnn", 2, contenders)))  # type: ignore[arg-type]
     rounds.prepare()
