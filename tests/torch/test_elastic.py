@@ -1,6 +1,8 @@
 """Elastic states of torch in a fixed world: commit, restore, sync, the sampler, and the loop after an error that all ranks survive."""
 
 import math
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -171,3 +173,24 @@ def go_on() -> tuple[list[int], int]:
     hvd.shutdown()
     assert resets == [2, 2]
     return result, len(resets)
+
+
+def test_a_lost_rank_ends_the_loop_and_is_named(ranks: Ranks) -> None:
+    """Nobody replaces it yet: the new world does not come about."""
+    outcomes = ranks.outcomes(3, lose_rank_1, env={"ALLSTEP_START_TIMEOUT": "2"})
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.exit_code == 1, outcome.output
+        assert "rank 1" in outcome.output.splitlines()[-1], outcome.output
+        assert "WorldError" in outcome.output.splitlines()[-1], outcome.output
+
+
+def lose_rank_1() -> None:
+    @hvd.elastic.run
+    def train_all(state: Any) -> None:
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(torch.ones(1), name="loss")
+
+    hvd.init()
+    train_all(TorchState(batch=0))

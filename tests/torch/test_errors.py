@@ -90,13 +90,12 @@ def argue() -> None:
         raises(NotImplementedError, "all ranks", lambda: hvd.allreduce(one, op=hvd.Adasum, process_set=unregistered))
         if size == 3:
             raises(NotImplementedError, "power of 2", lambda: hvd.allreduce(one, op=hvd.Adasum))
-        first = hvd.allreduce_async(one, name="twice") if size > 1 and rank == 0 else None
-        if first is not None:
+        first = hvd.allreduce_async(one, name="twice") if rank == 0 else None
+        if first is not None and size > 1:
             raises(ValueError, "same name as another tensor", lambda: hvd.allreduce_async(one, name="twice"))
-            assert hvd.synchronize(first).item() == 1  # the first is as good as ever
-        elif size > 1:
-            time.sleep(0.2)
-            hvd.allreduce(one, name="twice")
+        hvd.barrier()  # only now the others ask for it
+        result = hvd.allreduce(one, name="twice") if first is None else hvd.synchronize(first)
+        assert result.item() == 1  # the first is as good as ever
         usable(size)
         if size > 1:
             few = hvd.add_process_set([0])
@@ -176,7 +175,6 @@ def test_what_cannot_be_done_while_a_rank_has_joined(ranks: Ranks) -> None:
 def call_after_join() -> None:
     with running() as (rank, size):
         if rank == 0:
-            time.sleep(0.2)  # let the other join first
             refused = "not supported with Join"
             raises(hvd.HorovodInternalError, refused, lambda: hvd.allgather(torch.ones(1), name="a"))
             raises(hvd.HorovodInternalError, refused, lambda: hvd.broadcast(torch.ones(1), 0, name="b"))
