@@ -1,14 +1,17 @@
-"""`allstep bench step`: really run once, tiny; failing contenders on a real rank; comparisons and the ways out on figures made up."""
+"""`allstep bench step`: run once, tiny; failing contenders on a real rank; comparisons and the ways out on figures made up."""
 
+import contextlib
 import io
 import json
 import mmap
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import allstep
-from allstep.bench import Missing, comm, step
+from allstep.bench import Missing, comm, step, step_rank
 from allstep.bench.step import Rounds, StepFailed, check_losses, round_of
 from allstep.bench.step_rank import CONTENDERS, NETS, Lessons, Rank, memory_in_use, watching
 from allstep.bench.step_result import ALONE, DDP, GLOO, OPTIMIZER, PARTS, SHARED, TASKS, StepResult, StepRow
@@ -32,8 +35,35 @@ RIVALS = [GLOO, DDP, OPTIMIZER, SHARED]
 MB = 1 << 20
 
 
-@pytest.mark.timeout(120)
-def test_everybody_trains_turn_by_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def forked(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Starts the bench's ranks in the fork server, where torch is imported already. A list of the commands that it stands in for."""
+    commands: list[tuple[str, ...]] = []
+
+    def start(
+        name: str, command: tuple[str, ...], num_ranks: int, folder: Path, ending: contextlib.ExitStack
+    ) -> comm.Team:
+        commands.append(command)
+        *_, model, batch = command
+        path = folder / "ranks.socket"
+        door = ending.enter_context(socket.socket(socket.AF_UNIX))
+        door.bind(str(path))
+        door.listen(num_ranks)
+        door.settimeout(20)
+        pool = ending.enter_context(ThreadPoolExecutor(1))
+        ended = pool.submit(ranks, num_ranks, step_rank.main, model, batch, str(path))
+        ending.callback(lambda: ended.result(20))
+        team = comm.Team(name, None, folder / "ranks.txt")  # type: ignore[arg-type]
+        comm._gather(team, door, num_ranks, ending)
+        return team
+
+    monkeypatch.setattr(step, "start_team", start)
+    return commands
+
+
+def test_everybody_trains_turn_by_turn(
+    forked: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     orders: list[dict[str, Any]] = []
     tell = comm.Team.tell
     monkeypatch.setattr(comm.Team, "tell", lambda team, order: orders.append(order) or tell(team, order))
@@ -43,6 +73,9 @@ def test_everybody_trains_turn_by_turn(tmp_path: Path, monkeypatch: pytest.Monke
     outcome = CliRunner().invoke(app, ["bench", "step", *options])
     assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception}"
 
+    python = sys.executable
+    rank = (python, "-m", "allstep.bench.step_rank", "small-cnn", "3")
+    assert forked == [(python, "-m", "allstep", "run", "-np", "2", *rank)]
     document = json.loads(file.read_text())
     assert document["benchmark"] == "step" and document["missing"] == []
     rows = {row["name"]: row for row in document["rows"]}
