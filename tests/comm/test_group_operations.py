@@ -567,12 +567,14 @@ def operate(case: tuple, rank: int, group: dist.ProcessGroup) -> tuple[dist.Work
     return work, check
 
 
+@pytest.mark.soak(5)
 def test_random_operations(run: Run) -> None:
-    assert run(4, random_operations, 1, 100, timeout=55) == [100] * 4
+    seed = int.from_bytes(os.urandom(4)) if os.environ.get("ALLSTEP_SOAK") else 1
+    assert run(4, random_operations, seed, 200, timeout=55) == [200] * 4
 
 
 @pytest.mark.soak(1)  # its count is in the test
 @pytest.mark.timeout(600)
-def test_many_random_operations(run: Run) -> None:
-    count = 10_000 if os.environ.get("ALLSTEP_SOAK") else 300
-    run(4, random_operations, 3, count, timeout=590)
+def test_many_random_operations(ranks: Ranks) -> None:
+    count = 10_000 if os.environ.get("ALLSTEP_SOAK") else 2_000
+    ranks(4, random_operations, 3, count, timeout=590)
