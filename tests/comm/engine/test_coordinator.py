@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.comm.engine import coordinator as say
+from allstep.comm.engine import messages as say
 from allstep.comm.engine.coordinator import Coordinator
 from allstep.comm.engine.request import Kind, Op, Request, decode, encode
 

@@ -29,6 +29,7 @@ from allstep.comm.engine.socket_board import connect
 from allstep.comm.segment import share
 from allstep.comm.store import collect
 from allstep.comm.wait import spins_for
+from allstep.errors import CommError
 
 __all__ = ["DuplicateName", "Engine", "EngineStopped", "Hooks", "Kind", "Op", "Request", "current", "start"]
 
@@ -72,7 +73,7 @@ def _register() -> None:
 
 def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
     world, limits = joined.world, joined.limits
-    settings = read_settings(limits, dynamic)
+    settings = read_settings(limits, world.local_rank, dynamic)
     store = joined.fresh_store("engine")
     sets = _numbered(process_sets, world.size)
     _check_alike(store, world.rank, sets, world.size, limits.start)
@@ -110,7 +111,7 @@ def _check_alike(store: Store, rank: int, sets: dict[int, tuple[int, ...]], size
 
 
 def _make_board(joined: _ranks.Joined, store: Store) -> Board:
-    """Shared memory when all ranks are on one host, else sockets: one mechanism at a time."""
+    """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at a time."""
     world, cards = joined.world, joined.cards
     if len(set(joined.nodes)) > 1:
         return connect(store, world.rank, world.size, joined.limits)
@@ -119,7 +120,10 @@ def _make_board(joined: _ranks.Joined, store: Store) -> Board:
         return SharedBoard(memoryview(mmap.mmap(-1, nbytes)), 0, [os.getpid()], 0)
     num_cores = len(set().union(*(card["cores"] for card in cards)))
     spins = spins_for(world.size, min(num_cores, int(machine.cpu_quota() or num_cores)))
-    segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
+    try:
+        segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
+    except CommError:  # on all ranks
+        return connect(store, world.rank, world.size, joined.limits)
     return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)
 
 

@@ -76,6 +76,10 @@ class Board(ABC):
         """Wake the thread, whoever drives."""
 
     @abstractmethod
+    def nudge(self) -> None:
+        """Whoever drives shall look at what we posted."""
+
+    @abstractmethod
     def lost(self) -> int | None:
         """A rank that is gone, or has closed its board: of all for rank 0; the others look after rank 0."""
 

@@ -6,30 +6,29 @@ asked in.
 
 An operation is ready when all members of its set have asked for it; ranks that have joined (they have no more data) are not waited for.
 Then the asks are compared, and the answer is to carry it out, or why not. Asks that were handed over as a group are answered together.
-
-    from a rank   ask <ask> [<ask> ...]     one operation, or a group
-                  notice <key> <number>     "I begin step `number` of `key`": told to the ranks that have joined
-                  stop <kind> <text> <peer>
-    to all ranks  do <ask> <more> ...       one operation, or several fused ones. more: rows of each rank, splits of each rank
-                  refuse <set> <name> <kind> <text>     mismatch: the ranks differ; value: the caller is wrong
-                  joining                   some rank has joined: who begins a step gives notice from now on
-                  joined <rank>             all ranks have joined, this one last
-                  add <id> <ranks>, remove <id>
-                  notice, stop              as above
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from allstep.comm.engine.messages import (
+    ADD,
+    ASK,
+    DO,
+    JOINED,
+    JOINING,
+    MISMATCH,
+    NOTICE,
+    REFUSE,
+    REMOVE,
+    STOP,
+    VALUE,
+    Fields,
+)
 from allstep.comm.engine.request import Ask, Key, Kind, decode, numbers
-
-Fields = list[bytes]
-
-ASK, NOTICE, STOP = b"ask", b"notice", b"stop"
-DO, REFUSE, JOINING, JOINED, ADD, REMOVE = b"do", b"refuse", b"joining", b"joined", b"add", b"remove"
-MISMATCH, VALUE = b"mismatch", b"value"  # kinds of refusals
 
 _FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
 _WITH_JOIN = (Kind.ALLREDUCE, Kind.ADASUM)
@@ -66,6 +65,13 @@ class _Verdict:
     refusal: str = ""
 
 
+class _Ready(NamedTuple):
+    """An operation that can be done."""
+
+    verdict: _Verdict
+    group: _Group | None
+
+
 class Coordinator:
     """See the module.
 
@@ -88,7 +94,7 @@ class Coordinator:
         self.stopped = False
         self._clock = clock
         self._waiting: dict[Key, _Waiting] = {}
-        self._due: list[tuple[_Verdict, _Group | None] | Fields] = []
+        self._due: list[_Ready | Fields] = []
         self._verdicts: dict[tuple[Ask, ...], _Verdict] = {}
         self._free_ids: deque[int] = deque()
         self._num_groups = 0
@@ -185,7 +191,7 @@ class Coordinator:
         elif verdict.ask.kind is Kind.REMOVE_SET:
             self._remove_set(verdict.ask.splits[0])
         else:
-            self._due.append((verdict, waiting.group))
+            self._due.append(_Ready(verdict, waiting.group))
 
     def _refuse(self, key: Key, kind: bytes, why: str) -> None:
         self._due.append([REFUSE, b"%d" % key[0], key[1].encode(), kind, why.encode()])
@@ -247,37 +253,34 @@ class Coordinator:
         if not self._due:
             return []
         due, self._due = self._due, []
-        if len(due) == 1 and isinstance(due[0], tuple):
-            verdict = due[0][0]
-            return [[DO, verdict.ask.data, verdict.more]]
-        return list(self._fuse(due))
+        return self._fuse(due)
 
-    def _fuse(self, due: Iterable[tuple[_Verdict, _Group | None] | Fields]) -> Iterator[Fields]:
+    def _fuse(self, due: Iterable[_Ready | Fields]) -> list[Fields]:
         """Pack what fits together into the first answer in which there is room; the others may be skipped for it."""
         answers: list[Fields] = []
-        room: dict[tuple[object, ...], tuple[Fields, int]] = {}
+        room: dict[tuple[object, ...], tuple[list[bytes], int]] = {}
         for each in due:
-            if isinstance(each, list):
+            if not isinstance(each, _Ready):
                 answers.append(each)
                 if each[0] != REFUSE:
                     room.clear()  # sets may change here: nothing moves past it
                 continue
             verdict, group = each
             like = self._fusable(verdict, group)
-            answer, left = room.get(like, ([], 0)) if like is not None else ([], 0)
+            answer, left = room.get(like, ([], 0)) if like else ([], 0)
             if not answer or left < verdict.nbytes:
                 answer, left = [DO], self.fusion
                 answers.append(answer)
             answer += [verdict.ask.data, verdict.more]
-            if like is not None:
+            if like:
                 room[like] = answer, left - verdict.nbytes
-        yield from answers
+        return answers
 
-    def _fusable(self, verdict: _Verdict, group: _Group | None) -> tuple[object, ...] | None:
-        """What must be equal for two operations to be fused; None when this one is not."""
+    def _fusable(self, verdict: _Verdict, group: _Group | None) -> tuple[object, ...]:
+        """What must be equal for two operations to be fused; empty when this one is not."""
         ask = verdict.ask
         if ask.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
-            return None
+            return ()
         bound = 0 if self.fuse_groups or group is None else group.number
         return ask.kind, ask.process_set, ask.dtype, ask.device, ask.op, ask.prescale, ask.postscale, bound
 

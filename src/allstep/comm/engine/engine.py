@@ -24,12 +24,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from allstep.comm import start
-from allstep.comm.engine import coordinator as say
+from allstep.comm.engine import messages as say
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.coordinator import Coordinator
+from allstep.comm.engine.endings import as_comm_error, error_in, stop_message
 from allstep.comm.engine.executor import Executor
 from allstep.comm.engine.handle import Handle, Pending, Sleeper
 from allstep.comm.engine.hooks import Hooks
+from allstep.comm.engine.messages import pack, unpack
+from allstep.comm.engine.notices import Notices
 from allstep.comm.engine.request import (
     DuplicateName,
     EngineStopped,
@@ -45,16 +48,13 @@ from allstep.comm.engine.request import (
 from allstep.comm.engine.settings import Settings
 from allstep.comm.group import AllstepGroup
 from allstep.comm.leave import leave_alone
-from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
-from allstep.wire.frames import pack, unpack
+from allstep.errors import CollectiveMismatch, CommError, PeerLost
 
 SHUT_DOWN = "Horovod has been shut down"
 _NAP = 0.05
+_DONE = Handle(0)
 _STOPPING: Key = (0, "")  # under which a shutdown waits; no operation has this name
 _LAST_SECONDS = 5.0  # for a shutdown to come around
-_KINDS: dict[str, type[CommError]] = {
-    kind.__name__: kind for kind in (EngineStopped, PeerLost, CollectiveTimeout, CollectiveMismatch, CommError)
-}
 
 
 class Engine:
@@ -82,12 +82,10 @@ class Engine:
         self._pending: dict[Key, Pending] = {}
         self._turn = threading.Lock()  # held by whoever drives
         self._sleepers: deque[Sleeper] = deque()
-        self._end: BaseException | None = None
+        self._end: CommError | None = None
+        self._ended_at, self._has_let_go = 0.0, False
         self._has_joined = False  # this rank
-        self._somebody_joined = False
-        self._steps: dict[str, int] = {}
-        self._callbacks: dict[str, Callable[[int], None]] = {}
-        self._errands: deque[tuple[str, int]] = deque()
+        self._notices = Notices(board.post, board.wake)
         self._looked_at = 0.0
         self.is_closed = False
         self._pid = os.getpid()
@@ -118,8 +116,7 @@ class Engine:
     def _enqueue(self, requests: list[Request], is_group: bool, driving: bool = False) -> int:
         with self._lock:
             self._last_handle = number = self._last_handle + 1
-            if self._end is not None:
-                raise self._end
+            self._check_end()
             for request in requests:
                 self._check(request)
             names = full_names(requests, number)
@@ -131,7 +128,8 @@ class Engine:
                 self.hooks.submitted(key)
                 if request.kind is Kind.JOIN:
                     self._has_joined = True
-                    self._post_steps()  # the coordinator is to know how far we have come when it hears that we joined
+                    self._executor.device_of_zeros = request.device
+                    self._notices.post_all()  # the coordinator is to know how far we have come when it hears that we joined
             if not requests:
                 return number
             frame = pack([say.ASK, *(encode(request, name) for request, name in zip(requests, names, strict=True))])
@@ -184,7 +182,8 @@ class Engine:
         return found.value()
 
     def _wait_for_driver(self, handle: Handle) -> None:
-        """Somebody else drives. Bounded, so that a missed word is a delay."""
+        """Somebody else drives, and may be asleep. Bounded, so that a missed word is a delay."""
+        self._board.nudge()
         handle.sleeper = sleeper = Sleeper()
         self._sleepers.append(sleeper)
         if not handle.is_done:
@@ -211,14 +210,18 @@ class Engine:
 
     def _call_next(self) -> None:
         """The turn is free: somebody who waits may want it."""
-        with contextlib.suppress(IndexError):
-            self._sleepers.popleft().wake()
+        if self._sleepers:
+            with contextlib.suppress(IndexError):  # he may have gone
+                self._sleepers.popleft().wake()
 
     def _serve(self) -> None:
         """The thread."""
+        if self._settings.core is not None:
+            os.sched_setaffinity(0, [self._settings.core])  # 0 is this thread
         while not self.is_closed:
             self._board.sleep(_NAP)
             self._run_errands()
+            self._let_go()
             if not self.is_closed and self._turn.acquire(blocking=False):
                 try:
                     with contextlib.suppress(Exception):  # it has ended the engine, and whoever waits is told
@@ -289,11 +292,10 @@ class Engine:
         elif what == say.REFUSE:
             self._refused((int(fields[1]), fields[2].decode()), fields[3], fields[4].decode())
         elif what == say.JOINING:
-            with self._lock:
-                self._somebody_joined = True
-                self._post_steps()
+            self._notices.somebody_joined(True)
         elif what == say.JOINED:
-            self._has_joined = self._somebody_joined = False
+            self._has_joined = False
+            self._notices.somebody_joined(False)
             self._over((0, "join.noname"), int(fields[1]))
         elif what == say.ADD:
             number, ranks = int(fields[1]), numbers(fields[2].decode())
@@ -306,9 +308,10 @@ class Engine:
             self._executor.remove_set(number)
             self._over((0, "process_set.remove"), True)
         elif what == say.NOTICE:
-            self._heard(fields[1].decode(), int(fields[2]))
+            if self._has_joined:
+                self._notices.heard(fields[1].decode(), int(fields[2]))
         else:
-            self._stop(_error_from(fields, self.world.rank))
+            self._stop(error_in(fields, self.world.rank))
 
     def _do(self, data: Sequence[bytes], more: Sequence[bytes]) -> None:
         asks = [decode(each) for each in data]
@@ -320,12 +323,13 @@ class Engine:
         hooks.negotiated(asks)
         hooks.begins(asks)
         try:
-            results = self._executor.run(asks, more, [each.request if each is not None else None for each in pending])
+            requests = [each.wait_for_gpu() if each is not None else None for each in pending]
+            results = self._executor.run(asks, more, requests, hooks)
         except BaseException as error:
             hooks.ends(asks, error)
             for each in pending:
                 if each is not None:
-                    each.put(error=_as_comm_error(error, self.world.rank))
+                    each.put(error=as_comm_error(error, self.world.rank))
             raise
         hooks.ends(asks, None)
         for each, result in zip(pending, results, strict=True):
@@ -377,65 +381,52 @@ class Engine:
 
     def notice(self, key: str, number: int) -> None:
         """We begin step `number` of `key`. Numbers grow from 1. Ranks that have joined hear of it; while there are none, so does nobody."""
-        if self._end is not None:
-            raise self._end
-        with self._lock:
-            self._steps[key] = number
-            if self._somebody_joined:
-                self._board.post(pack([say.NOTICE, key.encode(), b"%d" % number]))
-
-    def _post_steps(self) -> None:
-        for key, number in self._steps.items():
-            self._board.post(pack([say.NOTICE, key.encode(), b"%d" % number]))
+        self._check_end()
+        self._notices.begin(key, number)
 
     def on_notice(self, key: str, callback: Callable[[int], None]) -> None:
         """While this rank has joined, call back with the number of each step of `key` that others begin: once each, in order.
 
         The callback runs on the engine's thread, while the caller of join drives: it may wait for the other ranks.
         """
-        self._callbacks[key] = callback
-
-    def _heard(self, key: str, number: int) -> None:
-        """Some rank that has joined is behind. Is it us?"""
-        if self._has_joined and number > self._steps.get(key, 0):
-            self._steps[key] = number
-            self._errands.append((key, number))
-            self._board.wake()
+        self._notices.callbacks[key] = callback
 
     def _run_errands(self) -> None:
-        while self._errands and self._end is None:
-            key, number = self._errands.popleft()
-            try:
-                if key not in self._callbacks:
-                    raise CommError(f"{key}: others begin step {number}, and this rank has joined without knowing it")
-                self._callbacks[key](number)
-            except BaseException as error:
-                self._fail(error)
+        try:
+            if self._end is None:
+                self._notices.run_errands()
+        except BaseException as error:
+            self._fail(error)
 
     # The end
+
+    def _check_end(self) -> None:
+        """Raise why it has ended, if it has: a new error each time, so that none collects the traces of all."""
+        end = self._end
+        if end is not None:
+            raise type(end)(str(end), rank=end.rank, op=end.op, tensor=end.tensor, peer=end.peer, seconds=end.seconds)
 
     def _fail(self, error: BaseException) -> None:
         """Something went wrong here: the engines of all ranks stop."""
         if self._end is None:
-            known = _as_comm_error(error, self.world.rank)
+            known = as_comm_error(error, self.world.rank)
             self._stop(known)
-            kind = type(known).__name__ if type(known).__name__ in _KINDS else "CommError"
-            peer = b"" if known.peer is None else b"%d" % known.peer
-            self._pass_on([say.STOP, kind.encode(), str(known).encode(), peer])
-            self._executor.abandon(str(known), known.peer)
+            with contextlib.suppress(Exception):  # they may be gone
+                self._board.post(pack(stop_message(known)))
+            self._let_go()
 
-    def _pass_on(self, fields: say.Fields) -> None:
-        """Tell the others that we have stopped. They may be gone."""
-        with contextlib.suppress(Exception):
-            if self._coordinator is None:
-                self._board.post(pack(fields))
-            elif not self._coordinator.stopped:
-                self._coordinator.stopped = True
-                self._board.tell([pack(fields)])
+    def _let_go(self) -> None:
+        """After the end nobody here shall go on waiting on our groups. When it was in order, he may finish what he is at."""
+        grace = _LAST_SECONDS if isinstance(self._end, EngineStopped) else 0.0
+        if self._end is not None and not self._has_let_go and time.monotonic() - self._ended_at >= grace:
+            self._has_let_go = True
+            self._executor.abandon(str(self._end), self._end.peer)
 
-    def _stop(self, error: BaseException) -> None:
+    def _stop(self, error: CommError) -> None:
         with self._lock:
-            self._end = self._end or error
+            if self._end is not None:
+                return
+            self._end, self._ended_at = error, time.monotonic()
             pending, self._pending = self._pending, {}
         for each in pending.values():
             each.put(error=error)
@@ -445,45 +436,45 @@ class Engine:
         """Stop the engines of all ranks and give everything back."""
         if self.is_closed or os.getpid() != self._pid:
             return
-        self._ask_to_stop()
-        self.is_closed = True
-        self._board.wake()
-        self._thread.join(timeout=1.0)
+        self._end_driving()
         self._executor.close()  # a thread that is still in an operation of a rank that hangs is thrown out of it
         self._thread.join(timeout=_LAST_SECONDS)
         self._board.close()
         self._handles.clear()
         start.part(self._joined)
 
-    def _ask_to_stop(self) -> None:
-        """Post it, and drive until it has come around: what was ready before is done on all ranks. Nobody waits for ever for that."""
-        rank, handle = self.world.rank, Handle(1, is_group=False)
-        with self._lock:
-            if self._end is None:
-                self._pending[_STOPPING] = Pending(Request(Kind.BARRIER), handle, 0)
-                text = f"{SHUT_DOWN} by rank {rank}: look at its output if that is not what you meant"
-                self._board.post(pack([say.STOP, b"EngineStopped", text.encode(), b"%d" % rank]), driving=True)
-        until = time.monotonic() + _LAST_SECONDS
-        while self._end is None and time.monotonic() < until:
-            if self._turn.acquire(timeout=_NAP):
-                with contextlib.suppress(Exception):  # it has ended the engine
-                    self._drive(handle, until)
-        self._stop(EngineStopped(f"{SHUT_DOWN} by this rank", rank=rank))
-
     def leave_at_exit(self) -> None:
         """At exit: tell the others, and let the kernel tear down the rest."""
         if self.is_closed:
             return
         if os.getpid() == self._pid:
-            self._ask_to_stop()
-            self.is_closed = True
-            self._board.wake()
-            self._thread.join(timeout=1.0)
+            self._end_driving()
         leave_alone([self._joined.meeting.store, *self._executor.groups])
+
+    def _end_driving(self) -> None:
+        """Have all stop, drive until that has come around or it takes too long, and end the thread."""
+        handle, until = Handle(), time.monotonic() + _LAST_SECONDS
+        with self._lock:
+            if self._end is None:
+                self._pending[_STOPPING] = Pending(Request(Kind.BARRIER), handle, 0)
+                text = f"{SHUT_DOWN} by rank {self.world.rank}: look at its output if that is not what you meant"
+                why = EngineStopped(text, rank=self.world.rank, peer=self.world.rank)
+                self._board.post(pack(stop_message(why)), driving=True)
+        while time.monotonic() < until:
+            if self._turn.acquire(timeout=_NAP):
+                with contextlib.suppress(Exception):  # it has ended the engine
+                    self._drive(handle if self._end is None else _DONE, until)
+                if self._end is not None:
+                    break
+        self._stop(EngineStopped(f"{SHUT_DOWN} by this rank", rank=self.world.rank))
+        self.is_closed = True
+        self._board.wake()
+        self._thread.join(timeout=1.0)
 
     def forked(self) -> None:
         """In a child: our place is known, but nothing can be asked for, driven or closed."""
         self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._handles, self._pending = {}, {}
         self._end = EngineStopped("this process was forked from a rank: only the rank itself can use the engine")
 
 
@@ -494,13 +485,3 @@ def check_ranks(ranks: Sequence[int], size: int) -> None:
         raise ValueError(f"process set {list(ranks)}: there is no rank {wrong[0]} among {size} ranks")
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"process set {list(ranks)}: a rank is in it twice")
-
-
-def _as_comm_error(error: BaseException, rank: int) -> CommError:
-    return error if isinstance(error, CommError) else CommError(f"{type(error).__name__}: {error}", rank=rank)
-
-
-def _error_from(fields: say.Fields, rank: int) -> CommError:
-    """The error that a `stop` tells of."""
-    kind, text, peer = fields[1].decode(), fields[2].decode(), fields[3]
-    return _KINDS[kind](text, rank=rank, peer=int(peer) if peer else None)

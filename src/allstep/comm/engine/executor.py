@@ -8,8 +8,9 @@ of 1 is no pass at all. Several reductions that came as one answer are packed in
 Tensors are read and written through `.data`: autograd neither sees it nor counts it as a change, as with Horovod.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch._C._distributed_c10d import (
 from allstep.comm import backend
 from allstep.comm.engine.adasum import combine
 from allstep.comm.engine.coordinator import rows_of
+from allstep.comm.engine.hooks import Hooks
 from allstep.comm.engine.request import Ask, Kind, Op, Request, numbers
 from allstep.comm.failure import Failure
 from allstep.comm.group import AllstepGroup
@@ -71,6 +73,8 @@ class Executor:
         self._further: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._num_made = 0
+        self._places: dict[int, str] = {}  # of each set, in the store: numbers of sets are used again, places are not
+        self.device_of_zeros = -1  # where a rank that has joined makes them, when the others' tensors are on a GPU
 
     # Groups
 
@@ -78,8 +82,9 @@ class Executor:
         """Called on all ranks in the same order; those of the set connect to each other."""
         self._num_made += 1
         self._ranks[number] = ranks
+        self._places[number] = place = f"set/{self._num_made}"
         if self._rank in ranks:
-            self._groups[number] = self._make(f"set/{self._num_made}", f"allstep engine, set {number}", ranks)
+            self._groups[number] = self._make(f"{place}/engine", f"allstep engine, set {number}", ranks)
 
     def _make(self, place: str, name: str, ranks: tuple[int, ...]) -> AllstepGroup:
         options = _DistributedBackendOptions()
@@ -96,7 +101,7 @@ class Executor:
         """A further group of a set's members, for whoever must not wait for the engine. The members ask for it together."""
         key = (purpose, number)
         if key not in self._further:
-            place, name = f"{purpose}/{number}", f"allstep {purpose}, set {number}"
+            place, name = f"{self._places[number]}/{purpose}", f"allstep {purpose}, set {number}"
             self._further[key] = self._make(place, name, self._ranks[number])
         return self._further[key]
 
@@ -114,7 +119,7 @@ class Executor:
 
     def abandon(self, reason: str, peer: int | None) -> None:
         """This rank takes part no more: end whatever other ranks wait for on our groups."""
-        for group in self._groups.values():
+        for group in self.groups:
             group.guard.fail(Failure("CommError" if peer is None else "PeerLost", reason, peer, self._rank))
 
     @property
@@ -123,37 +128,29 @@ class Executor:
 
     # Operations
 
-    def run(self, asks: Sequence[Ask], more: Sequence[bytes], requests: Sequence[Request | None]) -> list[Any]:
+    def run(
+        self, asks: Sequence[Ask], more: Sequence[bytes], requests: Sequence[Request | None], hooks: Hooks
+    ) -> list[Any]:
         """The results, one for each ask. A request that is None: this rank has joined and gives zeros."""
         first = asks[0]
         group = self._groups[first.process_set]
-        ranks = self._ranks[first.process_set]
-        wanted = [request or _zeros(ask) for ask, request in zip(asks, requests, strict=True)]
+        wanted = [request or _zeros(ask, self.device_of_zeros) for ask, request in zip(asks, requests, strict=True)]
         with torch.no_grad():
-            if first.kind is Kind.ALLREDUCE:
-                results: list[Any] = _all_reduce(group, wanted)
-            elif first.kind is Kind.ALLGATHER:
-                results = [
-                    _all_gather(group, each, numbers(rows.decode())) for each, rows in zip(wanted, more, strict=True)
-                ]
-            elif first.kind is Kind.BROADCAST:
-                results = [_broadcast(group, wanted[0], ranks.index(first.root))]
-            elif first.kind is Kind.ALLTOALL:
-                results = [_all_to_all(group, wanted[0], rows_of(more[0]))]
-            elif first.kind is Kind.REDUCESCATTER:
-                results = [_reduce_scatter(group, each) for each in wanted]
-            elif first.kind is Kind.ADASUM:
-                results = [_adasum(group, each) for each in wanted]
+            if len(asks) > 1 and first.kind is Kind.ALLREDUCE:
+                results = _fused_all_reduce(group, wanted, partial(hooks.activity, asks))
             else:
-                assert first.kind is Kind.BARRIER, first.kind  # that all have asked is all there is to it
-                results = [None]
+                hooks.activity(asks, first.kind.name)
+                results = [
+                    _OPERATIONS[first.kind](group, request, ask, each)
+                    for request, ask, each in zip(wanted, asks, more, strict=True)
+                ]
         if first.device == "cuda":
             torch.cuda.current_stream().synchronize()
         return results
 
 
-def _zeros(ask: Ask) -> Request:
-    device = f"cuda:{torch.cuda.current_device()}" if ask.device == "cuda" else "cpu"
+def _zeros(ask: Ask, number: int) -> Request:
+    device = "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
     tensor = torch.zeros(ask.shape, dtype=getattr(torch, ask.dtype), device=device)
     return Request(ask.kind, ask.name, tensor, tensor, ask.op, ask.prescale, ask.postscale)
 
@@ -185,26 +182,27 @@ def _factor_after(request: Request, size: int) -> float:
     return request.postscale / size if request.op is Op.AVERAGE else request.postscale
 
 
-def _all_reduce(group: AllstepGroup, requests: Sequence[Request]) -> list[Any]:
-    if len(requests) > 1:
-        return _fused_all_reduce(group, requests)
-    request = requests[0]
+def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
     work = target if target.is_contiguous() else torch.empty_like(given, memory_format=torch.contiguous_format)
-    if work is not given and work.data_ptr() != given.data_ptr():
+    if work.data_ptr() != given.data_ptr():
         work.copy_(given)
     _reduce(group, work, request)
     if work is not target:
         target.copy_(work)
-    return [request.output if request.output is not None else target]
+    return request.output if request.output is not None else target
 
 
-def _fused_all_reduce(group: AllstepGroup, requests: Sequence[Request]) -> list[Any]:
+def _fused_all_reduce(
+    group: AllstepGroup, requests: Sequence[Request], activity: Callable[[str], None]
+) -> list[Tensor]:
     """All of one dtype, device, reduction and factors."""
+    activity("MEMCPY_IN_FUSION_BUFFER")
     flat = torch.cat([_given(request).reshape(-1) for request in requests])
+    activity(Kind.ALLREDUCE.name)
     _reduce(group, flat, requests[0])
-    results = []
-    at = 0
+    activity("MEMCPY_OUT_FUSION_BUFFER")
+    results, at = [], 0
     for request in requests:
         target = _target(request)
         target.copy_(flat[at : at + target.numel()].view(target.shape))
@@ -220,8 +218,9 @@ def _reduce(group: AllstepGroup, tensor: Tensor, request: Request) -> None:
     scale(tensor, _factor_after(request, group._size))
 
 
-def _all_gather(group: AllstepGroup, request: Request, rows: Sequence[int]) -> Tensor:
-    """rows: how many each rank gives. A rank without rows has nothing to say, and equal ones go in one step."""
+def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    """more: how many rows each rank gives. A rank without rows has nothing to say, and equal ones go in one step."""
+    rows = numbers(more.decode())
     given = _given(request).contiguous()
     output = torch.empty((sum(rows), *given.shape[1:]), dtype=given.dtype, device=given.device)
     if not output.numel():
@@ -239,7 +238,8 @@ def _all_gather(group: AllstepGroup, request: Request, rows: Sequence[int]) -> T
     return output
 
 
-def _broadcast(group: AllstepGroup, request: Request, root: int) -> Tensor:
+def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    root = group.guard.names.index(ask.root)  # of the world
     given, target = _given(request), _target(request)
     if group._rank == root and target.data_ptr() != given.data_ptr():
         target.copy_(given)
@@ -251,8 +251,8 @@ def _broadcast(group: AllstepGroup, request: Request, root: int) -> Tensor:
     return request.output if request.output is not None else target
 
 
-def _all_to_all(group: AllstepGroup, request: Request, splits: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """splits[i][j]: rows that rank i sends to rank j."""
+def _all_to_all(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> tuple[Tensor, Tensor]:
+    splits = rows_of(more)  # [i][j]: rows that rank i sends to rank j
     outgoing, incoming = list(splits[group._rank]), [each[group._rank] for each in splits]
     given = _given(request)[: sum(outgoing)].contiguous()
     output = torch.empty((sum(incoming), *given.shape[1:]), dtype=given.dtype, device=given.device)
@@ -263,7 +263,7 @@ def _all_to_all(group: AllstepGroup, request: Request, splits: Sequence[tuple[in
     return output, torch.tensor(incoming, dtype=torch.int32)
 
 
-def _reduce_scatter(group: AllstepGroup, request: Request) -> Tensor:
+def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
     """Rows are dealt out in order; the first ranks get one more where they do not divide evenly."""
     size, rank = group._size, group._rank
     given = _given(request)
@@ -282,10 +282,25 @@ def _reduce_scatter(group: AllstepGroup, request: Request) -> Tensor:
     return scale(output, _factor_after(request, size))
 
 
-def _adasum(group: AllstepGroup, request: Request) -> Any:
+def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
     work = scale(given.clone(memory_format=torch.contiguous_format), request.prescale)
     if work.numel():
         work = combine(group, work)
     target.copy_(scale(work, request.postscale))
     return request.output if request.output is not None else target
+
+
+def _barrier(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> None:
+    """That all have asked is all there is to it."""
+
+
+_OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, Ask, bytes], Any]] = {
+    Kind.ALLREDUCE: _all_reduce,
+    Kind.ALLGATHER: _all_gather,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALLTOALL: _all_to_all,
+    Kind.REDUCESCATTER: _reduce_scatter,
+    Kind.ADASUM: _adasum,
+    Kind.BARRIER: _barrier,
+}

@@ -5,6 +5,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from allstep.comm.engine.request import Request
 
 
@@ -59,11 +61,22 @@ class Handle:
 
 @dataclass(slots=True)
 class Pending:
-    """An operation between request and result: number `index` of its handle."""
+    """An operation between request and result: number `index` of its handle. ready: when the GPU has made its tensor."""
 
     request: Request
     handle: Handle
     index: int
+    ready: Any = None
+
+    def __post_init__(self) -> None:
+        tensor = self.request.tensor
+        if tensor is not None and tensor.is_cuda:
+            self.ready = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait_for_gpu(self) -> Request:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.request
 
     def put(self, result: Any = None, error: BaseException | None = None) -> None:
         self.handle.put(self.index, result, error)

@@ -24,6 +24,9 @@ class Hooks:
     def begins(self, asks: Sequence[Ask]) -> None:
         """This rank begins to carry them out."""
 
+    def activity(self, asks: Sequence[Ask], name: str) -> None:
+        """Meanwhile, one thing after the other: packing, moving, unpacking."""
+
     def ends(self, asks: Sequence[Ask], error: BaseException | None) -> None:
         """It has carried them out, or failed."""
 

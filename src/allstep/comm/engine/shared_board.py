@@ -176,6 +176,10 @@ class SharedBoard(Board):
         with self._posting:
             self._poster.wake_thread(self.rank)
 
+    def nudge(self) -> None:
+        with self._posting:
+            self._poster.ring(self.rank)
+
     # The others
 
     def lost(self) -> int | None:

@@ -171,6 +171,9 @@ class SocketBoard(Board):
         os.eventfd_write(self._bell, 1)
         self._gate.set()
 
+    def nudge(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
     def lost(self) -> int | None:
         return next((peer for peer, link in self._links.items() if link.has_ended), None)
 
