@@ -323,7 +323,7 @@ def test_a_stopped_rank_is_not_lost(ranks: Ranks, hosts: str, env: dict[str, str
         def hold_up() -> None:
             time.sleep(0.05)
             os.kill(pids[1], signal.SIGSTOP)
-            time.sleep(2.5)
+            time.sleep(3.5)
             os.kill(pids[1], signal.SIGCONT)
 
         thread = threading.Thread(target=hold_up)
@@ -333,7 +333,7 @@ def test_a_stopped_rank_is_not_lost(ranks: Ranks, hosts: str, env: dict[str, str
         while True:
             tensor = torch.arange(5_000_000.0)
             dist.all_reduce(tensor)
-            going_on = torch.tensor([float(time.monotonic() - began < 2)])
+            going_on = torch.tensor([float(time.monotonic() - began < 3)])
             dist.broadcast(going_on, 0)
             if not going_on.item():
                 break
@@ -344,7 +344,7 @@ def test_a_stopped_rank_is_not_lost(ranks: Ranks, hosts: str, env: dict[str, str
         return bool((tensor == 2 * torch.arange(5_000_000.0)).all()), time.monotonic() - began
 
     for right, seconds in ranks(2, work, hosts=list(hosts), env={**env, "ALLSTEP_LOST_SECONDS": "1"}):
-        assert right and seconds > 2.5
+        assert right and seconds > 3.5
 
 
 # Stalls and time-outs
@@ -600,21 +600,27 @@ def test_a_forked_child_does_not_keep_a_dead_rank_alive(ranks: Ranks) -> None:
 
 
 def test_nothing_is_left_open(ranks: Ranks) -> None:
-    def work() -> list[int]:
-        counts = []
-        for number in range(20):
-            form(f"group {number}")
-            dist.all_reduce(torch.ones(3))
-            dist.barrier()
-            dist.destroy_process_group()
-            form.meeting.close()
-            gc.collect()
-            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
-        return counts
+    def use(name: str) -> None:
+        form(name)
+        dist.all_reduce(torch.ones(3))
+        dist.barrier()
+        dist.destroy_process_group()
+        form.meeting.close()
 
-    for counts in ranks(2, work, hosts=["a", "b"], env={"ALLSTEP_ALGORITHM": "ring"}):
-        (first_files, first_threads), *_, (last_files, last_threads) = counts[2:]
-        assert last_files <= first_files + 2 and last_threads <= first_threads + 1, counts
+    def count() -> tuple[int, int]:
+        gc.collect()  # takes as long as several groups
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def work() -> tuple:
+        for number in range(2):
+            use(f"first {number}")
+        before = count()
+        for number in range(20):
+            use(f"group {number}")
+        return before, count()
+
+    for (files, threads), (files_later, threads_later) in ranks(2, work, hosts=["a", "b"]):
+        assert files_later <= files + 2 and threads_later <= threads + 1
 
 
 # Ranks that disagree

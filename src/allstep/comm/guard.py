@@ -37,6 +37,7 @@ from allstep.errors import CommError
 from allstep.limits import Limits, read_limits
 
 _STORE_SECONDS = 2.0
+_LEAST_SILENCE = 2.0  # seconds; the kernel of a stopped process is sometimes silent for one
 _LEFT = "left"  # the kind of a word that tells of no failure
 
 
@@ -269,7 +270,7 @@ class Guard:
 
     def _lost_now(self, now: float) -> Failure | None:
         any_closed = self.any_closed()  # noted with its time, also when we wait on
-        silence = 0.7 * self._limits.lost
+        silence = max(_LEAST_SILENCE, 0.7 * self._limits.lost)
         silent = self._lost(lambda sockets: sockets.silent(silence))
         if silent:
             return self._gone(silent, f"no sign of life for {silence:.0f} s")
@@ -344,25 +345,31 @@ class Guard:
     # The end
 
     def leave(self) -> None:
-        """Called by the runner: tell the others that we go, if not why the group failed before."""
-        if self.failure is not None or self.size == 1:
-            return
-        name, error = f"rank {self.names[self.rank]}", getattr(sys, "last_value", None)
+        """Called by the runner: the process ends, perhaps with an exception that nobody caught."""
+        error = getattr(sys, "last_value", None)
         if error is None:
-            word = self._failure(_LEFT, f"{name} has left the group", self.names[self.rank])
-        else:
-            reason = f"{name} is gone (it ended with {type(error).__name__}: {error})"
-            word = self._failure("PeerLost", reason, self.names[self.rank])
-        self._store.set(f"word/{self.rank}", word.to_json())
+            self._say_goodbye()
+        elif self.failure is None:
+            name = self.names[self.rank]
+            reason = f"rank {name} is gone (it ended with {type(error).__name__}: {error})"
+            self._store.set(f"word/{self.rank}", self._failure("PeerLost", reason, name).to_json())
+
+    def _say_goodbye(self) -> None:
+        """Whoever sees our connections end shall know that we went in peace; a failure is told already."""
+        if self.failure is None:
+            name = self.names[self.rank]
+            word = self._failure(_LEFT, f"rank {name} has left the group", name)
+            self._store.set(f"word/{self.rank}", word.to_json())
 
     def close(self) -> None:
         """The group is destroyed."""
-        watch().remove(self)
-        self._at_store(self.leave)
-        if self.failure is not None:
-            keep(self._gloos)
-        self._gloos.clear()
-        for sockets, _ in self._connections:
-            sockets.close()
-        self._connections.clear()
-        self._boards.clear()
+        if self.size > 1:
+            watch().remove(self)
+            self._at_store(self._say_goodbye)
+        with self._failing:
+            if self.failure is not None:
+                keep(self._gloos)
+            for sockets, _ in self._connections:
+                sockets.close()
+            for owned in (self._gloos, self._connections, self._boards):
+                owned.clear()

@@ -50,13 +50,14 @@ class Info(NamedTuple):
     """What the kernel knows of a connection."""
 
     is_open: bool
-    owes_answer: bool  # something of ours is not acknowledged: data, or a probe
+    owes_answer: bool  # we have sent something, data or two probes, since we last heard anything
     since_answer: float  # seconds since anything came from the other kernel
     nbytes: int  # moved so far, both ways
 
 
 _ESTABLISHED = 1
-_INFO = struct.Struct("@B2xB20xI28xI60xQQ")  # state, probes, unacked, last_ack_recv (ms), bytes_acked, bytes_received
+# State, probes, unacked; milliseconds since data was sent and since anything was heard; bytes acknowledged and received.
+_INFO = struct.Struct("@B2xB20xI16xI8xI60xQQ")
 
 
 class Sockets:
@@ -204,12 +205,15 @@ def _ports_of(store: Store) -> set[int]:
 def look_at(sock: socket.socket) -> Info:
     """The state of a connection."""
     try:
-        state, probes, unacked, ago, acked, received = _INFO.unpack_from(
+        state, probes, unacked, sent, heard, acked, received = _INFO.unpack_from(
             sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         )
     except OSError:
         return Info(False, False, 0.0, 0)
-    return Info(state == _ESTABLISHED, bool(probes or unacked), ago / 1000, acked + received)
+    # Data may stay unacknowledged although each repetition is answered, when the process there does not read: that is no silence.
+    # And a kernel whose process does not read lets a probe pass now and then without an answer.
+    owes_answer = bool(probes > 1 or (unacked and sent < heard))
+    return Info(state == _ESTABLISHED, owes_answer, heard / 1000, acked + received)
 
 
 def _probe(sock: socket.socket, lost: float) -> None:
