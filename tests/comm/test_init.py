@@ -65,7 +65,9 @@ def test_meet_part_and_meet_again(ranks: Ranks) -> None:
             allstep.shutdown()
             assert not dist.is_initialized()
         allstep.shutdown()
-        assert threading.active_count() == 1
+        # Of the threads that look after groups there is one of each in a process, however many groups come and go.
+        left = sorted(thread.name for thread in threading.enumerate())
+        assert left == ["MainThread", "allstep-runner", "allstep-watch"]
         return sums
 
     assert ranks(3, again) == [[3.0, 6.0, 9.0, 12.0, 15.0]] * 3

@@ -5,7 +5,6 @@ milliseconds and is done with the first sum, on all lanes at the same moment: so
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ class Lane:
         self._link = GlooLink(mover, mover.rank, mover.size)
         self._wanted = wanted
         self.speed: Speed | None = None  # as measured, once it was needed
-        self._choose = lru_cache(maxsize=256)(self._cheapest)
+        self._chosen: dict[int, Algorithm] = {}
 
     def get_ready(self) -> None:
         """Before each sum, on all ranks of all lanes at once: measures the link the first time."""
@@ -39,8 +38,9 @@ class Lane:
 
     def algorithm_for(self, nbytes: int) -> Algorithm:
         """Which one carries so many bytes; to be asked when the lane is ready."""
-        return self._wanted or self._choose(nbytes)
-
-    def _cheapest(self, nbytes: int) -> Algorithm:
-        assert self.speed is not None
-        return choose(self.size, nbytes, self.speed)
+        if self._wanted is not None:
+            return self._wanted
+        if nbytes not in self._chosen:
+            assert self.speed is not None
+            self._chosen[nbytes] = choose(self.size, nbytes, self.speed)
+        return self._chosen[nbytes]
