@@ -98,13 +98,13 @@ def test_everybody_trains_turn_by_turn(
 def _check_losses_of(rows: dict[str, Any]) -> None:
     losses = {name: rows[name]["losses"] for name in RIVALS}
     assert {len(each) for each in losses.values()} == {2 + 3 * 3}
-    check_losses(losses)
+    check_losses(losses, 2)
     assert len(set(losses[GLOO])) == 11  # every step is another
     assert rows[ALONE]["losses"][0] == pytest.approx(
         losses[GLOO][0]
     )  # from the same weights, and then each for itself:
     with pytest.raises(StepFailed, match="do not learn the same"):  # whoever does not communicate is found out
-        check_losses({GLOO: losses[GLOO][2:5], ALONE: rows[ALONE]["losses"][5:8]})
+        check_losses({GLOO: losses[GLOO][2:5], ALONE: rows[ALONE]["losses"][5:8]}, 2)
 
 
 def _check_parts_and_memory_of(rows: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def _rounds(contenders: dict[str, Any]) -> tuple[list[tuple[str, int, bool]], li
     allstep.init()
     torch.set_num_threads(1)
     step._SECONDS_PER_TURN = 0
-    rounds = Rounds(_Team(Rank(0, 1, "small-cnn", 2, contenders)))  # type: ignore[arg-type]
+    rounds = Rounds(_Team(Rank(0, 1, "small-cnn", 2, contenders)), 1)  # type: ignore[arg-type]
     rounds.prepare()
     rounds.warm_up()
     rounds.take()
@@ -211,17 +211,22 @@ def test_every_rival_is_beside_the_independent_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "same"), [([2.3, 2.30001], True), ([2.3, 2.2], False), ([2.3, float("nan")], False)]
+    ("step", "loss", "same"),
+    [
+        (2, 2.30001, {2: True, 3: True}),
+        (2, 2.3001, {2: False, 3: False}),
+        (7, 2.3001, {2: False, 3: True}),  # rounding of three numbers has grown
+        (7, 2.6, {2: False, 3: False}),
+        (7, float("nan"), {2: False, 3: False}),
+    ],
 )
-def test_losses_that_differ_are_an_error(losses: list[float], same: bool) -> None:
-    def check() -> None:
-        check_losses({GLOO: [2.3, 2.3], DDP: [2.3, 2.3], SHARED: losses})
-
-    if same:
-        check()
-    else:
-        with pytest.raises(StepFailed, match=r"DDP on Gloo and share_weights .* at step 2 .* 2\.300000 and"):
-            check()
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_losses_that_differ_are_an_error(step: int, loss: float, same: dict[int, bool], num_ranks: int) -> None:
+    others = [2.3] * 8
+    losses = {GLOO: others, DDP: others, SHARED: [*others[: step - 1], loss, *others[step:]]}
+    words = rf"DDP on Gloo and share_weights .* at step {step} .* 2\.300000 and"
+    with contextlib.nullcontext() if same[num_ranks] else pytest.raises(StepFailed, match=words):
+        check_losses(losses, num_ranks)
 
 
 # What a rank does

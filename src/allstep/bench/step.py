@@ -10,7 +10,9 @@ share_weights         the same with share_weights=True: one copy of the weights 
 
 One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with the same first weights, SGD with
 momentum and weight decay, the same made-up pictures at the same step (see `step_rank`). Their losses have to be the same too; where they
-part, somebody computes something else, and there is no result.
+part, somebody computes something else, and there is no result. Two numbers have the same sum in either order, so with two ranks all
+losses agree to the end. More ranks may add in another order, and what begins as rounding grows tenfold every few steps (a ResNet turns
+1e-7 into 1e-3 in a dozen): then the first steps have to agree, and later ones may not be far apart.
 
 A turn is a few steps, at least `_SECONDS_PER_TURN` of them, behind a barrier. It counts with its slowest rank. The machine's own pace
 changes from minute to minute, so speeds are compared between neighbours only. In a round everybody has a turn, two by two with
@@ -45,7 +47,9 @@ _LEAST_STEPS = 3
 _COPIES = (
     16  # of the weights that a rank may hold: five nets with momentum, gradients, buckets, and room for activations
 )
-_SAME_LOSS = 1e-4  # relative: float32 sums of the same numbers in another order, after some hundred steps
+_SAME_LOSS = 1e-5  # relative: what a float32 leaves open
+_NEAR_LOSS = 0.1  # relative: where rounding has had time to grow
+_FIRST_STEPS = 5  # in which it has not
 
 Progress = Callable[[str], None]
 
@@ -80,7 +84,7 @@ def measure_step(
         rank = (sys.executable, "-m", "allstep.bench.step_rank", model, str(batch))
         command = (sys.executable, "-m", "allstep", "run", "-np", str(num_ranks), *rank)
         progress("starting")
-        rounds = Rounds(start_team("allstep run", command, num_ranks, folder, ending))
+        rounds = Rounds(start_team("allstep run", command, num_ranks, folder, ending), num_ranks)
         rounds.prepare()
         progress("warming up")
         rounds.warm_up()
@@ -110,9 +114,10 @@ def round_of(rivals: Sequence[str]) -> list[tuple[str, ...]]:
 class Rounds:
     """All contenders of a team, round by round."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, num_ranks: int) -> None:
         self.steps = _LEAST_STEPS
         self._team = team
+        self._num_ranks = num_ranks
         self._seen: dict[str, Seen] = {}
         self._absent: dict[str, str] = {}
         self._turn = 0
@@ -137,14 +142,13 @@ class Rounds:
     def take(self) -> None:
         """One round."""
         self._turn += 1
-        before = {name: len(seen.losses) for name, seen in self._seen.items()}
         for neighbours in round_of(self._rivals):
             seconds = {name: self._train(name) for name in neighbours}
             for name in neighbours:
                 if seen := self._seen.get(name):
                     seen.seconds.append(seconds[name])
                     seen.speeds.append(seconds[ALONE] / seconds[name])
-        self._check_losses({name: self._seen[name].losses[before[name] :] for name in self._rivals})
+        self._check_losses({name: self._seen[name].losses for name in self._rivals})
 
     def watch(self) -> None:
         """A round that does not count: where the time goes."""
@@ -168,7 +172,7 @@ class Rounds:
     def _check_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
         if not self._rivals:
             raise StepFailed(f"there is nobody to measure: {'; '.join(absences(self.absent()))}")
-        check_losses(losses)
+        check_losses(losses, self._num_ranks)
 
     def _train(self, name: str) -> float:
         """Seconds of the slowest rank; infinite when the contender failed."""
@@ -196,13 +200,14 @@ def _means(by_rank: Sequence[Sequence[float]]) -> list[float]:
     return [fmean(losses) for losses in zip(*by_rank, strict=True)]
 
 
-def check_losses(losses: Mapping[str, Sequence[float]]) -> None:
+def check_losses(losses: Mapping[str, Sequence[float]], num_ranks: int) -> None:
     """Raises StepFailed unless all contenders have the same losses, step by step."""
     (first, expected), *others = losses.items()
     for name, found in others:
         for step, (one, other) in enumerate(zip(expected, found, strict=True), 1):
-            if not abs(one - other) <= _SAME_LOSS * abs(one):  # NaN does not pass
+            allowed = _SAME_LOSS if num_ranks <= 2 or step <= _FIRST_STEPS else _NEAR_LOSS
+            if not abs(one - other) <= allowed * abs(one):  # NaN does not pass
                 raise StepFailed(
-                    f"{first} and {name} do not learn the same: at step {step} of a turn their losses are {one:.6f} and {other:.6f}, "
-                    f"which differ by more than {_SAME_LOSS:g} of their size"
+                    f"{first} and {name} do not learn the same: at step {step} their losses are {one:.6f} and {other:.6f}, "
+                    f"which differ by more than {allowed:g} of their size"
                 )

@@ -140,7 +140,8 @@ class Rank:
     def _make(self, wrap: Wrap) -> Trainee:
         torch.manual_seed(0)
         net = NETS[self._model]()
-        return Trainee(*wrap(net, torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)))
+        # A low rate: rounding then takes longer to grow, and losses can be compared.
+        return Trainee(*wrap(net, torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)))
 
     def _train(
         self, name: str, turn: int, steps: int, watching: AbstractContextManager[Any] | None = None
