@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store
 
 from allstep import machine
 from allstep.comm import start as _ranks
+from allstep.comm.engine.autotune import read_autotune
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.engine import Engine, check_ranks
 from allstep.comm.engine.executor import Executor
@@ -74,6 +75,7 @@ def _register() -> None:
 def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
     world, limits = joined.world, joined.limits
     settings = read_settings(limits, world.local_rank, dynamic)
+    autotune = read_autotune(world.rank, settings.fusion)
     store = joined.fresh_store("engine")
     sets = _numbered(process_sets, world.size)
     _check_alike(store, world.rank, sets, world.size, limits.start)
@@ -87,7 +89,7 @@ def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic
         executor.close()
         board.close()
         raise
-    return Engine(joined, board, executor, sets, settings)
+    return Engine(joined, board, executor, sets, settings, autotune)
 
 
 def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from allstep.comm import start
 from allstep.comm.engine import messages as say
+from allstep.comm.engine.autotune import Autotune
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.coordinator import Coordinator
 from allstep.comm.engine.endings import as_comm_error, error_in, stop_message
@@ -34,6 +35,7 @@ from allstep.comm.engine.hooks import Hooks
 from allstep.comm.engine.messages import pack, unpack
 from allstep.comm.engine.notices import Notices
 from allstep.comm.engine.request import (
+    Ask,
     DuplicateName,
     EngineStopped,
     Key,
@@ -67,14 +69,17 @@ class Engine:
         executor: Executor,
         sets: dict[int, tuple[int, ...]],
         settings: Settings,
+        autotune: Autotune | None = None,
     ) -> None:
         self.world = joined.world
         self.process_sets = sets
         self.hooks = Hooks()
         self.is_dynamic = settings.dynamic
         self._joined, self._board, self._executor, self._settings = joined, board, executor, settings
+        self._autotune = autotune
+        fusion = settings.fusion if autotune is None else autotune.fusion
         self._coordinator = (
-            Coordinator(self.world.size, sets, settings.fusion, settings.fuse_groups) if self.world.rank == 0 else None
+            Coordinator(self.world.size, sets, fusion, settings.fuse_groups) if self.world.rank == 0 else None
         )
         self._lock = threading.Lock()  # of the handles and what is pending
         self._last_handle = 0
@@ -251,10 +256,11 @@ class Engine:
             fields = unpack(message)
             if fields[0] == say.ASK:
                 for data in fields[1:]:
-                    self.hooks.reported(decode(data).key, rank)
+                    self.hooks.reported(decode(data), rank)
             coordinator.take(rank, fields)
         answers = coordinator.answers()
         if answers:
+            self.hooks.answered()
             board.tell([pack(answer) for answer in answers])
 
     def _look_after(self) -> None:
@@ -263,6 +269,7 @@ class Engine:
         if now - self._looked_at < _NAP / 2 or self._end is not None:
             return
         self._looked_at = now
+        self.hooks.now_and_then()
         lost = self._board.lost()
         if lost is not None:
             self._progress()  # it may have said why
@@ -315,26 +322,31 @@ class Engine:
 
     def _do(self, data: Sequence[bytes], more: Sequence[bytes]) -> None:
         asks = [decode(each) for each in data]
+        hooks = self.hooks
+        hooks.negotiated(asks)
         if self.world.rank not in self.process_sets[asks[0].process_set]:
             return
         pending = [self._pending.pop(ask.key, None) for ask in asks]
         assert self._has_joined or None not in pending, f"not asked for here: {[ask.name for ask in asks]}"
-        hooks = self.hooks
-        hooks.negotiated(asks)
         hooks.begins(asks)
         try:
             requests = [each.wait_for_gpu() if each is not None else None for each in pending]
             results = self._executor.run(asks, more, requests, hooks)
         except BaseException as error:
-            hooks.ends(asks, error)
+            hooks.ends(asks, None)
             for each in pending:
                 if each is not None:
                     each.put(error=as_comm_error(error, self.world.rank))
             raise
-        hooks.ends(asks, None)
+        hooks.ends(asks, results)
+        self._tune(asks)
         for each, result in zip(pending, results, strict=True):
             if each is not None:
                 each.put(result)
+
+    def _tune(self, asks: Sequence[Ask]) -> None:
+        if self._autotune is not None and self._coordinator is not None and asks[0].kind is Kind.ALLREDUCE:
+            self._coordinator.fusion = self._autotune.reduced(asks)
 
     def _over(self, key: Key, result: Any) -> None:
         pending = self._pending.pop(key, None)
@@ -342,6 +354,7 @@ class Engine:
             pending.put(result)
 
     def _refused(self, key: Key, kind: bytes, why: str) -> None:
+        self.hooks.refused(key)
         pending = self._pending.pop(key, None) if self.world.rank in self.process_sets.get(key[0], ()) else None
         if pending is not None:
             error = ValueError(why) if kind == say.VALUE else CollectiveMismatch(why, rank=self.world.rank, op=key[1])

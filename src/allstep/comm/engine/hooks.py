@@ -1,10 +1,11 @@
 """Where a timeline can listen: what happens to an operation from its request to its result.
 
 The engine calls these methods at the moments they name. This class does nothing; whoever wants to know derives from it and sets
-`engine.hooks`. Keys are (process set, full name).
+`engine.hooks`. Keys are (process set, full name). What a method does holds up the engine, and what it raises ends it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from allstep.comm.engine.request import Ask, Key
 
@@ -15,11 +16,17 @@ class Hooks:
     def submitted(self, key: Key) -> None:
         """This rank has asked for an operation."""
 
-    def reported(self, key: Key, rank: int) -> None:
+    def reported(self, ask: Ask, rank: int) -> None:
         """On rank 0: a rank's ask has come."""
 
+    def answered(self) -> None:
+        """On rank 0: the coordinator tells all ranks what to do next."""
+
     def negotiated(self, asks: Sequence[Ask]) -> None:
-        """All ranks have come; these operations are carried out now, as one."""
+        """All ranks have come; these operations are carried out now, as one, by the ranks of their set."""
+
+    def refused(self, key: Key) -> None:
+        """The ranks of the set do not agree on an operation: it ends with an error on all of them."""
 
     def begins(self, asks: Sequence[Ask]) -> None:
         """This rank begins to carry them out."""
@@ -27,8 +34,11 @@ class Hooks:
     def activity(self, asks: Sequence[Ask], name: str) -> None:
         """Meanwhile, one thing after the other: packing, moving, unpacking."""
 
-    def ends(self, asks: Sequence[Ask], error: BaseException | None) -> None:
-        """It has carried them out, or failed."""
+    def ends(self, asks: Sequence[Ask], results: Sequence[Any] | None) -> None:
+        """It has carried them out, and these are the results; None: it failed."""
+
+    def now_and_then(self) -> None:
+        """Some ten times a second, by whoever drives, also while nothing happens."""
 
     def stopped(self) -> None:
         """The engine has stopped."""
