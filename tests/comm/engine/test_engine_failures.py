@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,35 @@ def idle_ones_hear_of_it() -> bool:
 @one_or_two_hosts
 def test_idle_ones_hear_of_it(ranks: Ranks, hosts: list[str]) -> None:
     assert [outcome.result for outcome in ranks.outcomes(3, idle_ones_hear_of_it, hosts=hosts)] == [True, None, True]
+
+
+def waiting_outside(how: str) -> tuple[str, str, float] | None:
+    """A rank waits in a further group (the optimizer's, say) for one that will not come, because its engine has ended."""
+    e = engine.start()
+    group = e.group("test", 0)
+    if e.world.rank == 1:
+        if how == "shutdown":
+            e.shutdown()
+        else:
+            e.on_notice("x", lambda number: 1 // 0)
+            with pytest.raises(CommError, match="ZeroDivisionError"):
+                e.perform(Request(Kind.JOIN))
+        end = time.monotonic() + 8
+        while not Path("through").exists() and time.monotonic() < end:  # alive all the time
+            time.sleep(0.01)
+        return None
+    e.notice("x", 1)
+    found = caught(lambda: group.allreduce([torch.ones(3)]).wait())
+    Path("through").touch()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"), [("shutdown", "PeerLost", "by rank 1"), ("error", "CommError", "Zero")]
+)
+def test_nobody_waits_outside_for_one_whose_engine_has_ended(ranks: Ranks, how: str, kind: str, words: str) -> None:
+    found, _ = ranks(2, waiting_outside, how)
+    assert found[0] == kind and words in found[1] and found[2] < 7.5
 
 
 def one_is_interrupted() -> tuple[str, str, float] | None:

@@ -56,6 +56,7 @@ SHUT_DOWN = "Horovod has been shut down"
 _NAP = 0.05
 _DONE = Handle(0)
 _STOPPING: Key = (0, "")  # under which a shutdown waits; no operation has this name
+_GRACE = 2.0  # seconds to finish what one is at when another rank shuts down
 _LAST_SECONDS = 5.0  # for a shutdown to come around
 
 
@@ -430,7 +431,7 @@ class Engine:
 
     def _let_go(self) -> None:
         """After the end nobody here shall go on waiting on our groups. When it was in order, he may finish what he is at."""
-        grace = _LAST_SECONDS if isinstance(self._end, EngineStopped) else 0.0
+        grace = _GRACE if isinstance(self._end, EngineStopped) else 0.0
         if self._end is not None and not self._has_let_go and time.monotonic() - self._ended_at >= grace:
             self._has_let_go = True
             self._executor.abandon(str(self._end), self._end.peer)

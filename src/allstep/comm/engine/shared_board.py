@@ -36,7 +36,8 @@ from allstep.comm.segment import rounded
 from allstep.errors import CommError
 
 MAILBOX, LOG = 64 << 10, 256 << 10
-_YIELDS = 50
+_LONGER = 20  # an answer takes this many times as long as a hand-over: up to 70 us of looking
+_YIELDS = 10
 
 
 def board_bytes(size: int) -> int:
@@ -45,7 +46,7 @@ def board_bytes(size: int) -> int:
 
 
 class SharedBoard(Board):
-    """Ranks of one host. pids: of all ranks. spins: how often to look before giving the core away."""
+    """Ranks of one host. pids: of all ranks. spins: how often one looks in a hand-over before he gives the core away."""
 
     def __init__(self, memory: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
         super().__init__(rank, len(pids))
@@ -54,7 +55,7 @@ class SharedBoard(Board):
         self._numbers = numbers = memory[: size * LINE * 8].cast("q")
         self._line = rank * LINE
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._spins = spins
+        self._spins = spins * _LONGER
         self._posting = threading.Lock()
         self._poster = Ringer(numbers, self._address, rank + 1, 2 * size)
         self._driver = Ringer(numbers, self._address, size + rank + 1, 2 * size)
