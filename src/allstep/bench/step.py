@@ -184,12 +184,12 @@ class Rounds:
     def _tell(self, name: str, order: dict[str, Any]) -> list[dict[str, Any]]:
         """The ranks' answers; none when the contender failed on one of them: it is then absent."""
         answers = self._team.tell(order)
-        reasons = [answer["failed"] for answer in answers if "failed" in answer]
+        reasons = "; ".join(dict.fromkeys(answer["failed"] for answer in answers if "failed" in answer))
         if not reasons:
             return answers
         if name == ALONE:
-            raise StepFailed(f"{ALONE}: {reasons[0]}")
-        self._absent[name] = f"it fails here: {reasons[0]}"
+            raise StepFailed(f"{ALONE}: {reasons}")
+        self._absent[name] = f"it fails here: {reasons}"
         self._seen.pop(name, None)
         self._team.tell({"drop": name})
         return []

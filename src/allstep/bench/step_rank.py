@@ -125,7 +125,8 @@ class Rank:
         try:
             return act(name, **dict(rest))
         except Exception as error:
-            return {"failed": f"{type(error).__name__}: {str(error).strip() or 'no reason given'}"}
+            reason = [*str(error).strip().splitlines(), "no reason given"][0]
+            return {"failed": f"{type(error).__name__}: {reason}"}
 
     def _prepare(self, name: str) -> dict[str, Any]:
         dist.barrier()
