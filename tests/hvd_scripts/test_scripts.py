@@ -34,11 +34,13 @@ def run(script: str, *arguments: object, num_workers: int = 2, cwd: Path | None 
 
 
 def under(*launcher: str) -> list[str]:
-    """The same, with a launcher that is not ours and the folder of `allstep horovod-path` on PYTHONPATH."""
+    """The same, with a launcher that is not ours and the folder of `allstep horovod-path` on PYTHONPATH.
+
+    These launchers let ranks write into each other's lines; what a rank holds back until its end comes out whole.
+    """
     folder = allstep("horovod-path").out.strip()
-    done = subprocess.run(
-        launcher, env={**clean_environment(), "PYTHONPATH": folder}, capture_output=True, text=True, timeout=60
-    )
+    env = {**clean_environment(), "PYTHONPATH": folder, "PYTHONUNBUFFERED": ""}
+    done = subprocess.run(launcher, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -197,8 +199,8 @@ def test_under_torchrun() -> None:
 
 
 def test_under_slurm(slurm: Slurm) -> None:
-    command = ["env", f"PYTHONPATH={FOLDER}", sys.executable, str(HERE / "adasum.py")]
-    done = slurm.run(["srun", "-n", "2", *command], timeout=60)
+    env = {"PYTHONPATH": str(FOLDER), "PYTHONUNBUFFERED": ""}
+    done = slurm.run(["srun", "-n", "2", sys.executable, str(HERE / "adasum.py")], timeout=60, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "rank 1: across [1.0, 2.0] along [4.5, 6.0]" in lines
