@@ -44,9 +44,7 @@ REPETITIONS = 9
 NUM_EXTRA = 3  # parts of the run that are no repetition: starting, warming up, watching
 _SECONDS_PER_TURN = 1.0
 _LEAST_STEPS = 3
-_COPIES = (
-    16  # of the weights that a rank may hold: five nets with momentum, gradients, buckets, and room for activations
-)
+_COPIES = 16  # of the weights that a rank may hold: five nets with momentum, gradients, buckets, activations
 _SAME_LOSS = 1e-5  # relative: what a float32 leaves open
 _NEAR_LOSS = 0.1  # relative: where rounding has had time to grow
 _FIRST_STEPS = 5  # in which it has not

@@ -57,7 +57,8 @@ class StepRow:
 
     seconds: of each turn, on its slowest rank. speeds: of each turn, as a share of the independent copies' in the turn beside.
     losses: of each step from the first on, the mean over the ranks. nbytes: memory that a rank needs for it, with weights, gradients
-    and optimizer; shared memory counts once for all who share it. parts: seconds of a step.
+    and optimizer; shared memory counts once for all who share it, and what two contenders have in common (the engine of
+    `allstep.torch`, some 20 MB) with the first of them. parts: seconds of a step.
     """
 
     name: str
