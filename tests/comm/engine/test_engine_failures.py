@@ -21,8 +21,6 @@ from allstep.world import places
 from hosts import SshHosts
 from ranks import Ranks, clean_environment
 
-one_or_two_hosts = pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "b"]])
-
 
 def allreduce(name: str = "allreduce.x", numel: int = 2) -> Request:
     return Request(Kind.ALLREDUCE, name, torch.ones(numel), op=Op.SUM)
@@ -61,8 +59,7 @@ def one_shuts_down(who: int) -> list[Any]:
     return found
 
 
-@one_or_two_hosts
-@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize(("who", "hosts"), [(0, ["a", "b", "b"]), (2, ["a", "a", "a"])])
 def test_one_shutdown_stops_all_and_all_can_start_again(ranks: Ranks, who: int, hosts: list[str]) -> None:
     for rank, found in enumerate(ranks(3, one_shuts_down, who, hosts=hosts)):
         assert len(found) == (0 if rank == who else 2)
@@ -155,8 +152,17 @@ def one_is_killed(who: int, numel: int) -> tuple[str, str, float] | None:
 
 
 @pytest.mark.soak
-@one_or_two_hosts
-@pytest.mark.parametrize(("who", "numel"), [(0, 0), (2, 0), (0, 4), (2, 1_000_000)])
+@pytest.mark.parametrize(
+    ("who", "numel", "hosts"),
+    [
+        (0, 0, ["a", "a", "a"]),
+        (2, 0, ["a", "b", "b"]),
+        (0, 4, ["a", "b", "b"]),
+        (0, 1_000_000, ["a", "a", "a"]),
+        (2, 1_000_000, ["a", "a", "a"]),
+        (2, 1_000_000, ["a", "b", "b"]),
+    ],
+)
 def test_one_is_killed(ranks: Ranks, who: int, numel: int, hosts: list[str]) -> None:
     outcomes = ranks.outcomes(3, one_is_killed, who, numel, hosts=hosts)
     assert [outcome.exit_code for outcome in outcomes] == [-9 if rank == who else 0 for rank in range(3)], outcomes
@@ -179,7 +185,7 @@ def idle_ones_hear_of_it() -> bool:
     return e.is_stopped
 
 
-@one_or_two_hosts
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "b"]])
 def test_idle_ones_hear_of_it(ranks: Ranks, hosts: list[str]) -> None:
     assert [outcome.result for outcome in ranks.outcomes(3, idle_ones_hear_of_it, hosts=hosts)] == [True, None, True]
 

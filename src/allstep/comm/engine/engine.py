@@ -152,12 +152,14 @@ class Engine:
         check(request, self.world.rank, members)
 
     def _check_names(self, keys: Sequence[Key]) -> None:
-        for index, key in enumerate(keys):
-            if key in self._pending or key in keys[:index]:
+        seen: set[Key] = set()
+        for key in keys:
+            if key in self._pending or key in seen:
                 raise DuplicateName(
                     f"{key[1]}: the tensor has the same name as another tensor that is being processed on rank {self.world.rank}. "
                     "Wait for that one (synchronize), or give this one another name"
                 )
+            seen.add(key)
 
     # Results
 
