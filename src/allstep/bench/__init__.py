@@ -1,12 +1,15 @@
 """Measurements beside the peers: each benchmark runs allstep and what it is compared with in the same run, turn by turn.
 
-`launch` measures how long it takes to start ranks and to end them, `comm` how long they need to sum a tensor. `result` holds the figures
-of a benchmark, and its three ways out: a table for people, JSON for programs, a picture; `comm_result` those of `comm`.
+`launch` measures how long it takes to start ranks and to end them, `comm` how long they need to sum a tensor, `step` how much of a rank's
+speed is left when ranks train together. `result` holds the figures of a benchmark, and its three ways out: a table for people, JSON for
+programs, a picture; `comm_result` and `step_result` those of `comm` and `step`.
 """
 
 from allstep.bench.comm import measure_comm
 from allstep.bench.comm_result import CommResult
 from allstep.bench.launch import measure_launch
 from allstep.bench.result import Missing, Result, Row
+from allstep.bench.step import measure_step
+from allstep.bench.step_result import StepResult
 
-__all__ = ["CommResult", "Missing", "Result", "Row", "measure_comm", "measure_launch"]
+__all__ = ["CommResult", "Missing", "Result", "Row", "StepResult", "measure_comm", "measure_launch", "measure_step"]

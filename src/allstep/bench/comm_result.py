@@ -5,7 +5,6 @@ Ratios are speeds: 3 times Gloo means a third of Gloo's time.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from allstep.bench.result import Missing, Row, absences, document, require_matplotlib
+from allstep.bench.result import Missing, Row, absences, document
 from allstep.errors import ConfigError
 
 KB, MB = 1 << 10, 1 << 20
@@ -137,9 +136,10 @@ class CommResult:
 
     def plot(self, file: Path) -> None:
         """Time over size, both in powers of ten; one picture per number of ranks, a line per contender."""
-        require_matplotlib()
+        from matplotlib.figure import Figure  # takes a while to import
+
         numbers = sorted({row.num_ranks for row in self.rows})
-        figure = import_module("matplotlib.figure").Figure(figsize=(6 * len(numbers), 4.5), layout="constrained")
+        figure = Figure(figsize=(6 * len(numbers), 4.5), layout="constrained")
         panels = figure.subplots(1, len(numbers), squeeze=False, sharey=True)[0]
         for axes, num_ranks in zip(panels, numbers, strict=True):
             self._draw(axes, num_ranks)

@@ -5,9 +5,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,10 +78,9 @@ class Result:
 
     def plot(self, file: Path) -> None:
         """Bars of the medians, with a line from the quickest time to the slowest."""
-        require_matplotlib()
-        figure = import_module("matplotlib.figure").Figure(
-            figsize=(8, 0.6 * len(self.rows) + 1.2), layout="constrained"
-        )
+        from matplotlib.figure import Figure  # takes a while to import
+
+        figure = Figure(figsize=(8, 0.6 * len(self.rows) + 1.2), layout="constrained")
         axes = figure.subplots()
         medians = [row.median for row in self.rows]
         around = [_distances(row) for row in self.rows]
@@ -95,12 +92,6 @@ class Result:
             figure.savefig(file)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--plot {file}: {error}") from error
-
-
-def require_matplotlib() -> None:
-    """Better asked before a measurement than after it."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--plot draws with matplotlib, which is not installed: pip install matplotlib")
 
 
 def _distances(row: Row) -> Sequence[float]:

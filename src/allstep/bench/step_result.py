@@ -15,7 +15,6 @@ They are means over the ranks. What DDP does it does in part while it still comp
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +23,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Column, Table
 
-from allstep.bench.result import Missing, absences, document, require_matplotlib
+from allstep.bench.result import Missing, absences, document
 from allstep.errors import ConfigError
 
 ALONE, GLOO, DDP = "independent copies", "DDP on Gloo", "DDP on allstep"
@@ -159,9 +158,10 @@ class StepResult:
 
     def plot(self, file: Path) -> None:
         """Bars of the speeds, with a line from the slowest turn to the quickest, and a mark where the target is."""
-        require_matplotlib()
+        from matplotlib.figure import Figure  # takes a while to import
+
         size = (8, 0.6 * len(self.rows) + 1.4)
-        figure = import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         around = [(100 * (row.speed - min(row.speeds)), 100 * (max(row.speeds) - row.speed)) for row in self.rows]
         names, speeds = [row.name for row in self.rows], [100 * row.speed for row in self.rows]

@@ -54,7 +54,7 @@ def comm(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Sum a tensor over the ranks of this host: allstep with shared and private tensors, Gloo, Open MPI."""
+    """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each algorithm, Gloo, Open MPI."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -107,11 +107,8 @@ def step(
 
 def _check(json: Path | None, plot: Path | None) -> None:
     """What would go wrong after a minute of measuring goes wrong now."""
-    from allstep.bench.result import require_matplotlib
     from allstep.errors import ConfigError
 
-    if plot is not None:
-        require_matplotlib()
     for option, file in (("--json", json), ("--plot", plot)):
         if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
             raise ConfigError(f"{option} {file}: there is no folder {file.parent}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from allstep.comm import recorder
 from allstep.comm.arena import TURNS, Arena, Call
 from allstep.comm.ownership import Piece
 from allstep.comm.summing import add_up
@@ -70,7 +71,8 @@ def deliver(arena: Arena, schedule: Schedule, gradients: Mapping[int, Tensor], s
         arena.meet(call)
         for part in schedule.parts(arena.rank, turn):
             if part.number in gradients:
-                _add(arena, blocks, part, gradients[part.number][part.start : part.end], scale)
+                own = gradients[part.number][part.start : part.end]
+                recorder.during(recorder.ADDING, _add, arena, blocks, part, own, scale)
     arena.meet(call)  # nobody may stage the next operation while another still reads this one
 
 
