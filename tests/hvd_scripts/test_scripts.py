@@ -193,7 +193,8 @@ def test_under_open_mpi() -> None:
 
 
 def test_under_torchrun() -> None:
-    lines = under(str(BIN / "torchrun"), "--nproc-per-node", "2", str(HERE / "grouped.py"))
+    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]  # by itself it starts `python -u`
+    lines = under(*torchrun, sys.executable, str(HERE / "grouped.py"))
     assert "rank 1: gathered [0, 1] (1, 2)" in lines
     assert len(matches(lines, r"rank (\d): loss ([\d.]+)")) == 2
 
