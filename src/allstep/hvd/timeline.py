@@ -1,63 +1,72 @@
-"""Horovod's calls to start and stop a timeline: what may be asked for, and what was.
+"""Horovod's calls to start and stop a timeline.
 
 `HOROVOD_TIMELINE=FILE` at `init()` asks for a timeline from the start, `HOROVOD_TIMELINE=DYNAMIC` only allows `start_timeline`. Without
-the variable a later start is an error, as it is with Horovod. `asked` is what the writer of the engine goes by; the file belongs
-to rank 0, which makes it at once: a path that cannot be written is an error here and now.
+the variable a later start is an error, as it is with Horovod. The file belongs to rank 0, which makes it at once: a path that cannot be
+written is an error here and now. What is in it is in `horovod_trace`; it hears of it through the hooks of rank 0's engine.
 """
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
+from allstep.comm.engine import Hooks
+from allstep.errors import ConfigError
+from allstep.hvd.horovod_trace import HorovodTrace
 from allstep.hvd.place import rank, running
 from allstep.hvd.util import env_flag
 
 VARIABLE = "HOROVOD_TIMELINE"
 
-
-@dataclass(frozen=True)
-class Asked:
-    """A timeline that should be written."""
-
-    path: Path
-    mark_cycles: bool
-
-
-asked: Asked | None = None
+_trace: HorovodTrace | None = None
 _allowed = False
 
 
+def current() -> HorovodTrace | None:
+    """The one that is being written by this process."""
+    return _trace
+
+
 def begin_if_asked() -> None:
-    """Called by `init`: read the variable once."""
+    """Called by `init`: read the variable once. A file that cannot be written is the end of the engine, as init() has failed then."""
     global _allowed
     value = os.environ.get(VARIABLE, "")
     _allowed = bool(value)
     if value and value.upper() != "DYNAMIC":
-        start_timeline(value, env_flag("HOROVOD_TIMELINE_MARK_CYCLES"))
+        try:
+            start_timeline(value, env_flag("HOROVOD_TIMELINE_MARK_CYCLES"))
+        except ValueError:
+            running().shutdown()
+            raise
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write what the engine does to this file of rank 0, from now on. Another file, or the same again, may follow."""
-    global asked
-    running()
+    """Write what happens to every tensor to this file of rank 0, from now on. Another file, or the same again, may follow.
+
+    mark_cycles: also show when rank 0 tells the others what to do. Horovod marks its cycles; here there are none.
+    """
+    global _trace
+    engine = running()
     if not _allowed:
         raise ValueError(f"start_timeline({file_path!r}) needs {VARIABLE} to be set at init(): {VARIABLE}=DYNAMIC")
     if rank() == 0:
+        stop_timeline()  # first, since it may be the same file
         try:
-            Path(file_path).write_text("[]\n")
-        except OSError as error:
-            raise ValueError(f"start_timeline({file_path!r}): rank 0 cannot write it: {error.strerror}") from error
-    asked = Asked(Path(file_path), mark_cycles)
+            _trace = HorovodTrace(os.fspath(file_path), engine.process_sets, mark_cycles)
+        except ConfigError as error:
+            raise ValueError(f"start_timeline: rank 0 cannot write it: {error}") from error
+        engine.hooks = _trace
 
 
 def stop_timeline() -> None:
     """End it; nothing happens when there is none."""
-    global asked
-    running()
-    asked = None
+    global _trace
+    engine = running()
+    if _trace is not None:
+        engine.hooks = Hooks()
+        ended, _trace = _trace, None
+        ended.close()
 
 
 def forget() -> None:
     """Called by `shutdown`."""
-    global asked, _allowed
-    asked, _allowed = None, False
+    global _allowed
+    stop_timeline()
+    _allowed = False

@@ -31,6 +31,7 @@ from allstep.errors import CommError
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.hvd.reported_gradients import ReportedGradients
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
 from allstep.torch.groups import gradient_group
@@ -215,7 +216,7 @@ class Distributed(Optimizer):
             if self._gradients is None:
                 group = gradient_group(self.process_set)
                 key = f"{self._key}/{len(self.param_groups)}"
-                self._gradients = Gradients(group, key, self._named, self._rule())
+                self._gradients = ReportedGradients(group, key, self._named, self._rule())
             sparse = self._gradients.reduce(self.weight, absent)
             if not absent:
                 self._reduce_sparse(sparse)
