@@ -14,7 +14,6 @@ optimizer (or DDP) reduces those of all parameters.
 Ranks without samples must go forward and backward too, with an empty batch.
 """
 
-import weakref
 from typing import Any, cast
 
 import torch
@@ -26,7 +25,6 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from allstep.comm import engine
-from allstep.comm.engine import Engine, Kind, Request
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -80,19 +78,8 @@ def _group(chosen: ProcessGroup | None) -> ProcessGroup | None:
         return chosen
     running = engine.current()
     if running is not None:
-        return _groups.get(running) or _made_together(running)
+        return running.group("norm", 0)
     return dist.group.WORLD  # None before init_process_group
-
-
-_groups: weakref.WeakKeyDictionary[Engine, ProcessGroup] = weakref.WeakKeyDictionary()
-
-
-def _made_together(running: Engine) -> ProcessGroup:
-    """The norms' own group, at the first batch. A rank may come late to that, and the others wait for it as for any operation; only then
-    do they connect, for which there is less time."""
-    running.perform(Request(Kind.ALLREDUCE, "norm.first_batch", torch.zeros(1)))
-    _groups[running] = running.group("norm", 0)
-    return _groups[running]
 
 
 @torch.no_grad()

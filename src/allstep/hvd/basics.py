@@ -81,7 +81,7 @@ def shutdown() -> None:
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of processes."""
-    return len(set(Counter(running()._joined.nodes).values())) == 1
+    return len(set(Counter(running().hosts).values())) == 1
 
 
 def mpi_enabled() -> bool:

@@ -44,7 +44,9 @@ class Client:
         self._token = token
         self._timeout = timeout
         self._local = threading.local()
+        self._met = False
         self._socket()
+        self._met = True
 
     @property
     def local_address(self) -> str:
@@ -132,7 +134,8 @@ class Client:
         return sock
 
     def _connect(self) -> socket.socket:
-        deadline = time.monotonic() + self._timeout
+        # A store that we knew and that no longer listens will not come back: only the first meeting is worth waiting for.
+        deadline = time.monotonic() + (0.0 if self._met else self._timeout)
         each = self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0)
         while True:
             reasons = []

@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from allstep.comm import start
 from allstep.comm.engine import messages as say
 from allstep.comm.engine.autotune import Autotune
@@ -97,6 +99,11 @@ class Engine:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="allstep-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each rank, by a name that no other host has."""
+        return self._joined.nodes
 
     @property
     def is_stopped(self) -> bool:
@@ -390,7 +397,13 @@ class Engine:
             raise ValueError(f"process sets cannot be changed: {self._end}")
 
     def group(self, purpose: str, process_set: int) -> AllstepGroup:
-        """A group of a set's members beside the engine's own, one for each purpose. They ask for it together."""
+        """A group of a set's members beside the engine's own, one for each purpose. They ask for it together.
+
+        A rank may come late to its first use, and is waited for as in any operation; only then do they connect, for which there is
+        less time. A rank that has joined comes when the others are already there.
+        """
+        if not self._executor.has_group(purpose, process_set) and not self._has_joined:
+            self.perform(Request(Kind.ALLREDUCE, f"group.{purpose}", torch.zeros(1), process_set=process_set))
         return self._executor.group(purpose, process_set)
 
     # Notices

@@ -97,6 +97,9 @@ class Executor:
         group.set_timeout(self._timeout)
         return group
 
+    def has_group(self, purpose: str, number: int) -> bool:
+        return (purpose, number) in self._further
+
     def group(self, purpose: str, number: int) -> AllstepGroup:
         """A further group of a set's members, for whoever must not wait for the engine. The members ask for it together."""
         key = (purpose, number)

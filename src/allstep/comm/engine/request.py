@@ -137,7 +137,7 @@ def encode(request: Request, name: str) -> bytes:
         dtype, shape, device = str(tensor.dtype)[6:], ",".join(map(str, tensor.shape)), tensor.device.type
     splits = ",".join(map(str, request.splits or ()))
     text = (
-        f"{request.kind:d}\t{dtype}\t{shape}\t{request.op:d}\t{request.prescale!r}\t{request.postscale!r}\t"
+        f"{request.kind:d}\t{dtype}\t{shape}\t{request.op:d}\t{float(request.prescale)!r}\t{float(request.postscale)!r}\t"
         f"{request.root}\t{splits}\t{request.process_set}\t{device}\t{name}"
     )
     return text.encode()
