@@ -183,10 +183,11 @@ class HorovodTrace(Hooks):
     def _introduce(self, key: Key) -> int:
         """A tensor that has not been seen before."""
         with self._lock:
-            pid = self._pids.setdefault(key, len(self._pids) + 1)
-            self._lines.append(",\n" + _about("process_name", pid, {"name": key[1]}))
-            self._lines.append(",\n" + _about("process_sort_index", pid, {"sort_index": pid}))
-        return pid
+            if key not in self._pids:
+                self._pids[key] = pid = len(self._pids) + 1
+                self._lines.append(",\n" + _about("process_name", pid, {"name": key[1]}))
+                self._lines.append(",\n" + _about("process_sort_index", pid, {"sort_index": pid}))
+        return self._pids[key]
 
     # The file
 

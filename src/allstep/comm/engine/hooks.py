@@ -38,7 +38,7 @@ class Hooks:
         """It has carried them out, and these are the results; None: it failed."""
 
     def now_and_then(self) -> None:
-        """Some ten times a second, by whoever drives, also while nothing happens."""
+        """Many times a second while the engine waits, for others or for something to do."""
 
     def stopped(self) -> None:
         """The engine has stopped."""
