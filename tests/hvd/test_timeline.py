@@ -377,16 +377,22 @@ def test_when_another_rank_is_killed_all_is_in_the_file(ranks: Ranks, tmp_path: 
 
 
 def test_a_forked_child_leaves_the_file_alone(ranks: Ranks, tmp_path: Path) -> None:
+    """It is forked while lines are waiting to be written, and ends when more have been written than it knows of."""
+
     def fork() -> None:
         with running():
+            child, ready, go = 0, *os.pipe()
             for step in range(20):
                 hvd.allreduce(torch.ones(1), name="x")
                 if step == 10:
                     child = os.fork()
                     if child == 0:
+                        os.read(ready, 1)
                         hvd.shutdown()
                         os._exit(0)
-                    assert os.waitpid(child, 0)[1] == 0
+            time.sleep(0.3)
+            os.write(go, b"!")
+            assert os.waitpid(child, 0)[1] == 0
 
     ranks(2, fork, env={"HOROVOD_TIMELINE": str(tmp_path / "trace.json")})
     assert len(read(tmp_path / "trace.json")["allreduce.x"]) == 40
