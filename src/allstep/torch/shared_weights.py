@@ -25,6 +25,7 @@ from allstep.comm.owned import OwnedGradients
 from allstep.comm.ownership import Piece
 from allstep.errors import CommError
 from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.reported_gradients import ReportedGradients
 from allstep.torch.groups import gradient_group
 from allstep.torch.optimizer import Distributed
 from allstep.torch.shared_state import SharedState, is_elementwise, memory_order
@@ -33,6 +34,10 @@ _ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop, optim.Adagrad,
     optim.Adadelta, optim.ASGD,
 }  # fmt: skip
+
+
+class _ReportedOwned(ReportedGradients, OwnedGradients):
+    """Owned gradients that a timeline shows."""
 
 
 class SharedWeights(Distributed):
@@ -45,7 +50,7 @@ class SharedWeights(Distributed):
         whole = not getattr(wrapped, "elementwise", wrapped in _ELEMENTWISE)
         try:
             group = gradient_group(self.process_set)
-            self._owned = OwnedGradients(group, f"{self._key}/shared", self._named, self._rule(), whole)
+            self._owned = _ReportedOwned(group, f"{self._key}/shared", self._named, self._rule(), whole)
         except CommError as error:
             raise HorovodInternalError(str(error)) from error
         self._pieces = {piece: self._tensor_of(piece, whole) for piece in self._owned.own_pieces}
