@@ -17,8 +17,8 @@ soak: install
 	ALLSTEP_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 900
 
 check: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
