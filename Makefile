@@ -14,7 +14,7 @@ test: install check
 
 # Random and killing tests at full count; the last lines go into docs/soak.md.
 soak: install
-	ALLSTEP_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 900
+	ALLSTEP_SOAK=1 $(BIN)/python -m pytest -m soak --timeout 1800 --numprocesses 2 --dist worksteal
 
 check: install
 	$(BIN)/ruff check --no-cache .

@@ -32,6 +32,7 @@ from allstep.comm.leave import keep
 from allstep.comm.sockets import Sockets
 from allstep.comm.stacks import main_threads_lines, thread_lines
 from allstep.comm.stall import Answer, Inquiry, Questions
+from allstep.comm.store import WireStore, root_of
 from allstep.comm.watch import watch
 from allstep.errors import CommError
 from allstep.limits import Limits, read_limits
@@ -353,6 +354,12 @@ class Guard:
             name = self.names[self.rank]
             reason = f"rank {name} is gone (it ended with {type(error).__name__}: {error})"
             self._store.set(f"word/{self.rank}", self._failure("PeerLost", reason, name).to_json())
+
+    def abandon(self) -> None:
+        """The process ends now: nobody waits for the store any more."""
+        store = root_of(self._store)
+        if isinstance(store, WireStore):
+            store.client.abandon()
 
     def _say_goodbye(self) -> None:
         """Whoever sees our connections end shall know that we went in peace; a failure is told already."""

@@ -30,9 +30,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
-from allstep.comm.store import WireStore, collect
+from allstep.comm.store import WireStore, collect, root_of
 from allstep.wire.frames import plain_address
 
 Ends = tuple[str, int]  # an address and a port
@@ -195,8 +195,7 @@ def _end(name: Any) -> Ends:
 
 def _ports_of(store: Store) -> set[int]:
     """Where the store is served."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    store = root_of(store)
     if isinstance(store, WireStore):
         return {store.client.server_address[1]}
     return {store.port} if isinstance(store, TCPStore) else set()

@@ -27,6 +27,7 @@ from allstep.comm.leave import leave_alone
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
 from allstep.comm.store import WireStore, collect
 from allstep.comm.timeline import begin_if_asked, stop_timeline
+from allstep.comm.watch import watch
 from allstep.errors import WorldError
 from allstep.limits import Limits, read_limits
 from allstep.world import World, local_variables, node_of, places
@@ -104,6 +105,8 @@ def _meet_all(launcher: str | None) -> Joined:
         _round += 1
         cards = _meet(world, meeting.store, limits, _round)
         meeting.all_here()
+        if meeting.server is not None:
+            watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down
         world = exact(world, cards)
         _take_cores(world, cards)
         _choose_interface(world, cards)

@@ -7,7 +7,7 @@ is the exception itself, so a key that does not come is torch's own `DistStoreEr
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import wire
 
@@ -86,6 +86,13 @@ class WireStore(Store):
     def clone(self) -> "WireStore":
         """The client keeps one connection per thread, so the clone may share it."""
         return WireStore(self._client, self._timeout)
+
+
+def root_of(store: Store) -> Store:
+    """The store itself, below all prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def collect(store: Store, prefix: str, rank: int, size: int, word: str, seconds: float) -> list[str]:

@@ -34,6 +34,9 @@ class Group(Protocol):
     def round(self) -> float:
         """May hang. Seconds until the next round."""
 
+    def abandon(self) -> None:
+        """The process ends now: whatever hangs must come back."""
+
     def leave(self) -> None:
         """The process ends. May hang."""
 
@@ -100,6 +103,11 @@ class Watch:
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._runner: Runner | None = None
+        self._last_acts: list[Callable[[], None]] = []
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """At exit, when all groups have left."""
+        self._last_acts.append(act)
 
     def add(self, group: Group) -> None:
         with self._lock:
@@ -131,6 +139,10 @@ class Watch:
         self._changed.set()
         if self._runner is not None:
             self._runner.stop()
+        for group in groups:
+            group.abandon()  # a runner that hangs comes back, while there is still an interpreter to come back to
+        for act in self._last_acts:
+            act()
         for thread in (self._thread, self._runner.thread if self._runner is not None else None):
             if thread is not None and thread is not threading.current_thread():
                 thread.join(1.0)

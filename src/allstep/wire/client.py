@@ -1,9 +1,11 @@
 """A process's access to the store."""
 
+import contextlib
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 from allstep.wire.frames import (
@@ -44,6 +46,8 @@ class Client:
         self._token = token
         self._timeout = timeout
         self._local = threading.local()
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # of all threads
+        self._abandoned = False
         self._met = False
         self._socket()
         self._met = True
@@ -102,6 +106,13 @@ class Client:
             sock.close()
             self._local.sock = None
 
+    def abandon(self) -> None:
+        """At exit: whoever still waits for the store, in any thread, gets a ConnectionError now, and nobody connects again."""
+        self._abandoned = True
+        for sock in list(self._open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def _ask_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
         return self._ask(operation, b"%f" % timeout, *keys, patience=timeout + 10.0)
 
@@ -131,9 +142,12 @@ class Client:
         if sock is None or self._local.pid != os.getpid():
             sock = self._connect()
             self._local.sock, self._local.pid = sock, os.getpid()
+            self._open.add(sock)
         return sock
 
     def _connect(self) -> socket.socket:
+        if self._abandoned:
+            raise ConnectionError("the store was left: this process ends")
         # A store that we knew and that no longer listens will not come back: only the first meeting is worth waiting for.
         deadline = time.monotonic() + (0.0 if self._met else self._timeout)
         each = self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0)
