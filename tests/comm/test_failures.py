@@ -30,7 +30,7 @@ from allstep.comm.stall import Answer, report
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 from allstep.limits import read_limits
 from allstep.world import World, places
-from hosts import SshHosts
+from hosts import Hosts, SshHosts, why_not
 from ranks import Ranks, wait_until
 
 GLOO = {"ONLY_GLOO": "1"}
@@ -273,39 +273,60 @@ CUT = """
 """
 
 
-@pytest.mark.parametrize(
-    ("lost", "idle", "limit"), [(10, 0, 20), (2, 3, 10)], ids=["in the middle of a transfer", "idle"]
-)
-def test_a_cut_cable(two_hosts: SshHosts, tmp_path: Path, lost: float, idle: float, limit: float) -> None:
-    script = tmp_path / "script.py"
+def run_and_cut(
+    hosts: Hosts, of_rank: list[int], cut: int, script: Path, lost: float, idle: float = 0
+) -> list[tuple[float, int, str]]:
+    """A rank on host `of_rank[rank]` each; when all are at work host `cut` is cut off. Seconds after that, peer and words, by rank."""
     script.write_text(textwrap.dedent(CUT.format(idle=idle)))
-    with wire.Server(token := wire.new_token(), two_hosts.gateway) as store:
-        env = {**os.environ, "ALLSTEP_STORE": f"{two_hosts.gateway}:{store.port}", "ALLSTEP_TOKEN": token}
+    with wire.Server(token := wire.new_token(), hosts.gateway) as store:
+        env = {**os.environ, "ALLSTEP_STORE": f"{hosts.gateway}:{store.port}", "ALLSTEP_TOKEN": token}
         env |= {"ALLSTEP_LOST_SECONDS": str(lost), "OMP_NUM_THREADS": "1"}
         processes = [
             subprocess.Popen(
-                [*two_hosts.prefix(world.rank), sys.executable, script],
+                [*hosts.prefix(of_rank[world.rank]), sys.executable, script],
                 env={**env, **world.to_env()},
                 stdout=-1,
                 text=True,
             )
-            for world in places(two_hosts.names)
+            for world in places([hosts.names[host] for host in of_rank])
         ]
         try:
             for process in processes:
                 assert process.stdout.readline() == "running\n"
             time.sleep(0.2)
-            cut = time.time()
-            two_hosts.cut(1)
-            outputs = [process.communicate(timeout=limit + 10)[0] for process in processes]
+            began = time.time()
+            hosts.cut(cut)
+            outputs = [process.communicate(timeout=lost + 20)[0] for process in processes]
         finally:
-            two_hosts.mend(1)
+            hosts.mend(cut)
             for process in processes:
                 process.kill()
-    for rank, output in enumerate(outputs):
-        when, peer, text = json.loads(output)
+    found = [json.loads(output) for output in outputs]
+    return [(when - began, peer, text) for when, peer, text in found]
+
+
+@pytest.mark.parametrize(
+    ("lost", "idle", "limit"), [(10, 0, 20), (2, 3, 10)], ids=["in the middle of a transfer", "idle"]
+)
+def test_a_cut_cable(two_hosts: SshHosts, tmp_path: Path, lost: float, idle: float, limit: float) -> None:
+    found = run_and_cut(two_hosts, [0, 1], 1, tmp_path / "script.py", lost, idle)
+    for rank, (seconds, peer, text) in enumerate(found):
         assert peer == 1 - rank and f"rank {1 - rank} is gone (no sign of life for " in text, text
-        assert when - cut < limit
+        assert seconds < limit
+
+
+def test_one_of_three_hosts_is_cut_off(tmp_path: Path) -> None:
+    """Two ranks on the first host. Those on the same side agree who is gone; the one that is cut off misses the others."""
+    if reason := why_not():
+        pytest.skip(reason)
+    hosts = Hosts(["h1", "h2", "h3"])
+    try:
+        found = run_and_cut(hosts, [0, 0, 1, 2], 2, tmp_path / "script.py", lost=3)
+    finally:
+        hosts.close()
+    for rank, (seconds, peer, text) in enumerate(found):
+        assert peer in ([3] if rank < 3 else [0, 1, 2]), (rank, text)
+        assert seconds < 12, (rank, text)
 
 
 # Slow is not dead
