@@ -350,6 +350,7 @@ def test_process_set(ranks: Ranks) -> None:
         (weight * (hvd.rank() + 1.0)).sum().backward()
         optimizer.step()
         found = weight.tolist()
+        hvd.barrier()  # a shutdown anywhere ends the engine everywhere, and rank 1 has nothing to wait for
         hvd.shutdown()
         return found
 

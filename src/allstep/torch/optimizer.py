@@ -204,7 +204,10 @@ class Distributed(Optimizer):
         """Tell that a step begins: ranks that have joined take part in it."""
         self._densify()
         self._steps += 1
-        running().notice(self._key, self._steps)
+        try:
+            running().notice(self._key, self._steps)
+        except CommError as error:
+            raise HorovodInternalError(str(error)) from error
 
     def _end_of_pass(self) -> None:
         self._handles.clear()
