@@ -271,7 +271,8 @@ class Guard:
 
     def _lost_now(self, now: float) -> Failure | None:
         any_closed = self.any_closed()  # noted with its time, also when we wait on
-        silence = max(_LEAST_SILENCE, 0.7 * self._limits.lost)
+        # A rank that is cut off from the store as well gives that two seconds more before it raises.
+        silence = max(_LEAST_SILENCE, 0.6 * self._limits.lost)
         silent = self._lost(lambda sockets: sockets.silent(silence))
         if silent:
             return self._gone(silent, f"no sign of life for {silence:.0f} s")
