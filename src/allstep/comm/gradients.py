@@ -265,19 +265,17 @@ class Gradients:
 
     def _agree(self) -> None:
         """Make sure that all ranks mean the same parameters. Costs a store's round trip when something changed, else a comparison."""
-        signature = tuple(
-            (each.parameter.shape, each.parameter.stride(), each.parameter.dtype, each.parameter.device)
-            for each in self.named
-        )
-        if signature == self._signature:
+        if self._signature == self._described():
             return
         self._agreements += 1
         self.named = agreed_order(self.group, f"{self.key}/{self._agreements}", self.named)
         self._lay_out()
-        self._signature = tuple(
-            (each.parameter.shape, each.parameter.stride(), each.parameter.dtype, each.parameter.device)
-            for each in self.named
-        )
+        self._signature = self._described()
+
+    def _described(self) -> tuple[Any, ...]:
+        """What the ranks agreed on, as it is now."""
+        parameters = (each.parameter for each in self.named)
+        return tuple((p.shape, p.stride(), p.dtype, p.device) for p in parameters)
 
     def _lay_out(self) -> None:
         self._buckets = [Bucket(numbers) for numbers in self._cut()]
@@ -320,7 +318,7 @@ class Gradients:
         whole = torch.view_as_complex(flat.view(-1, 2)) if dtype.is_complex else flat
         views, start = {}, 0
         for number, parameter in zip(numbers, shapes, strict=True):
-            views[number] = whole.as_strided(parameter.shape, _dense_strides(parameter), start)
+            views[number] = whole.as_strided(parameter.shape, dense_strides(parameter), start)
             start += parameter.numel()
         return Pack(flat, views)
 
@@ -378,7 +376,7 @@ def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
+def dense_strides(parameter: Tensor) -> tuple[int, ...]:
     """Those of a new tensor like it: its own, if it fills its memory without gaps."""
     return torch.empty_like(parameter, device="meta").stride()
 

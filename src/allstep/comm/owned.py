@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from allstep.comm.arena import Arena
 from allstep.comm.delivering import Schedule, deliver
-from allstep.comm.gradients import LARGE, Bucket, Gradients, Named, Pack, Rule, flat_in_memory
+from allstep.comm.gradients import LARGE, Bucket, Gradients, Named, Pack, Rule, dense_strides, flat_in_memory
 from allstep.comm.group import AllstepGroup
 from allstep.comm.local import LocalMover
 from allstep.comm.ownership import Piece, by_elements, by_whole_parameters
@@ -188,4 +188,4 @@ def _check(named: Sequence[Named]) -> None:
 
 
 def _like(flat: Tensor, parameter: Parameter) -> Tensor:
-    return flat.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
+    return flat.as_strided(parameter.shape, dense_strides(parameter))

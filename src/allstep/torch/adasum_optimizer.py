@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from allstep.comm.gradients import Named
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.torch.mpi_ops import Adasum, allreduce_async_, synchronize
+from allstep.torch.wrapping import wrapped
 
 
 def make_adasum(
@@ -22,10 +23,7 @@ def make_adasum(
 ) -> "_AdasumOptimizer":
     if process_set is not global_process_set:
         raise NotImplementedError("op=hvd.Adasum works on the whole world only, not on a process set")
-    bases = (_AdasumOptimizer, optimizer.__class__)
-    cls = type(optimizer.__class__.__name__, bases, {"__module__": "horovod.torch.optimizer"})
-    made: Any = object.__new__(cls)
-    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    made = wrapped(optimizer, _AdasumOptimizer)
     made._attach(named, compression, passes)
     return made  # type: ignore[no-any-return]
 

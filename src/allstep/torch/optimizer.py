@@ -37,6 +37,7 @@ from allstep.torch.compression import Compression
 from allstep.torch.groups import gradient_group
 from allstep.torch.mpi_ops import Adasum, Average, Max, Min, Product, Sum, allreduce, sparse_allreduce_async
 from allstep.torch.parameter_names import check_names, split_groups
+from allstep.torch.wrapping import wrapped
 
 _KINDS = {Average: ReduceOp.SUM, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: ReduceOp.MAX, Product: ReduceOp.PRODUCT}
 _TWICE = (
@@ -92,10 +93,7 @@ def DistributedOptimizer(  # noqa: N802
     added: type = Distributed
     if share_weights and size() > 1:
         added = _shared_weights(optimizer, op, compression)
-    cls = type(optimizer.__class__.__name__, (added, optimizer.__class__), {"__module__": "horovod.torch.optimizer"})
-    made: Any = object.__new__(cls)
-    # A scheduler leaves its own `step` on the instance; it belongs to the wrapped optimizer.
-    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    made = wrapped(optimizer, added)
     made._attach(
         named,
         compression,

@@ -29,6 +29,7 @@ from allstep.hvd.reported_gradients import ReportedGradients
 from allstep.torch.groups import gradient_group
 from allstep.torch.optimizer import Distributed
 from allstep.torch.shared_state import SharedState, is_elementwise, memory_order
+from allstep.torch.wrapping import like
 
 _ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop, optim.Adagrad,
@@ -173,8 +174,7 @@ class SharedWeights(Distributed):
 def _optimizer_of(wrapped: type, outer: Any, pieces: dict[Piece, Parameter], owned: OwnedGradients) -> Any:
     """An optimizer of the wrapped class with the outer one's settings, on the pieces."""
     number_of = {id(each.parameter): number for number, each in enumerate(owned.named)}
-    inner: Any = object.__new__(wrapped)
-    inner.__dict__.update({name: value for name, value in outer.__dict__.items() if name != "step"})
+    inner = like(outer, wrapped)
     inner.state = defaultdict(dict)
     inner.param_groups = []
     for group in outer.param_groups:
