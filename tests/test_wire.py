@@ -256,3 +256,23 @@ def test_every_interface_when_asked() -> None:
         client.set("k", b"v")
         assert client.server_address[0] == "127.0.0.1"
         client.close()
+
+
+def test_closing_while_a_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may be awake for the client's sake when it is told to end, and gone before it is woken for ours."""
+    server = Server(TOKEN)
+    client = Client([("127.0.0.1", server.port)], TOKEN, timeout=5)
+
+    class Late:
+        def send(self, word: bytes) -> None:
+            client.close()
+            server._thread.join(5)
+            assert not server._thread.is_alive()
+            wake.send(word)
+
+        def close(self) -> None:
+            wake.close()
+
+    wake = server._wake_out
+    monkeypatch.setattr(server, "_wake_out", Late())
+    server.close()

@@ -130,6 +130,8 @@ class Server:
             self._closing = True
             self._wake_out.send(b"x")
             self._thread.join(timeout=5)
+            for end in (self._wake_out, self._wake_in):  # here, not in the thread: a client may wake it, so that it is
+                end.close()  # gone before we send
 
     def __enter__(self) -> Self:
         return self
@@ -145,11 +147,11 @@ class Server:
                 key.data(key.fileobj, events)
             with self._lock:
                 self._answer_waiting()
+        self._selector.unregister(self._wake_in)
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
         self._selector.close()
-        self._wake_out.close()
 
     def _patience(self) -> float | None:
         """Seconds until the first parked request runs out of time."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -705,29 +706,34 @@ def test_forks(ranks: Ranks) -> None:
 # Those that do not come
 
 
-def stalls() -> None:
+def stalls(seen: Path) -> None:
+    """Rank 0 is alone with its tensor until it has made sure of that, and of a report, and says so by a file."""
     import time
 
     e = engine.start()
     if e.world.rank == 0:
         handle = e.enqueue(allreduce(torch.ones(1), "allreduce.lonely"))
-        time.sleep(0.6)
+        time.sleep(0.9)
         assert not e.poll(handle)
+        seen.touch()
         e.synchronize(handle)
     else:
-        time.sleep(0.6)
+        while not seen.exists():
+            time.sleep(0.01)
         e.perform(allreduce(torch.ones(1), "allreduce.lonely"))
     e.perform(Request(Kind.BARRIER))
     e.shutdown()
 
 
-def test_stalls_are_reported(ranks: Ranks) -> None:
-    outcomes = ranks.outcomes(3, stalls, env={"ALLSTEP_STALL_SECONDS": "0.3"})
+def test_stalls_are_reported(ranks: Ranks, tmp_path: Path) -> None:
+    outcomes = ranks.outcomes(3, stalls, tmp_path / "one", env={"ALLSTEP_STALL_SECONDS": "0.3"})
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 0], outcomes
     assert "for more than 0 seconds" in outcomes[0].output
     assert "Missing ranks:\n1: [allreduce.lonely]\n2: [allreduce.lonely]\n" in outcomes[0].output
     assert outcomes[1].output == outcomes[2].output == ""
-    quiet = ranks.outcomes(3, stalls, env={"ALLSTEP_STALL_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1"})
+    quiet = ranks.outcomes(
+        3, stalls, tmp_path / "two", env={"ALLSTEP_STALL_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+    )
     assert [outcome.output for outcome in quiet] == ["", "", ""]
 
 
