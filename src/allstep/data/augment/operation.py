@@ -1,0 +1,79 @@
+"""What an operation on pictures is.
+
+```
+draw(draws, stream)      -> table (n, k)       the random numbers of a whole batch, made into parameters: once per batch
+one(picture, row)        -> picture            one picture (height, width, channels), with its row of that table
+many(pictures, table)    -> pictures | None    n equal small pictures at once; None: "one by one, please"
+```
+
+A picture is uint8 and belongs to the operation: it may be changed in place and handed back. `many` gives bit for bit what `one` gives.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data.draws import Draws, Floats
+from allstep.errors import ConfigError
+
+Picture = NDArray[np.uint8]
+Shape = tuple[int, int, int]
+
+
+class Operation:
+    """One step of a transform; the base class leaves a picture as it is."""
+
+    num_draws = 0
+    """How many uniform numbers a sample needs."""
+    releases_gil = True
+    """Whether other threads run while it works."""
+
+    def draw(self, draws: Draws, stream: str) -> Floats:
+        """What this operation wants to know of a batch: plain uniform numbers, unless it makes something of them here."""
+        return draws.uniform(stream, self.num_draws)
+
+    def one(self, picture: Picture, row: Floats) -> Picture:
+        """The picture after this step; `row` is this sample's row of what `draw` gave."""
+        return picture
+
+    def many(self, pictures: Picture, table: Floats) -> Picture | None:
+        """The same for n pictures (n, height, width, channels) and their rows; None where there is no quicker way than one by one."""
+        return None
+
+    def shape(self, before: Shape | None) -> Shape | None:
+        """What a picture of shape `before` has become after this step; None is "not known beforehand"."""
+        return before
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._arguments().items())})"
+
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments as the user would write them; public attributes unless a class says otherwise."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+def check_share(what: str, value: float) -> float:
+    """`value`, which must be a probability."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{what} is a share from 0 to 1, not {value}")
+    return float(value)
+
+
+def check_range(what: str, pair: tuple[float, float], low: float, high: float) -> tuple[float, float]:
+    """`pair`, which must be (smaller, larger) within `low` and `high`."""
+    try:
+        first, second = (float(value) for value in pair)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{what} is a pair (smallest, largest), not {pair!r}") from None
+    if not low <= first <= second <= high:
+        raise ConfigError(f"{what} must be (smallest, largest) within {low} and {high}, not {pair!r}")
+    return first, second
+
+
+def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of a size that was given as one number or two."""
+    both = (size, size) if isinstance(size, int) else tuple(size)
+    if len(both) != 2 or not all(isinstance(side, int) and side > 0 for side in both):
+        raise ConfigError(f"{what} is a number of pixels, or (height, width), not {size!r}")
+    return both[0], both[1]
