@@ -6,6 +6,7 @@ import typer
 
 from allstep._version import __version__
 from allstep.cli.bench import bench
+from allstep.cli.data import data
 from allstep.cli.doctor import doctor
 from allstep.cli.horovod_path import horovod_path
 from allstep.cli.run import run
@@ -38,6 +39,7 @@ def _root(
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
+app.add_typer(data)
 app.add_typer(bench)
 app.command()(doctor)
 app.command()(horovod_path)

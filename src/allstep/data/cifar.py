@@ -1,0 +1,56 @@
+"""CIFAR-10's official binary layout: rows of one length, no header.
+
+```
+byte 0          the label, 0..9
+1 .. 1024       red, 32 rows of 32
+1025 .. 2048    green
+2049 .. 3072    blue
+```
+
+A file is a whole number of such rows, so its length is all that can be checked; `sets` knows the SHA-256 of the published files.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.errors import DataError
+
+SIDE = 32
+PICTURE = 3 * SIDE * SIDE
+ROW = 1 + PICTURE
+NUM_CLASSES = 10
+
+
+def rows(path: Path) -> NDArray[np.uint8]:
+    """The rows (n, 3073) of one file, memory-mapped."""
+    try:
+        nbytes = path.stat().st_size
+        if not nbytes or nbytes % ROW:
+            raise DataError(f"{path}: expected rows of {ROW} bytes, found {nbytes} bytes: {nbytes / ROW:.2f} rows")
+        return np.memmap(path, np.uint8, "r", shape=(nbytes // ROW, ROW))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def pictures(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The pictures of `rows` as (n, height, width, channels), contiguous."""
+    planes = rows[:, 1:].reshape(len(rows), 3, SIDE, SIDE)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
+
+
+def read(paths: Sequence[Path]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """All pictures (n, 32, 32, 3) and labels (n,) of some files, in their order, in memory."""
+    parts = [rows(path) for path in paths]
+    labels = [_labels(path, part) for path, part in zip(paths, parts, strict=True)]
+    return np.concatenate([pictures(part) for part in parts]), np.concatenate(labels)
+
+
+def _labels(path: Path, rows: NDArray[np.uint8]) -> NDArray[np.int64]:
+    labels = rows[:, 0].astype(np.int64)
+    if labels.max() >= NUM_CLASSES:
+        row = int(labels.argmax())
+        raise DataError(f"{path}: expected labels 0 to {NUM_CLASSES - 1}, found {labels[row]} in row {row}")
+    return labels

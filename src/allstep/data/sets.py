@@ -1,0 +1,111 @@
+"""Data sets known by name: their files, their homes, and the SHA-256 of what is in each file.
+
+| layout | files | read by |
+|---|---|---|
+| idx | pictures and labels of the training set, then of the test set; plain or `.gz` | `idx` |
+| cifar | five files of training rows, one of test rows | `cifar` |
+
+A home has either every file by its name, or one `archive` (a tar.gz) with all of them inside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allstep.errors import ConfigError, did_you_mean
+
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+_FILES_OF: Mapping[str, tuple[str, ...]] = {"idx": FILES, "cifar": CIFAR_FILES}
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One packed file that holds all files of a set, in whatever folder inside."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """What is known of a data set before it is found."""
+
+    name: str
+    title: str
+    folders: tuple[Path, ...] = ()
+    home: str | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of each file's unpacked content: Debian's gzip files differ from the home's, what is in them does not."""
+    hint: str = ""
+    layout: str = "idx"
+    archive: Archive | None = None
+    classes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that make the set whole."""
+        return _FILES_OF[self.layout]
+
+
+NAMED: Mapping[str, NamedSet] = {
+    "fashion-mnist": NamedSet(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        folders=(Path("/usr/share/datasets/fashion-mnist"),),
+        home="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        sha256={
+            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+        hint="on Debian: apt install dataset-fashion-mnist",
+        classes=(
+            *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+            *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        ),
+    ),
+    "cifar10": NamedSet(
+        name="cifar10",
+        title="CIFAR-10",
+        home="https://www.cs.toronto.edu/~kriz/",
+        sha256={
+            "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        },
+        layout="cifar",
+        archive=Archive("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+        classes=(
+            *("airplane", "automobile", "bird", "cat", "deer"),
+            *("dog", "frog", "horse", "ship", "truck"),
+        ),
+    ),
+    "digits": NamedSet(
+        name="digits",
+        title="8x8 digits",
+        folders=(Path(__file__).parent / "digits",),
+        classes=tuple("0123456789"),
+    ),
+}
+
+
+def named_set(name: str) -> NamedSet:
+    """The set called `name`."""
+    if name not in NAMED:
+        raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, NAMED)}")
+    return NAMED[name]
+
+
+def either(folder: Path, name: str) -> Path | None:
+    """The file called `name` in `folder`, plain or packed."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def is_whole(wanted: NamedSet, folder: Path) -> bool:
+    """Whether `folder` has every file of `wanted`."""
+    return all(either(folder, name) for name in wanted.files)
