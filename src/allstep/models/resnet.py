@@ -129,14 +129,15 @@ class ResNet(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             elif zero_last_norm and isinstance(layer, Block):
-                _start_at_zero(layer.through[-1])
+                start_at_zero(layer.through[-1])
 
 
 def _convolution(channels: int, wide: int, side: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, wide, side, stride=stride, padding=side // 2, bias=False)
 
 
-def _start_at_zero(norm: nn.Module) -> None:
+def start_at_zero(norm: nn.Module) -> None:
+    """What `zero_last_norm` does to the last norm of a block."""
     weight = getattr(norm, "weight", None)
     if weight is None:
         raise ConfigError(

@@ -1,0 +1,111 @@
+"""GoogLeNet (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842), with a norm after each convolution and without the side exits.
+
+```
+picture (3, 224, 224)
+  7x7 convolution, stride 2; pool                       64 x 56 x 56
+  1x1 convolution, 3x3 convolution; pool               192 x 28 x 28
+  inception 3a, 3b; pool                               480 x 14 x 14
+  inception 4a, 4b, 4c, 4d, 4e; pool                   832 x  7 x  7
+  inception 5a, 5b                                    1024 x  7 x  7
+  mean over the picture -> dropout -> linear        num_classes
+
+inception: four ways beside each other, their channels one after the other
+  x --> 1x1 -------------> ones
+    --> 1x1 --> 3x3 -----> threes
+    --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in torchvision's net, whose sizes ours has)
+    --> 3x3 max-pool -> 1x1 -> pooled
+```
+
+A convolution is followed by a norm and ReLU and has no bias. Pools are 3x3 with stride 2, the last one 2x2, and round up. 6,624,904
+parameters at 1,000 classes: little to sum for what there is to compute.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from allstep.models.norms import Norm
+
+
+class Ways(NamedTuple):
+    """Channels of an inception block: of each way out, and of the 1x1 convolutions before the two larger ones."""
+
+    ones: int
+    before_threes: int
+    threes: int
+    before_fives: int
+    fives: int
+    pooled: int
+
+    @property
+    def wide(self) -> int:
+        """Channels that come out."""
+        return self.ones + self.threes + self.fives + self.pooled
+
+
+_STAGES = (  # table 1 of the paper
+    (Ways(64, 96, 128, 16, 32, 32), Ways(128, 128, 192, 32, 96, 64)),
+    (
+        Ways(192, 96, 208, 16, 48, 64),
+        Ways(160, 112, 224, 24, 64, 64),
+        Ways(128, 128, 256, 24, 64, 64),
+        Ways(112, 144, 288, 32, 64, 64),
+        Ways(256, 160, 320, 32, 128, 128),
+    ),
+    (Ways(256, 160, 320, 32, 128, 128), Ways(384, 192, 384, 48, 128, 128)),
+)
+
+
+class Inception(nn.Module):
+    """Four ways beside each other."""
+
+    def __init__(self, channels: int, ways: Ways, norm: Norm) -> None:
+        super().__init__()
+        pool = nn.MaxPool2d(3, stride=1, padding=1, ceil_mode=True)
+        self.ways = nn.ModuleList(
+            [
+                _convolution(channels, ways.ones, 1, norm),
+                nn.Sequential(
+                    _convolution(channels, ways.before_threes, 1, norm),
+                    _convolution(ways.before_threes, ways.threes, 3, norm),
+                ),
+                nn.Sequential(
+                    _convolution(channels, ways.before_fives, 1, norm),
+                    _convolution(ways.before_fives, ways.fives, 3, norm),
+                ),
+                nn.Sequential(pool, _convolution(channels, ways.pooled, 1, norm)),
+            ]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([way(x) for way in self.ways], 1)
+
+
+class GoogLeNet(nn.Module):
+    """Logits (n, num_classes) for pictures (n, 3, height, width), both sides at least 15 pixels."""
+
+    def __init__(self, num_classes: int = 1000, *, dropout: float = 0.2, norm: Norm = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(_convolution(3, 64, 7, norm, stride=2), nn.MaxPool2d(3, stride=2, ceil_mode=True)),
+            *(_convolution(64, 64, 1, norm), _convolution(64, 192, 3, norm)),
+        )
+        channels = 192
+        for stage, pool in zip(_STAGES, (3, 3, 2), strict=True):
+            self.features.append(nn.MaxPool2d(pool, stride=2, ceil_mode=True))
+            for ways in stage:
+                self.features.append(Inception(channels, ways, norm))
+                channels = ways.wide
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(channels, num_classes)
+        )
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(pictures))
+        return logits
+
+
+def _convolution(channels: int, wide: int, side: int, norm: Norm, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(channels, wide, side, stride=stride, padding=side // 2, bias=False)
+    return nn.Sequential(convolution, norm(wide), nn.ReLU(inplace=True))

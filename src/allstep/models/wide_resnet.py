@@ -1,0 +1,146 @@
+"""Residual nets for pictures of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones (Zagoruyko and Komodakis 2016).
+
+```
+                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth, widen), depth = 6n+4
+  3x3 convolution              32 x 32      16 channels                          16 channels
+  n blocks                     32 x 32      16                                   16 x widen
+  n blocks, the first halves   16 x 16      32                                   32 x widen
+  n blocks, the first halves    8 x  8      64                                   64 x widen
+  mean -> linear                            num_classes                          (norm -> ReLU before the mean)
+
+block of resnet_cifar: as in `resnet`       block of WideResNet, norms first (https://arxiv.org/abs/1605.07146)
+  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or channels change --.
+  3x3 -> norm -> ReLU|                                            3x3 -> norm -> ReLU -> dropout                 |
+  3x3 -> norm        | zeros for new channels                     3x3                                            |
+  + <----------------'                                            + <--------------------------------------------'
+  ReLU
+```
+
+Where the original nets change size, the way past a block is every second pixel, with channels of zeros for the new ones: it has no
+parameters. 10 classes: ResNet-20 269,722, ResNet-56 853,018, WRN-16-4 2,748,890, WRN-28-10 36,479,194.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from allstep.errors import ConfigError
+from allstep.models.norms import Norm
+from allstep.models.resnet import start_at_zero
+
+_WIDTHS = (16, 32, 64)
+
+
+class _Past(nn.Module):
+    """Every `stride`-th pixel, and zeros for the channels that are new."""
+
+    def __init__(self, new_channels: int, stride: int) -> None:
+        super().__init__()
+        self.new_channels, self.stride = new_channels, stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fewer = x[:, :, :: self.stride, :: self.stride]
+        return functional.pad(fewer, (0, 0, 0, 0, self.new_channels // 2, self.new_channels - self.new_channels // 2))
+
+
+class _Plain(nn.Module):
+    """A block of the original nets."""
+
+    def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.through = nn.Sequential(
+            *(_convolution(channels, wide, stride), norm(wide), nn.ReLU(inplace=True)),
+            *(_convolution(wide, wide), norm(wide)),
+        )
+        self.past = _Past(wide - channels, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.through(x) + self.past(x))
+
+
+class _Wide(nn.Module):
+    """A block whose norms come first."""
+
+    def __init__(self, channels: int, wide: int, stride: int, norm: Norm, dropout: float) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(norm(channels), nn.ReLU(inplace=True))
+        self.through = nn.Sequential(
+            *(_convolution(channels, wide, stride), norm(wide), nn.ReLU(inplace=True), nn.Dropout(dropout)),
+            _convolution(wide, wide),
+        )
+        self.changes = stride != 1 or channels != wide
+        self.past = nn.Conv2d(channels, wide, 1, stride=stride, bias=False) if self.changes else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        entered = self.enter(x)
+        out: torch.Tensor = self.through(entered) + self.past(entered if self.changes else x)
+        return out
+
+
+class _SmallPictures(nn.Module):
+    """Stem, stages and head; `leave` stands between the stages and the head."""
+
+    def __init__(self, stem: nn.Module, stages: nn.Module, leave: nn.Module, wide: int, num_classes: int) -> None:
+        super().__init__()
+        self.stem, self.stages, self.leave = stem, stages, leave
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes))
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.leave(self.stages(self.stem(pictures))))
+        return logits
+
+
+class CifarResNet(_SmallPictures):
+    """Logits (n, num_classes) for pictures (n, 3, height, width). depth: 20, 32, 44, 56, 110, or any other 6n+2."""
+
+    def __init__(
+        self, depth: int = 20, num_classes: int = 10, *, norm: Norm = nn.BatchNorm2d, zero_last_norm: bool = False
+    ) -> None:
+        blocks, stages, channels = _blocks(depth, 2), nn.Sequential(), 16
+        for wide in _WIDTHS:
+            for place in range(blocks):
+                stages.append(_Plain(channels, wide, 2 if wide != channels and not place else 1, norm))
+                channels = wide
+        stem = nn.Sequential(_convolution(3, 16), norm(16), nn.ReLU(inplace=True))
+        super().__init__(stem, stages, nn.Identity(), channels, num_classes)
+        if zero_last_norm:
+            for block in stages:
+                assert isinstance(block, _Plain)
+                start_at_zero(block.through[-1])
+
+
+class WideResNet(_SmallPictures):
+    """Logits (n, num_classes) for pictures (n, 3, height, width). WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4."""
+
+    def __init__(
+        self,
+        depth: int = 28,
+        widen: int = 10,
+        num_classes: int = 10,
+        *,
+        dropout: float = 0.0,
+        norm: Norm = nn.BatchNorm2d,
+    ) -> None:
+        blocks, stages, channels = _blocks(depth, 4), nn.Sequential(), 16
+        for number, narrow in enumerate(_WIDTHS):
+            for place in range(blocks):
+                stages.append(_Wide(channels, narrow * widen, 2 if number and not place else 1, norm, dropout))
+                channels = narrow * widen
+        leave = nn.Sequential(norm(channels), nn.ReLU(inplace=True))
+        super().__init__(_convolution(3, 16), stages, leave, channels, num_classes)
+
+
+def _blocks(depth: int, rest: int) -> int:
+    """Blocks of a stage."""
+    if depth < 6 + rest or (depth - rest) % 6:
+        raise ConfigError(
+            f"depth {depth}: this net has 6n+{rest} layers, such as {6 + rest}, {12 + rest}, {18 + rest}, {24 + rest}"
+        )
+    return (depth - rest) // 6
+
+
+def _convolution(channels: int, wide: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(channels, wide, 3, stride=stride, padding=1, bias=False)
