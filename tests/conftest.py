@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from hosts import two_hosts
 from ranks import rank_server, ranks
@@ -12,8 +12,9 @@ from slurm import slurm, slurm_two_nodes
 __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "two_hosts"]
 
 # Times on a shared machine say nothing; what must not hang has a time limit of its own.
-settings.register_profile("test", deadline=None)
-settings.register_profile("soak", deadline=None, max_examples=1000)
+SLOW_IS_FINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("test", **SLOW_IS_FINE)
+settings.register_profile("soak", max_examples=1000, **SLOW_IS_FINE)
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 settings.load_profile("soak" if SOAK else "test")
 

@@ -130,8 +130,11 @@ class Server:
             self._closing = True
             self._wake_out.send(b"x")
             self._thread.join(timeout=5)
-            for end in (self._wake_out, self._wake_in):  # here, not in the thread: a client may wake it, so that it is
-                end.close()  # gone before we send
+            if (
+                not self._thread.is_alive()
+            ):  # a machine that stood still: the thread still needs them to hear of the end
+                for end in (self._wake_out, self._wake_in):  # here, not in the thread: a client may wake it, so that it
+                    end.close()  # is gone before we send
 
     def __enter__(self) -> Self:
         return self
@@ -168,12 +171,15 @@ class Server:
         except OSError:  # out of file descriptors, most likely: the knock comes again at once, so wait a little
             time.sleep(0.05)
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = _Connection(sock)
         connection.outbox += connection.challenge
-        self._selector.register(sock, selectors.EVENT_READ, lambda _, events: self._ready(connection, events))
-        self._send(connection)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(sock, selectors.EVENT_READ, lambda _, events: self._ready(connection, events))
+            self._send(connection)
+        except OSError:  # he has hung up before we came to the door
+            self._drop(connection)
 
     def _ready(self, connection: _Connection, events: int) -> None:
         try:
@@ -181,7 +187,7 @@ class Server:
                 return self._drop(connection)
             if events & selectors.EVENT_WRITE:
                 self._send(connection)
-        except (OSError, ValueError):
+        except (OSError, ValueError, IndexError):  # gone, or a request without the fields that it needs
             self._drop(connection)
 
     def _receive(self, connection: _Connection) -> bool:

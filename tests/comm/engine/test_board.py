@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from allstep.comm.engine.ring import Frames
 from allstep.comm.engine.shared_board import SharedBoard, board_bytes
 from allstep.comm.engine.socket_board import SocketBoard
 from allstep.wire.frames import LENGTH
+from ranks import wait_until
 
 Boards = Callable[[int], list[Board]]
 
@@ -49,6 +51,21 @@ def opened(boards: list[Board]) -> Iterator[list[Board]]:
         board.close()
 
 
+def wait_until_asleep(thread: threading.Thread) -> None:
+    """Until it rests in the kernel: twice in a row asleep, without having run in between."""
+    before: list[str] = []
+
+    def rests() -> bool:
+        nonlocal before
+        lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
+        now = [line for line in lines if line.startswith(("State:", "voluntary_ctxt", "nonvoluntary_ctxt"))]
+        rested, before = now == before and "(sleeping)" in now[0], now
+        time.sleep(0.03)
+        return rested
+
+    wait_until(rests, 30, "the thread's sleep")
+
+
 both = pytest.mark.parametrize("make", [shared, sockets])
 
 
@@ -75,7 +92,7 @@ def test_messages_of_all_sizes_arrive_in_order(make: Boards, monkeypatch: pytest
                 board.post(frame(message))
             boards[0].tell([frame(message)])
             look(rng.randrange(3))
-        end = time.monotonic() + 10
+        end = time.monotonic() + 50
         while time.monotonic() < end and not all(len(got) == 300 for got in (*posted.values(), *told)):
             for rank in range(3):
                 look(rank)
@@ -99,7 +116,7 @@ def test_a_message_larger_than_all_memory_between_threads(make: Boards) -> None:
         reader = threading.Thread(target=read)
         reader.start()
         first.tell([frame(message)])
-        end = time.monotonic() + 10
+        end = time.monotonic() + 50
         while reader.is_alive() and time.monotonic() < end:
             first.look()
             first.wait(0.05)
@@ -116,10 +133,10 @@ def test_a_wait_ends_when_something_comes_and_not_before(make: Boards) -> None:
         assert time.monotonic() - began > 0.09
         second.look()
         timer = threading.Timer(0.05, lambda: first.tell([frame(b"now")]))
-        timer.start()
         began = time.monotonic()
-        second.wait(5)
-        assert 0.04 < time.monotonic() - began < 2
+        timer.start()
+        second.wait(50)
+        assert 0.04 < time.monotonic() - began < 25
         timer.join()
         second.look()
         assert second.told() == [b"now"]
@@ -132,8 +149,8 @@ def test_what_came_between_look_and_wait_is_not_slept_through(make: Boards) -> N
         second.look()
         first.tell([frame(b"quick")])
         began = time.monotonic()
-        second.wait(5)
-        assert time.monotonic() - began < 2
+        second.wait(50)
+        assert time.monotonic() - began < 25
         assert second.has_news()
 
 
@@ -146,21 +163,21 @@ def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves
         def thread() -> None:
             ready.set()
             while not is_enough.is_set():
-                second.sleep(3)
+                second.sleep(50)
                 woken.append(time.monotonic())
 
         second.attend()
         sleeper = threading.Thread(target=thread)
         sleeper.start()
         ready.wait()
-        time.sleep(0.05)
+        wait_until_asleep(sleeper)
         for _ in range(20):
             first.tell([frame(b"for the caller")])
             time.sleep(0.002)
         assert woken == []
         is_enough.set()
         second.leave()
-        sleeper.join(2)
+        sleeper.join(25)
         assert len(woken) == 1
         second.look()
         assert second.told() == [b"for the caller"] * 20
@@ -170,25 +187,25 @@ def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves
 def test_wake_reaches_the_thread_also_while_a_caller_drives(make: Boards) -> None:
     with opened(make(1)) as (alone,):
         alone.attend()
-        sleeper = threading.Thread(target=alone.sleep, args=(30,))
+        sleeper = threading.Thread(target=alone.sleep, args=(50,))
         sleeper.start()
-        time.sleep(0.05)
+        wait_until_asleep(sleeper)
         alone.wake()
-        sleeper.join(2)
+        sleeper.join(25)
         assert not sleeper.is_alive()
 
 
 @both
 def test_a_post_of_rank_0_wakes_its_own_thread_unless_he_drives_next(make: Boards) -> None:
     with opened(make(1)) as (alone,):
-        sleeper = threading.Thread(target=alone.sleep, args=(30,))
+        sleeper = threading.Thread(target=alone.sleep, args=(50,))
         sleeper.start()
-        time.sleep(0.05)
+        wait_until_asleep(sleeper)
         alone.post(frame(b"x"), driving=True)
         sleeper.join(0.1)
         assert sleeper.is_alive()
         alone.post(frame(b"y"))
-        sleeper.join(2)
+        sleeper.join(25)
         assert not sleeper.is_alive()
         assert alone.posts() == [(0, b"x"), (0, b"y")]
 
