@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -10,6 +11,10 @@ from ranks import rank_server, ranks
 from slurm import slurm, slurm_two_nodes
 
 __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "two_hosts"]
+
+# A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit that: tests of Ctrl-C could not end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Times on a shared machine say nothing; what must not hang has a time limit of its own.
 SLOW_IS_FINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

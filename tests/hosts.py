@@ -122,7 +122,7 @@ class Hosts:
 
     def exec(self, k: int, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command on host k and returns what it printed."""
-        options = {"capture_output": True, "text": True, "timeout": 30, **options}
+        options = {"capture_output": True, "text": True, "timeout": 60, **options}
         return subprocess.run([*self.prefix(k), *command], **options)
 
     def start(self, k: int, *command: str, log: str, env: dict[str, str] | None = None) -> int:
@@ -194,7 +194,7 @@ Host {" ".join(self.names)}
         for k in range(len(self.names)):
             self.start(k, sshd, "-D", "-e", "-f", str(self.folder / "sshd_config"), log=f"sshd.{k}.log")
         for k, address in enumerate(self.addresses):
-            if not reachable(address, 22, within=10):
+            if not reachable(address, 22, within=40):
                 raise OSError(f"sshd on {self.names[k]} does not answer:\n{self.keeper.log(f'sshd.{k}.log')}")
 
 
@@ -211,7 +211,7 @@ def reachable(address: str, port: int, within: float) -> bool:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 

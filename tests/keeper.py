@@ -56,7 +56,7 @@ class Keeper:
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(60)
         self._process.stdout.close()
 
     def _ask(self, **what: object) -> int:

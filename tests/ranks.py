@@ -68,7 +68,7 @@ class Ranks:
         num_ranks: int,
         function: Callable[..., Any],
         *args: Any,
-        timeout: float = 30,
+        timeout: float = 90,
         hosts: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
     ) -> list[Outcome]:
@@ -104,7 +104,7 @@ class Ranks:
 
     def close(self) -> None:
         self.link.close()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 def clean_environment() -> dict[str, str]:
@@ -121,6 +121,11 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def shared_memory_files() -> list[str]:
+    """What our segments have left in /dev/shm. Those of a test beside us are there for moments only: ask until there is nothing."""
+    return [name for name in os.listdir("/dev/shm") if "allstep" in name]
 
 
 def outcome_in(folder: Path, rank: int, code: int) -> Outcome:
@@ -150,8 +155,11 @@ def ranks(rank_server: Ranks, tmp_path: Path) -> Ranks:
     return rank_server
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10, what: str = "the condition") -> Any:
-    """Poll until the condition holds; its value. Fails the test when it does not in time."""
+def wait_until(condition: Callable[[], Any], seconds: float = 30, what: str = "the condition") -> Any:
+    """Poll until the condition holds; its value. Fails the test when it does not in time.
+
+    Limits are for hangs, not for speed: the machine may stand still for seconds.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := condition():

@@ -85,10 +85,10 @@ class Slurm(Hosts):
         self._until(self._all_idle, "slurmctld", *(f"slurmd.{name}" for name in self.names))
 
     def _all_idle(self) -> bool:
-        states = self.run(["sinfo", "--noheader", "--Node", "--format=%T"], timeout=10)
+        states = self.run(["sinfo", "--noheader", "--Node", "--format=%T"], timeout=50)
         return states.stdout.split() == ["idle"] * len(self.names)
 
-    def _until(self, ready: Any, *logs: str, within: float = 20) -> None:
+    def _until(self, ready: Any, *logs: str, within: float = 60) -> None:
         end = time.monotonic() + within
         while not ready():
             if time.monotonic() > end:
@@ -99,7 +99,7 @@ class Slurm(Hosts):
     def run(self, command: Sequence[str], *, on: int | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs srun, sbatch, ... and returns what it printed. `env` in the options is added to the environment."""
         environment = {**_outside_slurm(), **self.env, **options.pop("env", {})}
-        options = {"capture_output": True, "text": True, "timeout": 60, **options}
+        options = {"capture_output": True, "text": True, "timeout": 100, **options}
         prefix = [] if on is None else self.prefix(on)
         return subprocess.run([*prefix, *command], env=environment, **options)
 

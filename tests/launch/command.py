@@ -37,7 +37,7 @@ def run(
     prefix: Sequence[str] = (),
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
-    limit: float = 40,
+    limit: float = 100,
 ) -> Done:
     """Run `allstep ...` to its end."""
     started = time.monotonic()

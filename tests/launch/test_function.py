@@ -20,8 +20,6 @@ from hosts import Hosts
 from launch.command import processes_with
 from ranks import clean_environment, wait_until
 
-pytestmark = pytest.mark.timeout(60)
-
 # The contract, section 5.3.
 SIGNATURE = """(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
 cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
@@ -74,12 +72,12 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
     def fail() -> None:
         if allstep.World.detect().rank == 1:
             raise KeyError("the reason")
-        time.sleep(30)
+        time.sleep(100)
 
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"non-zero status \(1\)") as caught:
         allstep.run(fail, num_proc=2)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 50
     assert "rank 1 on localhost failed first of 2" in str(caught.value)
     assert "KeyError: 'the reason'" in str(caught.value)
     with pytest.raises(RuntimeError, match=r"killed by signal 9 \(SIGKILL\)"):
@@ -146,7 +144,7 @@ def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:
         """)
     )
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=40, cwd="/")
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, cwd="/")
     assert done.stdout == "[8, 8]\nTrue\n", done.stderr
 
 
@@ -177,6 +175,6 @@ def test_workers_end_with_their_caller(number: signal.Signals) -> None:
     for _ in range(2):
         assert "up" in process.stdout.readline()
     process.send_signal(number)
-    rest, _ = process.communicate(timeout=20)
+    rest, _ = process.communicate(timeout=60)
     assert ("interrupted" in rest) == (number == signal.SIGINT)
-    wait_until(lambda: not processes_with(f"RUN_MARK={value}"), 10, "the end of the workers")
+    wait_until(lambda: not processes_with(f"RUN_MARK={value}"), 40, "the end of the workers")

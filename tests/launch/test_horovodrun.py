@@ -242,7 +242,7 @@ def horovodrun(*arguments: str | Path, env: dict[str, str] | None = None) -> Don
         env={**clean_environment(), "PATH": path, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=100,
     )
     return Done(result.returncode, result.stdout, result.stderr, 0.0)
 
@@ -266,7 +266,7 @@ def test_the_time_can_stand_in_front() -> None:
 def test_a_module_is_horovodrun_too() -> None:
     env = {**clean_environment(), "PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-m", "horovod.runner.launch", "-np", "1", "echo", "hello"]
-    assert subprocess.run(command, env=env, capture_output=True, text=True, timeout=30).stdout == "[0]<stdout>:hello\n"
+    assert subprocess.run(command, env=env, capture_output=True, text=True, timeout=100).stdout == "[0]<stdout>:hello\n"
 
 
 def test_version_and_check_build() -> None:

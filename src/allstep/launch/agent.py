@@ -38,6 +38,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 BEAT_SECONDS = 1.0
+_DYING_SECONDS = 4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
 
 
 class Problem(Exception):
@@ -81,8 +82,10 @@ class Agent:
                 patience = 0.01 if self.link.outbox else max(0.0, next_beat - time.monotonic())
                 for key, _ in self.selector.select(patience):
                     key.data()
-                if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + BEAT_SECONDS
+                if (now := time.monotonic()) >= next_beat:
+                    # While we stood still ourselves (stopped, or the whole machine was) the launcher's silence does not count.
+                    self.heard = min(now, self.heard + max(0.0, now - next_beat - BEAT_SECONDS))
+                    next_beat = now + BEAT_SECONDS
                     self._beat()
                 self.link.flush()
                 self._mind_the_outbox()
@@ -211,10 +214,8 @@ class Agent:
 
     def _clean_up(self) -> None:
         """Kill every process that descends from us; say the last words."""
-        for _ in range(50):
-            children = descendants(os.getpid())
-            if not children:
-                break
+        end = time.monotonic() + _DYING_SECONDS
+        while (children := descendants(os.getpid())) and time.monotonic() < end:
             for pid in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -80,6 +80,9 @@ class Launcher:
         self.complained: dict[int, float] = {}  # rank -> when its last traceback began
         self.settled: float | None = None  # when the first failure came
         self.problem: str | None = None
+        self.started = False
+        self.turned = self.began  # when we last looked around
+        self.beater: threading.Thread | None = None
         self.stopped = 0
         self.stopping = False
         self.kill_at: float | None = None
@@ -100,7 +103,6 @@ class Launcher:
                     self._turn()
             finally:
                 self._end_agents()
-                self.ended.set()
         self.output.close()
         return self._conclude()
 
@@ -115,7 +117,8 @@ class Launcher:
     def _greet(self) -> None:
         """Wait for the hello of every agent."""
         if self._remotes():
-            threading.Thread(target=self._beat, name="allstep-beat", daemon=True).start()
+            self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
+            self.beater.start()
         end = self.began + self.limits.start
         while self._may_go_on() and any(station.hello is None for station in self.stations):
             if time.monotonic() > end:
@@ -145,6 +148,7 @@ class Launcher:
             return
         if self._remotes():
             self.output.say(self._banner())
+        self.started = True
         for station, order in zip(self.stations, orders, strict=True):
             station.link.send("start", **order)
 
@@ -229,6 +233,7 @@ class Launcher:
             else:
                 key.data()
         now = time.monotonic()
+        self._excuse(now)
         for station in self.stations:
             station.link.flush()
             if station.remote and not station.over and now - station.heard > self.limits.lost:
@@ -237,6 +242,14 @@ class Launcher:
         if self.kill_at is not None and now > self.kill_at:
             self.kill_at = None
             self._tell_all("kill")
+
+    def _excuse(self, now: float) -> None:
+        """While we stood still ourselves (stopped, or the whole machine was), nobody's silence counts."""
+        stood_still = now - self.turned - 2.0
+        self.turned = now
+        if stood_still > 0:
+            for station in self.stations:
+                station.heard = min(now, station.heard + stood_still)
 
     def _clock_runs(self) -> bool:
         return bool(self.failures or self.signals or self.kill_at is not None)
@@ -364,17 +377,21 @@ class Launcher:
     def _all_over(self) -> bool:
         if self.problem or len(self.exits) == len(self.worlds):
             return True
-        never_started = not any(station.hello for station in self.stations)
-        return all(station.over for station in self.stations) or (bool(self.signals) and never_started)
+        if not self.started and (self.signals or self.failures):
+            return True  # there is no worker whose end could be waited for
+        return all(station.over for station in self.stations)
 
     def _end_agents(self) -> None:
         """Ask the agents to clean up and leave; after 5 s make them."""
         self._tell_all("finish")
         end = time.monotonic() + 5.0
-        while time.monotonic() < end and any(not station.over for station in self.stations):
+        while time.monotonic() < end and any(station.hello and not station.over for station in self.stations):
             for key, _ in self.selector.select(0.1):
                 if isinstance(key.data, Station):
                     self._hear(key.data)
+        self.ended.set()
+        if self.beater is not None:
+            self.beater.join()  # it must not write to what we close now, or to what is opened there next
         for station in self.stations:
             station.end()
 
