@@ -1,0 +1,247 @@
+"""TFRecord files as a source: any sample of any shard, at once, checked.
+
+```
+TFRecordSource
+  shards       each one a file (mapped when first read) and its index: offset and length of every record      files, index, walk
+  layout       which feature is the picture and which the label                                               features, example
+  numbers      0..len-1 over all shards in order; which shard, by bisection of where each begins
+```
+
+**Damage.** A record whose bytes do not agree with their CRC32C is a BadSample, as is one that lacks a feature or has a label out of range.
+A stretch of a shard in which no sound record can be found, a cut-off end too, is one BadSample that says how many bytes are lost: all whole
+records before and after it are delivered. With `check=False` the CRC of the data is not computed; nothing else changes.
+
+`classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of labels. Files compressed as a whole are
+unpacked into the cache first. Remote shards are copied through the cache once, for their index; then each read is one range.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data import example, raw
+from allstep.data.features import Layout, layout_for
+from allstep.data.files import File, LocalFile, RemoteFile, open_file, stamp_of
+from allstep.data.framing import OVERHEAD, data_at, length_at
+from allstep.data.index import Index, Progress, index_places, indexed, write_index
+from allstep.data.named import cache_folder
+from allstep.data.shards import Where, list_shards
+from allstep.data.source import BadSample, Block, Place, Sample, Source
+from allstep.data.unpack import local_copy, packing, unpacked
+from allstep.data.walk import walk
+from allstep.errors import DataError
+
+KIND = "tfrecord"
+
+
+def is_tfrecord(name: str) -> bool:
+    """Whether a file is called as TFRecord shards are: x.tfrecord, x.tfrecords.gz, x.tfrecord-00000-of-00010, train-00000-of-01024."""
+    stem = name.removesuffix(".gz").removesuffix(".zlib").removesuffix(".zz")
+    first, separator, rest = stem.partition("-of-")
+    numbered = bool(separator) and first[-1:].isdigit() and rest.isdigit()
+    return ".tfrec" in stem if not numbered else "." not in stem or ".tfrec" in stem
+
+
+class Shard:
+    """One file of records, and its index."""
+
+    def __init__(self, where: str, progress: Progress | None = None, *, again: bool = False) -> None:
+        self.where = where
+        self.stamp = stamp_of(where)
+        self.index = indexed(where, KIND, self.stamp, lambda: _build(where, progress), again=again)
+        self._offsets, self._lengths = self.index["offset"], self.index["length"]
+        self.lost: dict[int, str] = {int(row): reason for row, reason in self.index.extra["lost"]}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @cached_property
+    def file(self) -> File:
+        """The file, unpacked if need be; opened when the first record is read."""
+        if self.index.extra["packed"]:
+            return LocalFile(unpacked(self.where))
+        file = open_file(self.where)
+        if file.stamp != self.stamp:
+            raise DataError(f"{self.where}: was changed after it was opened; start again")
+        return file
+
+    def offset(self, row: int) -> int:
+        return int(self._offsets[row])
+
+    def record(self, row: int, check: bool) -> memoryview:
+        """The data of record `row`; ValueError when it is damaged."""
+        if self.lost and row in self.lost:
+            raise ValueError(self.lost[row])
+        length = int(self._lengths[row])
+        return data_at(self.file.read(int(self._offsets[row]), OVERHEAD + length), 0, length, check=check)
+
+    def labels(self, layout: Layout) -> NDArray[np.int64]:
+        """The label of each record, -1 where there is none; counted once, then kept in the index."""
+        made_for = [layout.label, layout.labels_from]
+        if "label" not in self.index or self.index.extra.get("label") != made_for:
+            labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
+            extra = {**self.index.extra, "label": made_for}
+            self.index = Index({**self.index.columns, "label": labels.astype(np.int32)}, extra)
+            any(write_index(place, KIND, self.stamp, self.index) for place in index_places(self.where))
+        return self.index["label"].astype(np.int64)
+
+    def _label(self, row: int, layout: Layout) -> int:
+        try:
+            values = example.decode(self.record(row, check=False), (layout.label or "",)).get(layout.label or "", [])
+            return int(layout.target(values.item())) if isinstance(values, np.ndarray) and len(values) == 1 else -1
+        except ValueError:
+            return -1
+
+
+class TFRecordSource(Source):
+    """The samples of TFRecord shards: a folder, file, pattern, URL or list of them.
+
+    `features` maps features to fields (None: recognised from the first record; {}: records as they are). `labels_from` is the smallest
+    label (None: 1 for `image/class/label`, else 0). Labels outside `num_classes` (default: as many as `classes.txt` names) are bad.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        features: Mapping[str, str] | None = None,
+        *,
+        labels_from: int | None = None,
+        num_classes: int | None = None,
+        check: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.shards = [Shard(name, progress) for name in list_shards(where, is_tfrecord, "TFRecord files")]
+        self._ends = list(accumulate(len(shard) for shard in self.shards))
+        self._check = check
+        self.classes = read_classes(self.shards[0].where)
+        num_classes = num_classes or len(self.classes) or None
+        there = self._feature_names() if features is None else ()
+        self.layout = layout_for(features, there, labels_from, num_classes)
+        self._moulds: dict[int, raw.Mould | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layout = self.layout
+        names = [shard.where for shard in self.shards]
+        return _reopen, (names, layout.features, layout.labels_from, layout.num_classes, self._check)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, number: int) -> Sample:
+        shard, row = self._locate(number)
+        try:
+            return self.layout.sample(shard.record(row, self._check))
+        except ValueError as error:
+            raise BadSample(number, self.place(number), str(error)) from error
+
+    def place(self, number: int) -> Place:
+        shard, row = self._locate(number)
+        return Place(shard.where, shard.offset(row))
+
+    def block(self, numbers: NDArray[np.int64]) -> Block | None:
+        if not self.layout.is_raw or self.layout.label is None or len(self.layout.features) > 2 or not len(numbers):
+            return None
+        try:
+            located = [self._locate(number) for number in numbers.tolist()]
+            found = raw.gather([shard.record(row, self._check) for shard, row in located], self.layout, self._moulds)
+        except ValueError:
+            return None
+        return Block(*found) if found else None
+
+    def targets(self, progress: Progress | None = None) -> NDArray[np.int64]:
+        """The class of every sample, -1 where it has none: for class balance, without reading pictures."""
+        done = []
+        for shard in self.shards:
+            done.append(shard.labels(self.layout))
+            if progress:
+                progress(shard.where, sum(map(len, done)), len(self))
+        return np.concatenate(done)
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.__dict__.pop("file", None)  # the last view of it unmaps it
+
+    def _locate(self, number: int) -> tuple[Shard, int]:
+        if not 0 <= number < self._ends[-1]:
+            raise IndexError(f"sample {number} of {self._ends[-1]}")
+        which = bisect_right(self._ends, number)
+        return self.shards[which], number - (self._ends[which - 1] if which else 0)
+
+    def _feature_names(self) -> set[str]:
+        """Of the first record that can be read."""
+        reason = "has no record"
+        for number in range(min(len(self), 1000)):
+            shard, row = self._locate(number)
+            try:
+                return set(example.spans(shard.record(row, check=True)))
+            except ValueError as error:
+                reason = f"has no good record among the first {number + 1}; the last one: {error}"
+        raise DataError(f"{self.shards[0].where}: {reason}")
+
+
+def read_classes(shard: str) -> tuple[str, ...]:
+    """The names in `classes.txt` beside `shard`, or ()."""
+    folder, slash, _ = shard.rpartition("/")
+    try:
+        found = open_file(f"{folder}{slash}classes.txt")
+        return tuple(bytes(found.read(0, found.size)).decode().splitlines())
+    except DataError:  # there is none
+        return ()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{folder}{slash}classes.txt: expected one name a line in UTF-8, found {error}") from error
+
+
+def _reopen(
+    names: list[str], features: Mapping[str, str], labels_from: int, num_classes: int | None, check: bool
+) -> TFRecordSource:
+    return TFRecordSource(names, features, labels_from=labels_from, num_classes=num_classes, check=check)
+
+
+def _build(where: str, progress: Progress | None) -> Index:
+    """Walks a shard, whatever it is: plain or packed, here or remote."""
+    file = open_file(where)
+    packed = _is_packed(file)
+    if packed:
+        file = LocalFile(unpacked(where))
+    if isinstance(file, RemoteFile):
+        return _build_remote(file, progress)
+    return _index_of(file, packed, progress, where)
+
+
+def _build_remote(file: RemoteFile, progress: Progress | None) -> Index:
+    target = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
+    local_copy(file, target)
+    try:
+        return _index_of(LocalFile(target), False, progress, file.name)
+    finally:
+        target.unlink(missing_ok=True)
+
+
+def _index_of(file: File, packed: bool, progress: Progress | None, name: str) -> Index:
+    size = file.size
+    found = walk(file.read(0, size), (lambda done: progress(name, done, size)) if progress else None)
+    if progress:
+        progress(name, size, size)
+    columns: dict[str, NDArray[Any]] = {
+        "offset": np.frombuffer(found.offsets, np.uint64),
+        "length": np.frombuffer(found.lengths, np.uint32),
+    }
+    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items())})
+
+
+def _is_packed(file: File) -> bool:
+    """Whether the file is compressed: it looks so, and does not begin with a sound record."""
+    head = file.read(0, 12)
+    if packing(head) is None:
+        return False
+    try:
+        length_at(memoryview(bytes(head) + bytes(4)), 0)
+    except ValueError as error:
+        return "cut off" not in str(error)
+    return False
