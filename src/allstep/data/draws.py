@@ -76,7 +76,7 @@ def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _uniform(bits: NDArray[np.uint64], columns: int) -> Floats:
     """splitmix64 from each row's bits on; a double has room for the upper 53 bits."""
     steps = np.arange(1, columns + 1, dtype=np.uint64) * _GOLDEN
-    return (mixed(bits[:, None] + steps) >> np.uint64(11)) * 2.0**-53
+    return np.ldexp((mixed(bits[:, None] + steps) >> np.uint64(11)).astype(np.float64), -53)
 
 
 @lru_cache(maxsize=256)

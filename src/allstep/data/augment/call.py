@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import numpy as np
 
 from allstep.data.augment.operation import Operation, Picture

@@ -42,7 +42,7 @@ class Frame(Operation):
 
     def one(self, picture: Picture, row: Floats) -> Picture:
         """The crop of a picture that is decoded already."""
-        top, left, height, width = self.region(*picture.shape[:2], row)
+        top, left, height, width = self.region(picture.shape[0], picture.shape[1], row)
         return resized(picture[top : top + height, left : left + width], self.size)
 
     def shape(self, before: Shape | None) -> Shape | None:
