@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 from allstep.data import decode
 from allstep.data.augment.call import Call
 from allstep.data.augment.frame import Frame
-from allstep.data.augment.operation import Operation, Picture, Shape
+from allstep.data.augment.operation import Operation, Picture
 from allstep.data.draws import Draws
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Shape = tuple[int, int, int]
 
 
 class BatchOperation(Protocol):
@@ -122,11 +124,8 @@ class Transform:
         return f"Transform({', '.join(parts)})"
 
     def _shape(self) -> Shape | None:
-        shape: Shape | None = None
-        for operation in self.operations:
-            shape = operation.shape(shape or (0, 0, self.channels))
-            shape = shape if shape and shape[0] else None
-        return shape
+        sizes = [size for operation in self.operations if (size := operation.resizes())]
+        return (*sizes[-1], self.channels) if sizes else None
 
     def _decoded(self, data: Any, out: Picture, draws: Draws, row: int) -> Picture:
         """The picture after decoding and, where the first operation is one, the first crop; ours to change."""

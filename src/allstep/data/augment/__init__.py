@@ -1,5 +1,26 @@
 """Operations on pictures, one idea per file; `operation` says what an operation is, `docs/augmentation.md` has the table of them."""
 
+from allstep.data.augment.colour import Brightness, ColourJitter, Contrast, Hue, Saturation
+from allstep.data.augment.erase import Cutout, Erase
+from allstep.data.augment.flip import Flip
 from allstep.data.augment.frame import CentreCrop, RandomResizedCrop, Resize
+from allstep.data.augment.operation import Operation
+from allstep.data.augment.pad import PadAndCrop
+from allstep.data.augment.rotate import Rotate
 
-__all__ = ["CentreCrop", "RandomResizedCrop", "Resize"]
+__all__ = [
+    "Brightness",
+    "CentreCrop",
+    "ColourJitter",
+    "Contrast",
+    "Cutout",
+    "Erase",
+    "Flip",
+    "Hue",
+    "Operation",
+    "PadAndCrop",
+    "RandomResizedCrop",
+    "Resize",
+    "Rotate",
+    "Saturation",
+]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allstep.data.augment.operation import Operation, Picture, Shape, check_range, check_size
+from allstep.data.augment.operation import Operation, Picture, check_range, check_size
 from allstep.data.augment.resize import resized
 from allstep.data.draws import Draws, Floats
 from allstep.errors import ConfigError
@@ -45,9 +45,9 @@ class Frame(Operation):
         top, left, height, width = self.region(picture.shape[0], picture.shape[1], row)
         return resized(picture[top : top + height, left : left + width], self.size)
 
-    def shape(self, before: Shape | None) -> Shape | None:
+    def resizes(self) -> tuple[int, int] | None:
         """Always `size`."""
-        return (*self.size, before[2] if before else 3)
+        return self.size
 
 
 class RandomResizedCrop(Frame):

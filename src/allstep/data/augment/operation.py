@@ -18,7 +18,6 @@ from allstep.data.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 Picture = NDArray[np.uint8]
-Shape = tuple[int, int, int]
 
 
 class Operation:
@@ -41,9 +40,9 @@ class Operation:
         """The same for n pictures (n, height, width, channels) and their rows; None where there is no quicker way than one by one."""
         return None
 
-    def shape(self, before: Shape | None) -> Shape | None:
-        """What a picture of shape `before` has become after this step; None is "not known beforehand"."""
-        return before
+    def resizes(self) -> tuple[int, int] | None:
+        """(height, width) of what comes out; None: that of what goes in."""
+        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._arguments().items())})"
@@ -51,6 +50,16 @@ class Operation:
     def _arguments(self) -> dict[str, Any]:
         """The arguments as the user would write them; public attributes unless a class says otherwise."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+
+class InPlace(Operation):
+    """An operation that changes a picture where it lies. Of small pictures, too, it does one after the other."""
+
+    def many(self, pictures: Picture, table: Floats) -> Picture | None:
+        """By `one`, but without the rest of the way that a single picture goes."""
+        for picture, row in zip(pictures, table, strict=True):
+            self.one(picture, row)
+        return pictures
 
 
 def check_share(what: str, value: float) -> float:

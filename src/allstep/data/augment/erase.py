@@ -1,0 +1,101 @@
+"""Painting a part of the picture over, so that a net cannot lean on one detail.
+
+`Cutout` (DeVries and Taylor 2017): a square of fixed size around any pixel, cut off at the border. `Erase` (random erasing, Zhong et
+al. 2017): with probability `p` a rectangle of random area and aspect, wholly inside.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from allstep.data.augment.operation import InPlace, Picture, check_range, check_share
+from allstep.data.draws import Draws, Floats
+from allstep.errors import ConfigError
+
+_TRIES = 10
+
+
+class _Painter(InPlace):
+    """Fills one rectangle of each picture with `value`."""
+
+    value: int | tuple[int, ...]
+
+    def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
+        """Top, left, bottom, right of what is painted over; None: nothing."""
+        raise NotImplementedError
+
+    def one(self, picture: Picture, row: Floats) -> Picture:
+        """In place."""
+        found = self.rectangle(picture.shape[0], picture.shape[1], row)
+        if found is not None:
+            top, left, bottom, right = found
+            picture[top:bottom, left:right] = self.value
+        return picture
+
+
+class Cutout(_Painter):
+    """A square of `size` pixels around any pixel of the picture becomes `value` (one level, or one per channel)."""
+
+    num_draws = 2
+
+    def __init__(self, size: int, value: int | Sequence[int] = 0) -> None:
+        if size < 1:
+            raise ConfigError(f"Cutout paints at least 1 pixel, not {size}")
+        self.size, self.value = size, _level(value)
+
+    def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
+        """The square, cut off at the border."""
+        top = int(row[0] * height) - self.size // 2
+        left = int(row[1] * width) - self.size // 2
+        return max(0, top), max(0, left), top + self.size, left + self.size
+
+
+class Erase(_Painter):
+    """With probability `p`, a rectangle of `area` (share of the picture's) and `aspect` (height / width) becomes `value`.
+
+    As torchvision's RandomErasing: area uniform, aspect uniform in its logarithm, ten tries to find one smaller than the picture, else
+    nothing. `value` is on the scale of the pixels, 0 to 255.
+    """
+
+    num_draws = 2 * _TRIES + 3
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        area: tuple[float, float] = (0.02, 0.33),
+        aspect: tuple[float, float] = (0.3, 3.3),
+        value: int | Sequence[int] = 0,
+    ) -> None:
+        self.p = check_share("the p of Erase", p)
+        self.area = check_range("the area of Erase", area, 0.0, 1.0)
+        self.aspect = check_range("the aspect of Erase", aspect, 1e-3, 1e3)
+        self.value = _level(value)
+
+    def draw(self, draws: Draws, stream: str) -> Floats:
+        """Columns: ten heights and ten widths, as shares of the root of the picture's area; where, as shares of the room; 1 for "do"."""
+        table = draws.uniform(stream, self.num_draws)
+        area = self.area[0] + table[:, :_TRIES] * (self.area[1] - self.area[0])
+        low, high = np.log(self.aspect)
+        aspect = np.exp(low + table[:, _TRIES : 2 * _TRIES] * (high - low))
+        table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES] = np.sqrt(area * aspect), np.sqrt(area / aspect)
+        table[:, -1] = table[:, -1] < self.p
+        return table
+
+    def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
+        """The first try that is smaller than the picture."""
+        if not row[-1]:
+            return None
+        root = (height * width) ** 0.5
+        for attempt in range(_TRIES):
+            h, w = round(root * row[attempt]), round(root * row[_TRIES + attempt])
+            if h < height and w < width:
+                top, left = int(row[-3] * (height - h + 1)), int(row[-2] * (width - w + 1))
+                return top, left, top + h, left + w
+        return None
+
+
+def _level(value: int | Sequence[int]) -> int | tuple[int, ...]:
+    levels = (value,) if isinstance(value, int) else tuple(value)
+    if not levels or not all(isinstance(level, int) and 0 <= level <= 255 for level in levels):
+        raise ConfigError(f"what is painted is a level from 0 to 255, or one for each channel, not {value!r}")
+    return value if isinstance(value, int) else levels

@@ -1,0 +1,51 @@
+"""Mirroring left and right.
+
+With a coin, a sample is seen the same way round in two epochs as often as not. Alternating (Jordan 2024, "94% on CIFAR-10 in 3.29
+seconds") it is flipped in every second epoch, so that two epochs always show both:
+
+```
+epoch            0  1  2  3  4
+sample 17        R  L  R  L  R        which comes first is a coin thrown once, by (seed, sample)
+sample 18        L  R  L  R  L
+```
+"""
+
+import cv2
+import numpy as np
+
+from allstep.data.augment.operation import Operation, Picture, check_share
+from allstep.data.draws import Draws, Floats
+from allstep.errors import ConfigError
+
+
+class Flip(Operation):
+    """Mirrors with probability `p`; or, with `alternating=True`, in every second epoch."""
+
+    num_draws = 1
+
+    def __init__(self, p: float = 0.5, *, alternating: bool = False) -> None:
+        self.p = check_share("the p of Flip", p)
+        self.alternating = alternating
+        if alternating and p != 0.5:
+            raise ConfigError(f"an alternating Flip flips every second time: p={p} has no meaning")
+
+    def draw(self, draws: Draws, stream: str) -> Floats:
+        """Column: 1 where the picture is to be flipped."""
+        if self.alternating:
+            first = draws.lasting(stream, 1) < 0.5
+            flipped = first ^ bool(draws.epoch % 2)
+        else:
+            flipped = draws.uniform(stream, 1) < self.p
+        return flipped.astype(np.float64)
+
+    def one(self, picture: Picture, row: Floats) -> Picture:
+        """In place."""
+        if row[0]:
+            picture[...] = np.asarray(cv2.flip(picture, 1)).reshape(picture.shape)
+        return picture
+
+    def many(self, pictures: Picture, table: Floats) -> Picture | None:
+        """Those that are to be flipped, at once, in place."""
+        chosen = np.flatnonzero(table[:, 0])
+        pictures[chosen] = pictures[chosen, :, ::-1]
+        return pictures
