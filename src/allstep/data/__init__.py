@@ -1,8 +1,8 @@
 """Data: where it is found, who reads what, and the batches that come of it.
 
 `named` finds a set and reads it through `idx`, downloading with `fetch` when it must; `order` says which rank reads which sample
-when; `loader` puts the two together. Only the loader needs torch, so it is fetched when it is first asked for (PEP 562): a launcher
-can look for data without the second that importing torch takes.
+when; `transform` and `augment` make pictures of what is stored; `loader` puts all together. What needs torch or OpenCV is fetched when
+it is first asked for (PEP 562): a launcher can look for data without the second that importing torch takes.
 """
 
 from importlib import import_module
@@ -12,15 +12,22 @@ from allstep.data.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache
 
 if TYPE_CHECKING:
     from allstep.data.loader import Batch, Loader
+    from allstep.data.mix import Cutmix, Mixup
+    from allstep.data.normalise import Normalise
+    from allstep.data.transform import Transform
 
 __all__ = [
     "NAMED",
     "Batch",
+    "Cutmix",
     "Found",
     "ImageSet",
     "Loader",
+    "Mixup",
     "NamedSet",
+    "Normalise",
     "Pictures",
+    "Transform",
     "cache_folder",
     "find",
     "load",
@@ -28,7 +35,17 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "Batch": "loader",
+    "Cutmix": "mix",
+    "Loader": "loader",
+    "Mixup": "mix",
+    "Normalise": "normalise",
+    "Transform": "transform",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in ("Batch", "Loader"):
+    if name not in _LATER:
         raise AttributeError(f"module 'allstep.data' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module("allstep.data.loader"), name)
+    return getattr(import_module(f"allstep.data.{_LATER[name]}"), name)
