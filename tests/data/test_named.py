@@ -16,6 +16,7 @@ import pytest
 from allstep.data import NAMED, Loader, NamedSet, find, idx, load, named_set
 from allstep.data.named import FILES, cache_folder
 from allstep.errors import ConfigError, DataError
+from sources import Arrays
 
 
 @pytest.fixture(autouse=True)
@@ -148,7 +149,7 @@ def test_what_is_found_can_be_loaded(tmp_path: Path, suffix: str, dtype: str) ->
     idx.write(folder / f"{FILES[0]}{suffix}", pictures)
     train = load(find(NAMED["digits"], folder)).train
     assert train.images.dtype.isnative
-    batch = next(Loader(train.images, train.labels, batch=6).batches())
+    batch = next(Loader(Arrays(train.images, train.labels), batch=6, seed=None).batches())
     np.testing.assert_array_equal(batch.data.numpy(), pictures)
 
 

@@ -12,6 +12,7 @@ import allstep.torch as hvd
 from allstep.data import Loader
 from allstep.models import SmallCnn
 from allstep.train.loop import Clock, Trainer, accumulate_gradients, step
+from sources import Arrays
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 1, 8, 8)).astype(np.float32)
@@ -26,7 +27,7 @@ def net(seed: int = 0) -> SmallCnn:
 def oracle(count: int) -> list[torch.Tensor]:
     """The gradient of the mean loss over the first batch, by torch alone."""
     model = net()
-    batch = next(Loader(IMAGES, LABELS, batch=count, seed=1).batches())
+    batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1).batches())
     functional.cross_entropy(model(batch.data), batch.target).backward()
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
@@ -43,7 +44,7 @@ def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
     world = allstep.init()
     model = net().to(memory_format=torch.channels_last)
     trainer = trainer_of(model, accumulation=accumulation)
-    batch = next(Loader(IMAGES, LABELS, batch=count, seed=1, rank=world.rank, size=world.size).batches())
+    batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world).batches())
     for _ in range(2):  # the second time checks that the first left nothing behind
         trainer.optimizer.zero_grad()
         trainer.optimizer.weight = batch.weight
@@ -76,7 +77,7 @@ def one_step() -> dict[str, float]:
     model = net()
     trainer = trainer_of(model, 0.25)
     clock = Clock()
-    step(trainer, next(Loader(IMAGES, LABELS, batch=40, seed=1).batches()), clock)
+    step(trainer, next(Loader(Arrays(IMAGES, LABELS), batch=40, seed=1).batches()), clock)
     for ours, before, gradient in zip(model.parameters(), net().parameters(), oracle(40), strict=True):
         torch.testing.assert_close(ours, before - 0.25 * gradient)
     return clock.seconds

@@ -14,6 +14,7 @@ from allstep.train.evaluate import evaluate
 from allstep.train.run import train
 from allstep.train.watch import Record, Result
 from allstep.train.worker import Asked, work
+from sources import Arrays
 
 SHORT = ["epochs=2", "data.validation=50", "log_every=7"]
 
@@ -108,7 +109,7 @@ def evaluate_share(n: int) -> tuple[float, float, int]:
     world = allstep.init()
     torch.manual_seed(0)
     images, labels = torch.randn(n, 5).numpy(), torch.arange(n).numpy() % 3
-    loader = Loader(images, labels, batch=4, rank=world.rank, size=world.size)
+    loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
     score = evaluate(torch.nn.Linear(5, 3), loader, lambda x: x)
     return score.loss, score.accuracy, score.count
 

@@ -1,93 +1,309 @@
-"""Batches: this rank's share of each global batch, from any position on.
+"""Batches for training: this rank's share of each global batch, read, decoded and augmented ahead of time.
 
 ```
-run       | epoch 0                       | epoch 1                       |
-position  0        batch     2 batch ...  n                               2n
-batch     |--------|--------|--------|----|--------|--------|--------|----|     the last of an epoch is smaller
-rank      |0  |1   |0  |1   |0  |1   |0|1 |                                     shares differ by at most one sample
+order.plan          which samples, batch after batch           pure functions of (seed, epoch, position)
+   |
+share.Share         a share on its way, cut into pieces        rows in recycled batch memory (memory)
+   |
+prefetch            threads, or processes, fill the pieces     some shares ahead, no more (fill, workers, workers_process)
+   |
+loader.Loader       bad samples out (quarantine), to the device, the transform's batch part
+   |
+Batch
 ```
 
-Position counts samples of the run and is the loader's whole state: `Loader.batches(position)` goes on where a run with any number of
-workers stopped. A batch never spans two epochs, and within an epoch every sample comes once.
+Position counts samples of the run and is the loader's whole state: `for batch in loader` goes on where a run with any number of workers
+stopped. It counts what was delivered, not what was read ahead. Within an epoch every sample comes once, and a sample that is bad leaves its
+batch one smaller, so neither moves the others.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+import os
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from allstep.data import order
+from allstep.data import fill, order, prefetch, workers
+from allstep.data.batch import Batch, Mover, pictures_first, to_tensor
+from allstep.data.fill import Recipe
+from allstep.data.memory import Buffer, Memory, PinnedBuffer, SharedBuffer
+from allstep.data.order import Partition, Reader, Span
+from allstep.data.quarantine import Quarantine, default_budget, path_of_rank
+from allstep.data.share import Filled, Layout, Share
+from allstep.data.source import Source
+from allstep.data.transform import Transform
+from allstep.data.workers import Crew, Kind
+from allstep.data.workers_process import Processes
+from allstep.errors import ConfigError, DataError
+from allstep.world import World
 
-_AHEAD = 32  # batches whose sample numbers are computed in one go: a call of numpy costs more than the numbers of a small share
+__all__ = ["Batch", "Loader"]
 
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's share of a global batch."""
-
-    data: torch.Tensor
-    target: torch.Tensor
-    samples: order.Numbers
-    """Numbers of the samples within their set."""
-    weight: int
-    """How many samples the share has; may be 0."""
-    epoch: int
-    position: int
-    """Samples of the run before this global batch."""
+_PIECE = (
+    8  # samples handed out at once, at most: some microseconds of handing out against some milliseconds of decoding
+)
+_LOG = logging.getLogger("allstep.data")
 
 
 class Loader:
-    """Reads samples that lie in memory, in an order that is keyed by `seed` and the epoch.
+    """Reads `source` in an order that is keyed by `seed` and the epoch, and gives out batches.
 
-    `numbers` restricts it to some of the samples (a training set without those held out); `seed=None` keeps them in their order
-    (evaluation).
+    `batch` counts the samples of all workers together; `batch_per_worker` is the other way to say it. `seed=None` keeps the samples
+    as they lie (evaluation). `numbers` restricts the loader to some samples of the source. `partition` is explained in `order`.
+    `workers` threads or processes (`kind`) fill at most `ahead` batches ahead of time; "auto" measures. Bad samples are skipped and
+    listed in the file `quarantine`, up to `budget` of them; with `strict` the first is an error. `fields` names further features to
+    deliver. Batches come on `device`.
     """
 
     def __init__(
         self,
-        images: NDArray[Any],
-        labels: NDArray[np.int64],
+        source: Source,
+        transform: Transform | None = None,
         *,
-        batch: int,
-        seed: int | None = None,
-        rank: int = 0,
-        size: int = 1,
+        batch: int | None = None,
+        batch_per_worker: int | None = None,
+        world: World | None = None,
+        seed: int | None = 0,
+        partition: Partition = "share",
         numbers: order.Numbers | None = None,
+        workers: int | str = "auto",
+        kind: Kind = "auto",
+        ahead: int | None = None,
+        strict: bool = False,
+        budget: int | None = None,
+        quarantine: Path | str | None = None,
+        device: torch.device | str | None = None,
+        fields: Sequence[str] = (),
     ) -> None:
+        world = world or World.alone()
+        self.source, self.transform, self.seed = source, transform, seed
+        self.numbers = None if numbers is None else _checked_numbers(numbers, len(source))
+        self.num_samples = len(source) if self.numbers is None else len(self.numbers)
+        self.position = 0
+        self._world, self._reader = world, _reader(self.num_samples, seed, world, partition)
+        self.batch = _global_batch(batch, batch_per_worker, world.size)
+        self._workers, self._kind, self._ahead, self._fields = (
+            _checked(workers, kind, ahead),
+            kind,
+            ahead,
+            tuple(fields),
+        )
+        self._mover = Mover(device)
+        path = path_of_rank(quarantine, world.rank) if quarantine is not None else None
+        self._quarantine = Quarantine(
+            default_budget(self.num_samples) if budget is None else budget, strict=strict, path=path
+        )
+        self._ready: _Machinery | None = None
+        if transform is not None and transform.num_classes is None and source.classes:
+            transform.num_classes = len(source.classes)
+
+    @property
+    def batch(self) -> int:
+        """Samples of one global batch. A new value counts from the next batch on, also within an epoch."""
+        return self._batch
+
+    @batch.setter
+    def batch(self, batch: int) -> None:
         if batch < 1:
-            raise ValueError(f"a batch has at least 1 sample, not {batch}")
-        self.images, self.labels = images, labels
-        self.batch, self.seed, self.rank, self.size = batch, seed, rank, size
-        self.numbers = numbers
-        self.num_samples = len(labels) if numbers is None else len(numbers)
+            raise ConfigError(f"a batch has at least 1 sample, not {batch}")
+        self._batch = batch
+
+    @property
+    def num_bad(self) -> int:
+        """Samples that this worker found bad and skipped."""
+        return self._quarantine.num_bad
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return -(-self.num_samples // self.batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from `position` to the end of its epoch; `position` moves along. A loop in which somebody else moves it ends."""
+        if not self.num_samples:
+            return
+        stop = (self.position // self.num_samples + 1) * self.num_samples
+        with closing(self._stream(self.position, stop)) as stream:
+            for batch, end in stream:
+                self.position = end
+                yield batch
+                del batch
+                if self.position != end:
+                    return
 
     def batches(self, position: int = 0, stop: int | None = None) -> Iterator[Batch]:
-        """This rank's shares from `position` to `stop`, both in samples of the run; one epoch from the start when nobody says."""
-        stop = self.num_samples if stop is None else stop
-        while position < stop:
-            epoch, offset = divmod(position, self.num_samples)
-            end = min(self.num_samples, offset + stop - position)
-            starts = range(offset, end, self.batch)[:_AHEAD]
-            yield from self._shares(epoch, starts, end)
-            position += min(starts[-1] + self.batch, end) - offset
+        """The batches from `position` to `stop` of the run, for those who keep the position themselves; one epoch when nobody says."""
+        with closing(self._stream(position, self.num_samples if stop is None else stop)) as stream:
+            for batch, _ in stream:
+                yield batch
+                del batch
 
-    def _shares(self, epoch: int, starts: range, end: int) -> Iterator[Batch]:
-        """Our shares of the batches that begin at `starts` of an epoch; the last ends at `end` at the latest."""
-        mine = [self._positions(start, min(start + self.batch, end)) for start in starts]
-        samples = self._samples(epoch, np.concatenate(mine))
-        ends = np.cumsum([len(share) for share in mine])
-        for start, share in zip(starts, np.split(samples, ends[:-1]), strict=True):
-            data, target = torch.from_numpy(self.images[share]), torch.from_numpy(self.labels[share])
-            yield Batch(data, target, share, len(share), epoch, epoch * self.num_samples + start)
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what must be the same for it to mean the same."""
+        return {"position": self.position, **self._identity()}
 
-    def _positions(self, start: int, stop: int) -> order.Numbers:
-        mine = order.share(stop - start, self.rank, self.size)
-        return np.arange(start + mine.start, start + mine.stop)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a loader of the same set, with any number of workers and any batch, was when `state` was taken."""
+        for name, ours in self._identity().items():
+            if state.get(name, ours) != ours:
+                raise DataError(
+                    f"the loader's state was saved with {name}={state[name]!r}, this loader has {name}={ours!r}: "
+                    f"its position {state['position']} would name other samples; use the set and the seed of the earlier run"
+                )
+        self.position = int(state["position"])
 
-    def _samples(self, epoch: int, positions: order.Numbers) -> order.Numbers:
-        if self.seed is not None:
-            positions = order.epoch_order(positions, self.num_samples, self.seed, epoch)
-        return positions if self.numbers is None else self.numbers[positions]
+    def describe(self) -> str:
+        """One line: what is read, in which batches, by whom."""
+        steps = "as they are" if self.transform is None else repr(self.transform)
+        mine = f", of which this worker is {self._world.rank} of {self._world.size}" if self._world.size > 1 else ""
+        return f"{self.num_samples} samples in batches of {self.batch}{mine}; {steps}; {self._machinery().crew}"
+
+    def close(self) -> None:
+        """Ends worker processes, if there are any. They also end with the loader."""
+        if self._ready is not None:
+            self._ready.close()
+        self._ready = None
+
+    def _identity(self) -> dict[str, Any]:
+        return {"num_samples": self.num_samples, "seed": self.seed, "partition": self._reader.partition}
+
+    def _stream(self, position: int, stop: int) -> Generator[tuple[Batch, int], None, None]:
+        """Batches, each with the position after it. What was read ahead is dropped when the size of batches changes."""
+        while self.num_samples and position < stop:
+            size = self.batch
+            with closing(self._shares(position, stop, size)) as filled_shares:
+                for span, filled in filled_shares:
+                    position = span.end
+                    batch = self._to_batch(span, filled)
+                    del filled
+                    yield batch, position
+                    del batch
+                    if self.batch != size:
+                        break
+
+    def _shares(self, position: int, stop: int, size: int) -> Generator[tuple[Span, Filled], None, None]:
+        machinery = self._machinery()
+        layout = machinery.layout(-(-size // self._world.size))
+        plan = order.plan(self._reader, position, stop, size)
+        shares = (Share(machinery.recipe, layout, span, self._named(mine)) for span, mine in plan)
+        return machinery.run(shares)
+
+    def _named(self, numbers: order.Numbers) -> order.Numbers:
+        return numbers if self.numbers is None else self.numbers[numbers]
+
+    def _machinery(self) -> "_Machinery":
+        if self._ready is None or self._ready.pid != os.getpid():
+            self._ready = self._made_ready()
+        return self._ready
+
+    def _made_ready(self) -> "_Machinery":
+        some = self._named(np.arange(min(self.num_samples, 256)))
+        blocks = not self._fields and fill.gives_blocks(self.source, some)
+        recipe = Recipe(self.source, self.transform, self.seed or 0, self._fields, blocks)
+        cores = workers.cores_per_rank(self._world.local_size)
+        crew = workers.choose(self._workers, self._kind, cores, recipe, some)
+        _LOG.info("loader: %s", crew)
+        machinery = _Machinery(recipe, crew, fill.look(self.source, some), self._ahead, pin=self._mover.pins)
+        weakref.finalize(self, machinery.close)
+        return machinery
+
+    def _to_batch(self, span: Span, filled: Filled) -> Batch:
+        for bad in filled.bad:
+            self._quarantine.note(bad, span.epoch)
+        native = filled.data if self.transform is None else None
+        data = _as_it_is(native) if native is not None else pictures_first(filled.data)
+        data, target = self._mover(data), self._mover(to_tensor(filled.target))
+        if self.transform is not None and filled.draws is not None:
+            data, target = self.transform.on_batch(data, target, filled.draws)
+        weight = len(filled.samples)
+        return Batch(data, target, filled.samples, weight, span.epoch, span.position, filled.fields)
+
+
+class _Machinery:
+    """What a loader makes ready at its first batch and uses until its end: the recipe, who works on it, and memory."""
+
+    def __init__(self, recipe: Recipe, crew: Crew, like: Any, ahead: int | None, *, pin: bool) -> None:
+        self.pid = os.getpid()
+        self.recipe, self.crew, self.like = recipe, crew, like
+        self.ahead = ahead or max(2, min(8, crew.count + 1 if recipe.blocks else 2))
+        self._processes: Processes | None = None
+        shared = crew.kind == "processes" and crew.count > 0
+        make: type[Buffer] = SharedBuffer if shared else PinnedBuffer if pin else Buffer
+        self.memory = Memory(self.ahead + 2, make)
+        self.picture: tuple[int, int, int] | None = None
+        self.dtype = np.dtype(np.uint8)
+        if recipe.transform is not None:
+            self.picture, self.dtype = fill.picture_shape(recipe.transform, like)
+        else:
+            _refuse_encoded(like)
+
+    def layout(self, share: int) -> Layout:
+        """For shares of about `share` samples: in one piece where blocks are read at once, else in small ones."""
+        count = max(1, self.crew.count)
+        piece = share if self.recipe.blocks or not self.crew.count else max(1, min(_PIECE, share // (2 * count)))
+        return Layout(self.memory, self.picture, self.dtype, piece, self.like)
+
+    def run(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
+        """The shares, filled."""
+        if not self.crew.count:
+            return prefetch.one_after_the_other(shares, workers.work_here)
+        if self.crew.kind == "threads":
+            return prefetch.ahead_of_time(shares, [workers.work_here] * self.crew.count, self.ahead)
+        if self._processes is None or self._processes.broken:
+            self._processes = Processes(self.recipe, self.crew.count)
+        links = [partial(link.work) for link in self._processes.links]
+        return prefetch.ahead_of_time(shares, links, self.ahead, self._processes.cancel)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._processes is not None and self.pid == os.getpid():
+            self._processes.close()
+        self._processes = None
+
+
+def _as_it_is(array: Any) -> torch.Tensor:
+    """An array of the source's as a tensor: in the machine's byte order, and not the source's own memory."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(native if native.flags.writeable else native.copy())
+
+
+def _checked(count: int | str, kind: str, ahead: int | None) -> int | str:
+    workers.check(count, kind)
+    if ahead is not None and ahead < 1:
+        raise ConfigError(f"at least 1 batch is made ready ahead of time, not {ahead}; without any of it: workers=0")
+    return count
+
+
+def _reader(n: int, seed: int | None, world: World, partition: Partition) -> Reader:
+    if partition not in ("share", "whole"):
+        raise ConfigError(f"partition is 'share' or 'whole', not {partition!r}")
+    if partition == "whole" and seed is None:
+        raise ConfigError("partition='whole' gives each worker an order of its own, so it needs a seed")
+    return Reader(n, seed, world.rank, world.size, partition)
+
+
+def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:
+    if (batch is None) == (per_worker is None):
+        given = f"batch={batch} and batch_per_worker={per_worker}"
+        raise ConfigError(f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'} there")
+    return batch if batch is not None else int(per_worker or 0) * size
+
+
+def _checked_numbers(numbers: order.Numbers, n: int) -> order.Numbers:
+    numbers = np.asarray(numbers, dtype=np.int64)
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < n):
+        raise ConfigError(f"numbers are those of samples, 0 to {n - 1}; these are {numbers.min()} to {numbers.max()}")
+    return numbers
+
+
+def _refuse_encoded(like: Any) -> None:
+    if like is not None and isinstance(like.data, bytes | bytearray | memoryview):
+        raise ConfigError(
+            "the samples are encoded pictures, and nothing says how to make arrays of them: "
+            "Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
+        )

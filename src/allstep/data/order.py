@@ -11,20 +11,99 @@ halves and, round by round, adds a keyed hash of one half to the other. Each rou
 **The three sets.** `held_out` and `kept` cut the numbers of a training set in two by one more permutation, keyed by its own seed, so
 that runs with different seeds train and validate on the same samples.
 
+**The batches.** `spans` cuts a run into global batches; none spans two epochs, so the last of an epoch may be smaller.
+
+```
+run       | epoch 0                       | epoch 1                       |
+position  0        batch     2 batch ...  n                               2n
+batch     |--------|--------|--------|----|--------|--------|--------|----|
+rank      |0  |1   |0  |1   |0  |1   |0|1 |
+```
+
 **The shares.** A global batch of c samples goes to `size` ranks in contiguous pieces (`share`) that differ by at most one sample. With
-fewer samples than ranks some shares are empty.
+fewer samples than ranks some shares are empty. Which samples stand in a rank's piece is the partition's matter:
+
+    share    all ranks cut up one permutation: together they read every sample once an epoch, in the same order at any size
+    whole    each rank has a permutation of its own of the whole set and reads its pieces of that: no exact cover
+
+`plan` puts the two together: what one rank reads, batch after batch.
 """
 
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import groupby, islice
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
+Partition = Literal["share", "whole"]
 
 _ROUNDS = (
     8  # even, so that the halves end with the widths they began with; 4 suffice in theory, 8 for halves of few bits
 )
+_AT_ONCE = 32  # batches whose sample numbers are computed together: a call of numpy costs more than the numbers of a small share
+
+
+class Span(NamedTuple):
+    """A global batch: the samples at `start` to `stop` of the order of an epoch, and how many of the run came before."""
+
+    epoch: int
+    start: int
+    stop: int
+    position: int
+
+    @property
+    def end(self) -> int:
+        """The position after it."""
+        return self.position + self.stop - self.start
+
+
+class Reader(NamedTuple):
+    """Whose order it is: rank `rank` of `size`, in a run over `n` samples with `seed` (None: as they lie)."""
+
+    n: int
+    seed: int | None
+    rank: int = 0
+    size: int = 1
+    partition: Partition = "share"
+
+
+def spans(position: int, stop: int, n: int, batch: int) -> Iterator[Span]:
+    """The global batches of a run over n samples from `position` to `stop`."""
+    while n and position < stop:
+        epoch, start = divmod(position, n)
+        span = Span(epoch, start, min(n, start + batch, start + stop - position), position)
+        yield span
+        position = span.end
+
+
+def plan(reader: Reader, position: int, stop: int, batch: int) -> Iterator[tuple[Span, Numbers]]:
+    """What `reader` reads from `position` to `stop`: each global batch, and the numbers of its own samples in it."""
+    for _, same in groupby(spans(position, stop, reader.n, batch), key=lambda span: span.epoch):
+        while some := list(islice(same, _AT_ONCE)):
+            yield from zip(some, shares(reader, some), strict=True)
+
+
+def shares(reader: Reader, some: Sequence[Span]) -> list[Numbers]:
+    """The samples of `reader` in each of some global batches of one epoch."""
+    mine = [_positions(span, reader) for span in some]
+    numbers = _numbers(reader, some[0].epoch, np.concatenate(mine))
+    return np.split(numbers, np.cumsum([len(positions) for positions in mine])[:-1])
+
+
+def _positions(span: Span, reader: Reader) -> Numbers:
+    mine = share(span.stop - span.start, reader.rank, reader.size)
+    return np.arange(span.start + mine.start, span.start + mine.stop)
+
+
+def _numbers(reader: Reader, epoch: int, positions: Numbers) -> Numbers:
+    if reader.seed is None:
+        return positions
+    if reader.partition == "whole":
+        return permute(positions, reader.n, "whole", reader.seed, epoch, reader.rank)
+    return epoch_order(positions, reader.n, reader.seed, epoch)
 
 
 def permute(positions: Numbers, n: int, *key: int | str) -> Numbers:

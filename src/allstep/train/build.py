@@ -11,6 +11,7 @@ import allstep.torch as hvd
 from allstep.data import ImageSet, Loader, order
 from allstep.models import NORMS, SmallCnn
 from allstep.optim import SCALINGS, SCHEDULES, warm_up
+from allstep.train.arrays import ArraySource
 from allstep.train.config import RunConfig
 from allstep.train.evaluate import ToInput
 from allstep.train.loop import Trainer
@@ -26,12 +27,14 @@ def make_loaders(config: RunConfig, images: ImageSet, world: World) -> dict[str,
     held_out = num_validation(config, n)
     seed = config.data.split_seed
     kept = order.kept(np.arange(n - held_out), n, held_out, seed)
-    loader = partial(Loader, rank=world.rank, size=world.size)
-    train, test, many = images.train, images.test, _EVAL_BATCH * world.size
+    loader = partial(Loader, world=world)
+    train = ArraySource(images.train.images, images.train.labels)
+    test = ArraySource(images.test.images, images.test.labels)
+    many = _EVAL_BATCH * world.size
     return {
-        "train": loader(train.images, train.labels, batch=config.global_batch, seed=config.seed, numbers=kept),
-        "validation": loader(train.images, train.labels, batch=many, numbers=order.held_out(n, held_out, seed)),
-        "test": loader(test.images, test.labels, batch=many),
+        "train": loader(train, batch=config.global_batch, seed=config.seed, numbers=kept),
+        "validation": loader(train, batch=many, seed=None, numbers=order.held_out(n, held_out, seed)),
+        "test": loader(test, batch=many, seed=None),
     }
 
 
