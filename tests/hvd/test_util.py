@@ -1,6 +1,7 @@
 """The helpers of horovod.common.util."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,27 @@ def test_powers_of_two() -> None:
 
 def test_is_iterable() -> None:
     assert util.is_iterable([]) and util.is_iterable(iter(())) and not util.is_iterable(3)
+
+
+@pytest.mark.parametrize(
+    "version", ["1.5.0", "1.5", "1.5.1", "1.10.0", "2.0.0a1", "2.13.0+cpu", "1.5.0.post1", "v2.0.0"]
+)
+def test_later_versions(version: str) -> None:
+    assert util.is_version_greater_equal_than(version, "1.5.0")
+
+
+@pytest.mark.parametrize("version", ["1.4.9", "0.28.1", "1.5.0rc1", "1.5.0.dev3", "1.4.0+cu121"])
+def test_earlier_versions(version: str) -> None:
+    assert not util.is_version_greater_equal_than(version, "1.5.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "message"),
+    [("1.5.0", "1.5", "major.minor.patch"), (1, "1.5.0", "int"), ("new", "1.5.0", "number")],
+)
+def test_what_is_no_version(version: Any, target: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        util.is_version_greater_equal_than(version, target)
 
 
 def test_front_ends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import allstep.torch as hvd
+from allstep.torch import mpi_ops
 from hvd.running import in_worlds, run_checks, running
 from ranks import Ranks
 
@@ -185,6 +186,9 @@ def hold_handles(rank: int, size: int) -> None:
         for name in order
     }
     assert all(isinstance(handle, int) for handle in handles.values())
+    assert set(handles.values()) <= set(mpi_ops._handle_map) and all(
+        mpi_ops._handle_map[each] for each in handles.values()
+    )
     late = hvd.allreduce_async(torch.ones(1), name="late") if rank == 0 else None
     if late is not None and size > 1:
         assert not hvd.poll(late)  # the others ask for it only after the barrier
@@ -194,6 +198,7 @@ def hold_handles(rank: int, size: int) -> None:
         assert hvd.synchronize(handle)[-1].item() == names.index(name) * size
     for handle in handles.values():
         assert hvd.synchronize(handle) is None  # freed
+        assert handle not in mpi_ops._handle_map
         with pytest.raises(ValueError, match="not created or has been cleared"):
             hvd.poll(handle)
     handle = hvd.broadcast_async_(torch.ones(2), 0)

@@ -22,7 +22,7 @@ add_process_set remove_process_set Average Sum Adasum Min Max Product HorovodInt
 SyncBatchNorm
 """
 IN_MPI_OPS_ONLY = """
-is_homogeneous handle_average_backwards_compatibility _basics HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather
+is_homogeneous handle_average_backwards_compatibility _basics _handle_map HorovodAllreduce HorovodGroupedAllreduce HorovodAllgather
 HorovodGroupedAllgather HorovodBroadcast HorovodAlltoall HorovodReducescatter HorovodGroupedReducescatter
 """
 

@@ -142,10 +142,9 @@ def _chosen(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]
 
 def _start(chosen: Sequence[ProcessSet]) -> None:
     try:
-        engine.start([each.ranks for each in chosen], dynamic=util.env_flag(_DYNAMIC))
+        engine.start([each.ranks for each in chosen], util.env_flag(_DYNAMIC), timeline.asked_for)
     except ValueError as error:
         raise ValueError(f"Horovod initialization failed: {error}") from error
-    timeline.begin_if_asked()
 
 
 def _refuse_unknown(comm: Any) -> None:

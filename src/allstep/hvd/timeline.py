@@ -7,7 +7,7 @@ written is an error here and now. What is in it is in `horovod_trace`; it hears 
 
 import os
 
-from allstep.comm.engine import Hooks
+from allstep.comm.engine import Engine, Hooks
 from allstep.errors import ConfigError
 from allstep.hvd.horovod_trace import HorovodTrace
 from allstep.hvd.place import rank, running
@@ -24,17 +24,14 @@ def current() -> HorovodTrace | None:
     return _trace
 
 
-def begin_if_asked() -> None:
-    """Called by `init`: read the variable once. A file that cannot be written is the end of the engine, as init() has failed then."""
+def asked_for(engine: Engine) -> Hooks:
+    """Called by `init` before anything happens: read the variable once. A file that cannot be written is a ValueError of init()."""
     global _allowed
     value = os.environ.get(VARIABLE, "")
     _allowed = bool(value)
-    if value and value.upper() != "DYNAMIC":
-        try:
-            start_timeline(value, env_flag("HOROVOD_TIMELINE_MARK_CYCLES"))
-        except ValueError:
-            running().shutdown()
-            raise
+    if not value or value.upper() == "DYNAMIC" or engine.world.rank != 0:
+        return Hooks()
+    return _begin(engine, value, env_flag("HOROVOD_TIMELINE_MARK_CYCLES"))
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -42,17 +39,21 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     mark_cycles: also show when rank 0 tells the others what to do. Horovod marks its cycles; here there are none.
     """
-    global _trace
     engine = running()
     if not _allowed:
         raise ValueError(f"start_timeline({file_path!r}) needs {VARIABLE} to be set at init(): {VARIABLE}=DYNAMIC")
     if rank() == 0:
         stop_timeline()  # first, since it may be the same file
-        try:
-            _trace = HorovodTrace(os.fspath(file_path), engine.process_sets, mark_cycles)
-        except ConfigError as error:
-            raise ValueError(f"start_timeline: rank 0 cannot write it: {error}") from error
-        engine.hooks = _trace
+        engine.hooks = _begin(engine, os.fspath(file_path), mark_cycles)
+
+
+def _begin(engine: Engine, path: str, mark_cycles: bool) -> HorovodTrace:
+    global _trace
+    try:
+        _trace = HorovodTrace(path, engine.process_sets, mark_cycles)
+    except ConfigError as error:
+        raise ValueError(f"start_timeline: rank 0 cannot write it: {error}") from error
+    return _trace
 
 
 def stop_timeline() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,26 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 def is_iterable(x: object) -> bool:
     """Whether one can loop over it."""
     return isinstance(x, Iterable)
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether release `ver` ("2.13.0+cpu") is `target` ("1.5.0": three numbers) or later; "1.5.0rc1" is earlier."""
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ValueError(f"versions are compared as text, not {type(ver).__name__} with {type(target).__name__}")
+    if target.count(".") != 2:
+        raise ValueError(f"target {target!r} is not in the form of major.minor.patch")
+    return _release(ver) >= _release(target)
+
+
+def _release(version: str) -> tuple[list[int], bool]:
+    """Its numbers, and whether it is out."""
+    text = version.partition("+")[0].removeprefix("v")
+    found = re.match(r"\d+(\.\d+)*", text)
+    if found is None:
+        raise ValueError(f"{version!r} is not a version: it does not begin with a number")
+    numbers = [int(each) for each in found[0].split(".")]
+    rest = text[found.end() :].lstrip("._-")
+    return numbers + [0] * (4 - len(numbers)), not rest or rest.startswith("post")
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:

@@ -1,6 +1,6 @@
 """The engine as the torch front-end sees it: what goes wrong between ranks comes out as HorovodInternalError."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from allstep.comm import engine
@@ -64,3 +64,23 @@ def _running() -> Engine:
     if current is None:
         raise HorovodInternalError(NOT_INITIALIZED)
     return current
+
+
+class Unfinished(Mapping[int, Any]):
+    """The handles that nobody has waited for yet, as Horovod's `mpi_ops._handle_map`: to look at, not to change."""
+
+    def __getitem__(self, handle: int) -> Any:
+        return self._handles()[handle]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._handles()))
+
+    def __len__(self) -> int:
+        return len(self._handles())
+
+    def _handles(self) -> Mapping[int, Any]:
+        current = engine.current()
+        return {} if current is None else current.handles
+
+
+_handle_map = Unfinished()

@@ -47,7 +47,7 @@ from allstep.torch.asynchronous import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from allstep.torch.handles import poll, synchronize
+from allstep.torch.handles import _handle_map, poll, synchronize
 from allstep.torch.requests import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from allstep.torch.synchronous import (
     HorovodAllgather,
@@ -89,6 +89,7 @@ __all__ = [
     "Product",
     "Sum",
     "_basics",
+    "_handle_map",
     "add_process_set",
     "allgather",
     "allgather_async",

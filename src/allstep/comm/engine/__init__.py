@@ -12,13 +12,12 @@ import atexit
 import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch._C._distributed_c10d import Store
 
 from allstep import machine
 from allstep.comm import start as _ranks
-from allstep.comm.engine.autotune import read_autotune
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.engine import Engine, check_ranks
 from allstep.comm.engine.executor import Executor
@@ -43,11 +42,14 @@ def current() -> Engine | None:
     return None if _current is None or _current.is_closed else _current
 
 
-def start(process_sets: Sequence[Sequence[int]] = (), dynamic: bool = False) -> Engine:
+def start(
+    process_sets: Sequence[Sequence[int]] = (), dynamic: bool = False, hooks: Callable[[Engine], Hooks] | None = None
+) -> Engine:
     """Join the ranks and begin. A second call while it runs returns the same engine. torch's default group is left alone.
 
     process_sets: the ranks of sets 1, 2, ..., alike on all ranks; one that is there already, or is the world, gets no number of its
-    own. dynamic: whether sets may be added and removed later (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same).
+    own. dynamic: whether sets may be added and removed later (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same). hooks: makes those that
+    hear of everything from the first operation on; what it raises ends the engines of all ranks.
     """
     global _current
     running = current()
@@ -60,7 +62,21 @@ def start(process_sets: Sequence[Sequence[int]] = (), dynamic: bool = False) -> 
         _ranks.part(joined)
         raise
     _register()
+    _begin(_current, hooks)
     return _current
+
+
+def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:
+    """The last thing that can go wrong on one rank alone, after all have met: so the others hear of it."""
+    try:
+        engine.autotune()
+        if hooks is not None:
+            engine.hooks = hooks(engine)
+    except BaseException:
+        engine.begin()
+        engine.shutdown()
+        raise
+    engine.begin()
 
 
 def _register() -> None:
@@ -75,7 +91,6 @@ def _register() -> None:
 def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
     world, limits = joined.world, joined.limits
     settings = read_settings(limits, world.local_rank, dynamic)
-    autotune = read_autotune(world.rank, settings.fusion)
     store = joined.fresh_store("engine")
     sets = _numbered(process_sets, world.size)
     _check_alike(store, world.rank, sets, world.size, limits.start)
@@ -89,7 +104,7 @@ def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic
         executor.close()
         board.close()
         raise
-    return Engine(joined, board, executor, sets, settings, autotune)
+    return Engine(joined, board, executor, sets, settings)
 
 
 def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:

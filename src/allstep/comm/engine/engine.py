@@ -20,14 +20,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from allstep.comm import start
 from allstep.comm.engine import messages as say
-from allstep.comm.engine.autotune import Autotune
+from allstep.comm.engine.autotune import Autotune, read_autotune
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.coordinator import Coordinator
 from allstep.comm.engine.endings import as_comm_error, error_in, stop_message
@@ -72,17 +72,15 @@ class Engine:
         executor: Executor,
         sets: dict[int, tuple[int, ...]],
         settings: Settings,
-        autotune: Autotune | None = None,
     ) -> None:
         self.world = joined.world
         self.process_sets = sets
         self.hooks = Hooks()
         self.is_dynamic = settings.dynamic
         self._joined, self._board, self._executor, self._settings = joined, board, executor, settings
-        self._autotune = autotune
-        fusion = settings.fusion if autotune is None else autotune.fusion
+        self._autotune: Autotune | None = None
         self._coordinator = (
-            Coordinator(self.world.size, sets, fusion, settings.fuse_groups) if self.world.rank == 0 else None
+            Coordinator(self.world.size, sets, settings.fusion, settings.fuse_groups) if self.world.rank == 0 else None
         )
         self._lock = threading.Lock()  # of the handles and what is pending
         self._last_handle = 0
@@ -98,12 +96,26 @@ class Engine:
         self.is_closed = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="allstep-engine", daemon=True)
+
+    def autotune(self) -> None:
+        """Before `begin`, if the environment asks for it. ConfigError when it asks for what cannot be."""
+        self._autotune = read_autotune(self.world.rank, self._settings.fusion)
+        if self._autotune is not None and self._coordinator is not None:
+            self._coordinator.fusion = self._autotune.fusion
+
+    def begin(self) -> None:
+        """Until then, what ranks ask for lies on the board; so nothing escapes hooks that are set before."""
         self._thread.start()
 
     @property
     def hosts(self) -> list[str]:
         """The host of each rank, by a name that no other host has."""
         return self._joined.nodes
+
+    @property
+    def handles(self) -> Mapping[int, Handle]:
+        """Those that have not been synchronised."""
+        return self._handles
 
     @property
     def is_stopped(self) -> bool:
