@@ -1,0 +1,86 @@
+"""What `allstep data info` and `verify` found, as tables for a person."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from allstep.data.info import Info, Spread
+    from allstep.data.source import BadSample
+
+_BAD_SHOWN = 20
+_CLASSES_SHOWN = 20
+_BAR = 30  # characters of the longest bar
+
+
+def info_table(info: "Info", *, stderr: bool = False) -> None:
+    """Prints figures, then classes with bars."""
+    console = Console(stderr=stderr, highlight=False)
+    figures = Table(show_header=False, box=None)
+    for name, value in _figures(info):
+        figures.add_row(name, escape(value))
+    console.print(figures)
+    if info.classes:
+        console.print(_classes(info))
+
+
+def _figures(info: "Info") -> Iterator[tuple[str, str]]:
+    yield "source", f"{info.where} ({info.kind})"
+    yield "samples", f"{info.num_samples}"
+    yield "files", f"{info.num_files}, {info.nbytes / 1e6:.1f} MB, {info.mean_nbytes / 1e3:.1f} KB a sample"
+    pictures = info.pictures
+    formats = ", ".join(f"{count} {kind}" for kind, count in pictures.formats.items())
+    bad = f", {pictures.bad} bad: `allstep data verify` lists all" if pictures.bad else ""
+    yield "pictures", f"{formats or 'none'} of {pictures.looked_at} looked at{bad}"
+    if pictures.height and pictures.width:
+        yield "height", _spread(pictures.height)
+        yield "width", _spread(pictures.width)
+    yield "classes", f"{info.num_classes}" + (f", {_balance(info)}" if info.classes else "")
+    if info.num_unlabelled:
+        yield "no class", f"{info.num_unlabelled} samples"
+
+
+def _spread(spread: "Spread") -> str:
+    if spread.smallest == spread.largest:
+        return str(spread.median)
+    return f"{spread.smallest} to {spread.largest}, median {spread.median}"
+
+
+def _balance(info: "Info") -> str:
+    counts = [count for _, count in info.classes]
+    return f"{min(counts)} to {max(counts)} samples each"
+
+
+def _classes(info: "Info") -> Table:
+    """All classes, or the largest and the smallest ones."""
+    table = Table("class", "samples", "", box=None)
+    most = max(1, *(count for _, count in info.classes))
+    for name, count in _some(info.classes):
+        table.add_row(
+            escape(name), "" if count is None else str(count), "" if count is None else "█" * round(count / most * _BAR)
+        )
+    return table
+
+
+def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]]:
+    if len(classes) <= _CLASSES_SHOWN:
+        yield from classes
+        return
+    ordered = sorted(classes, key=lambda each: -each[1])
+    yield from ordered[: _CLASSES_SHOWN // 2]
+    yield f"... {len(classes) - _CLASSES_SHOWN} more", None
+    yield from ordered[-_CLASSES_SHOWN // 2 :]
+
+
+def bad_table(bad: "Sequence[BadSample]") -> None:
+    """Prints the first bad samples."""
+    table = Table("sample", "file", "byte", "reason", box=None)
+    for each in bad[:_BAD_SHOWN]:
+        table.add_row(str(each.number), escape(Path(each.place.file).name), str(each.place.offset), escape(each.reason))
+    Console().print(table)
+    if len(bad) > _BAD_SHOWN:
+        print(f"... and {len(bad) - _BAD_SHOWN} more; --list FILE writes all of them")
