@@ -6,6 +6,7 @@ locked (remote, or a file system without locks) all of them work at once; what t
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +15,24 @@ from pathlib import Path
 from allstep.data.files import is_remote, local_path
 
 _LONGEST_SECONDS = 120.0
+_held = threading.local()
 
 
 @contextmanager
 def in_turn(where: str | Path) -> Iterator[None]:
-    """Only one process at a time is in here for the file or folder `where`, as far as it can be locked."""
-    descriptor = _open(where)
+    """Only one process at a time is in here for the file or folder `where`, as far as it can be locked. A thread may enter twice."""
+    mine: set[str] = _held.__dict__.setdefault("names", set())
+    descriptor = None if str(where) in mine else _open(where)
+    if descriptor is None:
+        yield
+        return
     try:
-        if descriptor is not None:
-            _wait_for_lock(descriptor)
+        _wait_for_lock(descriptor)
+        mine.add(str(where))
         yield
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        mine.discard(str(where))
+        os.close(descriptor)
 
 
 def _open(where: str | Path) -> int | None:

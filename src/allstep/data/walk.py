@@ -77,8 +77,12 @@ def _walk_sound(view: memoryview, offset: int, found: Walk, progress: Callable[[
             break
         run = _run(view, offset, head, step, reach) if head == before else 1
         reach = min(2 * reach, _LONG_RUN) if run == reach else _SHORT_RUN
-        found.offsets.extend(range(offset, offset + run * step, step))
-        found.lengths.extend((step - OVERHEAD,) * run)
+        if run == 1:
+            found.offsets.append(offset)
+            found.lengths.append(step - OVERHEAD)
+        else:
+            found.offsets.extend(range(offset, offset + run * step, step))
+            found.lengths.extend((step - OVERHEAD,) * run)
         offset += run * step
         before = head
         if progress and offset >= word:
