@@ -9,6 +9,7 @@ In the function `allstep.init()` works: the ranks see the world that `allstep ru
 test process. `hosts=["a", "a", "b"]` says on which (imagined) host each rank is.
 """
 
+import contextlib
 import multiprocessing.connection
 import os
 import pickle
@@ -113,6 +114,15 @@ def clean_environment() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if name not in foreign and not name.startswith("ALLSTEP_")
     }
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port for ranks that must be told one. Until they take it the kernel gives it to nobody else (as launch/agent does it)."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("0.0.0.0", 0))
+        yield holder.getsockname()[1]
 
 
 def kill_group(pid: int) -> None:

@@ -22,7 +22,7 @@ AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 def run(*command: str) -> str:
     """What a command prints on standard output; it must succeed."""
-    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=50)
+    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -91,6 +91,6 @@ def test_under_mpich(plain_loss: float) -> None:
 
 
 def test_under_slurm(slurm: Slurm, plain_loss: float) -> None:
-    result = slurm.run(["srun", "-n", "2", sys.executable, SCRIPT], timeout=50)
+    result = slurm.run(["srun", "-n", "2", sys.executable, SCRIPT], timeout=150)
     assert result.returncode == 0, result.stdout + result.stderr
     check_two_ranks(result.stdout, "slurm", plain_loss)

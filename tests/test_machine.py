@@ -17,7 +17,7 @@ def test_the_affinity_mask_counts() -> None:
     code = "from allstep.machine import allowed_cores; print(allowed_cores())"
     first = str(min(os.sched_getaffinity(0)))
     found = subprocess.run(
-        ["taskset", "-c", first, sys.executable, "-c", code], capture_output=True, text=True, timeout=20
+        ["taskset", "-c", first, sys.executable, "-c", code], capture_output=True, text=True, timeout=100
     )
     assert found.stdout == "1\n"
 

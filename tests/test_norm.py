@@ -237,12 +237,12 @@ def restart() -> None:
 
 def test_the_first_batch_of_a_rank_may_be_late(ranks: Ranks) -> None:
     """Later than ranks may be at the start: reading data takes its time."""
-    ranks(2, come_late, env={"ALLSTEP_START_TIMEOUT": "1"})
+    ranks(2, come_late, env={"ALLSTEP_START_TIMEOUT": "4"})
 
 
 def come_late() -> None:
     with running() as (rank, _):
-        time.sleep(2.5 * rank)
+        time.sleep(5 * rank)
         layer = SyncBatchNorm(2)
         layer(torch.full((1, 2), float(rank)))
         assert layer.running_mean.tolist() == pytest.approx([0.05, 0.05])

@@ -83,7 +83,6 @@ def _mark() -> str:
 
 
 @needs_hosts
-@pytest.mark.timeout(120)
 def test_sums_between_hosts_and_an_interruption_that_leaves_nothing(
     measured: list[Any],
     ctrl_c_at_16_mb: list[int],

@@ -292,14 +292,14 @@ def test_watching_adds_up_by_kind_and_ends() -> None:
     def train() -> None:
         for _ in range(2):
             with recorder.operation("group", "all_reduce"):
-                recorder.during(recorder.WAITING, time.sleep, 0.01)
+                recorder.during(recorder.WAITING, time.sleep, 0.2)
             optimizer.step()
 
     with watching(parts):
         train()
-    assert parts[recorder.WAITING] >= 0.02
+    assert parts[recorder.WAITING] >= 0.4
     assert 0 < parts[recorder.MOVING] < parts[recorder.WAITING]
-    assert 0 < parts["updating"] < 1
+    assert 0 < parts["updating"] < 10
     assert recorder.active is None
     before = dict(parts)
     train()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from allstep.comm.algorithms import Speed
 
-SECONDS = 20  # a rank that waits longer than that waits for ever
+SECONDS = 60  # a rank that waits longer than that waits for ever
 FREE = Speed(0.0, float("inf"), float("inf"))
 
 

@@ -1,6 +1,7 @@
 """The group as torch sees it: names, Works, transfers, sub-groups, and the ways to make one."""
 
 import inspect
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from allstep.comm.group import AllstepGroup
 from allstep.comm.mover import Mover
 from groups import joined
-from ranks import Ranks, wait_until
+from ranks import Ranks, held_port, wait_until
 
 # What a ProcessGroup has that is no operation between ranks, and is right as C++ has it.
 NOT_OPERATIONS = {
@@ -317,22 +318,20 @@ print("fine")
 
 
 def test_a_plain_script_with_torchruns_variables() -> None:
-    with __import__("socket").socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     common = {name: value for name, value in os.environ.items() if not name.startswith("ALLSTEP_")}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=50)[0] for process in processes]
+    common |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    with held_port() as port:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT],
+                env={**common, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        outputs = [process.communicate(timeout=150)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert all("fine" in output for output in outputs)
 
@@ -410,7 +409,10 @@ def test_the_methods_own_cost(ranks: Ranks, num_ranks: int) -> None:
         with joined():
             group, tensor, opts = dist.group.WORLD, torch.ones(1024), dist.AllreduceOptions()
             group.local = Nothing()
-            best = min(timed(lambda: group.allreduce([tensor], opts)) for _ in range(20))
+            best = math.inf
+            end = time.monotonic() + 20  # the machine may be slow for a while, not all the time
+            while best > 10e-6 and time.monotonic() < end:
+                best = min(best, timed(lambda: group.allreduce([tensor], opts)))
             group.local = None
             return best
 

@@ -81,11 +81,11 @@ def test_a_rank_that_does_not_turn_up_is_named(ranks: Ranks) -> None:
             allstep.init()
 
     began = time.monotonic()
-    outcomes = ranks.outcomes(3, come, hosts=["a", "a", "a"], env={"ALLSTEP_START_TIMEOUT": "1"})
-    assert time.monotonic() - began < 10
+    outcomes = ranks.outcomes(3, come, hosts=["a", "a", "a"], env={"ALLSTEP_START_TIMEOUT": "3"})
+    assert time.monotonic() - began < 25
     assert [outcome.exit_code for outcome in outcomes] == [1, 1, 0]
     for outcome in outcomes[:2]:
-        assert "WorldError: 1 of 3 ranks did not turn up within 1 s: rank 2 on a." in outcome.output
+        assert "WorldError: 1 of 3 ranks did not turn up within 3 s: rank 2 on a." in outcome.output
 
 
 def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
@@ -94,7 +94,7 @@ def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
 
         for name in ("ALLSTEP_SIZE", "ALLSTEP_LOCAL_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ[name] = "3"
-        os.environ["ALLSTEP_START_TIMEOUT"] = "1"
+        os.environ["ALLSTEP_START_TIMEOUT"] = "3"
         allstep.init()
 
     outcomes = ranks.outcomes(2, lie)
@@ -209,14 +209,14 @@ def test_leaving_with_an_operation_under_way(ranks: Ranks) -> None:
             "if world.rank == 0:\n"
             "    handle = dist.all_reduce(torch.ones(10), async_op=True)\n"
             "    raise ValueError('stop')\n"
-            "import time; time.sleep(60)\n"
+            "import time; time.sleep(600)\n"
         )
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
         if int(os.environ["ALLSTEP_RANK"]) == 0:
-            _, err = process.communicate(timeout=25)
+            _, err = process.communicate(timeout=100)
             assert process.returncode == 1, err
             assert "ValueError: stop" in err
         else:
             time.sleep(0.1)
 
-    ranks(2, fail, timeout=28)
+    ranks(2, fail, timeout=120)

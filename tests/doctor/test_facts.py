@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import psutil
@@ -81,8 +81,10 @@ def test_network() -> None:
 def test_a_name_without_an_address_and_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine_facts.resolve("localhost")
     assert machine_facts.resolve("no such name") == []
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_: time.sleep(0.5) or [])
+    answered = threading.Event()
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: answered.wait(60) and [])
     assert machine_facts.resolve("slow", seconds=0.05) is None
+    answered.set()
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, "srun", "echo srun: no configuration source >&2; exit 1")
     fake(tmp_path, "nvidia-smi", "echo 'Big GPU, 80000 MiB, 550.1'; echo 'Big GPU, 80000 MiB, 550.1'")
     fake(tmp_path, "ssh", "exec sleep 60")
-    monkeypatch.setattr(programs, "_SECONDS", 0.5)
+    monkeypatch.setattr(programs, "_SECONDS", 3.0)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     found = programs.programs()
     assert found["mpirun"].version == "MPICH 4.0.2"

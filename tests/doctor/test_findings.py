@@ -31,7 +31,7 @@ def doctor(*arguments: str, env: dict[str, str] | None = None, shell: str = "") 
     command = [PYTHON, "-m", "allstep", "doctor", *arguments]
     if shell:
         command = ["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, env={**os.environ, **(env or {})})
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, env={**os.environ, **(env or {})})
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_a_trial_that_fails_says_which_rank_and_why(tmp_path: Path, monkeypatch:
 
 def test_inside_a_world_the_ranks_try_it_together_and_rank_0_reports() -> None:
     command = [PYTHON, "-m", "allstep", "run", "-np", "2", "--", PYTHON, "-m", "allstep", "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rank 0 of 2, local rank 0 of 2 on localhost, from allstep" in done.stdout
     assert "2 ranks met and summed a tensor" in done.stdout

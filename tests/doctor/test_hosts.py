@@ -41,7 +41,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def doctor(*arguments: str, prefix: list[str] | None = None) -> tuple[int, dict[str, Any]]:
     command = [*(prefix or []), PYTHON, "-m", "allstep", "doctor", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert not done.stderr, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -54,7 +54,7 @@ def test_two_sound_hosts_from_this_machine(two_hosts: SshHosts) -> None:
     ]
     for host in report["hosts"]:
         assert host["facts"]["cores"]["affinity"] == len(os.sched_getaffinity(0))
-        assert abs(host["clock_offset"]) < 1 and 0 < host["seconds"] < 13
+        assert abs(host["clock_offset"]) < 10 and 0 < host["seconds"] < 60
         assert host["resolves_to"] == []  # known to ssh only
     reached = {(c["source"], c["target"]): (c["error"], c["interface"]) for c in report["connections"]}
     expected = [("h1", "h2"), ("h1", THIS_MACHINE), ("h2", "h1"), ("h2", THIS_MACHINE)]
@@ -167,20 +167,24 @@ def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("script", "complaint"),
+    ("script", "seconds", "complaint"),
     [
-        ("exec sleep 60", "no answer from far.invalid within 1 s"),
-        ("echo no such file >&2; exit 127", "the interpreter must be at the same place"),
-        ("echo \"ModuleNotFoundError: No module named 'allstep'\" >&2; exit 1", "allstep must be installed there"),
+        ("exec sleep 60", 1.0, "no answer from far.invalid within 1 s"),
+        ("echo no such file >&2; exit 127", 50.0, "the interpreter must be at the same place"),
+        (
+            "echo \"ModuleNotFoundError: No module named 'allstep'\" >&2; exit 1",
+            50.0,
+            "allstep must be installed there",
+        ),
     ],
 )
 def test_hosts_on_which_no_probe_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, complaint: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, seconds: float, complaint: str
 ) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setattr("allstep.doctor.reach.HELLO_SECONDS", 1.0)
-    with at_most(5):
+    monkeypatch.setattr("allstep.doctor.reach.HELLO_SECONDS", seconds)
+    with at_most(25):
         (what,) = problems(visit(parse_hosts("far.invalid"), str(tmp_path / "ssh")))
     assert complaint in what
 
@@ -198,7 +202,7 @@ def test_no_probe_is_left_behind(two_hosts: SshHosts, tmp_path: Path, monkeypatc
         "PYTHONPATH", str(tmp_path)
     )  # handed on to the probes: by it we know them from those of other runs
     visit(parse_hosts("h1,h2,localhost"), two_hosts.ssh)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while probes(tmp_path) and time.monotonic() < end:
         time.sleep(0.05)
     assert probes(tmp_path) == []

@@ -34,7 +34,7 @@ in_worlds = pytest.mark.parametrize("hosts", WORLDS.values(), ids=WORLDS)
 
 def run_checks(ranks: Ranks, hosts: list[str], *checks: Check) -> None:
     """Each check is called with our rank and the number of ranks."""
-    ranks(len(hosts), _call, checks, hosts=hosts, timeout=50)
+    ranks(len(hosts), _call, checks, hosts=hosts, timeout=150)
 
 
 def _call(checks: tuple[Check, ...]) -> None:

@@ -218,5 +218,5 @@ def lose_one(victim: int) -> None:
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.allreduce(torch.ones(1), name="without one")
     assert isinstance(caught.value.__cause__, CommError)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     hvd.shutdown()

@@ -21,7 +21,7 @@ def allstep(*words: str, folder: Path, env: dict[str, str] | None = None) -> sub
         env={**clean_environment(), **ONE_THREAD, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
     )
 
 
@@ -92,7 +92,7 @@ def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "--no-python"]
     command = [*torchrun, sys.executable, "-m", "allstep", "train", "digits", "epochs=1", "--out", "out"]
     env = {**clean_environment(), **ONE_THREAD}
-    done = subprocess.run([*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55)
+    done = subprocess.run([*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     start = runlog.read(tmp_path / "out" / "run.jsonl").start
     assert (start["world"]["launcher"], start["world"]["size"]) == ("torchrun", 2)

@@ -160,9 +160,9 @@ class Guard:
             if self.failure is not None:
                 return
             self._leave_word(failure)
-            self.failure = failure
             for board in self._boards:
                 board.post(failure)
+            self.failure = failure  # whoever waits here raises from now on: the others of this host know of it by then
             for sockets, _ in self._connections:
                 sockets.shut()
         for operation in list(self._under_way.values()):

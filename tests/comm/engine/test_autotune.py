@@ -12,7 +12,7 @@ from allstep.comm import engine
 from allstep.comm.engine import Kind, Op, Request
 from allstep.comm.engine.autotune import CANDIDATES, MB, MEASUREMENTS, Autotune, Log, read_autotune
 from allstep.comm.engine.request import Ask, decode, encode
-from allstep.errors import ConfigError
+from allstep.errors import AllstepError, ConfigError
 from ranks import Ranks
 
 COLUMNS = [
@@ -182,7 +182,7 @@ def test_results_stay_right_and_the_best_stays(ranks: Ranks, tmp_path: Path, hos
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
     }
-    (used, fused), (unused, _) = ranks(2, steps_until_done, hosts=hosts, env=env, timeout=50)
+    (used, fused), (unused, _) = ranks(2, steps_until_done, hosts=hosts, env=env, timeout=150)
     assert unused == []
     assert list(dict.fromkeys(used))[: len(CANDIDATES)] == list(CANDIDATES), "all were tried, in order"
     assert_table(log, [0, 1, 2, 4, 8, 16, 32, 64])
@@ -199,3 +199,20 @@ def test_without_the_variable_nothing_is_tried(ranks: Ranks) -> None:
         return e._autotune, e._coordinator.fusion
 
     assert ranks(1, thresholds) == [(None, 128 << 20)]
+
+
+def test_a_log_that_rank_0_cannot_write_ends_the_start_on_all_ranks(ranks: Ranks) -> None:
+    """Only rank 0 knows: the others are told, and need not wait until their patience is over."""
+
+    def begin() -> str:
+        try:
+            engine.start().perform(Request(Kind.BARRIER))
+        except AllstepError as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    said = ranks(2, begin, env={"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "/no/such/log.csv"})
+    assert (
+        said[0] == "ConfigError: HOROVOD_AUTOTUNE_LOG='/no/such/log.csv' cannot be written: No such file or directory"
+    )
+    assert said[1].startswith("EngineStopped: Horovod has been shut down by rank 0")

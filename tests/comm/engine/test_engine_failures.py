@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from allstep.comm.engine import Engine, Kind, Op, Request
 from allstep.errors import CommError
 from allstep.world import places
 from hosts import SshHosts
-from ranks import Ranks, clean_environment
+from ranks import Ranks, clean_environment, held_port, wait_until
 
 
 def allreduce(name: str = "allreduce.x", numel: int = 2) -> Request:
@@ -64,7 +63,7 @@ def test_one_shutdown_stops_all_and_all_can_start_again(ranks: Ranks, who: int, 
     for rank, found in enumerate(ranks(3, one_shuts_down, who, hosts=hosts)):
         assert len(found) == (0 if rank == who else 2)
         for kind, words, seconds in found:
-            assert kind == "EngineStopped" and f"Horovod has been shut down by rank {who}" in words and seconds < 5
+            assert kind == "EngineStopped" and f"Horovod has been shut down by rank {who}" in words and seconds < 20
 
 
 def what_was_ready_is_done() -> list[float]:
@@ -104,18 +103,17 @@ except RuntimeError as error:
 
 def run_script(num_ranks: int, script: str) -> list[tuple[int, str]]:
     """Under plain torchrun variables, as a script of its own: how Python itself ends matters here."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     processes = []
-    for rank in range(num_ranks):
-        place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "OMP_NUM_THREADS": 1}
-        env = {**clean_environment(), **{name: str(value) for name, value in {**place, **address}.items()}}
-        command = [sys.executable, "-c", script]
-        processes.append(
-            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    outputs = [process.communicate(timeout=40)[0] for process in processes]
+    with held_port() as port:
+        for rank in range(num_ranks):
+            place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "OMP_NUM_THREADS": 1}
+            env = {**clean_environment(), **{name: str(value) for name, value in {**place, **address}.items()}}
+            command = [sys.executable, "-c", script]
+            processes.append(
+                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
+        outputs = [process.communicate(timeout=150)[0] for process in processes]
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
@@ -147,7 +145,7 @@ def one_is_killed(who: int, numel: int) -> tuple[str, str, float] | None:
     assert caught(lambda: e.enqueue(allreduce()))[0] == found[0]
     began = time.monotonic()
     e.shutdown()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     return found
 
 
@@ -170,7 +168,7 @@ def test_one_is_killed(ranks: Ranks, who: int, numel: int, hosts: list[str]) -> 
         if outcome.rank != who:
             kind, words, seconds = outcome.result
             assert kind == "PeerLost" and f"rank {who}" in words
-            assert seconds < 5
+            assert seconds < 20
 
 
 def idle_ones_hear_of_it() -> bool:
@@ -179,10 +177,7 @@ def idle_ones_hear_of_it() -> bool:
     e.perform(allreduce())
     if e.world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    end = time.monotonic() + 5
-    while not e.is_stopped and time.monotonic() < end:
-        time.sleep(0.01)
-    return e.is_stopped
+    return bool(wait_until(lambda: e.is_stopped))
 
 
 @pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "b"]])
@@ -201,9 +196,7 @@ def waiting_outside(how: str) -> tuple[str, str, float] | None:
             e.on_notice("x", lambda number: 1 // 0)
             with pytest.raises(CommError, match="ZeroDivisionError"):
                 e.perform(Request(Kind.JOIN))
-        end = time.monotonic() + 8
-        while not Path("through").exists() and time.monotonic() < end:  # alive all the time
-            time.sleep(0.01)
+        wait_until(Path("through").exists, 60)  # alive all the time
         return None
     if how == "error":
         e.notice("x", 1)
@@ -217,19 +210,23 @@ def waiting_outside(how: str) -> tuple[str, str, float] | None:
 )
 def test_nobody_waits_outside_for_one_whose_engine_has_ended(ranks: Ranks, how: str, kind: str, words: str) -> None:
     found, _ = ranks(2, waiting_outside, how)
-    assert found[0] == kind and words in found[1] and found[2] < 7.5
+    assert found[0] == kind and words in found[1] and found[2] < 30
+
+
+def interrupted_soon(act: Callable[[], None]) -> None:
+    import threading
+
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    act()
 
 
 def one_is_interrupted() -> tuple[str, str, float] | None:
     """Ctrl-C on one rank, in the middle of an operation that it waits for: the others do not wait for it."""
-    import threading
-
     e = engine.start()
     e.perform(allreduce())
     if e.world.rank == 1:
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises((KeyboardInterrupt, CommError)):
-            forever(e, 500_000)
+            interrupted_soon(lambda: forever(e, 500_000))
         e.shutdown()
         return None
     found = caught(lambda: forever(e, 500_000))
@@ -241,7 +238,7 @@ def test_one_is_interrupted(ranks: Ranks) -> None:
     signal_from = ranks(3, one_is_interrupted)
     assert signal_from[1] is None
     for kind, words, seconds in (signal_from[0], signal_from[2]):
-        assert kind in ("CommError", "EngineStopped", "PeerLost") and seconds < 5, words
+        assert kind in ("CommError", "EngineStopped", "PeerLost") and seconds < 20, words
 
 
 def one_hangs() -> float:
@@ -261,7 +258,7 @@ def one_hangs() -> float:
 def test_one_hangs(ranks: Ranks) -> None:
     stopped, free = ranks.outcomes(2, one_hangs)
     assert (stopped.exit_code, free.exit_code) == (-9, 0), free
-    assert free.result < 10
+    assert free.result < 30
 
 
 WORKER = """
@@ -281,7 +278,6 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.timeout(90)
 def test_a_cut_cable_between_two_hosts(two_hosts: SshHosts) -> None:
     """Real network namespaces: each side hears of it without a word from the other."""
     token = wire.new_token()
@@ -303,7 +299,7 @@ def test_a_cut_cable_between_two_hosts(two_hosts: SshHosts) -> None:
                 assert process.stdout.readline() == "begun\n"
             time.sleep(0.3)
             two_hosts.cut(1)
-            outputs = [process.communicate(timeout=30)[0] for process in processes]
+            outputs = [process.communicate(timeout=90)[0] for process in processes]
         finally:
             two_hosts.mend(1)
             for process in processes:
@@ -311,4 +307,4 @@ def test_a_cut_cable_between_two_hosts(two_hosts: SshHosts) -> None:
                 process.wait()
     for output in outputs:
         kind, seconds = output.split()[:2]
-        assert kind == "PeerLost" and float(seconds) < 15, output
+        assert kind == "PeerLost" and float(seconds) < 30, output

@@ -172,4 +172,4 @@ def run_programs(seeds: Sequence[int]) -> None:
 )
 def test_random_programs(ranks: Ranks, hosts: list[str], num_programs: int, soak_round: int) -> None:
     first = 1000 * soak_round + 100 * len(hosts) + 10_000 * len(set(hosts))
-    ranks(len(hosts), run_programs, range(first, first + num_programs), hosts=hosts, timeout=50)
+    ranks(len(hosts), run_programs, range(first, first + num_programs), hosts=hosts, timeout=150)
