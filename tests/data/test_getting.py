@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -151,6 +152,11 @@ def test_files_that_are_no_rows_or_have_other_labels(toy: NamedSet, home: Path) 
     (home / "test_batch.bin").write_bytes(bytes([10]) * 3073)
     with pytest.raises(DataError, match="expected labels 0 to 9, found 10 in row 0"):
         load(find(toy, home))
+
+
+def test_names_of_classes_come_along(toy: NamedSet, home: Path, tmp_path: Path) -> None:
+    get(replace(toy, classes=("a", "b")), tmp_path / "to", home)
+    assert (tmp_path / "to" / "batches.meta.txt").read_text() == "a\nb\n"
 
 
 class TestTheCommand:

@@ -27,6 +27,7 @@ from allstep.data.sets import NamedSet, either, is_whole
 from allstep.errors import DataError
 
 _CHUNK = 1 << 20
+_NAMES = {"idx": "classes.txt", "cifar": "batches.meta.txt"}  # where a source of that layout looks for names of classes
 
 
 def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progress: Progress | None = None) -> None:
@@ -41,6 +42,8 @@ def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progre
             _from_web(wanted, folder, str(origin), progress)
         else:
             _from_folder(wanted, folder, Path(origin), progress)
+        if wanted.classes:
+            (folder / _NAMES[wanted.layout]).write_text("".join(f"{name}\n" for name in wanted.classes))
 
 
 def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | None) -> None:
