@@ -1,0 +1,86 @@
+"""LAMB: Adam with a trust ratio for each layer (You et al. 2019, https://arxiv.org/abs/1904.00962, algorithm 2).
+
+For weights w, gradient g, betas b1 and b2, decay d, at step t:
+
+```
+m = b1 * m + (1 - b1) * g                      v = b2 * v + (1 - b2) * g^2
+r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+u = r + d * w                                  exempt layers: u = r
+w = w - lr * |w| / |u| * u                     the ratio is 1 where |w| or |u| is 0, and for exempt layers
+```
+
+The paper's phi is the identity here: no clipping of |w|, as in its experiments' code.
+
+What others got wrong: bias correction left out (the ratio hides that m and v are too small in the first steps, but not for exempt layers);
+|w| clipped at 10, which holds large layers back; the decay taken from the weights beside the ratio, as in AdamW, instead of inside u; eps
+added to |u| as well.
+
+How it is computed: with s = sqrt(1 - b2^t) / (1 - b1^t) and q = m / (sqrt(v) + eps * sqrt(1 - b2^t)), r = s * q. So the corrections are
+numbers, not passes over the tensors: u / s = q + d / s * w.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, norms, sign, zeros
+
+
+class LAMB(LayerWise):
+    """Adam whose step is as long as the layer's weights are, times the rate; see the module.
+
+    bias_correction: False is version 3 of the paper; exempt: see `layerwise`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        maximize: bool = False,
+        exempt: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(
+            params, defaults | {"bias_correction": bias_correction, "maximize": maximize, "exempt": exempt}
+        )
+
+    def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        return {"step": 0, "exp_avg": zeros(param), "exp_avg_sq": zeros(param)}
+
+    def _update(self, bundle: Bundle, group: Group) -> None:
+        step = bundle.states[0]["step"] + 1  # the same for all of a bundle
+        for state in bundle.states:
+            state["step"] = step
+        beta1, beta2 = group["betas"]
+        root = math.sqrt(1 - beta2**step) if group["bias_correction"] else 1.0
+        scale = root / (1 - beta1**step) if group["bias_correction"] else 1.0
+        updates = self._direction(bundle, group, group["eps"] * root)
+        if bundle.exempt:
+            return torch._foreach_add_(bundle.params, updates, alpha=-group["lr"] * scale)
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, bundle.params, alpha=group["weight_decay"] / scale)
+        weights, lengths = norms(bundle.params), norms(updates) * scale
+        ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, 1.0)
+        self._keep(bundle, ratios)
+        return add_scaled(bundle.params, updates, ratios, -group["lr"] * scale)
+
+    def _direction(self, bundle: Bundle, group: Group, eps: float) -> list[Tensor]:
+        """Brings the moments up to date; m / (sqrt(v) + eps), as tensors that the caller may change."""
+        beta1, beta2 = group["betas"]
+        means, squares = bundle.state("exp_avg"), bundle.state("exp_avg_sq")
+        torch._foreach_mul_(means, beta1)
+        torch._foreach_add_(means, bundle.grads, alpha=(1 - beta1) * sign(group))
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, bundle.grads, bundle.grads, 1 - beta2)
+        updates = torch._foreach_sqrt(squares)
+        torch._foreach_add_(updates, eps)
+        torch._foreach_reciprocal_(updates)
+        torch._foreach_mul_(updates, means)
+        return list(updates)

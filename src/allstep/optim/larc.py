@@ -1,0 +1,47 @@
+"""LARC: LARS that never goes faster than the rate it was given (layer-wise adaptive rate clipping, NVIDIA's variant of LARS).
+
+LARS scales a layer's rate up as well as down. LARC takes the smaller of the two, so that the given rate is a bound that schedules and
+warm-up can set, and layers that can bear it learn with plain SGD. For global rate gamma, coefficient eta, decay d:
+
+```
+lambda = min(gamma, eta * |w| / (|g| + d * |w|))        the layer's rate; gamma where |w| or the denominator is 0
+v      = m * v + lambda / gamma * (g + d * w)
+w      = w - gamma * v
+```
+
+The factor lambda / gamma is what `trust_ratios` tells: 1 means that the layer is not held back. The default coefficient, 0.02, is that
+of NVIDIA's own implementation (apex). Rates are those of SGD, not those of LARS: eta is not multiplied on them.
+
+What others got wrong: a division by a rate of 0 (the first step of a warm-up from 0) puts NaN into the momentum; here the factor is then 1.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allstep.optim.lars import LARS
+from allstep.optim.layerwise import Group
+
+
+class LARC(LARS):
+    """SGD whose rate is scaled down layer by layer, never up; see the module. Arguments as LARS."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        trust_coefficient: float = 0.02,
+        maximize: bool = False,
+        exempt: bool | None = None,
+    ) -> None:
+        more: dict[str, Any] = {"trust_coefficient": trust_coefficient, "maximize": maximize, "exempt": exempt}
+        super().__init__(params, lr, momentum, weight_decay, nesterov, **more)
+
+    def _bounded(self, ratios: Tensor, group: Group) -> Tensor:
+        rate: float = group["lr"]
+        return (ratios / rate).clamp_(max=1.0) if rate > 0 else torch.ones_like(ratios)

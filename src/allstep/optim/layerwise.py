@@ -1,0 +1,198 @@
+"""What the layer-wise optimizers share: LARS, LARC, LAMB and NovoGrad each scale a layer's step by norms of that layer.
+
+A layer is a parameter tensor. A step goes through bundles, not tensors:
+
+```
+group["params"] -> those with a gradient -> bundles of the same device, dtype, step count and exemption
+                                            | params  | grads | states |     one torch._foreach_* call for all of a bundle
+```
+
+so that all norms of a bundle are one call, ratios are one small tensor, and nothing is read back from the device. The ratios of the last
+step are kept as that tensor; `trust_ratios()` turns them into numbers when somebody asks.
+
+**Exempt** are tensors that are neither scaled nor decayed: by default those with fewer than two dimensions, which are the biases and the
+scales and shifts of norms. Their norms say nothing about a layer (a bias starts at zero, a scale at one), and pulling them to zero
+helps nobody. The option `exempt` of a parameter group overrules this: True exempts all of the group, False none; `groups` makes such
+groups by name.
+
+Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors (`elementwise = False`), so that norms are right. All
+state is kept by tensor, none in the groups, because a rank has the groups of all tensors and the state of its own.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from allstep.errors import ConfigError
+
+Group = Mapping[str, Any]
+Ratios = Tensor | None
+
+
+class Bundle(NamedTuple):
+    """Tensors that are updated together, by one call for all."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    states: list[dict[str, Any]]
+    exempt: bool
+
+    def state(self, name: str) -> list[Tensor]:
+        """The state of this name of each tensor."""
+        return [state[name] for state in self.states]
+
+
+class LayerWise(Optimizer):
+    """Base of the optimizers that look at whole layers. A subclass gives `_new_state` and `_update`."""
+
+    elementwise = False
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._ratios: list[tuple[list[Tensor], Tensor]] = []
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # The list stays the same one: load_state_dict comes here too, and with shared weights two optimizers hold it.
+        self.__dict__.setdefault("_ratios", []).clear()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        problem = _problem(self.param_groups[-1])
+        if problem:
+            self.param_groups.pop()
+            raise ConfigError(f"{type(self).__name__}: {problem}")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update from the gradients that are there. closure: computes the loss anew, with gradients, and returns it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._ratios.clear()
+        work = [(group, bundle) for group in self.param_groups for bundle in self._bundles(group)]
+        self._check_some(bool(work))
+        for group, bundle in work:
+            self._update(bundle, group)
+        return loss
+
+    def trust_ratios(self) -> dict[str | int, float]:
+        """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
+
+        Names are known when the optimizer was given `model.named_parameters()` (torch 2.6 and later) or `groups(model)`. With
+        `share_weights` a rank knows the layers that it updates.
+        """
+        found = {
+            tensor.data_ptr(): ratio
+            for tensors, ratios in self._ratios
+            for tensor, ratio in zip(tensors, ratios.tolist(), strict=True)
+        }
+        return {name: found[place] for name, place in self._places() if place in found}
+
+    def _places(self) -> Iterator[tuple[str | int, int]]:
+        """Name and address of each parameter: with shared weights the tensors that were updated are others, in the same place."""
+        number = 0
+        for group in self.param_groups:
+            names = group.get("param_names") or range(number, number + len(group["params"]))
+            yield from zip(names, (tensor.data_ptr() for tensor in group["params"]), strict=True)
+            number += len(group["params"])
+
+    def _bundles(self, group: Group) -> list[Bundle]:
+        """The tensors of a group that have a gradient, put together so that one call can treat them alike."""
+        bundles: dict[Any, Bundle] = defaultdict(lambda: Bundle([], [], [], False))
+        rule = group["exempt"]
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = self.state[param]
+            if not state:
+                state.update(self._new_state(param, group))
+            exempt = param.dim() < 2 if rule is None else bool(rule)
+            key = param.device, param.dtype, exempt, state.get("step")
+            bundle = bundles.setdefault(key, Bundle([], [], [], exempt))
+            bundle.params.append(param)
+            bundle.grads.append(self._dense(param.grad))
+            bundle.states.append(state)
+        return list(bundles.values())
+
+    def _dense(self, grad: Tensor) -> Tensor:
+        if grad.layout is not torch.strided:
+            raise ConfigError(
+                f"{type(self).__name__} needs dense gradients, and one of shape {list(grad.shape)} is {grad.layout}: the norm of a layer "
+                "needs all of it. Make the layer with sparse=False, or give it an optimizer of its own"
+            )
+        return grad
+
+    def _check_some(self, some: bool) -> None:
+        """What a rank owns of shared weights requires no gradient, and may be nothing or unused."""
+        if not some and any(param.requires_grad for group in self.param_groups for param in group["params"]):
+            count = sum(len(group["params"]) for group in self.param_groups)
+            raise ConfigError(
+                f"{type(self).__name__}.step(): none of {count} parameters has a gradient; call loss.backward() before it, "
+                "and zero_grad() before that"
+            )
+
+    def _keep(self, bundle: Bundle, ratios: Tensor) -> None:
+        self._ratios.append((bundle.params, ratios))
+
+    def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        """What is kept for a tensor from step to step."""
+        raise NotImplementedError
+
+    def _update(self, bundle: Bundle, group: Group) -> None:
+        """One step of these tensors."""
+        raise NotImplementedError
+
+
+def norms(tensors: list[Tensor]) -> Tensor:
+    """The norm of each tensor, as one tensor; of half-precision ones in float32, where their squares do not overflow."""
+    dtype = torch.float32 if tensors[0].dtype.itemsize < 4 else None
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
+
+
+def add_scaled(to: list[Tensor], tensors: list[Tensor], ratios: Ratios, alpha: float) -> None:
+    """to += alpha * ratio * tensors, each with its own ratio; without ratios they are 1."""
+    if ratios is None:
+        torch._foreach_add_(to, tensors, alpha=alpha)
+    else:
+        torch._foreach_addcmul_(to, tensors, list(ratios.to(to[0].dtype).unbind()), value=alpha)
+
+
+def zeros(param: Tensor) -> Tensor:
+    """Room for a state with a value for each element, lying as the parameter lies."""
+    return torch.zeros_like(param, memory_format=torch.preserve_format)
+
+
+def sign(group: Group) -> float:
+    """The direction in which a gradient counts."""
+    return -1.0 if group["maximize"] else 1.0
+
+
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "lr": (lambda value: 0 <= value < float("inf"), "0 or more"),
+    "weight_decay": (lambda value: 0 <= value < float("inf"), "0 or more"),
+    "momentum": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "trust_coefficient": (lambda value: 0 < value < float("inf"), "above 0"),
+    "eps": (lambda value: 0 <= value < float("inf"), "0 or more"),
+}
+
+
+def _problem(group: Group) -> str | None:
+    """What is wrong with a group's options, in words."""
+    for name, (fits, words) in _RANGES.items():
+        if name in group and (isinstance(group[name], Tensor) or not fits(group[name])):
+            return f"{name}={group[name]!r} should be a number, {words}"
+    betas = group.get("betas", ())
+    if any(not 0 <= beta < 1 for beta in betas):
+        return f"betas={betas!r} should be from 0 to below 1"
+    if group.get("nesterov") and not group["momentum"]:
+        return "nesterov=True needs a momentum above 0"
+    for param in group["params"]:
+        if param.is_complex():
+            return f"a parameter of shape {list(param.shape)} is {param.dtype}; give torch.view_as_real of it instead"
+    return None

@@ -1,0 +1,68 @@
+"""NovoGrad: momentum over gradients normalised layer by layer (Ginsburg et al. 2019, https://arxiv.org/abs/1905.11286, algorithm 1).
+
+The second moment is one number for each layer instead of one for each weight, so the state is half of Adam's. For weights w, gradient g,
+betas b1 and b2, decay d:
+
+```
+n = b2 * n + (1 - b2) * |g|^2                  n = |g|^2 at the layer's first gradient that is not zero
+m = b1 * m + (g / (sqrt(n) + eps) + d * w)     grad_averaging: the bracket times (1 - b1)
+w = w - lr * m
+```
+
+Exempt layers are not decayed. They are normalised like all others: the rate is meant for gradients of length one.
+
+What others got wrong: starting n at 0 (the first steps are then 1 / sqrt(1 - b2), 7 times, too long), also after a first gradient that
+was zero; no `grad_averaging` and the rate of an optimizer that has it: these differ by 1 / (1 - b1), 20 times.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, norms, sign, zeros
+
+
+class NovoGrad(LayerWise):
+    """SGD with momentum on gradients of about length one; see the module. exempt: see `layerwise`, here it is about decay alone."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.95, 0.98),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        grad_averaging: bool = False,
+        maximize: bool = False,
+        exempt: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults | {"grad_averaging": grad_averaging, "maximize": maximize, "exempt": exempt})
+
+    def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
+        dtype = torch.float32 if param.dtype.itemsize < 4 else param.dtype
+        square = torch.zeros((), dtype=dtype, device=param.device)
+        return {"exp_avg": zeros(param), "exp_avg_sq": square}
+
+    def _update(self, bundle: Bundle, group: Group) -> None:
+        beta1, _ = group["betas"]
+        part = 1 - beta1 if group["grad_averaging"] else 1.0
+        ratios = self._ratios_of(bundle, group)
+        means = bundle.state("exp_avg")
+        torch._foreach_mul_(means, beta1)
+        add_scaled(means, bundle.grads, ratios, part * sign(group))
+        if group["weight_decay"] and not bundle.exempt:
+            torch._foreach_add_(means, bundle.params, alpha=part * group["weight_decay"])
+        torch._foreach_add_(bundle.params, means, alpha=-group["lr"])
+
+    def _ratios_of(self, bundle: Bundle, group: Group) -> Tensor:
+        """1 / (sqrt(n) + eps) of each layer, after bringing n up to date."""
+        kept = bundle.state("exp_avg_sq")
+        before, squares = torch.stack(kept), norms(bundle.grads).square()
+        now = torch.where(before > 0, before.lerp(squares, 1 - group["betas"][1]), squares)
+        torch._foreach_copy_(kept, list(now.unbind()))
+        ratios = now.sqrt().add_(group["eps"]).reciprocal_()
+        self._keep(bundle, ratios)
+        return ratios
