@@ -101,3 +101,79 @@ def test_shares_cover_the_batch_and_differ_by_at_most_one(count: int, size: int)
     assert [number for share in shares for number in share] == list(range(count))
     lengths = {len(share) for share in shares}
     assert max(lengths) - min(lengths) <= 1
+
+
+def readers(n: int, seed: int | None, size: int, partition: order.Partition = "share") -> list[order.Reader]:
+    return [order.Reader(n, seed, rank, size, partition) for rank in range(size)]
+
+
+RUNS = {"n": st.integers(0, 200), "batch": st.integers(1, 250), "size": st.integers(1, 20), "seed": st.none() | SEEDS}
+
+
+@settings(max_examples=60)
+@given(**RUNS, position=st.integers(0, 600), length=st.integers(0, 600))
+def test_all_ranks_have_the_batches_of_one_cut_into_shares(
+    n: int, batch: int, size: int, seed: int | None, position: int, length: int
+) -> None:
+    """For any part of a run. Reference: one worker with batches of one sample."""
+    stop = position + length
+    plans = [list(order.plan(reader, position, stop, batch)) for reader in readers(n, seed, size)]
+    assert len({len(plan) for plan in plans}) == 1
+    together: list[int] = []
+    for shares in zip(*plans, strict=True):
+        span = shares[0][0]
+        assert all(other == span for other, _ in shares)
+        assert span.position == position + len(together)
+        assert span.epoch * n + span.start == span.position
+        assert 1 <= span.stop - span.start <= batch
+        assert span.stop <= n
+        lengths = [len(numbers) for _, numbers in shares]
+        assert max(lengths) - min(lengths) <= 1
+        assert sum(lengths) == span.stop - span.start
+        together += [number for _, numbers in shares for number in numbers.tolist()]
+    (alone,) = readers(n, seed, 1)
+    assert together == [int(numbers[0]) for _, numbers in order.plan(alone, position, stop, 1)]
+    assert len(together) == (length if n else 0)
+
+
+@settings(max_examples=60)
+@given(n=st.integers(1, 150), batch=st.integers(1, 200), size=st.integers(1, 20), seed=SEEDS, epoch=st.integers(0, 9))
+def test_an_epoch_is_covered_exactly(n: int, batch: int, size: int, seed: int, epoch: int) -> None:
+    plans = [order.plan(reader, epoch * n, (epoch + 1) * n, batch) for reader in readers(n, seed, size)]
+    assert sorted(number for plan in plans for _, numbers in plan for number in numbers.tolist()) == list(range(n))
+
+
+@settings(max_examples=60)
+@given(data=st.data(), n=st.integers(1, 150), seed=SEEDS, sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+def test_going_on_with_another_number_of_workers_gives_the_same_sequence(
+    data: st.DataObject, n: int, seed: int, sizes: tuple[int, int]
+) -> None:
+    position = data.draw(st.integers(0, 3 * n))
+    batches = data.draw(st.tuples(st.integers(1, 60), st.integers(1, 60)))
+    found: list[int] = []
+    for size, batch, (start, stop) in zip(sizes, batches, ((0, position), (position, 3 * n)), strict=True):
+        plans = [order.plan(reader, start, stop, batch) for reader in readers(n, seed, size)]
+        found += [number for shares in zip(*plans, strict=True) for _, mine in shares for number in mine.tolist()]
+    expected = [order.epoch_order(np.arange(n), n, seed, epoch).tolist() for epoch in range(3)]
+    assert found == [number for numbers in expected for number in numbers]
+
+
+@settings(max_examples=60)
+@given(n=st.integers(1, 200), batch=st.integers(1, 250), size=st.integers(1, 12), seed=SEEDS)
+def test_whole_no_rank_reads_a_sample_twice_in_an_epoch(n: int, batch: int, size: int, seed: int) -> None:
+    shares = [list(order.plan(reader, n, 2 * n, batch)) for reader in readers(n, seed, size)]
+    whole = [list(order.plan(reader, n, 2 * n, batch)) for reader in readers(n, seed, size, "whole")]
+    for plan, other in zip(whole, shares, strict=True):
+        numbers = [number for _, mine in plan for number in mine.tolist()]
+        assert len(set(numbers)) == len(numbers)
+        assert [len(mine) for _, mine in plan] == [
+            len(mine) for _, mine in other
+        ]  # as many batches, as large as with "share"
+
+
+def test_whole_the_orders_of_ranks_have_nothing_to_do_with_each_other() -> None:
+    first, second = (
+        np.concatenate([mine for _, mine in order.plan(reader, 0, 4000, 100)])
+        for reader in readers(4000, 1, 2, "whole")
+    )
+    assert 800 < len(np.intersect1d(first, second)) < 1200  # of 2000 each: half of the set, drawn twice

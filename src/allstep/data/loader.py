@@ -22,7 +22,6 @@ import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,9 +253,11 @@ class _Machinery:
             return prefetch.one_after_the_other(shares, workers.work_here)
         if self.crew.kind == "threads":
             return prefetch.ahead_of_time(shares, [workers.work_here] * self.crew.count, self.ahead)
-        if self._processes is None or self._processes.broken:
+        if self._processes is not None and self._processes.broken:
+            self.close()
+        if self._processes is None:
             self._processes = Processes(self.recipe, self.crew.count)
-        links = [partial(link.work) for link in self._processes.links]
+        links = [link.work for link in self._processes.links]
         return prefetch.ahead_of_time(shares, links, self.ahead, self._processes.cancel)
 
     def close(self) -> None:

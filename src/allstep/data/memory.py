@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep import machine
 from allstep.errors import AllstepError
 
 
@@ -53,6 +54,7 @@ class SharedBuffer(Buffer):
     alive: set[int] = set()  # noqa: RUF012  # the numbers of all that live, in this process
 
     def __init__(self, nbytes: int) -> None:
+        _check_room(nbytes)
         self.nbytes, self.number = nbytes, next(self._numbers)
         self.fd = os.memfd_create("allstep-batch", os.MFD_CLOEXEC)
         try:
@@ -65,6 +67,15 @@ class SharedBuffer(Buffer):
             ) from error
         self.alive.add(self.number)
         weakref.finalize(self, _let_go, self.fd, self.number).atexit = False
+
+
+def _check_room(nbytes: int) -> None:
+    """Before the kernel takes from others, or kills, to give us what is not there."""
+    available = machine.memory().available
+    if nbytes > available:
+        raise AllstepError(
+            f"no memory for a batch of {nbytes} bytes: {available} are available; a smaller batch or `ahead` may help"
+        )
 
 
 def _let_go(fd: int, number: int) -> None:

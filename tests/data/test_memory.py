@@ -1,0 +1,61 @@
+"""Batch memory: used again when nobody holds it, and not before."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from allstep.data.memory import Buffer, Memory, SharedBuffer
+from allstep.errors import AllstepError
+
+
+@pytest.mark.parametrize("make", [Buffer, SharedBuffer])
+def test_any_view_holds_the_memory(make: type[Buffer]) -> None:
+    memory = Memory(4, make)
+    buffer, array = memory.take((10, 4))
+    tensor = torch.from_numpy(array)
+    views = [
+        array[2:],
+        array.T[1],
+        array.view(np.int16),
+        tensor[3],
+        tensor.permute(1, 0),
+        tensor.numpy()[1:],
+        memoryview(array),
+    ]
+    del array, tensor
+    while views:
+        assert memory.take((1,))[0] is not buffer
+        memory._free.clear()
+        views.pop()
+    assert memory.take((1,))[0] is buffer
+
+
+def test_what_is_too_small_is_dropped_and_no_more_is_kept_than_was_asked_for() -> None:
+    memory = Memory(2)
+    held = [memory.take((100,)) for _ in range(5)]
+    del held
+    assert len(memory._free) == 2
+    larger = memory.take((101,))[0]
+    assert larger.nbytes == 101
+    assert len(memory._free) == 1  # the larger one is free again, the small ones are gone
+    assert memory.take((50,), np.int16)[0] is larger
+
+
+def test_shared_memory_has_no_name_and_closes_its_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    memory = Memory(1, SharedBuffer)
+    buffer, array = memory.take((1000,))
+    assert isinstance(buffer, SharedBuffer)
+    assert buffer.number in SharedBuffer.alive
+    del buffer, array, memory
+    gc.collect()
+    assert not SharedBuffer.alive
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_too_much_is_an_error_before_it_is_a_bus_error() -> None:
+    with pytest.raises(AllstepError, match="no memory for a batch of"):
+        SharedBuffer(1 << 60)
