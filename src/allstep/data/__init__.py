@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from allstep.data.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache_folder, find, load, named_set
 
 if TYPE_CHECKING:
+    from allstep.data.dataset import as_dataset
     from allstep.data.loader import Batch, Loader
     from allstep.data.mix import Cutmix, Mixup
     from allstep.data.normalise import Normalise
@@ -28,6 +29,7 @@ __all__ = [
     "Normalise",
     "Pictures",
     "Transform",
+    "as_dataset",
     "cache_folder",
     "find",
     "load",
@@ -42,6 +44,7 @@ _LATER = {
     "Mixup": "mix",
     "Normalise": "normalise",
     "Transform": "transform",
+    "as_dataset": "dataset",
 }
 
 
