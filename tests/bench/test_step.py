@@ -49,10 +49,10 @@ def forked(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...
         door = ending.enter_context(socket.socket(socket.AF_UNIX))
         door.bind(str(path))
         door.listen(num_ranks)
-        door.settimeout(20)
+        door.settimeout(100)
         pool = ending.enter_context(ThreadPoolExecutor(1))
         ended = pool.submit(ranks, num_ranks, step_rank.main, model, batch, str(path))
-        ending.callback(lambda: ended.result(20))
+        ending.callback(lambda: ended.result(100))
         team = comm.Team(name, None, folder / "ranks.txt")  # type: ignore[arg-type]
         comm._gather(team, door, num_ranks, ending)
         return team

@@ -1,5 +1,7 @@
 """Collectives in shared memory: against sums in the order of ranks, bit for bit; mismatches; ranks that die."""
 
+import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -286,6 +288,27 @@ def test_a_rank_that_dies_is_lost_for_the_others_within_a_second(ranks: Ranks, d
     wait_until(lambda: not shared_memory_files(), what="an empty /dev/shm")
 
 
+def test_a_file_in_the_making_survives_the_sweep_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from allstep.comm import segment
+
+    lock, swept = fcntl.flock, []
+
+    def late(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            swept.append(list(tmp_path.iterdir()))
+            segment.sweep()
+        lock(fd, how)
+
+    monkeypatch.setattr(segment, "_SHM", tmp_path)
+    monkeypatch.setattr(fcntl, "flock", late)
+    with contextlib.ExitStack() as cleaning:
+        _, path = segment._make_file(4096, "number", cleaning)
+        assert swept == [[Path(path)]] and Path(path).stat().st_size == 4096
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
     def work() -> tuple:
         import torch
@@ -433,7 +456,7 @@ def test_without_memfd_a_file_is_used_and_nothing_stays(ranks: Ranks) -> None:
         return group.local is not None and bool((total == 2).all()) and not os.path.exists(left)  # noqa: PTH110
 
     assert ranks(2, check) == [True, True]
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"allstep-{os.getuid()}-")]
+    wait_until(lambda: not shared_memory_files(), what="an empty /dev/shm")
 
 
 def test_hosts_that_are_apart_do_not_share(ranks: Ranks) -> None:

@@ -89,7 +89,7 @@ def test_a_file_that_a_killed_run_left_does_not_mislead(script, runtime: Path) -
         "from allstep.world import World, job_of\n"
         f"file = Path({str(folder)!r}) / (job_of(World.detect()) + '.json')\n"
         f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1': file.write_text({note!r})\n"
-        "else: time.sleep(0.5)\n"
+        "else:\n    while not file.exists(): time.sleep(0.01)\n"
     )
     (folder / "other-job.json").write_text(note)
     found = worlds(call([*MPIRUN, "-np", "2", sys.executable, script(before)], runtime))

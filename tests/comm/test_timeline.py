@@ -416,15 +416,20 @@ def test_a_kill_leaves_a_file_that_can_be_read(ranks: Ranks, tmp_path: Path, vic
             allstep.comm.stop_timeline()
             return time.monotonic() - ending
 
-    outcomes = ranks.outcomes(3, work, str(tmp_path / "trace.json"))
-    assert [outcome.exit_code for outcome in outcomes] == [-9 if rank == victim else 0 for rank in range(3)], outcomes
-    assert all(outcome.result < 15 for outcome in outcomes if outcome.rank != victim), "nobody waits long for the dead"
-    by_rank = shown((read_unfinished if victim == 0 else read)(tmp_path / "trace.json"))
-    last = {
-        rank: (operations[-1].event["ts"] + operations[-1].event["dur"]) / 1e6 for rank, operations in by_rank.items()
-    }
-    assert sorted(last) == [0, 1, 2]
-    assert all(seconds > 3 - 1.6 for seconds in last.values()), last
+    found = []
+    for turn in range(3):
+        path = tmp_path / f"{turn}.json"
+        outcomes = ranks.outcomes(3, work, str(path))
+        codes = [outcome.exit_code for outcome in outcomes]
+        assert codes == [-9 if rank == victim else 0 for rank in range(3)], outcomes
+        left = [outcome.result for outcome in outcomes if outcome.rank != victim]
+        assert all(seconds < 15 for seconds in left), "nobody waits long for the dead"
+        by_rank = shown((read_unfinished if victim == 0 else read)(path))
+        assert sorted(by_rank) == [0, 1, 2]
+        found.append([(last.event["ts"] + last.event["dur"]) / 1e6 for *_, last in by_rank.values()])
+        if min(found[-1]) > 3 - 1.6:  # a machine that stands still takes more with it, but not each time
+            return
+    pytest.fail(f"more than 1.6 of 3 seconds are missing: {found}")
 
 
 # Under the launcher, and over several hosts

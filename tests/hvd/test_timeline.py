@@ -378,9 +378,10 @@ def test_a_killed_run_leaves_a_file_that_can_be_read(ranks: Ranks, tmp_path: Pat
     def die() -> None:
         hvd.init()
         hvd.allreduce(torch.ones(1), name="early")
-        until = time.monotonic() + 0.4 + 0.01 * (os.getpid() % 10)
-        while hvd.rank() or time.monotonic() < until:
+        until, count = time.monotonic() + 0.4 + 0.01 * (os.getpid() % 10), 0
+        while hvd.rank() or time.monotonic() < until or count < 100:
             hvd.allreduce(torch.ones(1), name="x")
+            count += 1
         os.kill(os.getpid(), signal.SIGKILL)
 
     path = tmp_path / "trace.json"

@@ -106,12 +106,21 @@ def _make_memfd(nbytes: int, nonce: str, cleaning: contextlib.ExitStack) -> tupl
 def _make_file(nbytes: int, nonce: str, cleaning: contextlib.ExitStack) -> tuple[int, str]:
     sweep()
     path = _SHM / f"allstep-{os.getuid()}-{nonce}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = _create_locked(path)
     cleaning.callback(os.close, fd)
-    cleaning.callback(path.unlink)
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    cleaning.callback(path.unlink, missing_ok=True)
     _reserve(fd, nbytes)
     return fd, str(path)
+
+
+def _create_locked(path: Path) -> int:
+    """Between making and locking it the sweep of another run may take it for one that a kill left: then once more."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
 
 
 def sweep() -> None:
