@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from allstep.data import jpeg
 from allstep.data.augment.frame import Frame
 from allstep.data.augment.operation import Picture
-from allstep.data.augment.resize import resized
+from allstep.data.augment.resize import Box, cut_out
 from allstep.data.draws import Floats
 from allstep.data.jpeg_header import Odd
 
@@ -55,25 +55,22 @@ def cropped(data: Any, frame: Frame, row: Floats, channels: int = 3, out: Pictur
 
     ValueError when `data` is not a picture, or a broken one.
     """
-    return resized(_part(data, frame, row, channels), frame.size, out)
+    picture, box = _part(data, frame, row, channels)
+    return cut_out(picture, box, frame.size, out)
 
 
-def _part(data: Any, frame: Frame, row: Floats, channels: int) -> Picture:
-    """What `frame` takes, before it is stretched: a view of the data or of memory that will be used again."""
+def _part(data: Any, frame: Frame, row: Floats, channels: int) -> tuple[Picture, Box]:
+    """A picture and what `frame` takes of it. It may be the data itself, or memory that will be used again."""
     if _is_array(data):
-        return _region(_with_channels(data, channels), frame, row)
-    code = _bytes(data)
-    if not jpeg.is_jpeg(code):
-        return _region(_by_opencv(code, channels), frame, row)
-    try:
-        return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels)
-    except Odd:
-        return _region(_by_pillow(code, channels), frame, row)
-
-
-def _region(picture: Picture, frame: Frame, row: Floats) -> Picture:
-    top, left, height, width = frame.region(picture.shape[0], picture.shape[1], row)
-    return picture[top : top + height, left : left + width]
+        picture = _with_channels(data, channels)
+    elif not jpeg.is_jpeg(code := _bytes(data)):
+        picture = _by_opencv(code, channels)
+    else:
+        try:
+            return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels)
+        except Odd:
+            picture = _by_pillow(code, channels)
+    return picture, Box(*frame.region(picture.shape[0], picture.shape[1], row))
 
 
 def _is_array(data: Any) -> bool:

@@ -1,7 +1,7 @@
 """JPEG: decoding no more than a crop needs.
 
 ```
-header -> which part? -> cut the file down to its rows -> decode them, reduced by 1, 2, 4 or 8, into the thread's own memory -> a view
+header -> which part? -> cut the file down to its rows -> decode them, reduced by 1, 2, 4 or 8, into the thread's own memory
 ```
 
 **Cut.** Undoing the entropy code is most of a decoder's work (about two thirds at ImageNet's sizes), so the rows that the crop does
@@ -29,6 +29,7 @@ import simplejpeg
 
 from allstep.data.augment.frame import Region
 from allstep.data.augment.operation import Picture
+from allstep.data.augment.resize import Box, reduction
 from allstep.data.jpeg_cut import Cut, cut
 from allstep.data.jpeg_header import Odd, read_header
 
@@ -72,14 +73,15 @@ def decode_whole(data: memoryview, channels: int) -> Picture:
 
 def decode_part(
     data: memoryview, region_of: Callable[[int, int], Region], size: tuple[int, int], channels: int
-) -> Picture:
-    """The part that `region_of(height, width)` names and that is to become `size`: as stored, or reduced by 2, 4 or 8.
+) -> tuple[Picture, Box]:
+    """A picture that holds the part which `region_of(height, width)` names, and where in it: as stored, or reduced by 2, 4 or 8.
 
-    It lies in memory that the thread's next call writes over. Odd when others should try, ValueError when it is broken.
+    The part is to become `size`. The picture lies in memory that the thread's next call writes over. Odd when others should try,
+    ValueError when it is broken.
     """
     header = read_header(data)
     region = region_of(header.height, header.width)
-    factor = reduction(region, size)
+    factor = min(8, reduction(region.height, region.width, size))
     rows = cut(data, header, region)
     picture = None if rows is None else _cut_decoded(rows, header.width, channels, factor)
     if rows is None or picture is None:
@@ -89,20 +91,8 @@ def decode_part(
             _decode_into(picture, rows)
         except ValueError as error:
             raise _judged(error) from None
-    return _part(picture, region, rows.top, factor)
-
-
-def reduction(region: Region, size: tuple[int, int]) -> int:
-    """By what (1, 2, 4, 8) the region may be reduced and still be no smaller than `size`."""
-    ratio = min(region.height / size[0], region.width / size[1])
-    return next(factor for factor in (8, 4, 2, 1) if factor <= max(ratio, 1))
-
-
-def _part(picture: Picture, region: Region, first_row: int, factor: int) -> Picture:
-    """The region of a picture that begins at row `first_row` and was reduced by `factor`."""
-    top, bottom = (round((region.top - first_row + edge) / factor) for edge in (0, region.height))
-    left, right = (round((region.left + edge) / factor) for edge in (0, region.width))
-    return picture[top:bottom, left:right]
+    top = region.top - rows.top
+    return picture, Box(top / factor, region.left / factor, region.height / factor, region.width / factor)
 
 
 def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Picture | None:
