@@ -1,0 +1,57 @@
+"""What a run's config changed in its recipe, and where runs differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allstep.train import RECIPES
+
+_ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key: its value in the recipe and in each run."""
+
+    key: str
+    recipe: str
+    values: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """From the recipe, or between runs."""
+        return len({*self.values, self.recipe} - {_ABSENT}) > 1 or len(set(self.values)) > 1
+
+
+def rows(configs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Every key of any config, in the order of writing."""
+    flat = [flattened(config) for config in configs]
+    recipe = _recipe(flat)
+    keys = dict.fromkeys(key for each in flat for key in each)
+    return [Row(key, recipe.get(key, _ABSENT), tuple(each.get(key, _ABSENT) for each in flat)) for key in keys]
+
+
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The keys of sections with a dot, the values as text."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = _text(value)
+    return found
+
+
+def _recipe(flat: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The recipe that all runs name, as it is in this version of allstep; empty when they name several or none."""
+    names = {each.get("recipe") for each in flat}
+    make = RECIPES.get(str(next(iter(names)))) if len(names) == 1 else None
+    return flattened(make().model_dump(mode="json")) if make else {}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,194 @@
+"""Curves as coordinates: what the template draws as SVG.
+
+```
+(0, 0)                               viewBox 0 0 400 230, scaled to the width it is given: 350 points on a telephone, 380 on a desk
+   LEFT                       RIGHT
+    |                          |   TOP
+  1 +--------------------------+
+    |   .--*----*              |       y ticks left of LEFT, x ticks below BOTTOM, at round numbers
+  0 +--------------------------+   BOTTOM
+    0       2       4       6
+```
+
+Curves that leave the frame are cut at its edge (the template clips them). The script on the page turns coordinates back into figures,
+so a chart carries the ends of its axes along.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from allstep.report.series import Series, thinned
+from allstep.report.wording import figure, seconds
+
+WIDTH, HEIGHT = 400, 230
+LEFT, RIGHT, TOP, BOTTOM = 46, 392, 10, 198
+_TABLE_ROWS = 12
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line: the run it belongs to (its colour) and how it is drawn: "thin" for steps, "strong" with dots for evaluations."""
+
+    name: str
+    series: Series
+    run: int = 0
+    style: str = "strong"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on the same axes."""
+
+    title: str
+    about: str
+    """What the picture shows, for those who do not see it and those who do."""
+    x_name: str
+    curves: tuple[Curve, ...]
+    kind: str = "figure"
+    """How values are written: figure, percent, seconds."""
+    lowest: float | None = None
+    """Where the y axis begins, unless it is logarithmic."""
+    highest: float | None = None
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values from `low` to `high` on points from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    ticks: tuple[float, ...] = field(default=())
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, self._positive(value)))
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def _positive(self, value: float) -> float:
+        return max(value, self.low / 1e3) if self.log else value
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """The points of a curve, ready for a polyline."""
+
+    curve: Curve
+    points: str
+    dots: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class DrawnChart:
+    """All that the template needs."""
+
+    chart: Chart
+    x: Axis
+    y: Axis
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    curves: tuple[DrawnCurve, ...]
+    table: tuple[tuple[str, ...], ...]
+
+
+def draw(chart: Chart) -> DrawnChart | None:
+    """The chart's coordinates; None when none of its curves has a point."""
+    curves = [curve for curve in chart.curves if len(curve.series)]
+    if not curves:
+        return None
+    x = _x_axis(curves)
+    y = _y_axis(chart, curves)
+    write = writer(chart.kind)
+    return DrawnChart(
+        chart=chart,
+        x=x,
+        y=y,
+        x_ticks=tuple((_rounded(x(tick)), _x_text(chart, tick)) for tick in x.ticks),
+        y_ticks=tuple((_rounded(y(tick)), write(tick)) for tick in y.ticks),
+        curves=tuple(_drawn(curve, x, y) for curve in curves),
+        table=tuple(_table(curves, x, chart, write)),
+    )
+
+
+def writer(kind: str) -> Format:
+    """How values of a kind are written."""
+    return {"percent": lambda value: f"{100 * value:.4g}%", "seconds": seconds}.get(kind, _short)
+
+
+def round_ticks(low: float, high: float, about: int = 5) -> tuple[float, ...]:
+    """Round numbers within, about so many."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(round(i * step, 12) for i in range(first, last + 1))
+
+
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Powers of ten within; with fewer than three of them also twos and fives."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    tens = tuple(10.0**e for e in exponents if low <= 10.0**e <= high)
+    if len(tens) >= 3:
+        return tens
+    return tuple(value for e in exponents for m in (1, 2, 5) if low <= (value := m * 10.0**e) <= high)
+
+
+def _x_axis(curves: Iterable[Curve]) -> Axis:
+    high = max(curve.series.x[-1] for curve in curves) or 1.0
+    return Axis(0.0, high, LEFT, RIGHT, ticks=round_ticks(0.0, high, 6))
+
+
+def _y_axis(chart: Chart, curves: Sequence[Curve]) -> Axis:
+    values = [value for curve in curves for value in curve.series.y]
+    if chart.log and min(values) > 0:
+        low, high = min(values) / 1.15, max(values) * 1.15
+        return Axis(low, high, BOTTOM, TOP, log=True, ticks=log_ticks(low, high))
+    low = min(values) if chart.lowest is None else chart.lowest
+    high = max(max(values) if chart.highest is None else chart.highest, low)
+    low, high = (low, high) if high > low else (low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5))
+    room = 0.05 * (high - low)
+    low = low if chart.lowest is not None else low - room
+    high = high if chart.highest is not None else high + room
+    return Axis(low, high, BOTTOM, TOP, ticks=round_ticks(low, high))
+
+
+def _drawn(curve: Curve, x: Axis, y: Axis) -> DrawnCurve:
+    series = thinned(curve.series)
+    points = [(_rounded(x(a)), _rounded(y(b))) for a, b in zip(series.x, series.y, strict=True)]
+    has_dots = (curve.style == "strong" and len(points) <= 40) or len(points) == 1
+    inside = tuple((a, b) for a, b in points if TOP - 1 <= b <= BOTTOM + 1) if has_dots else ()
+    return DrawnCurve(curve, " ".join(f"{a:g},{b:g}" for a, b in points), inside)
+
+
+def _table(curves: Sequence[Curve], x: Axis, chart: Chart, write: Format) -> Iterable[tuple[str, ...]]:
+    """A dozen rows: the last value of every curve at or before round positions."""
+    yield (chart.x_name, *(curve.name for curve in curves))
+    places = sorted({place for curve in curves for place in curve.series.x if curve.style == "strong"})
+    places = places or sorted({place for curve in curves for place in curve.series.x})
+    step = max(1, math.ceil(len(places) / _TABLE_ROWS))
+    for place in places[::-1][::step][::-1]:
+        yield (_x_text(chart, place), *(_before(curve.series, place, write) for curve in curves))
+
+
+def _before(series: Series, place: float, write: Format) -> str:
+    values = [y for x, y in zip(series.x, series.y, strict=True) if x <= place * (1 + 1e-9)]
+    return write(values[-1]) if values else "–"
+
+
+def _x_text(chart: Chart, value: float) -> str:
+    return _short(value) if chart.x_name != "time" else ("0" if value == 0 else seconds(value))
+
+
+def _short(value: float) -> str:
+    if abs(value) >= 10_000:
+        return f"{value / 1000:,.3g}k" if abs(value) < 1e6 else f"{value:.3g}"
+    return figure(float(f"{value:.3g}"))
+
+
+def _rounded(value: float) -> float:
+    return round(min(max(value, -1e4), 1e4), 2)

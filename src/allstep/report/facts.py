@@ -1,0 +1,104 @@
+"""What a run was, as rows of a table: name, and a value for each run."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from allstep.report.glance import glance, last_word
+from allstep.report.run import Run
+from allstep.report.series import Clock, number
+from allstep.report.wording import count, nbytes, percent, plural, seconds
+
+_NOT_KNOWN = "–"
+
+
+def facts(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
+    """The rows that at least one run has a value for."""
+    table = [(name, tuple(tell(run) or _NOT_KNOWN for run in runs)) for name, tell in _ROWS]
+    return [(name, values) for name, values in table if set(values) != {_NOT_KNOWN}]
+
+
+def _section(run: Run, name: str) -> Mapping[str, Any]:
+    section = run.record.starts[-1].get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _text(run: Run, section: str, key: str) -> str | None:
+    value = _section(run, section).get(key)
+    return None if value is None else str(value)
+
+
+def _started(run: Run) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(run.record.start["time"]))
+
+
+def _took(run: Run) -> str:
+    spent = seconds(Clock(run.record)(last_word(run.record)))
+    resumed = len(run.record.starts) - 1
+    return spent + (f", resumed {plural(resumed, 'time')}" if resumed else "")
+
+
+def _workers(run: Run) -> str:
+    hosts, threads = (_section(run, "world").get(key) for key in ("hosts", "threads"))
+    parts = [str(run.num_workers)]
+    if isinstance(hosts, list):
+        parts.append(f"on {plural(len(set(hosts)), 'host')}")
+    if isinstance(threads, list) and threads:
+        parts.append(f"with {plural(max(threads), 'thread')} each")
+    return " ".join(parts)
+
+
+def _batch(run: Run) -> str | None:
+    value = number(run.config, "batch")
+    return None if value is None else f"{count(value)} over all workers"
+
+
+def _machine(run: Run) -> str | None:
+    device, cores = (_text(run, "machine", key) for key in ("device", "cores"))
+    return f"{device or ''}, {cores} cores".strip(", ") if cores else device
+
+
+def _data(run: Run) -> str | None:
+    parts = [(part, number(_section(run, "data"), part)) for part in ("train", "validation", "test")]
+    return ", ".join(f"{count(size)} {part}" for part, size in parts if size) or None
+
+
+def _score(part: str) -> Callable[[Run], str | None]:
+    def tell(run: Run) -> str | None:
+        lines = [line for line in run.record.evals if line.get("part") == part]
+        if not lines or (accuracy := number(lines[-1], "accuracy")) is None:
+            return None
+        top5 = number(lines[-1], "top5")
+        of = f" of {count(size)}" if (size := number(lines[-1], "count")) else ""
+        return f"{percent(accuracy, 2)}{of}" + (f", top 5 {percent(top5, 2)}" if top5 is not None else "")
+
+    return tell
+
+
+def _model(run: Run) -> str | None:
+    parameters, size = number(run.record.start, "parameters"), number(run.record.start, "bytes")
+    if parameters is None:
+        return None
+    return f"{count(parameters)} parameters" + (f", {nbytes(size)} of gradients a step" if size else "")
+
+
+def _arithmetic(run: Run) -> str | None:
+    flop, speed = number(run.record.start, "flop_per_sample"), glance(run.record).images_per_second
+    return f"{flop * speed / 1e9:,.3g} GFLOP/s ({flop / 1e6:,.3g} MFLOP a sample)" if flop and speed else None
+
+
+_ROWS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
+    ("Started", _started),
+    ("Took", _took),
+    ("Test accuracy", _score("test")),
+    ("Last validation", _score("validation")),
+    ("Workers", _workers),
+    ("Batch", _batch),
+    ("Samples", _data),
+    ("Model", _model),
+    ("Arithmetic", _arithmetic),
+    ("Machine", _machine),
+    ("System", lambda run: _text(run, "machine", "system")),
+    ("Python", lambda run: _text(run, "machine", "python")),
+    ("allstep", lambda run: str(run.record.start["version"]) if run.record.start.get("version") else None),
+)

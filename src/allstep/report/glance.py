@@ -1,0 +1,78 @@
+"""The three figures that matter: throughput, epoch time, accuracy. And whether the run is over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from allstep.report.series import counts, number, samples_per_epoch, steps, validations
+from allstep.runlog import RunRecord
+
+_PATIENCE = 120.0  # seconds without a word after which a run is not taken to be going on; more when its words are rare
+_GAPS = 10
+
+
+@dataclass(frozen=True)
+class Glance:
+    """None: not known."""
+
+    images_per_second: float | None
+    seconds_per_epoch: float | None
+    accuracy: float | None
+    part: str
+    """What the accuracy was measured on: test, or validation while there is no test."""
+    count: int | None
+    """How many samples that part has."""
+    top5: float | None = None
+
+
+def glance(record: RunRecord) -> Glance:
+    """From the end of the record, or from what there is so far."""
+    end = record.end or {}
+    speed = number(end, "images_per_second") or _speed(record)
+    size = samples_per_epoch(record)
+    epoch = number(end, "seconds_per_epoch") or (size / speed if size and speed else None)
+    part, score = _score(record)
+    total = number(score, "count")
+    return Glance(speed, epoch, number(score, "accuracy"), part, int(total) if total else None, number(score, "top5"))
+
+
+def status(record: RunRecord, now: float) -> str:
+    """finished, going or stopped."""
+    if is_finished(record):
+        return "finished"
+    return "going" if now - last_word(record) < patience(record) else "stopped"
+
+
+def is_finished(record: RunRecord) -> bool:
+    """Whether the last start has an end."""
+    return record.end is not None and record.end["time"] >= record.starts[-1]["time"]
+
+
+def last_word(record: RunRecord) -> float:
+    """The time of the last line."""
+    every = (record.starts, record.steps, record.evals, record.checkpoints, record.events, record.ends)
+    return max(float(line["time"]) for lines in every for line in lines)
+
+
+def patience(record: RunRecord) -> float:
+    """Seconds of silence that say nothing yet."""
+    gaps = [after["time"] - before["time"] for before, after in pairwise(record.steps)]
+    return max(_PATIENCE, _GAPS * median(gaps)) if gaps else _PATIENCE
+
+
+def _speed(record: RunRecord) -> float | None:
+    lines = steps(record)
+    first = 1 if len(lines) > 1 else 0  # the first line has the start in it
+    spent = sum(number(line, "seconds") or 0.0 for line in lines[first:])
+    return sum(counts(lines)[first:]) / spent if spent > 0 else None
+
+
+def _score(record: RunRecord) -> tuple[str, Mapping[str, Any]]:
+    if is_finished(record):
+        tests = [line for line in record.evals if line.get("part") == "test"]
+        if tests:
+            return "test", tests[-1]
+    found = validations(record)
+    return "validation", found[-1] if found else {}

@@ -1,0 +1,128 @@
+"""One HTML file out of runs: everything is in it, nothing is fetched.
+
+The template gets plain values (`View` for each run, drawn charts, rows of tables) and decides how they look; what they are is decided in
+the other modules. jinja2 escapes every value. The page also forbids itself, by its content policy, to load anything.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from allstep._version import __version__
+from allstep.errors import ConfigError
+from allstep.report import configs, curves, wording
+from allstep.report.charts import charts
+from allstep.report.compare import compare, speed_up
+from allstep.report.facts import facts
+from allstep.report.glance import Glance, glance, status
+from allstep.report.heat import Heat, trust_heat
+from allstep.report.judge import Judgement, judge
+from allstep.report.run import Run, read_runs
+from allstep.report.series import steps
+from allstep.report.split import PHASES, Split, split
+
+_BARS = 16  # workers whose time split is drawn; of more, the slowest and the fastest
+_MATRIX = 24  # classes up to which the matrix is drawn
+_CONFUSIONS = 10
+_MOST_RUNS = 8  # as many as there are colours
+
+
+@dataclass(frozen=True)
+class View:
+    """A run as the template wants it."""
+
+    run: Run
+    number: int
+    status: str
+    glance: Glance
+    speed_up: float | None
+    judgements: Sequence[Judgement]
+    split: Split | None
+    shown_ranks: Sequence[int]
+    trust: Heat | None
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None, now: float | None = None) -> Path:
+    """Writes the page about the runs in `folders` to `out` (else `report.html` in the first folder); where it went.
+
+    Raises DataError for a folder without a run, ConfigError when the page cannot be written.
+    """
+    if not 1 <= len(folders) <= _MOST_RUNS:
+        raise ConfigError(f"a report shows 1 to {_MOST_RUNS} runs, found {len(folders)}; leave some out")
+    page = render(read_runs(list(folders)), time.time() if now is None else now)
+    out = folders[0] / "report.html" if out is None else out
+    hidden = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        hidden.write_text(page, encoding="utf-8")
+        hidden.replace(out)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+    return out
+
+
+def render(runs: Sequence[Run], now: float) -> str:
+    """The page as text."""
+    views = [_view(run, number, runs[0], now) for number, run in enumerate(runs)]
+    rows = configs.rows([run.config for run in runs])
+    drawn = [chart for chart in map(curves.draw, charts(runs)) if chart is not None]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=" against ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
+            version=__version__,
+            made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+            views=views,
+            comparisons=compare(list(runs)),
+            charts=drawn,
+            box=curves,
+            phases=PHASES,
+            facts=facts(runs),
+            config=rows,
+            changed=[row for row in rows if row.differs],
+            matrix_limit=_MATRIX,
+            num_confusions=_CONFUSIONS,
+        )
+    )
+
+
+def _view(run: Run, number: int, first: Run, now: float) -> View:
+    found, shown = split(run.record), glance(run.record)
+    return View(
+        run=run,
+        number=number,
+        status=status(run.record, now),
+        glance=shown,
+        speed_up=speed_up(glance(first.record), shown) if number else None,
+        judgements=judge(run.record, now),
+        split=found,
+        shown_ranks=_shown_ranks(found) if found else (),
+        trust=trust_heat(steps(run.record)),
+    )
+
+
+def _shown_ranks(found: Split) -> list[int]:
+    """All workers, or of many those with most and those with least to do."""
+    ranks = list(range(len(found.ranks)))
+    if len(ranks) <= _BARS:
+        return ranks
+    by_work = sorted(ranks, key=found.own, reverse=True)
+    return sorted(by_work[: _BARS * 3 // 4] + by_work[-_BARS // 4 :])
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("allstep.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    names = ("count", "percent", "figure", "seconds", "nbytes", "plural")
+    environment.filters |= {name: getattr(wording, name) for name in names}
+    return environment

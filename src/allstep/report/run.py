@@ -1,0 +1,179 @@
+"""What a run left in its folder, as plain values.
+
+```
+RUN/
+  run.jsonl                      how it went; without it the folder is not a run
+  config.yaml                    what it was
+  quarantine*.jsonl              samples that could not be used
+  checkpoints/*/manifest.json    sizes and checksums
+  mistakes/                      see `mistakes`
+```
+
+Only `run.jsonl` must be there. What is damaged is left out, with a note that the page shows; nothing here stops a report because of a
+file that the report can do without. No torch: manifests are read as JSON, tensors are not looked at.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allstep import runlog
+from allstep.errors import DataError
+from allstep.report.mistakes import Confusion, Mistake, read_confusion, read_mistakes
+from allstep.report.series import number
+from allstep.runlog import RunRecord
+
+_SHOWN_BAD = 10
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint: its files as (name, bytes, SHA-256)."""
+
+    name: str
+    files: tuple[tuple[str, int, str], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as far as it could be read."""
+
+    name: str
+    folder: Path
+    record: RunRecord
+    config: Mapping[str, Any]
+    checksums: Mapping[str, str]
+    """SHA-256 of the folder's own files."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    """The oldest first."""
+    num_bad: int = 0
+    bad: tuple[Mapping[str, Any], ...] = ()
+    """The first few of them."""
+    mistakes: tuple[Mistake, ...] = ()
+    confusion: Confusion | None = None
+    notes: tuple[str, ...] = ()
+    """What is damaged or was left out."""
+
+    @property
+    def num_workers(self) -> int:
+        """As the last start says; 1 when it does not."""
+        world = self.record.starts[-1].get("world")
+        size = world.get("size") if isinstance(world, Mapping) else None
+        return size if isinstance(size, int) and size > 0 else 1
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Each of them, with names that tell them apart."""
+    runs = [read_run(folder) for folder in folders]
+    names = [run.name for run in runs]
+    return [
+        replace(run, name=f"{run.name} ({number})" if names.count(run.name) > 1 else run.name)
+        for number, run in enumerate(runs, 1)
+    ]
+
+
+def read_run(folder: Path) -> Run:
+    """The run in `folder`. Raises DataError when there is none, or when it has not written a word yet."""
+    log = folder / "run.jsonl"
+    record = _read_record(folder, log)
+    notes: list[str] = []
+    if torn := _count_torn(log):
+        notes.append(f"run.jsonl: {torn} of its lines could not be read and were left out")
+    config = record.starts[-1].get("config")
+    num_bad, bad = _read_quarantine(folder)
+    return Run(
+        name=folder.resolve().name,
+        folder=folder,
+        record=record,
+        config=config if isinstance(config, Mapping) else _read_config(folder / "config.yaml", notes),
+        checksums={file.name: _checksum(file) for file in (folder / "config.yaml", log) if file.is_file()},
+        checkpoints=_read_checkpoints(folder / "checkpoints", notes),
+        num_bad=num_bad,
+        bad=bad,
+        mistakes=read_mistakes(folder / "mistakes", notes),
+        confusion=read_confusion(folder / "mistakes", notes),
+        notes=tuple(notes),
+    )
+
+
+def _read_record(folder: Path, log: Path) -> RunRecord:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder; give the folder of a run (`allstep train --out DIR`)")
+    try:
+        record = _with_times(runlog.read(log))
+    except FileNotFoundError as error:
+        raise DataError(f"{folder}: is not a run folder: it has no run.jsonl") from error
+    except OSError as error:
+        raise DataError(f"{log}: cannot be read: {error.strerror or error}") from error
+    if not log.stat().st_size:
+        raise DataError(f"{log}: is empty: the run has not begun, or was killed at its start")
+    if not record.starts:
+        raise DataError(f"{log}: has no start line among {log.stat().st_size} bytes: it is not the record of a run")
+    return record
+
+
+def _with_times(record: RunRecord) -> RunRecord:
+    """Without lines that do not say when they were written: nobody can place them."""
+    kinds = {field.name: getattr(record, field.name) for field in fields(record)}
+    return RunRecord(**{name: tuple(line for line in lines if number(line, "time")) for name, lines in kinds.items()})
+
+
+def _count_torn(log: Path) -> int:
+    """Lines that are not of a kind we know are no damage; those that are not JSON are."""
+    with log.open("rb") as file:
+        num_lines = sum(1 for line in file if line.strip())
+    return num_lines - sum(1 for _ in runlog.lines(log))
+
+
+def _read_config(file: Path, notes: list[str]) -> Mapping[str, Any]:
+    try:
+        config = yaml.safe_load(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        notes.append(f"config.yaml: could not be read ({type(error).__name__})")
+        return {}
+    return config if isinstance(config, Mapping) else {}
+
+
+def _read_quarantine(folder: Path) -> tuple[int, tuple[Mapping[str, Any], ...]]:
+    """How many bad samples all ranks listed, each counted once, and the first few."""
+    found: dict[Any, Mapping[str, Any]] = {}
+    for file in sorted(folder.glob("quarantine*.jsonl")):
+        for line in file.read_text(errors="replace").splitlines():
+            entry = _json(line)
+            if isinstance(entry, Mapping):
+                found.setdefault(str(entry.get("number")), entry)
+    return len(found), tuple(found.values())[:_SHOWN_BAD]
+
+
+def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[Checkpoint, ...]:
+    manifests = sorted(file for file in folder.glob("*/manifest.json") if file.parent.name.isdigit())
+    return tuple(found for file in manifests if (found := _read_manifest(file, notes)))
+
+
+def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
+    manifest = _json(file.read_text(errors="replace"))
+    try:
+        entries = manifest["files"].items()
+        files = tuple((str(name), int(entry["nbytes"]), str(entry["sha256"])) for name, entry in entries)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        notes.append(f"checkpoints/{file.parent.name}: its manifest is damaged; --resume will not use it")
+        return None
+    return Checkpoint(file.parent.name, files)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
