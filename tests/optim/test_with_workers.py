@@ -88,4 +88,4 @@ def test_as_one_worker(ranks: Ranks, num_ranks: int) -> None:
                 for share_weights in (False, True):
                     together(hvd, name, share_weights)
 
-    ranks(num_ranks, work, timeout=55)
+    ranks(num_ranks, work, timeout=150)

@@ -1,0 +1,119 @@
+"""A training recipe, as far as the size of its steps goes: what `scale` turns into its large-batch form.
+
+    small = Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30, schedule="step", milestones=(10, 20))
+    small.rate()(seen)        # the learning rate
+
+It holds no more than optim needs; a whole run is `train`'s RunConfig.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from allstep.errors import ConfigError, did_you_mean
+from allstep.optim.rate import Rate
+from allstep.optim.schedules import SCHEDULES, WARM_UPS, Schedule, steps
+
+RULES: Mapping[str, str] = {
+    "sgd": "linear",
+    "larc": "linear",
+    "lars": "square-root",
+    "lamb": "square-root",
+    "novograd": "square-root",
+    "adam": "square-root",
+    "adamw": "square-root",
+}
+"""Optimizers by name, with the scaling rule that is usual for each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Epochs may be fractions. A recipe that cannot be right is a ConfigError."""
+
+    lr: float
+    num_samples: int
+    """Of the training set."""
+    epochs: float
+    batch: int | None
+    """Samples of an update, over all workers, that `lr` was found with; None when nobody knows."""
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    schedule: str = "cosine"
+    milestones: tuple[float, ...] = ()
+    """Epochs, from the start of the run, at which the schedule "step" lowers the rate. None given: 1/3, 2/3 and 8/9 of what follows
+    the warm-up."""
+    factor: float = 0.1
+    """By which it does."""
+    warm_up: str = "none"
+    """gradual, constant or none."""
+    warm_up_epochs: float = 0.0
+    warm_up_from: float = 0.0
+    """The rate at its start."""
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("optimizer", self.optimizer, RULES),
+            ("schedule", self.schedule, SCHEDULES),
+            ("warm-up", self.warm_up, WARM_UPS),
+        ):
+            if value not in known:
+                raise ConfigError(f"{what} {value!r} is unknown; {did_you_mean(value, known)}")
+        problem = self._problem()
+        if problem:
+            raise ConfigError(f"recipe: {problem}")
+
+    def _problem(self) -> str | None:
+        if not self.lr > 0:
+            return f"the rate {self.lr} must be above 0"
+        if self.num_samples < 1 or not self.epochs > 0:
+            return f"{self.epochs} epochs of {self.num_samples} samples: both must be above 0"
+        if self.batch is not None and not 1 <= self.batch <= self.num_samples:
+            return f"a batch of {self.batch} from {self.num_samples} samples: from 1 to all of them"
+        if not 0 <= self.momentum < 1:
+            return f"the momentum {self.momentum} must be from 0 to below 1"
+        if not 0 <= self.warm_up_epochs <= self.epochs:
+            return f"a warm-up of {self.warm_up_epochs} epochs in {self.epochs}: from 0 to all of them"
+        if self.milestones and self.schedule != "step":
+            return f'milestones {self.milestones} belong to the schedule "step", not to {self.schedule!r}'
+        if any(not self._warm_up_epochs < each < self.epochs for each in self.milestones):
+            between = f"after the warm-up ({self._warm_up_epochs:g}) and before the end ({self.epochs:g})"
+            return f"milestones {self.milestones} must lie {between}"
+        return None
+
+    @property
+    def num_updates(self) -> int:
+        """Of the whole run, about: the last batch of an epoch may be smaller."""
+        return max(1, round(self.epochs * self.num_samples / self.known_batch))
+
+    @property
+    def known_batch(self) -> int:
+        """The batch, or an error that says why it is needed."""
+        if self.batch is None:
+            raise ConfigError(
+                f"the batch that the rate {self.lr:g} was found with is not known, so nothing can be scaled from it: set Recipe(batch=...)"
+            )
+        return self.batch
+
+    @property
+    def _warm_up_epochs(self) -> float:
+        return 0.0 if self.warm_up == "none" else self.warm_up_epochs
+
+    def rate(self) -> Rate:
+        """The learning rate by samples seen."""
+        return Rate(
+            peak=self.lr,
+            total=self.epochs * self.num_samples,
+            shape=self._shape(),
+            warmup=self._warm_up_epochs * self.num_samples,
+            start=self.warm_up_from,
+            warm_up=self.warm_up,
+            batch=self.batch or 0,
+        )
+
+    def _shape(self) -> Schedule:
+        """Milestones count from the start of the run, shapes from the end of the warm-up."""
+        if self.schedule != "step":
+            return SCHEDULES[self.schedule]
+        if not self.milestones:
+            return steps(factor=self.factor)
+        before = self._warm_up_epochs
+        return steps([(each - before) / (self.epochs - before) for each in self.milestones], self.factor)

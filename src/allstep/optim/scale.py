@@ -1,0 +1,107 @@
+"""From a recipe for one worker to the same recipe with a large batch, and what was changed, in words.
+
+    scaled = scale(Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30), 4096)
+    scaled.recipe         the large-batch recipe
+    print(scaled)         batch 128 -> 4096 (x32): 14062 updates become 439
+                          rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
+                          ...
+
+What it does, in this order: the batch; the rate by the rule of the optimizer (`recipe.RULES`) or the one asked for; a gradual warm-up from
+the old rate when there is none (Goyal et al. 2017: 5 epochs; in a short run a sixth of it); with `keep_updates` more epochs, so that the
+run has as many updates as before (regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741).
+"""
+
+from dataclasses import dataclass, replace
+
+from allstep.errors import ConfigError, did_you_mean
+from allstep.optim.recipe import RULES, Recipe
+from allstep.optim.scaling import SCALINGS
+
+_WORDS = {
+    "linear": "in proportion to the batch",
+    "square-root": "in proportion to the square root of the batch",
+    "none": "whatever the batch",
+}
+_OWN_WARM_UP = {"one-cycle"}
+_WARM_UP_EPOCHS = 5.0
+_WARM_UP_PART = 1 / 6
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A recipe, and what was changed to get it: one sentence for each change."""
+
+    recipe: Recipe
+    changes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.changes)
+
+
+def scale(
+    recipe: Recipe,
+    batch: int,
+    *,
+    rule: str | None = None,
+    warm_up_epochs: float | None = None,
+    keep_updates: bool = False,
+) -> Scaled:
+    """The recipe for updates of `batch` samples over all workers.
+
+    rule: linear, square-root or none; None is the optimizer's usual one. warm_up_epochs: None decides by itself, 0 leaves the warm-up as it
+    is. keep_updates: train longer, for as many updates as before.
+    """
+    base = recipe.known_batch
+    rule = RULES[recipe.optimizer] if rule is None else rule
+    if rule not in SCALINGS:
+        raise ConfigError(f"scaling rule {rule!r} is unknown; {did_you_mean(rule, SCALINGS)}")
+    if not 1 <= batch <= recipe.num_samples:
+        raise ConfigError(f"batch {batch}: from 1 to the {recipe.num_samples} samples that there are")
+    if batch == base:
+        return Scaled(recipe, (f"nothing: {batch} is the batch that the recipe was written for",))
+    large = replace(recipe, batch=batch, lr=SCALINGS[rule](recipe.lr, batch, base))
+    if keep_updates:
+        large = _stretched(large, batch / base)
+    large = _warmed_up(large, recipe, warm_up_epochs)
+    return Scaled(large, tuple(_words(recipe, large, rule)))
+
+
+def _stretched(recipe: Recipe, factor: float) -> Recipe:
+    return replace(
+        recipe,
+        epochs=recipe.epochs * factor,
+        milestones=tuple(each * factor for each in recipe.milestones),
+        warm_up_epochs=recipe.warm_up_epochs * factor,
+    )
+
+
+def _warmed_up(large: Recipe, small: Recipe, epochs: float | None) -> Recipe:
+    """With a warm-up from the old rate, if one was asked for, or the rate rose and there is none."""
+    if epochs is None:
+        wanted = large.lr > small.lr and small.warm_up == "none" and small.schedule not in _OWN_WARM_UP
+        epochs = min(_WARM_UP_EPOCHS, _WARM_UP_PART * large.epochs, *large.milestones) if wanted else 0.0
+        if epochs and epochs in large.milestones:
+            epochs /= 2  # the rate should stay at its peak for a while
+    if not epochs:
+        return large
+    return replace(large, warm_up="gradual", warm_up_epochs=epochs, warm_up_from=min(small.lr, large.lr))
+
+
+def _words(small: Recipe, large: Recipe, rule: str) -> list[str]:
+    factor = large.known_batch / small.known_batch
+    words = [
+        f"batch {small.batch} -> {large.batch} (x{factor:g}): {small.num_updates} updates become {large.num_updates}",
+        f"rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_WORDS[rule]})",
+    ]
+    if large.epochs != small.epochs:
+        words.append(f"epochs {small.epochs:g} -> {large.epochs:g}, and the schedule with them, to keep the updates")
+    if large.warm_up != "none" and (large.warm_up, large.warm_up_epochs) != (small.warm_up, small.warm_up_epochs):
+        updates = large.warm_up_epochs * large.num_samples / large.known_batch
+        words.append(
+            f"warm-up from {large.warm_up_from:g} to {large.lr:g} over {large.warm_up_epochs:g} epochs ({updates:.0f} updates)"
+        )
+    if large.momentum:
+        words.append(
+            f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of the momentum"
+        )
+    return words
