@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -148,6 +148,30 @@ def test_a_host_cut_off_is_named_within_15_seconds(
             wait_until(lambda: not processes_with(mark), lost_seconds + 20, "the end of all workers")
         finally:
             two_hosts.mend(1)
+
+
+def agents_of(workers: Iterable[int]) -> set[int]:
+    """The parents; what an agent itself has in its environment does not tell which run it belongs to."""
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers}
+    return {pid for pid in parents if b"allstep.launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def test_a_machine_that_stands_still_loses_nobody(two_hosts: Hosts, script) -> None:
+    """Everybody is stopped for longer than a host may be silent, and some come back before the others can say anything."""
+    where, env = ["-H", "h1:1,h2:1", "--ssh", two_hosts.ssh], {"ALLSTEP_LOST_SECONDS": "3"}
+    with running(*where, "python", script(FOREVER), env=env) as (process, mark):
+        marked = {pid for pid in processes_with(mark) if pid != process.pid}
+        pids = [process.pid, *marked, *(agents_of(marked))]  # the launcher is the first to come back
+        for number, seconds in ((signal.SIGSTOP, 5), (signal.SIGCONT, 0)):
+            for pid in pids:
+                os.kill(pid, number)
+                time.sleep(0.1)
+            time.sleep(seconds)
+        for _ in range(40):
+            assert "step" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
 
 
 @pytest.mark.soak

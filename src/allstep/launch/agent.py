@@ -84,7 +84,8 @@ class Agent:
                     key.data()
                 if (now := time.monotonic()) >= next_beat:
                     # While we stood still ourselves (stopped, or the whole machine was) the launcher's silence does not count.
-                    self.heard = min(now, self.heard + max(0.0, now - next_beat - BEAT_SECONDS))
+                    if now - next_beat > BEAT_SECONDS:
+                        self.heard = min(now, self.heard + now - next_beat)
                     next_beat = now + BEAT_SECONDS
                     self._beat()
                 self.link.flush()

@@ -245,11 +245,10 @@ class Launcher:
 
     def _excuse(self, now: float) -> None:
         """While we stood still ourselves (stopped, or the whole machine was), nobody's silence counts."""
-        stood_still = now - self.turned - 2.0
-        self.turned = now
-        if stood_still > 0:
+        since, self.turned = now - self.turned, now
+        if since > 2.0:  # a turn takes a second at most
             for station in self.stations:
-                station.heard = min(now, station.heard + stood_still)
+                station.heard = min(now, station.heard + since)
 
     def _clock_runs(self) -> bool:
         return bool(self.failures or self.signals or self.kill_at is not None)
