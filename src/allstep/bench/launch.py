@@ -18,6 +18,7 @@ the disk cache and is not counted.
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -195,6 +196,9 @@ def environment_of(contender: Contender) -> Mapping[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel hands out by itself, so that it is still free when rank 0 comes to take it."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
