@@ -40,7 +40,7 @@ def _lines(what: str, unit: str) -> Iterator[Shown]:
     def shown(done: int, total: int, more: str = "") -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last < _SECONDS and done < total:
+        if now - last < _SECONDS:
             return
         last = now
         rate = done / max(now - begun, 1e-3)

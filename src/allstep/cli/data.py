@@ -1,5 +1,11 @@
-"""`allstep data`: get, pack, look at and check sets of samples."""
+"""`allstep data`: get, pack, look at and check sets of samples.
 
+SRC is whatever `allstep.data.open_source` takes: a folder of classes, of TFRecord or tar shards or of idx files, a single file, a pattern,
+a URL.
+"""
+
+import json as json_format
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +15,196 @@ import typer
 
 if TYPE_CHECKING:
     from allstep.data.fetch import Progress
+    from allstep.data.pack import Outcome
+    from allstep.data.source import BadSample, Source
 
 data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
+
+Src = Annotated[
+    str, typer.Argument(metavar="SRC", help="A folder of classes, shards or idx files; a file, pattern or URL.")
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads; else one for each core.")]
+Test = Annotated[
+    bool, typer.Option("--test", help="The test part of a folder that has two, as MNIST's and CIFAR-10's do.")
+]
 
 
 @data.callback()
 def _root() -> None:
     """Get, pack, look at and check sets of samples."""
+
+
+@data.command()
+def pack(
+    src: Src,
+    dst: Annotated[Path, typer.Argument(metavar="DST", help="A new folder, or one that was packed in part.")],
+    to: Annotated[str, typer.Option("--to", help="tfrecord or tar.")] = "tfrecord",
+    shard_mb: Annotated[float, typer.Option("--shard-mb", help="Size of a shard, about.")] = 128.0,
+    shard_samples: Annotated[
+        int | None, typer.Option("--shard-samples", help="At most so many samples a shard.")
+    ] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Mix all samples once.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the order that --shuffle makes.")] = 0,
+    max_side: Annotated[
+        int | None,
+        typer.Option("--max-side", metavar="PIXELS", help="Make larger pictures smaller; others keep their bytes."),
+    ] = None,
+    quality: Annotated[int, typer.Option("--quality", help="Of JPEG and WebP that are written anew.")] = 90,
+    raw: Annotated[bool, typer.Option("--raw", help="Store pixels: nothing is decoded in training.")] = False,
+    picture_format: Annotated[str, typer.Option("--format", help="keep, jpeg, png or webp.")] = "keep",
+    name: Annotated[str | None, typer.Option("--name", help="How shards' names begin; else as DST is called.")] = None,
+    test: Test = False,
+    jobs: Jobs = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad sample.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew where other things were packed.")] = False,
+) -> None:
+    """Pack samples into a few large shards. The same command again goes on where it was stopped."""
+    from allstep.cli.bar import bar
+    from allstep.data.pack import pack as pack_all
+    from allstep.data.pack_plan import Options
+
+    options = Options(
+        name or dst.absolute().name,
+        to,
+        shard_mb,
+        shard_samples,
+        seed if shuffle else None,
+        max_side,
+        quality,
+        raw,
+        picture_format,
+    )
+    with _goes_on(), _source(src, test) as source, bar("packing") as shown:
+        outcome = pack_all(
+            source,
+            f"{_absolute(src)}{' (test)' if test else ''}",
+            dst,
+            options,
+            jobs=jobs,
+            overwrite=overwrite,
+            strict=strict,
+            progress=lambda done, total: shown(done, total, ""),
+        )
+    _tell_packed(outcome)
+
+
+@contextmanager
+def _goes_on() -> Iterator[None]:
+    """Who stops a packing is told that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("allstep: stopped; the same command goes on where it was", file=sys.stderr)
+        raise
+
+
+def _tell_packed(outcome: "Outcome") -> None:
+    before = f", {outcome.num_before} of them before" if outcome.num_before else ""
+    shards = f"{outcome.num_shards} shard{'s' if outcome.num_shards > 1 else ''}{before}"
+    print(f"{outcome.folder}: {outcome.num_samples} samples in {shards}, {outcome.nbytes / 1e6:.1f} MB")
+    if outcome.bad:
+        print(f"{len(outcome.bad)} bad samples left out: {outcome.folder / 'quarantine.jsonl'}", file=sys.stderr)
+
+
+@data.command()
+def info(
+    src: Src,
+    test: Test = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all of it there; - is standard output.")
+    ] = None,
+) -> None:
+    """Say what is in a set: samples, files, sizes of pictures, balance of the classes."""
+    from allstep.cli.data_table import info_table
+    from allstep.data.info import info as look
+
+    to_stdout = str(json) == "-"
+    _check_folder("--json", None if to_stdout else json)
+    with _source(src, test) as source:
+        found = look(source, src)
+    info_table(found, stderr=to_stdout)
+    text = json_format.dumps(found.to_json(), indent=2) + "\n"
+    if to_stdout:
+        sys.stdout.write(text)
+    elif json is not None:
+        json.write_text(text)
+
+
+@data.command()
+def index(
+    src: Src,
+    checksum: Annotated[
+        bool, typer.Option("--checksum", help="Store a CRC32C of each sample, where the format has none.")
+    ] = False,
+    test: Test = False,
+) -> None:
+    """Write the indexes now that the first run would write."""
+    from allstep.cli.bar import bar
+    from allstep.data.indexing import store_checksums
+
+    with _source(src, test) as source, bar("checksums") as shown:
+        stored = checksum and store_checksums(
+            source, src, lambda name, done, total: shown(done, total, Path(name).name)
+        )
+        with_checksums = "; with checksums" if stored else "; its records have checksums already" if checksum else ""
+        print(f"{src}: {len(source)} samples are indexed{with_checksums}")
+
+
+@data.command()
+def verify(
+    src: Src,
+    test: Test = False,
+    jobs: Jobs = None,
+    list_file: Annotated[
+        Path | None, typer.Option("--list", metavar="FILE", help="Write the bad ones there, a line of JSON each.")
+    ] = None,
+) -> None:
+    """Check every checksum and decode every picture. The exit status is 1 when one is bad."""
+    from allstep.cli.bar import bar
+    from allstep.cli.data_table import bad_table
+    from allstep.data.verify import verify as check
+
+    _check_folder("--list", list_file)
+    with _source(src, test) as source, bar("checking") as shown:
+        found = check(
+            source, jobs=jobs, progress=lambda done, total, bad: shown(done, total, f"{bad} bad" if bad else "")
+        )
+    if list_file is not None:
+        list_file.write_text("".join(f"{json_format.dumps(_as_json(bad))}\n" for bad in found.bad))
+    if not found.bad:
+        print(f"{src}: all {found.num_samples} samples are good")
+        return
+    bad_table(found.bad)
+    print(f"{src}: {len(found.bad)} of {found.num_samples} samples are bad")
+    raise typer.Exit(1)
+
+
+def _as_json(bad: "BadSample") -> dict[str, object]:
+    return {"number": bad.number, "file": bad.place.file, "offset": bad.place.offset, "reason": bad.reason}
+
+
+@data.command()
+def show(
+    src: Src,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.png", help="The picture to write.")],
+    augment: Annotated[
+        str, typer.Option("--augment", help='"RandomResizedCrop(224), Flip()", or imagenet, cifar10, fashion-mnist.')
+    ] = "imagenet",
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Rows: samples, spread over the set.")] = 8,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Columns: what each of these epochs sees.")] = 6,
+    seed: Annotated[int, typer.Option("--seed", help="Of the run whose pictures are shown.")] = 0,
+    test: Test = False,
+) -> None:
+    """Draw samples beside what augmentation makes of them."""
+    from allstep.data.pack_plan import spread
+    from allstep.data.sheet import save, sheet
+    from allstep.data.spelled import spelled
+
+    _check_folder("--out", out)
+    transform = spelled(augment)
+    with _source(src, test) as source:
+        save(sheet(source, transform, spread(len(source), samples), columns=epochs, seed=seed), out)
+    print(f"{out}: {min(samples, len(source))} samples, {epochs} epochs of {transform.describe()}")
 
 
 @data.command()
@@ -56,3 +245,31 @@ def _download() -> "Iterator[Progress]":
             bar.update(tasks[name], completed=done, total=total)
 
         yield told
+
+
+@contextmanager
+def _source(src: str, test: bool = False) -> "Iterator[Source]":
+    """The source, opened; its indexes are built now, with a bar."""
+    from allstep.cli.bar import bar
+    from allstep.data.opening import open_source
+
+    with bar("indexing", "bytes") as shown:
+        source = open_source(
+            src, train=not test, progress=lambda name, done, total: shown(done, total, Path(name).name)
+        )
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _absolute(src: str) -> str:
+    return src if "://" in src else str(Path(src).absolute())
+
+
+def _check_folder(option: str, file: Path | None) -> None:
+    """What would go wrong after an hour goes wrong now."""
+    from allstep.errors import ConfigError
+
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {file}: there is no folder {file.parent}")

@@ -16,12 +16,14 @@ import json
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from allstep.data import tar, tfrecord
 from allstep.data.example import encode
+from allstep.data.folder import PICTURES
 from allstep.data.framing import frame
 from allstep.data.pack_picture import SUFFIXES, Stored
 from allstep.data.source import Place, Sample
@@ -56,11 +58,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of shard: how its files are called, what a sample becomes, and what ends a file."""
+    """A kind of shard: how its files are called, what a sample becomes, what ends a file, and who writes its index."""
 
     suffix: str
     record: Callable[[Item], bytes]
     end: Callable[[int], bytes]
+    index: Callable[[Path], object]
+    """Walks a shard and writes its index, so that nobody has to walk it later."""
 
 
 def tfrecord_record(item: Item) -> bytes:
@@ -69,33 +73,33 @@ def tfrecord_record(item: Item) -> bytes:
     if picture.kind == "raw":
         return frame(encode({"image/raw": picture.content, "image/shape": list(picture.shape), "label": target}))
     features = {"image": picture.content, "shape": list(picture.shape), "label": target, "filename": filename(item)}
-    return frame(encode({**_others(item.sample), **features}))
+    others = {name: _feature(value) for name, value in _others(item.sample).items()}
+    return frame(encode({**others, **features}))
 
 
 def tar_record(item: Item) -> bytes:
     """The members of one sample: picture, class, and what else there is."""
     key = f"{item.number:08d}"
-    target = item.sample.target
-    members = [_member(f"{key}.{SUFFIXES[item.picture.kind]}", item.picture.content)]
-    others = {name: _plain(value) for name, value in _others(item.sample).items() if _plain(value) is not None}
+    target, others = item.sample.target, _others(item.sample)
+    members = {SUFFIXES[item.picture.kind]: item.picture.content}
     if isinstance(target, int | np.integer):
-        members.append(_member(f"{key}.cls", str(int(target)).encode()))
+        members["cls"] = str(int(target)).encode()
     else:
-        others["target"] = _plain(target)
-    if others:
-        members.append(_member(f"{key}.json", json.dumps(others, sort_keys=True).encode()))
-    return b"".join(members)
+        others["target"] = target
+    known = others.pop("json", {})
+    if others or known:
+        plain = {name: _plain(value) for name, value in others.items()}
+        members["json"] = json.dumps({**plain, **known} if isinstance(known, dict) else known, sort_keys=True).encode()
+    return b"".join(_member(f"{key}.{extension}", content) for extension, content in members.items())
 
 
 def filename(item: Item) -> str:
     """The name a sample had: the feature, else its file, else file and number where a file has many."""
-    known = item.sample.fields.get("filename", item.sample.fields.get("image/filename"))
-    if known is not None:
-        return known.decode(errors="replace") if isinstance(known, bytes) else str(known)
-    name = PurePosixPath(item.place.file).name
-    return (
-        name if not item.place.offset and isinstance(item.sample.data, bytes | memoryview) else f"{name}:{item.number}"
-    )
+    for name in ("filename", "image/filename", "__key__"):
+        if (known := item.sample.fields.get(name)) is not None:
+            return known.decode(errors="replace") if isinstance(known, bytes) else str(known)
+    path = PurePosixPath(item.place.file)
+    return path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}"
 
 
 def _others(sample: Sample) -> dict[str, Any]:
@@ -104,15 +108,17 @@ def _others(sample: Sample) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON holds it; None where it cannot."""
+    """The value as JSON holds it; bytes that are no text by Python's way of writing them."""
     if isinstance(value, bytes | memoryview):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            return None
+        return bytes(value).decode(errors="backslashreplace")
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    return value if isinstance(value, str | int | float | list | dict) else None
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _feature(value: Any) -> Any:
+    """The value as a feature holds it: what has a structure (the `json` of a tar) as text."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) or value is None else value
 
 
 def _member(name: str, content: Any) -> bytes:
@@ -128,6 +134,6 @@ def _tar_end(nbytes: int) -> bytes:
 
 
 FORMS: Mapping[str, Form] = {
-    "tfrecord": Form(".tfrecord", tfrecord_record, lambda nbytes: b""),
-    "tar": Form(".tar", tar_record, _tar_end),
+    "tfrecord": Form(".tfrecord", tfrecord_record, lambda nbytes: b"", lambda path: tfrecord.Shard(str(path))),
+    "tar": Form(".tar", tar_record, _tar_end, lambda path: tar.Shard(str(path), True, None)),
 }

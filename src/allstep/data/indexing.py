@@ -1,0 +1,30 @@
+"""Indexes and checksums made now, rather than when a training run needs them (`allstep data index`).
+
+Opening a source writes the indexes it lacks. TFRecords hold a checksum for each record; files in folders and tars, idx files and CIFAR-10's
+do not. For those a CRC32C of each sample can be stored: it says nothing about damage before, but finds every change after it.
+"""
+
+from pathlib import Path
+
+from allstep.data.arrays import CifarSource, IdxSource
+from allstep.data.folder import FolderSource
+from allstep.data.index import Progress
+from allstep.data.source import Source
+from allstep.data.tar import TarSource
+from allstep.data.tfrecord import TFRecordSource
+from allstep.errors import DataError
+
+
+def store_checksums(source: Source, where: str | Path, progress: Progress | None = None) -> bool:
+    """Stores a CRC32C of each sample of `source`, opened at `where`; False where its format has one already."""
+    if isinstance(source, IdxSource | CifarSource):
+        source.index_checksums(progress)
+    elif isinstance(source, FolderSource):
+        FolderSource(where, checksum=True, progress=progress)
+    elif isinstance(source, TarSource):
+        TarSource([shard.where for shard in source.shards], checksum=True, progress=progress)
+    elif isinstance(source, TFRecordSource):
+        return False
+    else:
+        raise DataError(f"{where}: samples of a {type(source).__name__} have no place for checksums")
+    return True
