@@ -68,6 +68,25 @@ def test_only_the_rows_of_the_crop_are_decoded(
     assert simplejpeg.decode_jpeg(found.code, strict=False).shape == (found.height, 100, 3)
 
 
+@pytest.mark.parametrize("sampling", [0x411111, 0x121111, 0x211111, 0x441111])
+def test_other_samplings_of_colour(sampling: int) -> None:
+    """4:1:1, 4:4:0 and so on; OpenCV writes them. The cut is used, and its rows are right."""
+    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
+    data = cv2.imencode(".jpg", scene(150, 130), options)[1].tobytes()
+    region = Region(20, 30, 50, 60)
+    assert cut(memoryview(data), read_header(memoryview(data)), region) is not None
+    part = cut_out(*jpeg.decode_part(memoryview(data), lambda h, w: region, (50, 60), 3), (50, 60))
+    assert np.array_equal(part, by_pillow(data)[20:70, 30:90])
+
+
+def test_grey_with_sampling_factors_that_mean_nothing() -> None:
+    data = bytearray(encoded(scene(90, 70, channels=1)))
+    data[read_header(memoryview(data)).height_at + 6] = 0x22
+    region = Region(10, 10, 21, 30)
+    part = cut_out(*jpeg.decode_part(memoryview(data), lambda h, w: region, (21, 30), 1), (21, 30))
+    assert np.array_equal(part, simplejpeg.decode_jpeg(data, "GRAY")[10:31, 10:40])
+
+
 @pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_blocks": 5}])
 def test_what_cannot_be_cut_is_decoded_whole(options: dict[str, Any]) -> None:
     data = memoryview(encoded(scene(200, 100), **options))

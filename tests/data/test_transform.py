@@ -179,8 +179,8 @@ def test_a_users_function_holds_the_lock() -> None:
         (lambda picture: None, ConfigError, "<lambda> gave a NoneType"),
         (
             lambda picture: picture[:5],
-            ValueError,
-            r"out of <lambda> as \(5, 20, 3\), the batch has room for \(20, 20, 3\)",
+            ConfigError,
+            r"after <lambda> a picture is \(5, 20, 3\), the batch has room for \(20, 20, 3\)",
         ),
         (lambda picture: picture.reshape(7), RuntimeError, r"<lambda> failed on a picture of shape \(20, 20, 3\)"),
     ],

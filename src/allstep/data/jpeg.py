@@ -37,6 +37,7 @@ _BROKEN = re.compile("premature end|bad huffman|corrupt|empty jpeg|instead of rs
 _HARMLESS = re.compile("extraneous bytes before marker")
 _CUT_OFF = re.compile("extraneous bytes before marker 0xd9")
 _KINDS = {1: "GRAY", 3: "RGB"}
+_MARGIN = 2  # rows around the crop that smoothly enlarged colour, and a stretch that begins between pixels, look at
 _KEPT = 64 << 20  # bytes of scratch memory that a thread keeps; more than that is taken anew each time
 
 
@@ -82,7 +83,7 @@ def decode_part(
     header = read_header(data)
     region = region_of(header.height, header.width)
     factor = min(8, reduction(region.height, region.width, size))
-    rows = cut(data, header, region)
+    rows = cut(data, header, region, _MARGIN * factor)
     picture = None if rows is None else _cut_decoded(rows, header.width, channels, factor)
     if rows is None or picture is None:
         rows = Cut(0, header.height, data, rest=False)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from allstep.data.augment.frame import Region
 from allstep.data.jpeg_header import Header
 
-_MARGIN = 2  # rows around the crop that smoothly enlarged colour looks at
 _EOI = b"\xff\xd9"
 
 
@@ -36,13 +35,13 @@ class Cut(NamedTuple):
     """Whether rows that do not belong to it follow before its end."""
 
 
-def cut(data: memoryview, header: Header, region: Region) -> Cut | None:
-    """`data` cut down to what `region` needs; None when there is nothing to gain or it cannot be done."""
+def cut(data: memoryview, header: Header, region: Region, margin: int = 2) -> Cut | None:
+    """`data` cut down to what `region` and `margin` rows around it need; None when there is nothing to gain or it cannot be done."""
     if not header.one_scan or bytes(data[-2:]) != _EOI:
         return None
     step = header.mcu[0]
-    first = max(0, region.top - _MARGIN) // step
-    last = -(-min(header.height, region.top + region.height + _MARGIN) // step)
+    first = max(0, region.top - margin) // step
+    last = -(-min(header.height, region.top + region.height + margin) // step)
     if header.restart:
         return _between_restarts(data, header, first, last)
     if last * step >= header.height:

@@ -154,10 +154,11 @@ class Transform:
 
     def _place(self, picture: Picture, out: Picture) -> None:
         if picture.shape != out.shape:
-            last = self.operations[-1] if self.operations else "the source"
-            raise ValueError(
-                f"a picture came out of {last!r} as {picture.shape}, the batch has room for {out.shape}: begin with a crop or Resize"
-            )
+            calls = [each for each in self.operations if isinstance(each, Call)]
+            room = f"{picture.shape}, the batch has room for {out.shape}"
+            if calls:
+                raise ConfigError(f"after {calls[-1]!r} a picture is {room}: give Transform the shape that comes out")
+            raise ValueError(f"a picture is {room}: let the transform begin with a crop or Resize")
         out[...] = picture
 
 

@@ -40,8 +40,10 @@ class Flip(Operation):
 
     def one(self, picture: Picture, row: Floats) -> Picture:
         """In place."""
-        if row[0]:
-            picture[...] = np.asarray(cv2.flip(picture, 1)).reshape(picture.shape)
+        if row[0] and picture.flags.c_contiguous:
+            cv2.flip(picture, 1, dst=picture)
+        elif row[0]:
+            picture[...] = picture[:, ::-1].copy()
         return picture
 
     def many(self, pictures: Picture, table: Floats) -> Picture | None:
