@@ -83,7 +83,7 @@ def speed(runs: Sequence[Run]) -> Chart:
 def lateness(runs: Sequence[Run]) -> Chart:
     """How far the slowest worker was behind."""
     about = "Own work of the slowest worker over the mean of all: 1 is perfect balance."
-    curves = _each(runs, lambda run: smoothed(lateness_over_seconds(run.record)))
+    curves = _each(runs, lambda run: smoothed(lateness_over_seconds(run.record), 40))
     return Chart("Slowest worker", about, "time", curves, lowest=1.0)
 
 

@@ -1,6 +1,7 @@
 """Several runs beside the first: what more workers, or another setting, changed, in words."""
 
 import math
+from typing import Literal
 
 from allstep.report.glance import Glance, glance
 from allstep.report.judge import Judgement
@@ -32,9 +33,9 @@ def _beside(first: Run, other: Run) -> Judgement:
     parts = [
         part for part in (_speed(first, other, here, there), _accuracy(here, there), _weights(first, other)) if part
     ]
-    is_fine = "further apart" not in "".join(parts)
+    severity: Literal["good", "hint"] = "hint" if _parted(here, there) else "good"
     title = f"{other.name} beside {first.name}"
-    return Judgement("compare", "good" if is_fine else "hint", title, "; ".join(parts) or "nothing to compare yet")
+    return Judgement("compare", severity, title, "; ".join(parts) or "nothing to compare yet")
 
 
 def _speed(first: Run, other: Run, here: Glance, there: Glance) -> str | None:
@@ -44,11 +45,16 @@ def _speed(first: Run, other: Run, here: Glance, there: Glance) -> str | None:
     said = (
         f"{count(there.images_per_second)} images/s against {count(here.images_per_second)}: {figure(round(ratio, 2))}x"
     )
-    workers = other.num_workers / first.num_workers
-    if workers == 1:
-        return said
-    more = f"{plural(other.num_workers, 'worker')} against {first.num_workers}"
-    return f"{said} with {more} ({percent(ratio / workers, 0)} of {figure(workers)}x)"
+    return said if first.num_workers == other.num_workers else f"{said} with {_resources(first, other, ratio)}"
+
+
+def _resources(first: Run, other: Run, ratio: float) -> str:
+    """How many workers that took, and what part of the ideal it is: as many times the threads, as many times the speed."""
+    workers = f"{plural(other.num_workers, 'worker')} against {first.num_workers}"
+    threads = (first.num_threads or first.num_workers, other.num_threads or other.num_workers)
+    if threads[0] == threads[1]:
+        return f"{workers} on as many threads"
+    return f"{workers} ({percent(ratio * threads[0] / threads[1], 0)} of {figure(threads[1] / threads[0])}x)"
 
 
 def _accuracy(here: Glance, there: Glance) -> str | None:
@@ -58,9 +64,14 @@ def _accuracy(here: Glance, there: Glance) -> str | None:
     limit = noise(here, there)
     if limit is None:
         return said
-    near = abs(here.accuracy - there.accuracy) <= limit
-    verdict = "no further apart than chance makes them" if near else "further apart than chance makes them"
+    verdict = f"{'' if _parted(here, there) else 'no '}further apart than chance makes them"
     return f"{said}, {verdict} (±{100 * limit:.2f} points with {count(there.count or 0)} samples)"
+
+
+def _parted(here: Glance, there: Glance) -> bool:
+    """Whether the accuracies differ by more than chance makes them."""
+    limit = noise(here, there) if here.part == there.part else None
+    return limit is not None and abs((here.accuracy or 0.0) - (there.accuracy or 0.0)) > limit
 
 
 def _weights(first: Run, other: Run) -> str | None:

@@ -101,7 +101,7 @@ def draw(chart: Chart) -> DrawnChart | None:
     curves = [curve for curve in chart.curves if len(curve.series)]
     if not curves:
         return None
-    x = _x_axis(curves)
+    x = _x_axis(chart, curves)
     y = _y_axis(chart, curves)
     write = writer(chart.kind)
     return DrawnChart(
@@ -138,9 +138,18 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     return tuple(value for e in exponents for m in (1, 2, 5) if low <= (value := m * 10.0**e) <= high)
 
 
-def _x_axis(curves: Iterable[Curve]) -> Axis:
+def time_ticks(high: float) -> tuple[float, ...]:
+    """Round seconds, minutes, hours or days from 0 on, at most six after it."""
+    minute, hour, day = 60, 3600, 86400
+    rounds = (1, 2, 5, 10, 15, 30, *(m * minute for m in (1, 2, 5, 10, 15, 30)), *(h * hour for h in (1, 2, 3, 6, 12)))
+    step = next((each for each in rounds if high / each <= 6), math.ceil(high / 6 / day) * day)
+    return tuple(float(i * step) for i in range(math.floor(high / step) + 1)) if high > 3 else round_ticks(0.0, high)
+
+
+def _x_axis(chart: Chart, curves: Iterable[Curve]) -> Axis:
     high = max(curve.series.x[-1] for curve in curves) or 1.0
-    return Axis(0.0, high, LEFT, RIGHT, ticks=round_ticks(0.0, high, 6))
+    ticks = time_ticks(high) if chart.x_name == "time" else round_ticks(0.0, high, 6)
+    return Axis(0.0, high, LEFT, RIGHT, ticks=ticks)
 
 
 def _y_axis(chart: Chart, curves: Sequence[Curve]) -> Axis:

@@ -19,7 +19,7 @@ from typing import Literal
 from allstep.report.glance import is_finished, last_word, patience
 from allstep.report.series import counts, number, samples_per_epoch, steps, validations, whole
 from allstep.report.split import own_by_rank, split, timed
-from allstep.report.wording import figure, percent, plural, seconds
+from allstep.report.wording import figure, percent, seconds
 from allstep.runlog import Fields, RunRecord
 
 HIGH_TRAINING_ERROR = 0.10
@@ -127,7 +127,7 @@ def loss_spikes(record: RunRecord) -> Judgement | None:
     usual = median(_numbers(lines[max(0, worst - SPIKE_WINDOW) : worst], "loss"))
     rate = "" if (lr := number(lines[worst], "lr")) is None else f", at a rate of {figure(lr)}"
     figures = (
-        f"{plural(len(spikes), 'time')}; the worst {_at(record, lines[worst])}: "
+        f"{'once' if len(spikes) == 1 else f'{len(spikes)} times, the worst'} {_at(record, lines[worst])}: "
         f"{figure(usual)} to {figure(lines[worst]['loss'])}{rate}"
     )
     advice = "A lower rate, a longer warm-up, gradient clipping; look at the samples of that step."
@@ -179,7 +179,7 @@ def straggler(record: RunRecord) -> Judgement | None:
     if often < LATE_OFTEN:
         return None
     figures = (
-        f"worker {rank}{_host(record, rank)} works {figure(found.lateness)} times as long as the others, "
+        f"worker {rank}{_host(record, rank)} works {found.lateness:.3g} times as long as the others, "
         f"and was the slowest in {percent(often, 0)} of {len(lines)} intervals"
     )
     advice = "Look what else runs there, at its clock and its disk; `allstep doctor` compares the hosts."

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from allstep._version import __version__
 from allstep.errors import ConfigError
@@ -28,6 +29,7 @@ from allstep.report.split import PHASES, Split, split
 _BARS = 16  # workers whose time split is drawn; of more, the slowest and the fastest
 _MATRIX = 24  # classes up to which the matrix is drawn
 _CONFUSIONS = 10
+_LAYERS = 24  # up to which each row of the trust ratios has its name beside it
 _MOST_RUNS = 8  # as many as there are colours
 
 
@@ -87,6 +89,7 @@ def render(runs: Sequence[Run], now: float) -> str:
             changed=[row for row in rows if row.differs],
             matrix_limit=_MATRIX,
             num_confusions=_CONFUSIONS,
+            layer_limit=_LAYERS,
         )
     )
 
@@ -115,6 +118,12 @@ def _shown_ranks(found: Split) -> list[int]:
     return sorted(by_work[: _BARS * 3 // 4] + by_work[-_BARS // 4 :])
 
 
+def _code(text: str) -> Markup:
+    """Words between backticks as code."""
+    parts = (Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`")))
+    return Markup("").join(parts)
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("allstep.report"),
@@ -124,5 +133,5 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     names = ("count", "percent", "figure", "seconds", "nbytes", "plural")
-    environment.filters |= {name: getattr(wording, name) for name in names}
+    environment.filters |= {name: getattr(wording, name) for name in names} | {"code": _code}
     return environment

@@ -62,9 +62,19 @@ class Run:
     @property
     def num_workers(self) -> int:
         """As the last start says; 1 when it does not."""
-        world = self.record.starts[-1].get("world")
-        size = world.get("size") if isinstance(world, Mapping) else None
+        size = self._world.get("size")
         return size if isinstance(size, int) and size > 0 else 1
+
+    @property
+    def num_threads(self) -> int | None:
+        """Of all workers together; None when the last start does not say."""
+        threads = self._world.get("threads")
+        return sum(threads) if isinstance(threads, list) and threads else None
+
+    @property
+    def _world(self) -> Mapping[str, Any]:
+        world = self.record.starts[-1].get("world")
+        return world if isinstance(world, Mapping) else {}
 
 
 def read_runs(folders: list[Path]) -> list[Run]:

@@ -92,13 +92,16 @@ def over_seconds(record: RunRecord, lines: Sequence[Fields], key: str) -> Series
 def throughput(record: RunRecord, bins: int = 60) -> Series:
     """Samples per second by seconds of the run, in bins that hold several lines when there are many."""
     lines = steps(record)
-    sizes = counts(lines)
-    clock = Clock(record)
+    usual, clock = median(counts(lines) or [0.0]), Clock(record)
+    told = [
+        (clock(line["time"]), size, spent)
+        for line, size in zip(lines, counts(lines), strict=True)
+        if size >= usual / 2 and (spent := number(line, "seconds"))
+    ]
     points = []
-    for group in _groups(len(lines), bins):
-        spent = sum(number(lines[i], "seconds") or 0.0 for i in group)
-        if spent > 0:
-            points.append((clock(lines[group[-1]]["time"]), sum(sizes[i] for i in group) / spent))
+    for group in groups(len(told), bins):
+        samples, spent = sum(told[i][1] for i in group), sum(told[i][2] for i in group)
+        points.append((told[group[-1]][0], samples / spent))
     return _series(points)
 
 
@@ -124,7 +127,7 @@ def thinned(series: Series, most: int = 240) -> Series:
     if len(series) <= most:
         return series
     chosen: list[int] = []
-    for group in _groups(len(series), most // 2):
+    for group in groups(len(series), most // 2):
         chosen += sorted({min(group, key=series.y.__getitem__), max(group, key=series.y.__getitem__)})
     return Series(tuple(series.x[i] for i in chosen), tuple(series.y[i] for i in chosen))
 
@@ -133,12 +136,12 @@ def smoothed(series: Series, most: int = 120) -> Series:
     """Means over stretches, at most `most` of them."""
     if len(series) <= most:
         return series
-    groups = list(_groups(len(series), most))
-    x, y = (tuple(fmean(values[i] for i in group) for group in groups) for values in (series.x, series.y))
+    stretches = list(groups(len(series), most))
+    x, y = (tuple(fmean(values[i] for i in each) for each in stretches) for values in (series.x, series.y))
     return Series(x, y)
 
 
-def _groups(length: int, most: int) -> Iterable[range]:
+def groups(length: int, most: int) -> Iterable[range]:
     """`length` things in at most `most` stretches of about equal length."""
     pieces = min(length, most)
     return (range(length * i // pieces, length * (i + 1) // pieces) for i in range(pieces))

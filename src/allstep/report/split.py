@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from allstep.report.series import Clock, Series, steps
+from allstep.report.series import Clock, Series, steps, whole
 from allstep.runlog import Fields, RunRecord
 
 PHASES = ("input", "compute", "wait", "update")
@@ -67,7 +67,9 @@ def own_by_rank(line: Fields) -> list[float]:
 def lateness_over_seconds(record: RunRecord) -> Series:
     """Own work of the slowest worker over the mean of all, line by line."""
     clock = Clock(record)
-    lines = [line for line in timed(record)[_WARMING_UP:] if len(line["compute"]) > 1 and mean(own_by_rank(line)) > 0]
+    lines = [
+        line for line in whole(timed(record))[_WARMING_UP:] if len(line["compute"]) > 1 and mean(own_by_rank(line)) > 0
+    ]
     slow = tuple(max(own_by_rank(line)) / mean(own_by_rank(line)) for line in lines)
     return Series(tuple(clock(line["time"]) for line in lines), slow)
 
