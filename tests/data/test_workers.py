@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from allstep.data import Loader, workers
+from allstep.data import Loader, prefetch, workers
 from allstep.data.fill import Recipe
 from allstep.data.source import Sample
 from allstep.data.transform import Transform
@@ -76,10 +76,10 @@ def seen(batches: Any) -> tuple[list[list[int]], torch.Tensor]:
 class TestProcesses:
     @pytest.mark.parametrize("source", [Arrays, Singly])
     def test_they_make_the_same_pictures(self, source: type[Arrays]) -> None:
-        """Two ranks of two processes each, some samples bad. Reference: one rank, one loop."""
+        """Two ranks, some samples bad. Reference: one rank, one loop."""
         options: dict[str, Any] = {"source": source, "bad": (5, 17, 18)}
         numbers, expected = seen(loader(workers=0, **options).batches(13, 100))
-        ranks = [loader(kind="processes", world=world, **options) for world in places(["here"] * 2)]
+        ranks = [loader(kind="processes", workers=1, world=world, **options) for world in places(["here"] * 2)]
         shares = [list(each.batches(13, 100)) for each in ranks]
         together = [share for both in zip(*shares, strict=True) for share in both]
         assert torch.equal(torch.cat([share.data for share in together]), expected)
@@ -100,11 +100,12 @@ class TestProcesses:
 
     def test_one_that_is_killed_is_an_error_and_the_next_epoch_has_a_new_one(self) -> None:
         ours = loader(n=2000, kind="processes")
+        batches = iter(ours)
+        next(batches)
+        os.kill(children()[0], signal.SIGKILL)
         with pytest.raises(AllstepError, match=r"was killed by SIGKILL while it worked on the samples \["):
-            for batch in ours:
-                if batch.position == 0:
-                    os.kill(children()[0], signal.SIGKILL)
-        del batch
+            list(batches)
+        del batches
         position = ours.position
         assert next(iter(ours)).position == position
         ours.close()
@@ -116,6 +117,36 @@ class TestProcesses:
         assert ours.position == 50
         assert len(children()) == 2
         ours.close()
+
+    def test_a_loop_inside_a_loop_has_its_own(self) -> None:
+        ours = loader(n=40, kind="processes")
+        for outer, inner in zip(ours.batches(), ours.batches(), strict=True):
+            assert torch.equal(outer.data, inner.data)
+        assert len(children()) == 4
+        for number, (_, inner) in enumerate(zip(ours.batches(), ours.batches(), strict=False)):
+            assert inner.position == 10 * number
+            if number == 2:
+                break
+        assert len(children()) == 4
+        ours.close()
+
+    def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stuck(picture: Picture) -> Picture:
+            while picture[0, 0, 0] >= 20:
+                time.sleep(0.1)
+            return picture
+
+        monkeypatch.setattr(prefetch, "_PATIENCE", 0.2)
+        images = pictures(60)
+        images[:, 0, 0, 0] = np.arange(60)
+        ours = Loader(
+            Singly(images), Transform(stuck, shape=(4, 4, 3)), batch=10, workers=2, kind="processes", seed=None
+        )
+        for batch in ours:
+            if batch.position == 10:
+                break
+        until(lambda: not our_threads())
+        assert children() == []
 
     @pytest.mark.soak
     def test_kill_9_of_the_parent_leaves_no_process_and_no_memory(self, tmp_path: Path) -> None:
@@ -133,7 +164,7 @@ class TestProcesses:
             ours = Loader(Singly(pictures(1000)), Transform(slow, shape=(4, 4, 3)), batch=10, workers=2, kind="processes")
             batches = iter(ours)
             next(batches)
-            print(*[link.process.pid for link in ours._ready._processes.links], flush=True)
+            print(*[link.process.pid for link in ours._ready._processes[0].links], flush=True)
             next(batches)
             os.kill(os.getpid(), signal.SIGKILL)
             """)
@@ -191,7 +222,7 @@ class TestErrors:
 
             raise OnlyHereError("lost otherwise")
 
-        ours = loader(transform=Transform(fail, shape=(4, 4, 3)), kind="processes")
+        ours = loader(transform=Transform(fail, shape=(4, 4, 3)), kind="processes", workers=1)
         with pytest.raises(AllstepError, match="OnlyHereError: lost otherwise"):
             next(iter(ours))
         ours.close()
@@ -220,10 +251,8 @@ class TestEnds:
             break
         assert our_threads() == []
         with pytest.raises(ZeroDivisionError):
-            for _ in ours:
-                raise ZeroDivisionError
-        del _
-        gc.collect()  # the exception holds the frame that holds the iterator
+            stumble(ours)
+        gc.collect()  # the exception held the frame that held the iterator
         assert our_threads() == []
         batches = iter(ours)
         next(batches)
@@ -294,6 +323,11 @@ class TestEnds:
         assert rest_later == rest
         assert later - objects < 100  # one thing per batch would be 300
         ours.close()
+
+
+def stumble(ours: Loader) -> None:
+    for _ in ours:
+        raise ZeroDivisionError
 
 
 def in_the_fork(ours: Loader, batches: Any) -> int:

@@ -18,6 +18,7 @@ batch one smaller, so neither moves the others.
 """
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
@@ -47,6 +48,7 @@ __all__ = ["Batch", "Loader"]
 _PIECE = (
     8  # samples handed out at once, at most: some microseconds of handing out against some milliseconds of decoding
 )
+_BLOCK = 400_000  # bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in fresh pages
 _LOG = logging.getLogger("allstep.data")
 
 
@@ -230,7 +232,7 @@ class _Machinery:
         self.pid = os.getpid()
         self.recipe, self.crew, self.like = recipe, crew, like
         self.ahead = ahead or max(2, min(8, crew.count + 1 if recipe.blocks else 2))
-        self._processes: Processes | None = None
+        self._processes: list[Processes] = []
         shared = crew.kind == "processes" and crew.count > 0
         make: type[Buffer] = SharedBuffer if shared else PinnedBuffer if pin else Buffer
         self.memory = Memory(self.ahead + 2, make)
@@ -242,10 +244,15 @@ class _Machinery:
             _refuse_encoded(like)
 
     def layout(self, share: int) -> Layout:
-        """For shares of about `share` samples: in one piece where blocks are read at once, else in small ones."""
-        count = max(1, self.crew.count)
-        piece = share if self.recipe.blocks or not self.crew.count else max(1, min(_PIECE, share // (2 * count)))
-        return Layout(self.memory, self.picture, self.dtype, piece, self.like)
+        """For shares of about `share` samples."""
+        return Layout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
+
+    def _piece(self, share: int) -> int:
+        if self.picture is None and self.recipe.blocks:
+            return share
+        if self.recipe.blocks and self.picture is not None:
+            return max(1, _BLOCK // (math.prod(self.picture) * self.dtype.itemsize))
+        return max(1, min(_PIECE, share // (2 * max(1, self.crew.count))))
 
     def run(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
         """The shares, filled."""
@@ -253,18 +260,29 @@ class _Machinery:
             return prefetch.one_after_the_other(shares, workers.work_here)
         if self.crew.kind == "threads":
             return prefetch.ahead_of_time(shares, [workers.work_here] * self.crew.count, self.ahead)
-        if self._processes is not None and self._processes.broken:
-            self.close()
-        if self._processes is None:
-            self._processes = Processes(self.recipe, self.crew.count)
-        links = [link.work for link in self._processes.links]
-        return prefetch.ahead_of_time(shares, links, self.ahead, self._processes.cancel)
+        return self._run_in_processes(shares)
+
+    def _run_in_processes(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
+        """By processes of an earlier loop that are free; a loop inside a loop has its own."""
+        processes = next((crew for crew in self._processes if crew.free and not crew.broken), None)
+        if processes is None:
+            processes = Processes(self.recipe, self.crew.count)
+            self._processes.append(processes)
+        processes.free = False
+        try:
+            works = [link.work for link in processes.links]
+            yield from prefetch.ahead_of_time(shares, works, self.ahead, processes.cancel)
+        finally:
+            processes.free = True
+            if processes.broken:
+                self._processes = [crew for crew in self._processes if crew is not processes]
+                processes.close()
 
     def close(self) -> None:
-        """Ends the processes."""
-        if self._processes is not None and self.pid == os.getpid():
-            self._processes.close()
-        self._processes = None
+        """Ends all processes."""
+        for processes in self._processes:
+            processes.close()
+        self._processes = []
 
 
 def _as_it_is(array: Any) -> torch.Tensor:

@@ -148,7 +148,7 @@ class Share:
         return fill.stack(values, self.layout.like and self.layout.like.data, "samples")
 
     def _target(self, parts: list[Rows]) -> NDArray[Any]:
-        if len(parts) == 1 and isinstance(parts[0].target, np.ndarray):
-            return parts[0].target
+        if all(isinstance(part.target, np.ndarray) for part in parts):
+            return np.concatenate([part.target for part in parts])
         values = [value for part in parts for value in part.target]
         return fill.stack(values, self.layout.like and self.layout.like.target, "targets")

@@ -37,7 +37,8 @@ class Crew:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.count} {self.kind} ({self.why})" if self.count else f"no workers ({self.why})"
+        number = {0: "no workers", 1: "1 thread" if self.kind == "threads" else "1 process"}
+        return f"{number.get(self.count, f'{self.count} {self.kind}')} ({self.why})"
 
 
 def cores_per_rank(local_size: int) -> int:

@@ -39,9 +39,11 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OP
 
 
 class Processes:
-    """`num` worker processes for one recipe."""
+    """`num` worker processes for one recipe. They serve one iteration at a time; `free` says that there is none."""
 
     def __init__(self, recipe: Recipe, num: int) -> None:
+        self.free = True
+        self._pid = os.getpid()
         payload = cloudpickle.dumps(recipe)
         self._cell = Cell()
         self._serials = count(1)
@@ -53,7 +55,7 @@ class Processes:
 
     @property
     def broken(self) -> bool:
-        """Whether one of them is dead, or stuck in a piece that nobody wants any more."""
+        """Whether one of them is dead, or, between two iterations, stuck in a piece that nobody wants any more."""
         return any(link.busy or link.process.poll() is not None for link in self.links)
 
     def serial(self) -> int:
@@ -66,7 +68,9 @@ class Processes:
         self._cell.write(self._last)
 
     def close(self) -> None:
-        """Ends them all."""
+        """Ends them all; a second time does nothing. They are not a fork's to end."""
+        if os.getpid() != self._pid:
+            return
         for link in self.links:
             link.hang_up()
         for link in self.links:
@@ -163,8 +167,9 @@ class Cell:
         return value
 
     def write(self, value: int) -> None:
-        """Sets it; eight bytes that are aligned are written at once."""
-        _LENGTH.pack_into(self._map, 0, value)
+        """Sets it; eight bytes that are aligned are written at once. Nobody hears of it after `close`."""
+        if self.fd >= 0:
+            _LENGTH.pack_into(self._map, 0, value)
 
     def close(self) -> None:
         """Lets go of it; closing twice does nothing."""
