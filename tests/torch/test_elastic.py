@@ -177,7 +177,7 @@ def go_on() -> tuple[list[int], int]:
 
 def test_a_lost_rank_ends_the_loop_and_is_named(ranks: Ranks) -> None:
     """Nobody replaces it yet: the new world does not come about."""
-    outcomes = ranks.outcomes(3, lose_rank_1, env={"ALLSTEP_START_TIMEOUT": "2"})
+    outcomes = ranks.outcomes(3, lose_rank_1, env={"ALLSTEP_START_TIMEOUT": "4"})
     assert outcomes[1].exit_code == -signal.SIGKILL
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.exit_code == 1, outcome.output
