@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allstep.data import tfrecord, unpack
+from allstep.data import unpack
 from allstep.data.example import encode
+from allstep.data.files import RemoteFile
 from allstep.data.framing import RecordWriter, frame, read_records
 from allstep.data.source import BadSample
 from allstep.data.tfrecord import TFRecordSource, is_tfrecord
@@ -250,6 +251,6 @@ def test_remote_shards_are_read_by_ranges(write: Write) -> None:
         source = TFRecordSource("memory://remote")
         assert [source.read(number).target for number in range(10)] == list(range(10)) and len(source.classes) == 10
         assert source.place(0).file == "memory:///remote/x.tfrecord"
-        assert isinstance(source.shards[0].file, tfrecord.RemoteFile)
+        assert isinstance(source.shards[0].file, RemoteFile)
     finally:
         memory.rm("/remote", recursive=True)

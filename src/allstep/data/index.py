@@ -47,10 +47,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Index:
-    """Columns by name, and what else the kind of source must know."""
+    """Columns by name, what else the kind of source must know, and what the index was made for."""
 
     columns: Mapping[str, NDArray[Any]]
     extra: Mapping[str, Any] = field(default_factory=dict)
+    stamp: Stamp = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.columns[name]
@@ -62,23 +63,26 @@ class Index:
 def indexed(
     where: str | Path,
     kind: str,
-    stamp: Stamp,
+    stamp: Callable[[], Stamp],
     build: Callable[[], Index],
     *,
     needs: tuple[str, ...] = (),
     again: bool = False,
 ) -> Index:
-    """The index of `where`: the one that is kept, if it is right and has the columns `needs`, else what `build` makes of it."""
+    """The index of `where`: the one that is kept, if it is right and has the columns `needs`, else what `build` makes of it.
+
+    `build` must fill in the stamp, taken before it looked: then a change in the meantime shows. `again`: build in any case.
+    """
     places = index_places(where)
-    if not again and (kept := find_index(places, kind, stamp, needs)):
+    if not again and (kept := find_index(places, kind, stamp(), needs)):
         return kept
     with in_turn(where):
-        if not again and (kept := find_index(places, kind, stamp, needs)):  # another process made it while we waited
+        if not again and (kept := find_index(places, kind, stamp(), needs)):  # another process made it while we waited
             return kept
         made = build()
     for place in places:
-        if write_index(place, kind, stamp, made):
-            return find_index((place,), kind, stamp, needs) or made  # mapped, so that processes share it
+        if write_index(place, kind, made):
+            return find_index((place,), kind, made.stamp, needs) or made  # mapped, so that processes share it
     return made
 
 
@@ -102,22 +106,23 @@ def find_index(places: tuple[Path, ...], kind: str, stamp: Stamp, needs: tuple[s
     return None
 
 
-def read_index(place: Path, kind: str, stamp: Stamp) -> Index | None:
-    """The index in the file `place`, mapped; None when there is none, or it is damaged, foreign or out of date."""
+def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | None:
+    """The index in the file `place`, mapped; None when there is none, or it is damaged, foreign or not made for `stamp`."""
     try:
         with place.open("rb", buffering=0) as file:
             if not _is_whole(file):
                 return None
         view, _ = map_file(place)
         about = json.loads(bytes(view[_HEAD.size : _HEAD.size + _HEAD.unpack_from(view)[1]]))
-        if about["format"] != FORMAT or about["kind"] != kind or about["stamp"] != stamp:
+        if about["format"] != FORMAT or about["kind"] != kind or stamp not in (None, about["stamp"]):
             return None
-        return Index({name: _column(view, *column) for name, column in about["columns"].items()}, about["extra"])
+        columns = {name: _column(view, *column) for name, column in about["columns"].items()}
+        return Index(columns, about["extra"], about["stamp"])
     except (OSError, ValueError, KeyError, TypeError, struct.error, IndexError):
         return None
 
 
-def write_index(place: Path, kind: str, stamp: Stamp, index: Index) -> bool:
+def write_index(place: Path, kind: str, index: Index) -> bool:
     """Writes `index` to the file `place`, whole or not at all; False where that is not possible."""
     part = None
     try:
@@ -125,7 +130,7 @@ def write_index(place: Path, kind: str, stamp: Stamp, index: Index) -> bool:
         part = _new_part(place)
         with part.open("r+b") as file:
             file.write(_HEAD.pack(_MAGIC, 0, 0))
-            length, crc = _write_body(file, kind, stamp, index)
+            length, crc = _write_body(file, kind, index)
             file.seek(0)
             file.write(_HEAD.pack(_MAGIC, length, crc))
         part.replace(place)
@@ -152,10 +157,10 @@ def _column(view: memoryview, dtype: str, start: int, count: int) -> NDArray[Any
     return np.frombuffer(view, dtype, count, start) if count else np.empty(0, dtype)
 
 
-def _write_body(file: Any, kind: str, stamp: Stamp, index: Index) -> tuple[int, int]:
+def _write_body(file: Any, kind: str, index: Index) -> tuple[int, int]:
     """Writes all but the head; gives back what the head must say: the description's length and the CRC."""
     columns = {name: np.ascontiguousarray(column) for name, column in index.columns.items()}
-    about = _describe(kind, stamp, columns, index.extra)
+    about = _describe(kind, index, columns)
     crc, position = google_crc32c.value(about), _HEAD.size + len(about)
     file.write(about)
     for column in columns.values():
@@ -168,9 +173,9 @@ def _write_body(file: Any, kind: str, stamp: Stamp, index: Index) -> tuple[int, 
     return len(about), crc
 
 
-def _describe(kind: str, stamp: Stamp, columns: Mapping[str, NDArray[Any]], extra: Mapping[str, Any]) -> bytes:
+def _describe(kind: str, index: Index, columns: Mapping[str, NDArray[Any]]) -> bytes:
     """The description. Where columns begin depends on its length: that is settled by leaving room for the largest places."""
-    about: dict[str, Any] = {"format": FORMAT, "kind": kind, "stamp": dict(stamp), "extra": dict(extra)}
+    about: dict[str, Any] = {"format": FORMAT, "kind": kind, "stamp": dict(index.stamp), "extra": dict(index.extra)}
     room = len(json.dumps(about)) + sum(len(name) + 80 for name in columns) + _ALIGN
     start = _HEAD.size + room
     about["columns"] = {}

@@ -7,16 +7,20 @@ x-{00000..00127}.tfrecord     braces, as a shell or WebDataset writes them: numb
 [a, b, ...]                   each of them, in this order
 ```
 
+`classes.txt` beside the shards holds the names of the classes, one a line.
+
 Hidden files are never shards. The order is the numbering of the samples, so it never depends on how a folder happens to be listed.
 """
 
 import glob
 import re
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
-from allstep.data.files import is_remote, local_path, remote
+from allstep.data.files import is_remote, local_path, open_file, remote
 from allstep.errors import DataError
 
 Where: TypeAlias = str | Path | Sequence[str | Path]
@@ -33,6 +37,35 @@ def list_shards(where: Where, is_shard: Callable[[str], bool], what: str) -> lis
     if not found:
         raise DataError(f"{where}: has no {what}{_what_instead(given)}")
     return found
+
+
+class Numbering:
+    """Numbers 0..n-1 over shards of so many samples each."""
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self._ends = list(accumulate(counts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Which shard holds sample `number`, and which of its samples that is."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        shard = bisect_right(self._ends, number)
+        return shard, number - (self._ends[shard - 1] if shard else 0)
+
+
+def read_classes(shard: str) -> tuple[str, ...]:
+    """The names in `classes.txt` beside `shard`, or ()."""
+    folder, slash, _ = shard.rpartition("/")
+    try:
+        found = open_file(f"{folder}{slash}classes.txt")
+        return tuple(bytes(found.read(0, found.size)).decode().splitlines())
+    except DataError:  # there is none
+        return ()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{folder}{slash}classes.txt: expected one name a line in UTF-8, found {error}") from error
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

@@ -88,10 +88,10 @@ class Source(ABC):
         return None
 
     def targets(self) -> NDArray[np.int64]:
-        """The class of every sample, -1 where it has none or cannot be read. Sources that know it without reading the data say so quicker."""
-        return np.array([self._target(number) for number in range(len(self))], np.int64)
+        """The class of every sample, -1 where it has none or cannot be read. Many sources know it without reading the data."""
+        return np.array([self._class_of(number) for number in range(len(self))], np.int64)
 
-    def _target(self, number: int) -> int:
+    def _class_of(self, number: int) -> int:
         try:
             target = self.read(number).target
         except BadSample:

@@ -15,11 +15,8 @@ records before and after it are delivered. With `check=False` the CRC of the dat
 unpacked into the cache first. Remote shards are copied through the cache once, for their index; then each read is one range.
 """
 
-import os
-from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,13 +24,12 @@ from numpy.typing import NDArray
 
 from allstep.data import example, raw
 from allstep.data.features import Layout, layout_for
-from allstep.data.files import File, LocalFile, RemoteFile, open_file, stamp_of
+from allstep.data.files import File, open_file, stamp_of
 from allstep.data.framing import OVERHEAD, data_at, length_at
 from allstep.data.index import Index, Progress, index_places, indexed, write_index
-from allstep.data.named import cache_folder
-from allstep.data.shards import Where, list_shards
+from allstep.data.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.source import BadSample, Block, Place, Sample, Source
-from allstep.data.unpack import local_copy, packing, unpacked
+from allstep.data.unpack import all_content, open_content, packing
 from allstep.data.walk import walk
 from allstep.errors import DataError
 
@@ -53,8 +49,7 @@ class Shard:
 
     def __init__(self, where: str, progress: Progress | None = None, *, again: bool = False) -> None:
         self.where = where
-        self.stamp = stamp_of(where)
-        self.index = indexed(where, KIND, self.stamp, lambda: _build(where, progress), again=again)
+        self.index = indexed(where, KIND, lambda: stamp_of(where), lambda: _build(where, progress), again=again)
         self._offsets, self._lengths = self.index["offset"], self.index["length"]
         self.lost: dict[int, str] = {int(row): reason for row, reason in self.index.extra["lost"]}
 
@@ -64,12 +59,7 @@ class Shard:
     @cached_property
     def file(self) -> File:
         """The file, unpacked if need be; opened when the first record is read."""
-        if self.index.extra["packed"]:
-            return LocalFile(unpacked(self.where))
-        file = open_file(self.where)
-        if file.stamp != self.stamp:
-            raise DataError(f"{self.where}: was changed after it was opened; start again")
-        return file
+        return open_content(self.where, self.index.extra["packed"], self.index.stamp)
 
     def offset(self, row: int) -> int:
         return int(self._offsets[row])
@@ -87,8 +77,8 @@ class Shard:
         if "label" not in self.index or self.index.extra.get("label") != made_for:
             labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
             extra = {**self.index.extra, "label": made_for}
-            self.index = Index({**self.index.columns, "label": labels.astype(np.int32)}, extra)
-            any(write_index(place, KIND, self.stamp, self.index) for place in index_places(self.where))
+            self.index = Index({**self.index.columns, "label": labels.astype(np.int32)}, extra, self.index.stamp)
+            any(write_index(place, KIND, self.index) for place in index_places(self.where))
         return self.index["label"].astype(np.int64)
 
     def _label(self, row: int, layout: Layout) -> int:
@@ -117,7 +107,7 @@ class TFRecordSource(Source):
         progress: Progress | None = None,
     ) -> None:
         self.shards = [Shard(name, progress) for name in list_shards(where, is_tfrecord, "TFRecord files")]
-        self._ends = list(accumulate(len(shard) for shard in self.shards))
+        self._numbers = Numbering(map(len, self.shards))
         self._check = check
         self.classes = read_classes(self.shards[0].where)
         num_classes = num_classes or len(self.classes) or None
@@ -131,7 +121,7 @@ class TFRecordSource(Source):
         return _reopen, (names, layout.features, layout.labels_from, layout.num_classes, self._check)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._numbers)
 
     def read(self, number: int) -> Sample:
         shard, row = self._locate(number)
@@ -162,10 +152,8 @@ class TFRecordSource(Source):
             shard.__dict__.pop("file", None)  # the last view of it unmaps it
 
     def _locate(self, number: int) -> tuple[Shard, int]:
-        if not 0 <= number < self._ends[-1]:
-            raise IndexError(f"sample {number} of {self._ends[-1]}")
-        which = bisect_right(self._ends, number)
-        return self.shards[which], number - (self._ends[which - 1] if which else 0)
+        which, row = self._numbers.locate(number)
+        return self.shards[which], row
 
     def _feature_names(self) -> set[str]:
         """Of the first record that can be read."""
@@ -179,18 +167,6 @@ class TFRecordSource(Source):
         raise DataError(f"{self.shards[0].where}: {reason}")
 
 
-def read_classes(shard: str) -> tuple[str, ...]:
-    """The names in `classes.txt` beside `shard`, or ()."""
-    folder, slash, _ = shard.rpartition("/")
-    try:
-        found = open_file(f"{folder}{slash}classes.txt")
-        return tuple(bytes(found.read(0, found.size)).decode().splitlines())
-    except DataError:  # there is none
-        return ()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{folder}{slash}classes.txt: expected one name a line in UTF-8, found {error}") from error
-
-
 def _reopen(
     names: list[str], features: Mapping[str, str], labels_from: int, num_classes: int | None, check: bool
 ) -> TFRecordSource:
@@ -201,32 +177,16 @@ def _build(where: str, progress: Progress | None) -> Index:
     """Walks a shard, whatever it is: plain or packed, here or remote."""
     file = open_file(where)
     packed = _is_packed(file)
-    if packed:
-        file = LocalFile(unpacked(where))
-    if isinstance(file, RemoteFile):
-        return _build_remote(file, progress)
-    return _index_of(file, packed, progress, where)
-
-
-def _build_remote(file: RemoteFile, progress: Progress | None) -> Index:
-    target = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
-    local_copy(file, target)
-    try:
-        return _index_of(LocalFile(target), False, progress, file.name)
-    finally:
-        target.unlink(missing_ok=True)
-
-
-def _index_of(file: File, packed: bool, progress: Progress | None, name: str) -> Index:
-    size = file.size
-    found = walk(file.read(0, size), (lambda done: progress(name, done, size)) if progress else None)
+    with all_content(file, packed) as view:
+        size = len(view)
+        found = walk(view, (lambda done: progress(where, done, size)) if progress else None)
     if progress:
-        progress(name, size, size)
+        progress(where, size, size)
     columns: dict[str, NDArray[Any]] = {
         "offset": np.frombuffer(found.offsets, np.uint64),
         "length": np.frombuffer(found.lengths, np.uint32),
     }
-    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items())})
+    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items())}, file.stamp)
 
 
 def _is_packed(file: File) -> bool:

@@ -13,10 +13,11 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from allstep.data.files import File, open_file
+from allstep.data.files import File, LocalFile, Stamp, open_file
 from allstep.data.named import cache_folder
 from allstep.data.turns import in_turn
 from allstep.errors import DataError
@@ -55,9 +56,28 @@ def unpacked(where: str, note: Note = tell) -> Path:
     return target
 
 
-def local_copy(file: File, target: Path) -> None:
-    """Copies a remote file to `target`."""
-    write_whole(target, (bytes(file.read(start, _PIECE)) for start in range(0, file.size, _PIECE)))
+def open_content(where: str, packed: bool, stamp: Stamp) -> File:
+    """The file at `where`, in its unpacked form if it is `packed`; it must still be the one with that `stamp`."""
+    file = open_file(where)
+    if file.stamp != stamp:
+        raise DataError(f"{where}: was changed after it was opened; start again")
+    return LocalFile(unpacked(where)) if packed else file
+
+
+@contextmanager
+def all_content(file: File, packed: bool) -> Iterator[memoryview]:
+    """All plain bytes of a file, for one walk through them. A remote one is copied into the cache for as long as that takes."""
+    if packed:
+        yield LocalFile(unpacked(file.name)).view
+    elif isinstance(file, LocalFile):
+        yield file.view
+    else:
+        copy = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
+        write_whole(copy, (bytes(file.read(start, _PIECE)) for start in range(0, file.size, _PIECE)))
+        try:
+            yield LocalFile(copy).view
+        finally:
+            copy.unlink(missing_ok=True)
 
 
 def write_whole(target: Path, pieces: Iterator[bytes]) -> None:
