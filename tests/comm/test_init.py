@@ -1,6 +1,7 @@
 """allstep.init() under our own launcher's world: exact places, missing ranks, repeated meetings, leaving."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_a_rank_that_does_not_turn_up_is_named(ranks: Ranks) -> None:
     assert time.monotonic() - began < 25
     assert [outcome.exit_code for outcome in outcomes] == [1, 1, 0]
     for outcome in outcomes[:2]:
-        assert "WorldError: 1 of 3 ranks did not turn up within 3 s: rank 2 on a." in outcome.output
+        assert re.search(r"WorldError: 1 of 3 ranks did not turn up within \d+ s: rank 2 on a\.", outcome.output)
 
 
 def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
