@@ -10,8 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from PIL import Image
+from typer.testing import CliRunner
 
+from allstep.cli.app import app
+from allstep.data import NAMED, find, load
 from allstep.data.arrays import ArraySource
 from allstep.data.example import decode, encode
 from allstep.data.framing import frame, read_records
@@ -350,3 +354,46 @@ def test_tar_is_as_tar_writes_it(folder: Path, tmp_path: Path) -> None:
         members = archive.getmembers()
     assert [member.name for member in members[:4]] == ["00000000.jpg", "00000000.cls", "00000001.jpg", "00000001.cls"]
     assert {(member.mtime, member.uid, member.mode) for member in members} == {(0, 0, 0o644)}
+
+
+class TestTheCommand:
+    def invoke(self, *words: object) -> Result:
+        return CliRunner().invoke(app, ["data", "pack", *map(str, words)])
+
+    def test_twice(self, folder: Path, tmp_path: Path) -> None:
+        words = (folder, tmp_path / "out", "--max-side", 20, "--shuffle", "--seed", 3, "--shard-samples", 8, "-j", 2)
+        outcome = self.invoke(*words)
+        assert outcome.exit_code == 0, outcome.output
+        assert "out: 24 samples in 3 shards" in outcome.stdout
+        assert "24 samples in 3 shards, 3 of them before" in self.invoke(*words).stdout
+        assert list(shards(tmp_path / "out")) == [f"out-0000{i}-of-00003.tfrecord" for i in range(3)]
+        packed(folder, tmp_path / "same", max_side=20, shuffle=3, shard_samples=8)
+        assert list(shards(tmp_path / "same").values()) == list(shards(tmp_path / "out").values())
+
+    def test_a_set_by_name(self, tmp_path: Path) -> None:
+        assert "360 samples" in self.invoke("digits", tmp_path / "out", "--raw", "--test").stdout
+        there = open_source(str(tmp_path / "out"))
+        assert there.classes == tuple("0123456789")
+        images = load(find(NAMED["digits"])).test
+        for number in (0, 100, 359):
+            np.testing.assert_array_equal(there.read(number).data[..., 0], images.images[number])
+            assert there.read(number).target == images.labels[number]
+
+    def test_bad_samples_are_told(self, folder: Path, tmp_path: Path) -> None:
+        (folder / "cat" / "003.jpg").write_bytes(b"no")
+        outcome = self.invoke(folder, tmp_path / "out")
+        assert "1 bad samples left out" in outcome.stderr
+        assert (tmp_path / "out" / "quarantine.jsonl").exists()
+        (folder / "cat" / "003.jpg").write_bytes(encoded(3))
+        assert self.invoke(folder, tmp_path / "out", "--overwrite").exit_code == 0
+        assert not (tmp_path / "out" / "quarantine.jsonl").exists()
+
+    @pytest.mark.parametrize(
+        "words",
+        [["{tmp}/none", "{tmp}/out"], ["{tmp}/photos", "{tmp}/photos/out"], ["{tmp}/photos", "{tmp}/o", "--to", "rar"]],
+    )
+    def test_bad_input_is_one_line(self, folder: Path, tmp_path: Path, words: list[str]) -> None:
+        outcome = self.invoke(*(word.format(tmp=tmp_path) for word in words))
+        assert getattr(outcome.exception, "exit_code", None) == 2
+        assert "\n" not in str(outcome.exception)
+        assert not (tmp_path / "out").exists()

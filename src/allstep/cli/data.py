@@ -1,7 +1,7 @@
 """`allstep data`: get, pack, look at and check sets of samples.
 
 SRC is whatever `allstep.data.open_source` takes: a folder of classes, of TFRecord or tar shards or of idx files, a single file, a pattern,
-a URL.
+a URL; or the name of a set that `get` knows.
 """
 
 import json as json_format
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
 
 Src = Annotated[
-    str, typer.Argument(metavar="SRC", help="A folder of classes, shards or idx files; a file, pattern or URL.")
+    str,
+    typer.Argument(metavar="SRC", help="A folder of classes, shards or idx files; a file, pattern, URL or known name."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads; else one for each core.")]
 Test = Annotated[
@@ -74,6 +75,7 @@ def pack(
         raw,
         picture_format,
     )
+    _check_apart(src, dst)
     with _goes_on(), _source(src, test) as source, bar("packing") as shown:
         outcome = pack_all(
             source,
@@ -253,18 +255,41 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
     from allstep.cli.bar import bar
     from allstep.data.opening import open_source
 
+    place, classes = _place(src)
     with bar("indexing", "bytes") as shown:
         source = open_source(
-            src, train=not test, progress=lambda name, done, total: shown(done, total, Path(name).name)
+            place, train=not test, progress=lambda name, done, total: shown(done, total, Path(name).name)
         )
+    source.classes = source.classes or classes
     try:
         yield source
     finally:
         source.close()
 
 
+def _place(src: str) -> tuple[str, tuple[str, ...]]:
+    """Where `src` is, and names of its classes where it is known by name: a set like cifar10, unless a file is called so."""
+    from allstep.data.named import find
+    from allstep.data.sets import NAMED
+
+    if src not in NAMED or Path(src).exists():
+        return src, ()
+    with _download() as told:
+        found = find(NAMED[src], progress=told)
+    return str(found.folder), found.classes
+
+
+def _check_apart(src: str, dst: Path) -> None:
+    """A packed set inside its source would be part of the source the next time."""
+    from allstep.errors import ConfigError
+
+    if Path(src).is_dir() and dst.absolute().resolve().is_relative_to(Path(src).absolute().resolve()):
+        raise ConfigError(f"{dst} is inside {src}; pack into a folder of its own")
+
+
 def _absolute(src: str) -> str:
-    return src if "://" in src else str(Path(src).absolute())
+    place, _ = _place(src)
+    return place if "://" in place else str(Path(place).absolute())
 
 
 def _check_folder(option: str, file: Path | None) -> None:

@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 
 from allstep.data.ordered import chunks, default_jobs, ordered
-from allstep.data.pack_journal import Bad, Done, Journal, opened
+from allstep.data.pack_journal import CLASSES, QUARANTINE, Bad, Done, Journal, opened
 from allstep.data.pack_plan import Options, Origin, Plan, num_shards, origin_of, spread
 from allstep.data.pack_record import FORMS, Item
 from allstep.data.pack_shard import clear_error, write_small, write_whole
@@ -154,7 +154,7 @@ class _Packer:
             return self._record(item)
         except BadSample as error:
             return error
-        except (ValueError, TypeError) as error:  # no picture, or a feature that no record can hold
+        except ValueError as error:  # no picture, or a feature that no record can hold
             return BadSample(number, self.source.place(number), str(error))
 
     def _pieces(self, shards: Iterable[int]) -> Iterator[tuple[int, int, int]]:
@@ -225,8 +225,8 @@ def _finish(journal: Journal, source: Source, before: int) -> Outcome:
     shards = [done for _, done in sorted(journal.done.items())]
     bad = tuple(each for done in shards for each in done.bad)
     if source.classes:
-        write_small(journal.folder / "classes.txt", "".join(f"{name}\n" for name in source.classes))
+        write_small(journal.folder / CLASSES, "".join(f"{name}\n" for name in source.classes))
     if bad:
-        write_small(journal.folder / "quarantine.jsonl", "".join(f"{json.dumps(asdict(each))}\n" for each in bad))
+        write_small(journal.folder / QUARANTINE, "".join(f"{json.dumps(asdict(each))}\n" for each in bad))
     num_samples, nbytes = sum(done.samples for done in shards), sum(done.nbytes for done in shards)
     return Outcome(journal.folder, num_samples, len(shards), before, nbytes, bad)

@@ -26,6 +26,7 @@ from allstep.data.source import BadSample
 from allstep.errors import DataError
 
 NAME = "pack.jsonl"
+CLASSES, QUARANTINE = BESIDE = ("classes.txt", "quarantine.jsonl")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Journal:
 
     def begin(self, plan: Plan) -> None:
         """Writes the first line."""
-        self.plan = plan
         self._append({"plan": plan.to_json()})
+        self.plan = plan
 
     def add(self, done: Done) -> None:
         """Writes the line of a shard whose file is there, whole and under its name."""
@@ -85,6 +86,8 @@ class Journal:
             path = self.folder / self.plan.file(shard)
             path.unlink(missing_ok=True)
             index_places(path)[0].unlink(missing_ok=True)
+        for name in BESIDE:
+            (self.folder / name).unlink(missing_ok=True)
         self.plan, self.done = None, {}
         self._file.truncate(0)
         self._sync()
@@ -120,7 +123,9 @@ class Journal:
             self.done[done.shard] = done
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
+        rest = memoryview(json.dumps(line).encode() + b"\n")
+        while rest:  # a disk that is nearly full takes a part of it, and says so only at the next part
+            rest = rest[self._file.write(rest) :]
         self._sync()
 
     def _sync(self) -> None:

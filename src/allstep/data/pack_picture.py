@@ -156,7 +156,10 @@ def _encoded(picture: NDArray[np.uint8], kind: str, quality: int) -> bytes:
         spaces = ("GRAY", "Gray") if grey else ("RGB", "420")
         return bytes(simplejpeg.encode_jpeg(picture, quality, *spaces))
     options = [cv2.IMWRITE_WEBP_QUALITY, quality] if kind == "webp" else []
-    done, encoded = cv2.imencode(f".{kind}", picture if grey else picture[..., ::-1], options)
+    try:
+        done, encoded = cv2.imencode(f".{kind}", picture if grey else picture[..., ::-1], options)
+    except cv2.error:  # WebP has at most 16,383 pixels a side
+        done = False
     if not done:
         raise ValueError(f"a picture of {picture.shape} cannot be written as {kind}")
     return encoded.tobytes()
