@@ -5,13 +5,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.data import Batch, Loader
+from allstep.data import Batch, Loader, Mixup, Normalise, augment
+from allstep.data.arrays import ArraySource
+from allstep.data.source import Sample
 from allstep.data.transform import Transform
 from allstep.errors import ConfigError, DataError
 from allstep.world import World, places
@@ -299,3 +302,51 @@ class TestOptions:
         assert "1 of 3" in text
         assert "no workers (arrays are only copied)" in text
         assert threading.active_count() >= 1
+
+
+class TestRealTransforms:
+    """With the operations that users have. Reference: one worker, one loop, one sample at a time."""
+
+    def jpegs(self, n: int) -> Singly:
+        class Jpegs(Singly):
+            def read(self, number: int) -> Sample:
+                return Sample(encoded[number], number)
+
+        smooth = [
+            cv2.resize(small, (40 + 3 * i, 60), interpolation=cv2.INTER_CUBIC) for i, small in enumerate(pictures(n))
+        ]
+        encoded = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in smooth]
+        return Jpegs(pictures(n))
+
+    @pytest.mark.parametrize("kind", ["threads", "processes"])
+    def test_jpegs(self, kind: Any) -> None:
+        source = self.jpegs(30)
+        transform = Transform(augment.RandomResizedCrop(24), augment.Flip(), augment.ColourJitter(0.2, 0.2, 0.2))
+        alone = Loader(source, transform, batch=8, seed=2, workers=0)
+        expected = torch.cat([batch.data for batch in alone.batches(0, 60)])
+        for size, workers in ((1, 2), (2, 1), (3, 1)) if kind == "threads" else ((2, 1),):
+            options: dict[str, Any] = {"batch": 8, "seed": 2, "workers": workers, "kind": kind}
+            shares = [
+                list(Loader(source, transform, world=w, **options).batches(0, 60)) for w in places(["here"] * size)
+            ]
+            assert torch.equal(all_pictures(shares), expected)
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_small_pictures_at_once(self, workers: int) -> None:
+        images, transform = pictures(1000, 32, 32, 3), Transform(augment.PadAndCrop(32), augment.Flip())
+        one_by_one = Loader(Singly(images), transform, batch=300, seed=2, workers=0)
+        at_once = Loader(ArraySource(images, np.arange(1000)), transform, batch=300, seed=2, workers=workers)
+        assert "threads" in at_once.describe() or not workers
+        for batch, other in zip(at_once, one_by_one, strict=True):
+            assert torch.equal(batch.data, other.data)
+            assert batch.target.tolist() == other.samples.tolist()
+
+    def test_the_batch_part_of_empty_and_of_bad_shares(self) -> None:
+        batch_part = [Mixup(0.2, num_classes=4), Normalise((120, 120, 120), (60, 60, 60))]
+        transform = Transform(augment.Flip(), shape=(4, 4, 3), batch=batch_part)
+        source = Singly(pictures(4), np.arange(4), bad=(2,))
+        shares = [next(iter(Loader(source, transform, batch=4, seed=None, world=world(rank, 6)))) for rank in range(6)]
+        assert sorted(share.weight for share in shares) == [0, 0, 0, 1, 1, 1]
+        for share in shares:
+            assert (share.data.dtype, share.data.shape) == (torch.float32, (share.weight, 3, 4, 4))
+            assert share.target.shape == (share.weight, 4)
