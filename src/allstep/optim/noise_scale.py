@@ -1,0 +1,189 @@
+"""The gradient noise scale: up to which batch more samples in an update are worth it (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162).
+
+G is the true gradient, Sigma the covariance of a single sample's. A batch of B samples has a gradient with
+
+```
+E |G_B|^2 = |G|^2 + tr(Sigma) / B
+```
+
+so two batch sizes give two equations, and their solution (appendix A.1) is unbiased:
+
+```
+|G|^2     = (B * |G_B|^2 - b * |G_b|^2) / (B - b)              small batch b: what each worker has; large batch B: their mean
+tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)
+scale     = tr(Sigma) / |G|^2
+```
+
+Each estimate is poor, and the ratio of two poor ones is biased, so both are averaged over steps first (`Running`). With a batch of B a run
+needs 1 + scale/B times the fewest possible updates and 1 + B/scale times the fewest possible samples: at B = scale, twice of both.
+
+It is the simple noise scale, which takes the curvature for the same in all directions; the best batch is of its order, no more. It grows
+over a run, mostly tenfold and more.
+
+All of it is arithmetic on squared norms and counts. Who has workers takes their norms (`from_workers`); one worker alone takes those of
+micro-batches (`measure`).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from allstep.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one step: unbiased, so either may be negative."""
+
+    gradient_sq: float
+    """|G|^2, of the true gradient."""
+    noise: float
+    """tr(Sigma), of a single sample's gradient."""
+
+
+def estimate(small_sq: float, small: float, large_sq: float, large: float) -> Estimate:
+    """From the squared norms of the gradients of a small and a large batch, and how many samples each has."""
+    if not 0 < small < large:
+        raise ConfigError(
+            f"the noise scale needs gradients of two batch sizes, a small and a large one, not of {small:g} and {large:g} samples"
+        )
+    gradient_sq = (large * large_sq - small * small_sq) / (large - small)
+    return Estimate(gradient_sq, (small_sq - large_sq) / (1 / small - 1 / large))
+
+
+def from_workers(norms_sq: Sequence[float], counts: Sequence[int], mean_sq: float) -> Estimate:
+    """From the squared norm of each worker's mean gradient, its samples, and the squared norm of the mean over all samples.
+
+    Workers may have different numbers of samples, or none. Weighted by them, p workers with B samples in all are as one batch of B / p:
+    the sum of (b_i / B) * |G_i|^2 has the mean |G|^2 + tr(Sigma) * p / B.
+    """
+    pairs = [(norm_sq, count) for norm_sq, count in zip(norms_sq, counts, strict=True) if count]
+    total = sum(count for _, count in pairs)
+    if len(pairs) < 2:
+        raise ConfigError(
+            f"the noise scale needs at least 2 workers (or micro-batches) with samples, and there is {len(pairs)}: split the batch into "
+            "micro-batches"
+        )
+    small_sq = sum(norm_sq * count for norm_sq, count in pairs) / total
+    return estimate(small_sq, total / len(pairs), mean_sq, total)
+
+
+def squared_norm(gradients: Sequence[Tensor]) -> float:
+    """Of all gradients together. Reads one number back from the device."""
+    if not gradients:
+        return 0.0
+    return float(torch.stack(torch._foreach_norm(list(gradients))).double().square().sum())
+
+
+def measure(parameters: Iterable[Tensor], losses: Iterable[tuple[Tensor, int]]) -> Estimate:
+    """backward() of a batch in micro-batches on one worker, with the estimate that it gives.
+
+    losses: the mean loss of each micro-batch and how many samples it has; best a generator, so that only one graph lives at a time.
+    Adds the mean gradient over all samples to `grad`, as backward() of the whole batch would.
+    """
+    params = [parameter for parameter in parameters if parameter.requires_grad]
+    sums = [torch.zeros_like(param) for param in params]
+    norms_sq, counts = [], []
+    for loss, count in losses:
+        gradients = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+        torch._foreach_add_(sums, gradients, alpha=count)
+        norms_sq.append(squared_norm(gradients))
+        counts.append(count)
+    torch._foreach_div_(sums, max(1, sum(counts)))
+    found = from_workers(norms_sq, counts, squared_norm(sums))
+    for param, gradient in zip(params, sums, strict=True):
+        param.grad = gradient if param.grad is None else param.grad + gradient
+    return found
+
+
+@dataclass
+class Running:
+    """The noise scale over the last steps, and how sure it is. Plain numbers: `Running(**asdict(running))` is the same.
+
+    decay: 0.99 looks back about 100 steps. Means and covariances of both estimates, each step weighted by `decay` as often as steps
+    came after it (West 1979, with weights that fade).
+    """
+
+    decay: float = 0.99
+    steps: int = 0
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    gradient_sq: float = 0.0
+    noise: float = 0.0
+    spread_gradient_sq: float = 0.0
+    spread_noise: float = 0.0
+    spread_both: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"noise scale: decay={self.decay} must be above 0 and at most 1")
+
+    def add(self, found: Estimate) -> None:
+        """One step more."""
+        self.steps += 1
+        self.weight = self.decay * self.weight + 1
+        self.weight_sq = self.decay**2 * self.weight_sq + 1
+        from_gradient, from_noise = found.gradient_sq - self.gradient_sq, found.noise - self.noise
+        self.gradient_sq += from_gradient / self.weight
+        self.noise += from_noise / self.weight
+        rest = found.noise - self.noise
+        self.spread_gradient_sq = self.decay * self.spread_gradient_sq + from_gradient * (
+            found.gradient_sq - self.gradient_sq
+        )
+        self.spread_noise = self.decay * self.spread_noise + from_noise * rest
+        self.spread_both = self.decay * self.spread_both + from_gradient * rest
+
+    @property
+    def scale(self) -> float:
+        """tr(Sigma) / |G|^2, in samples; infinite while no gradient shows in the noise."""
+        return max(0.0, self.noise) / self.gradient_sq if self.gradient_sq > 0 else math.inf
+
+    def interval(self, z: float = 1.96) -> tuple[float, float]:
+        """Where the scale lies with the confidence of z standard errors (1.96: 95%), by Fieller's theorem for a ratio of two means.
+
+        The upper end is infinite while |G|^2 might be zero. Steps count as independent, which neighbours are not quite.
+        """
+        share = self.weight_sq / self.weight**2 if self.weight else 1.0
+        if self.steps < 2 or share >= 1:
+            return 0.0, math.inf
+        each = z * z * share / (1 - share) / self.weight  # from a sum of squares to z^2 times the variance of the mean
+        a = self.gradient_sq**2 - each * self.spread_gradient_sq
+        b = self.gradient_sq * self.noise - each * self.spread_both
+        c = self.noise**2 - each * self.spread_noise
+        root = math.sqrt(max(0.0, b * b - a * c))
+        if a <= 0 or self.gradient_sq <= 0:
+            low = c / (b + root) if b + root > 0 else 0.0  # the finite end, in a form that bears a = 0
+            return max(0.0, low), math.inf
+        return max(0.0, (b - root) / a), max(0.0, (b + root) / a)
+
+    def advice(self, batch: int) -> str:
+        """What the scale says about this batch."""
+        return advice(batch, self.scale, *self.interval())
+
+
+def advice(batch: int, scale: float, low: float, high: float) -> str:
+    """In words: how the batch lies to the noise scale, what that costs, and what to do."""
+    if batch < 1:
+        raise ConfigError(f"batch {batch}: it must be at least 1")
+    if not math.isfinite(high):
+        known = f"at least {low:.0f} samples" if low > 0 else "not known yet"
+        what = "Larger batches may help; measure" if low > batch else "Measure"
+        return f"noise scale {known}: the gradient does not show in the noise. {what} over more steps."
+    words = f"noise scale about {scale:.0f} samples (95%: {low:.0f} to {high:.0f}); batch {batch}"
+    if scale <= 0:
+        return f"{words}: no noise at all. A smaller batch does as much in an update."
+    updates, samples = 1 + scale / batch, 1 + batch / scale
+    saved = 100 * (1 - (1 + scale / (2 * batch)) / updates)
+    cost = f"needs {updates:.2g} times the fewest updates and {samples:.2g} times the fewest samples"
+    return f"{words} {cost}. {_verdict(batch, low, high)} Twice the batch would save {saved:.0f}% of the updates."
+
+
+def _verdict(batch: int, low: float, high: float) -> str:
+    if batch < low:
+        return "There is room for a larger batch."
+    if batch > high:
+        return "It is past the critical batch: more workers save little time."
+    return "It is near the critical batch: a fair trade of time for samples."
