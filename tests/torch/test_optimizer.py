@@ -381,6 +381,36 @@ def test_sparse_embeddings(ranks: Ranks, options: dict[str, bool]) -> None:
     ranks(3, work)
 
 
+@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]], ids=["one host", "two hosts"])
+def test_sparse_as_dense_gives_sparse_gradients_back(ranks: Ranks, hosts: list[str]) -> None:
+    """Also where this rank had none. SparseAdam, which refuses dense gradients, does as it does with gradients that travel sparse."""
+
+    def train(**options: bool) -> Tensor:
+        import allstep.torch as hvd
+
+        table = nn.Embedding(10, 3, sparse=True)
+        table.weight.data.fill_(1.0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam([table.weight], 0.1), **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            if step != 1 or hvd.rank() == 0:
+                table(torch.tensor([hvd.rank(), 5])).pow(2).sum().backward()
+            optimizer.synchronize()
+            assert table.weight.grad is not None and table.weight.grad.is_sparse
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        return table.weight.detach()
+
+    def work() -> None:
+        import allstep.torch as hvd
+
+        hvd.init()
+        torch.testing.assert_close(train(sparse_as_dense=True), train())
+        hvd.shutdown()
+
+    ranks(2, work, hosts=hosts)
+
+
 def test_two_optimizers_and_closures(ranks: Ranks) -> None:
     def work() -> None:
         import allstep.torch as hvd

@@ -18,7 +18,6 @@ through the store; after that a step exchanges no names.
 busy computing, so there is one bucket, and it is reduced at the end by whoever waits: less waiting for each other, nothing lost.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,13 +27,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, _make_nccl_premul_sum
 from torch.nn import Parameter
 
+from allstep.comm.agreement import Named as Named
+from allstep.comm.agreement import agreed_order
 from allstep.comm.group import AllstepGroup
 from allstep.comm.local import LocalMover
 from allstep.comm.queue import InLine, Queue
 from allstep.comm.shared import shared_empty
-from allstep.comm.store import collect
-from allstep.errors import CollectiveMismatch, CommError
-from allstep.limits import read_limits
+from allstep.errors import CollectiveMismatch
 
 LARGE = 1 << 20  # bytes from which on a gradient is reduced by itself, where it lies
 BUCKET = 25 << 20  # bytes that travel together while the rest is still being computed
@@ -49,7 +48,8 @@ Decompress = Callable[[Tensor, Any], Tensor]
 class Rule:
     """What is computed. The sum over ranks of what each contributes, times `factor`; a mean divides by the ranks, or by samples.
 
-    kind: torch's reduction. compress, decompress: what gradients are turned into before they travel, and back.
+    kind: torch's reduction. compress, decompress: what gradients are turned into before they travel, and back. densify: sparse gradients
+    are made dense and reduced as such, and are named in `Gradients.densified`.
     """
 
     kind: Any = ReduceOp.SUM
@@ -57,13 +57,7 @@ class Rule:
     factor: float = 1.0
     compress: Compress | None = None
     decompress: Decompress | None = None
-
-
-class Named(NamedTuple):
-    """A parameter under the name that it has on all ranks."""
-
-    name: str
-    parameter: Parameter
+    densify: bool = False
 
 
 class Header(NamedTuple):
@@ -115,6 +109,8 @@ class Gradients:
         self._weight: float | None = None
         self._sparse: list[Named] = []
         self._dense: set[int] = set()
+        self._densified: list[Named] = []
+        self.densified: list[Named] = []  # those of the last step that were sparse on some rank and are dense now
         self.used: set[int] = set()  # parameters, by number, for which some rank had a gradient in the last step
 
     # A step
@@ -146,6 +142,7 @@ class Gradients:
             for bucket in self._buckets:
                 self._reduce(bucket)
         self.used, self._dense = self._dense, set()
+        self.densified, self._densified = self._densified, []
         sparse, self._sparse = self._sparse, []
         return sparse
 
@@ -167,7 +164,6 @@ class Gradients:
     def _reduce(self, bucket: Bucket, absent: bool = False) -> None:
         with torch.no_grad():
             header = self._exchange_header(bucket, absent)
-            self._sparse += [self.named[i] for i, used in zip(bucket.numbers, header.sparse, strict=True) if used]
             used = [i for i, used in zip(bucket.numbers, header.dense, strict=True) if used]
             self._dense.update(used)
             gradients = {i: self._gradient(i, header.scale, absent) for i in used}
@@ -186,9 +182,9 @@ class Gradients:
                 if gradient is not None:
                     words[place] = _SPARSE if gradient.is_sparse else 1.0
             words[count:] = [1.0, 0.0 if self._weight is None else 1.0, float(self._weight or 0.0)]
-        header = torch.tensor(words, dtype=torch.float64)
-        self._all_reduce(header, ReduceOp.SUM)
-        *flags, present, told, samples = header.tolist()
+        summed = torch.tensor(words, dtype=torch.float64)
+        self._all_reduce(summed, ReduceOp.SUM)
+        *flags, present, told, samples = summed.tolist()
         if told and told != present:
             raise CollectiveMismatch(
                 f"{told:.0f} of {present:.0f} ranks told how many samples are behind their gradients: tell it on all or on none",
@@ -197,7 +193,21 @@ class Gradients:
             )
         sparse = [flag >= _SPARSE for flag in flags]
         dense = [bool(flag) and not is_sparse for flag, is_sparse in zip(flags, sparse, strict=True)]
-        return Header(dense, sparse, self._scale(bool(told), samples))
+        header = Header(dense, sparse, self._scale(bool(told), samples))
+        return self._sort_out_sparse(bucket, header, absent) if any(sparse) else header
+
+    def _sort_out_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
+        """Those that are sparse on some rank are left out, or made dense on all."""
+        sparse = [self.named[i] for i, is_sparse in zip(bucket.numbers, header.sparse, strict=True) if is_sparse]
+        if not self.rule.densify:
+            self._sparse += sparse
+            return header
+        for _, parameter in sparse:
+            if not absent and parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        self._densified += sparse
+        either = [dense or is_sparse for dense, is_sparse in zip(header.dense, header.sparse, strict=True)]
+        return header._replace(dense=either)
 
     def _scale(self, by_samples: bool, samples: float) -> float:
         if not self.rule.mean:
@@ -321,50 +331,6 @@ class Gradients:
             views[number] = whole.as_strided(parameter.shape, dense_strides(parameter), start)
             start += parameter.numel()
         return Pack(flat, views)
-
-
-def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[Named]:
-    """The parameters in the order that the first rank has them. CollectiveMismatch on all ranks when they are not the same ones."""
-    rank, size, seconds = group.rank(), group.size(), read_limits().start
-    own = json.dumps([_described(each) for each in named])
-    try:
-        words = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
-    except RuntimeError as error:
-        raise CommError(
-            f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f} s: do all ranks make the same "
-            f"optimizers, and change their parameters together? ({error})",
-            rank=rank,
-            op="gradients",
-        ) from error
-    described = [{name: rest for name, *rest in json.loads(word)} for word in words]
-    for other, theirs in enumerate(described):
-        _check_same(described[0], theirs, other, rank)
-    by_name = {each.name: each for each in named}
-    return [by_name[name] for name in described[0]]
-
-
-def _check_same(first: dict[str, Any], theirs: dict[str, Any], other: int, rank: int) -> None:
-    for name in {**first, **theirs}:
-        if first.get(name) != theirs.get(name):
-            raise CollectiveMismatch(
-                f"parameter {name!r} is {_in_words(first.get(name))} on rank 0 and {_in_words(theirs.get(name))} on rank {other}",
-                rank=rank,
-                op="gradients",
-                tensor=name,
-                peer=other,
-            )
-
-
-def _described(each: Named) -> list[Any]:
-    parameter = each.parameter
-    return [each.name, list(parameter.shape), list(parameter.stride()), str(parameter.dtype), parameter.device.type]
-
-
-def _in_words(described: list[Any] | None) -> str:
-    if described is None:
-        return "not there"
-    shape, stride, dtype, device = described
-    return f"{dtype.removeprefix('torch.')} {shape} with strides {stride} on {device}"
 
 
 def _crosses_hosts(group: AllstepGroup) -> bool:

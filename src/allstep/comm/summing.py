@@ -68,12 +68,9 @@ def _each_for_itself(arena: Arena, flat: Tensor, combine: Combine, call: Call, k
     blocks = arena.blocks(flat.dtype, numel, 1)
     for k, part in enumerate(torch.split(flat, numel)):
         values = [_front(blocks[k % TURNS][rank][0], part) for rank in range(arena.size)]
-        if scale is not None:
-            part.mul_(scale)
-        values[arena.rank].copy_(part)
+        _stage(part, values[arena.rank], scale)
         arena.meet(call)
         if keep:
-            values[arena.rank] = part
             combine(values[0], values[1], out=part)
     arena.meet(call)  # nobody may stage the next operation while another still reads this one
 
@@ -89,17 +86,25 @@ def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: b
         now, before = blocks[k % TURNS], blocks[(k - 1) % TURNS]
         if k < len(slices):
             for owner, part in enumerate(slices[k]):
-                if scale is not None:
-                    part.mul_(scale)
                 if owner != rank:
-                    _front(now[rank][owner], part).copy_(part)
+                    _stage(part, _front(now[rank][owner], part), scale)
         if k > 0 and rank < len(slices[k - 1]):
+            if scale is not None:
+                slices[k - 1][rank].mul_(scale)
             _add_up_mine(arena, slices[k - 1][rank], before, combine)
         arena.meet(call)
         if k > 0 and keep:
             for owner, part in enumerate(slices[k - 1]):
                 part.copy_(_front(before[owner][size], part))
     arena.meet(call)  # nobody may stage the next operation while another still copies out of this one
+
+
+def _stage(part: Tensor, place: Tensor, scale: float | None) -> None:
+    """Scaled on the way: a pass less over the memory, and the input is as it was if the ranks then find that they do not agree."""
+    if scale is None:
+        place.copy_(part)
+    else:
+        torch.mul(part, scale, out=place)
 
 
 def _front(place: Tensor, part: Tensor) -> Tensor:

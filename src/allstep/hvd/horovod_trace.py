@@ -9,7 +9,7 @@ A tensor is a "process", by its full name; bars are pairs of events, `B` and `E`
 began. The end of an operation tells dtype and shape of the result; there is none when it failed. A barrier is only negotiated. What moves
 the data is called GLOO_..., or MPI_... where Horovod without MPI says so too: tools know these names, whatever moves it here.
 
-The hooks of the engine note lines; whoever drives the engine writes them, at most ten times a second. The file is a whole JSON array
+The hooks of the engine note lines; whoever drives the engine writes them, at most thirty times a second. The file is a whole JSON array
 after every writing, so one that a killed run leaves can be read. A disk that fills up ends the timeline and not the run.
 """
 
@@ -32,7 +32,7 @@ from allstep.comm.trace import TraceFile
 from allstep.errors import ConfigError
 
 _CLOSING = "\n]\n"
-_PERIOD = 0.1  # seconds between two writings
+_PERIOD = 0.03  # seconds between two writings: whoever looks a tenth of a second later finds what happened
 _MOVES = {
     Kind.ALLREDUCE: "GLOO_ALLREDUCE",
     Kind.ALLGATHER: "GLOO_ALLGATHER",

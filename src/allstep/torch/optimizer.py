@@ -173,17 +173,18 @@ class Distributed(Optimizer):
     def _note(self, parameter: Tensor) -> None:
         """The gradient of a parameter has been accumulated."""
         assert isinstance(parameter, Parameter)
-        name = self._parameter_names.get(parameter)
         assert parameter.grad is None or not parameter.grad.requires_grad, (
-            f"the gradient of {name} requires a gradient itself (create_graph=True): it cannot be reduced in place"
+            f"the gradient of {self._parameter_names.get(parameter)} requires a gradient itself (create_graph=True): it cannot be "
+            "reduced in place"
         )
-        if parameter in self._handles and self._allreduce_delay[parameter] <= 0:
+        left = self._allreduce_delay[parameter] - 1
+        if left < 0:
             raise AssertionError(
-                f"gradients of {name} were computed more than backward_passes_per_step times before the call to step(): raise "
-                f"backward_passes_per_step (it is {self.backward_passes_per_step}) to accumulate gradients locally"
+                f"gradients of {self._parameter_names.get(parameter)} were computed more than backward_passes_per_step times before the "
+                f"call to step(): raise backward_passes_per_step (it is {self.backward_passes_per_step}) to accumulate gradients locally"
             )
-        self._allreduce_delay[parameter] -= 1
-        if self._allreduce_delay[parameter] == 0:
+        self._allreduce_delay[parameter] = left
+        if left == 0:
             self._handles[parameter] = None
             if self._gradients is not None:
                 self._gradients.ready(parameter, self.weight)
@@ -200,7 +201,6 @@ class Distributed(Optimizer):
 
     def _announce(self) -> None:
         """Tell that a step begins: ranks that have joined take part in it."""
-        self._densify()
         self._steps += 1
         try:
             running().notice(self._key, self._steps)
@@ -221,6 +221,12 @@ class Distributed(Optimizer):
             sparse = self._gradients.reduce(self.weight, absent)
             if not absent:
                 self._reduce_sparse(sparse)
+                for (
+                    _,
+                    parameter,
+                ) in self._gradients.densified:  # what comes in sparse goes out sparse: SparseAdam takes nothing else
+                    assert parameter.grad is not None
+                    parameter.grad = parameter.grad.to_sparse(1)
                 self._warn_if_unused(self._gradients, sparse)
         except CommError as error:
             raise HorovodInternalError(str(error)) from error
@@ -237,18 +243,13 @@ class Distributed(Optimizer):
             mean=self.op == Average,
             compress=self._compression.compress if compressed else None,
             decompress=self._compression.decompress if compressed else None,
+            densify=self._sparse_as_dense,
         )
 
     def _take_part(self, number: int) -> None:
         """This rank has joined; the others take a step."""
         self._steps = number
         self._reduce(absent=True)
-
-    def _densify(self) -> None:
-        if self._sparse_as_dense:
-            for _, parameter in self._named:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_dense()
 
     def _reduce_sparse(self, sparse: list[Named]) -> None:
         waiting = []
