@@ -31,7 +31,7 @@ class Normalise:
         if len(self.mean) not in (1, data.shape[1]):
             raise ConfigError(f"{self!r} has {len(self.mean)} channels, the pictures have {data.shape[1]}")
         mean, std = (torch.tensor(x, device=data.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
-        return ((data - mean * 255) * (1 / (std * 255))).to(self.dtype), target
+        return (data - mean * 255).mul_(1 / (std * 255)).to(self.dtype), target
 
     def __repr__(self) -> str:
         return f"Normalise({self.mean}, {self.std})"
