@@ -1,0 +1,244 @@
+"""The page as text: what must stand in it, what must not, and the command that writes it."""
+
+import re
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allstep.errors import ConfigError
+from allstep.report import write_report
+from allstep.report.compare import compare
+from allstep.report.configs import rows
+from allstep.report.run import read_runs
+from allstep.report.wording import count, figure, nbytes, seconds
+from allstep.train import RECIPES
+from report.made_up import BEGAN, lines, write, write_rich
+
+ALLSTEP = str(Path(sys.executable).parent / "allstep")
+VOID = {"meta", "link", "img", "br"}
+
+
+class Checker(HTMLParser):
+    """Holds that elements are closed in order, that identifiers are unique, and keeps what would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.alts: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids += [str(given["id"])] if "id" in given else []
+        self.addresses += [str(given[name]) for name in ("src", "href") if name in given]
+        self.alts += [given.get("alt")] if tag == "img" else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+
+def text_of(page: str) -> str:
+    """Words of the page without marks."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
+
+
+def page_of(*folders: Path, now: float = BEGAN + 9999.0) -> str:
+    return write_report(folders, folders[0] / "report.html", now=now).read_text()
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ALLSTEP, "report", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def test_a_page_is_well_formed_whole_and_small(tmp_path: Path) -> None:
+    folders = [write_rich(tmp_path / f"w{n}", workers=n, seconds=0.5 / n) for n in (1, 2, 4)]
+    page = page_of(*folders)
+    checker = Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert len(checker.ids) == len(set(checker.ids))
+    assert all(address.startswith("data:") for address in checker.addresses)
+    assert "http://" not in page and "https://" not in page
+    assert checker.alts and all(checker.alts)
+    assert len(page) < 300_000
+    for title in (
+        "Loss",
+        "Accuracy by time",
+        "Learning rate",
+        "Throughput",
+        "Slowest worker",
+        "Gradient norm",
+        "Noise scale",
+    ):
+        assert title in page
+    for title in (
+        "Trust ratios",
+        "What is taken for what",
+        "The worst mistakes",
+        "Where each worker",
+        "Files and checksums",
+    ):
+        assert title in page
+
+
+def test_the_three_figures_are_at_the_top(tmp_path: Path) -> None:
+    page = text_of(page_of(write(tmp_path / "run", lines())))
+    assert "throughput 200 images/s epoch time 5 s test accuracy 93.0% of 10,000 samples" in page
+    assert page.index("throughput 200") < page.index("What the curves mean")
+
+
+def test_a_long_run_makes_no_large_page(tmp_path: Path) -> None:
+    """90 epochs, 20,000 lines, 8 workers."""
+    folder = write(tmp_path / "long", lines(epochs=90, per_epoch=222, workers=8))
+    assert len(page_of(folder)) < 200_000
+
+
+def test_what_a_record_says_is_text_not_markup(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+    made = lines(extra=lambda i: {"trust": {evil: 1.0 + i}})
+    made[0]["machine"]["system"] = evil
+    made[0]["config"]["recipe"] = evil
+    made[0]["world"]["hosts"] = [evil, "h1"]
+    folder = write(tmp_path / "a<b>&'\"", [*made, {"kind": "event", "time": BEGAN, "text": evil}])
+    (folder / "quarantine.jsonl").write_text('{"number": "<i>", "reason": "<script>"}\n')
+    page = page_of(folder)
+    assert page.count("<script>") == 1
+    assert "<img src=x" not in page and "<i>" not in page.replace("<i></i>", "")
+    Checker().feed(page)
+
+
+def test_a_run_that_still_goes_on(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", lines(end=False))
+    page = text_of(page_of(folder, now=BEGAN + 41))
+    assert "still going" in page
+    assert "validation accuracy 94.0%" in page
+    assert "did not end" in text_of(page_of(folder, now=BEGAN + 7200))
+
+
+def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
+    page = text_of(page_of(write(tmp_path / "run", lines()[:1])))
+    assert "The record has no steps yet, so there is nothing to draw." in page
+    assert "throughput – epoch time – validation accuracy –" in page
+
+
+def test_runs_beside_the_first(tmp_path: Path) -> None:
+    folders = [write(tmp_path / "one", lines(workers=1)), write(tmp_path / "four", lines(workers=4, seconds=0.15))]
+    (said,) = compare(read_runs(folders))
+    assert said.figures == (
+        "667 images/s against 200: 3.33x with 4 workers against 1 (83% of 4x); "
+        "test accuracy 93.00% against 93.00%, no further apart than chance makes them (±0.72 points with 10,000 samples)"
+    )
+    assert said.severity == "good"
+
+
+def test_runs_that_differ_by_more_than_chance(tmp_path: Path) -> None:
+    worse = lines()
+    worse[-2]["accuracy"] = 0.90
+    folders = [write(tmp_path / "a", lines()), write(tmp_path / "b", worse)]
+    (said,) = compare(read_runs(folders))
+    assert said.severity == "hint"
+    assert "93.00%, further apart than chance makes them" in said.figures
+
+
+def test_equal_weights_are_said_to_be_equal(tmp_path: Path) -> None:
+    folders = [write_rich(tmp_path / "a"), write_rich(tmp_path / "b")]
+    assert "the last weights are equal, bit by bit" in compare(read_runs(folders))[0].figures
+
+
+def test_configs_beside_their_recipe() -> None:
+    digits = RECIPES["digits"]().model_dump(mode="json")
+    changed = {**digits, "seed": 3, "optimizer": {**digits["optimizer"], "lr": 0.2}}
+    found = {row.key: (row.recipe, *row.values) for row in rows([digits, changed]) if row.differs}
+    assert found == {"seed": ("0", "0", "3"), "optimizer.lr": ("0.05", "0.05", "0.2")}
+    assert not [row for row in rows([digits]) if row.differs]
+
+
+def test_configs_of_recipes_that_are_not_ours() -> None:
+    found = {
+        row.key: row for row in rows([{"recipe": "mine", "batch": 1}, {"recipe": "mine", "batch": 2, "extra": None}])
+    }
+    assert found["batch"].differs and found["extra"].differs and not found["recipe"].differs
+    assert found["extra"].values == ("–", "none")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (seconds(0.549), "0.55 s"),
+        (seconds(59.7), "1 min"),
+        (seconds(75), "1 min 15 s"),
+        (seconds(7500), "2 h 5 min"),
+        (seconds(90000), "1 d 1 h"),
+        (count(1234.5), "1,234"),
+        (count(12.34), "12.3"),
+        (figure(0.000012345), "1.23e-05"),
+        (figure(0.37921), "0.3792"),
+        (nbytes(54824), "54.8 kB"),
+        (nbytes(12), "12 bytes"),
+    ],
+)
+def test_figures_as_people_read_them(said: str, expected: str) -> None:
+    assert said == expected
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", lines())
+    with pytest.raises(ConfigError, match=r"nowhere/report.html: cannot be written: No such file or directory"):
+        write_report([folder], tmp_path / "nowhere" / "report.html")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_report([folder], folder)
+    with pytest.raises(ConfigError, match="a report shows 1 to 8 runs, found 9; leave some out"):
+        write_report([folder] * 9)
+    assert sorted(file.name for file in folder.iterdir()) == ["run.jsonl"]
+
+
+def test_the_command_loads_no_torch(tmp_path: Path) -> None:
+    folder = write_rich(tmp_path / "run")
+    code = "import sys; from allstep.cli.app import app; app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "report", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.stdout == f"{folder}/report.html\nFalse\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["nowhere"], "allstep: nowhere: there is no such folder"), ([], "Missing argument 'RUN...'")],
+)
+def test_wrong_use_is_a_line_and_status_2(arguments: list[str], words: str) -> None:
+    result = run_command(*arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_real_run(tmp_path: Path) -> None:
+    """What `allstep train` writes today is what the report reads."""
+    run = tmp_path / "run"
+    train = [ALLSTEP, "train", "digits", "epochs=2", "log_every=2", "--workers", "2", "--out", str(run)]
+    subprocess.run(train, check=True, capture_output=True, timeout=170)
+    result = run_command(run)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{run}/report.html\n", "")
+    page = (run / "report.html").read_text()
+    words: Any = text_of(page)
+    for part in (
+        "test accuracy",
+        "2 on 1 host with 1 thread each",
+        "1,294 train, 143 validation, 360 test",
+        "worker 1",
+        "finished",
+    ):
+        assert part in words, part
+    assert "Not everything could be read" not in words
+    assert page.count("<polyline") == 2 + 2 + 1 + 1 + 1  # loss, accuracy, rate, throughput, slowest worker
+    assert time.strftime("%Y") in words

@@ -1,0 +1,148 @@
+"""What is read from a run folder: only what is there, and what is damaged is left out with a note. Reference: what was written."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allstep.errors import DataError
+from allstep.report import read_run
+from allstep.report.run import read_runs
+from report.made_up import BEGAN, lines, write, write_mistakes, write_rich
+
+
+def test_a_folder_with_everything(tmp_path: Path) -> None:
+    run = read_run(write_rich(tmp_path / "all", workers=4))
+    assert (run.name, run.num_workers, run.num_threads) == ("all", 4, 4)
+    assert run.config["recipe"] == "digits"
+    assert (run.num_bad, run.bad[0]["reason"]) == (1, "cut short")  # the torn second line is no sample
+    assert [checkpoint.name for checkpoint in run.checkpoints] == ["000000001000", "000000008000"]
+    assert run.checkpoints[0].files == (("weights.safetensors", 54824, "ab" * 32),)
+    assert [mistake.label for mistake in run.mistakes[:2]] == ["shirt", "coat"]  # numbers of classes have become names
+    assert (
+        run.mistakes[0].source
+        == "data:image/png;base64,"
+        + base64.b64encode((tmp_path / "all" / "mistakes" / "0000.png").read_bytes()).decode()
+    )
+    assert (run.mistakes[0].width, run.mistakes[0].height) == (28, 28)
+    assert run.confusion is not None
+    assert run.confusion.worst(2) == [("coat", "shirt", 11, 0.11), ("shirt", "coat", 8, 0.08)]
+    assert run.notes == ()
+
+
+def test_a_record_alone_is_a_run(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path / "bare", lines()))
+    assert (run.checkpoints, run.mistakes, run.confusion, run.num_bad, run.notes) == ((), (), None, 0, ())
+    assert list(run.checksums) == ["run.jsonl"]
+
+
+def test_the_config_file_speaks_where_the_record_does_not(tmp_path: Path) -> None:
+    folder = write(tmp_path / "old", [{"kind": "start", "time": BEGAN}])
+    (folder / "config.yaml").write_text("recipe: mine\nbatch: 32\n")
+    assert read_run(folder).config == {"recipe": "mine", "batch": 32}
+    (folder / "config.yaml").write_text("recipe: [\n")
+    run = read_run(folder)
+    assert run.config == {}
+    assert run.notes == ("config.yaml: could not be read (ParserError)",)
+
+
+def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path) -> None:
+    folder = write(tmp_path / "torn", lines(end=False))
+    whole = read_run(folder)
+    with (folder / "run.jsonl").open("a") as file:
+        file.write('{"kind": "step", "time": 17')
+    run = read_run(folder)
+    assert run.record == whole.record
+    assert run.notes == ("run.jsonl: 1 of its lines could not be read and were left out",)
+
+
+def test_kinds_and_keys_of_later_versions_are_no_damage(tmp_path: Path) -> None:
+    later = [{"kind": "weather", "time": BEGAN, "rain": True}, {"kind": "step", "samples": 1}]  # the second has no time
+    run = read_run(write(tmp_path / "later", [*lines(), *later]))
+    assert run.notes == ()
+    assert len(run.record.steps) == 80
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "is not a run folder: it has no run.jsonl"),
+        ("", "run.jsonl: is empty: the run has not begun"),
+        ('{"kind": "step", "time": 1, "samples": 3}\n', "has no start line among 42 bytes"),
+        ("not json\n", "has no start line"),
+        (b"\xff\xfe\x00", "has no start line"),
+    ],
+)
+def test_what_is_no_run_is_said_in_a_line(tmp_path: Path, content: str | bytes | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "run.jsonl").write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(DataError, match=words) as error:
+        read_run(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such folder; give the folder of a run"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [write(tmp_path / parent / "run", lines()) for parent in "ab"]
+    assert [run.name for run in read_runs(folders)] == ["run (1)", "run (2)"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_shown"),
+    [
+        ({"file": "0000.png", "label": "a", "predicted": "b"}, True),
+        ({"file": "../secret.png", "label": "a", "predicted": "b"}, False),
+        ({"file": "linked.png", "label": "a", "predicted": "b"}, False),
+        ({"file": "text.png", "label": "a", "predicted": "b"}, False),
+        ({"file": "huge.png", "label": "a", "predicted": "b"}, False),
+        ({"file": "missing.png", "label": "a", "predicted": "b"}, False),
+        ({"label": "a"}, False),
+        ("0000.png", False),
+    ],
+)
+def test_only_pictures_of_the_folder_come_into_the_page(tmp_path: Path, entry: Any, is_shown: bool) -> None:
+    folder = write(tmp_path / "run", lines())
+    mistakes = folder / "mistakes"
+    write_mistakes(mistakes, 1)
+    png = (mistakes / "0000.png").read_bytes()
+    (folder / "secret.png").write_bytes(png)
+    (mistakes / "linked.png").symlink_to(folder / "secret.png")
+    (mistakes / "text.png").write_text("a secret that is no picture")
+    (mistakes / "huge.png").write_bytes(png + bytes(50_000))
+    (mistakes / "mistakes.json").write_text(json.dumps([entry]))
+    run = read_run(folder)
+    assert len(run.mistakes) == is_shown
+    assert bool(run.notes) is not is_shown
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"classes": ["a", "b"], "counts": [[1, 2]]}',
+        '{"classes": [], "counts": []}',
+        '{"classes": ["a"], "counts": [[-1]]}',
+    ],
+)
+def test_a_matrix_that_does_not_fit_is_left_out(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path / "run", lines())
+    (folder / "mistakes").mkdir()
+    (folder / "mistakes" / "confusion.json").write_text(content)
+    run = read_run(folder)
+    assert run.confusion is None
+    assert len(run.notes) == 1 and run.notes[0].startswith("mistakes/confusion.json: ")
+
+
+def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
+    folder = write_rich(tmp_path / "run")
+    (folder / "checkpoints" / "000000008000" / "manifest.json").write_text('{"files": ')
+    run = read_run(folder)
+    assert [checkpoint.name for checkpoint in run.checkpoints] == ["000000001000"]
+    assert run.notes == ("checkpoints/000000008000: its manifest is damaged; --resume will not use it",)
