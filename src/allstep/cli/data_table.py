@@ -52,7 +52,8 @@ def _spread(spread: "Spread") -> str:
 
 def _balance(info: "Info") -> str:
     counts = [count for _, count in info.classes]
-    return f"{min(counts)} to {max(counts)} samples each"
+    low, high = min(counts), max(counts)
+    return f"{low} samples each" if low == high else f"{low} to {high} samples each"
 
 
 def _classes(info: "Info") -> Table:

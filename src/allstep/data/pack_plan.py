@@ -13,6 +13,7 @@ the sizes and times of their files.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -136,7 +137,7 @@ def num_shards(options: Options, num_samples: int, mean_nbytes: float) -> int:
     if options.shard_samples is not None:
         wanted = -(-num_samples // options.shard_samples)
     else:
-        wanted = round(num_samples * mean_nbytes / (options.shard_mb * 1e6))
+        wanted = math.ceil(num_samples * mean_nbytes / (options.shard_mb * 1e6))
     if wanted > MAX_SHARDS:
         raise ConfigError(f"{wanted} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold more")
     return max(1, min(wanted, num_samples))
