@@ -85,16 +85,15 @@ def write_whole(target: Path, pieces: Iterator[bytes]) -> None:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as out:
-            for piece in pieces:
-                out.write(piece)
-        part.replace(target)
+        try:
+            with part.open("wb") as out:
+                out.writelines(pieces)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(
-            f"{target}: cannot be written: {error.strerror or error}; ALLSTEP_CACHE names another folder"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+        reason = error.strerror or error
+        raise DataError(f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder") from error
 
 
 def _pieces(packed: File, note: Note) -> Iterator[bytes]:
