@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from allstep.errors import ConfigError
 from allstep.optim.draws import generator
 
-
 _OWN = {"optimizer", "batch", "seed", "eta", "gamma"}
 
 
