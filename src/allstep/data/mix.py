@@ -15,6 +15,8 @@ lower half of the distribution is an integral over s of (1 - x)^(alpha - 1), whi
 for alpha < 1. The upper half is its mirror image.
 """
 
+from copy import copy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -45,7 +47,9 @@ class _Mix:
         if num_classes is None:
             name = type(self).__name__
             raise ConfigError(f"{name} must know the number of classes: {name}({self.alpha}, num_classes=...)")
-        return type(self)(self.alpha, num_classes)
+        same = copy(self)  # with its table, which takes longer to make than a batch
+        same.num_classes = num_classes
+        return same
 
     def lam(self, shares: Floats) -> Floats:
         """Beta(alpha, alpha) from uniform numbers."""
