@@ -76,9 +76,13 @@ def _entry(record: Buffer, position: int, end: int) -> tuple[str, tuple[int, int
 def next_field(record: Buffer, position: int, end: int) -> tuple[int, int, int]:
     """The field at `position`: its tag, and where its content begins and ends."""
     tag = record[position]
-    position += 1
-    if tag & 0x80:
-        tag, position = _varint(record, position - 1, end)
+    if (
+        tag & 0x87 == 2 and tag > 7 and position + 1 < end
+    ):  # most fields: a short name or value. The long way gives the same
+        stop = position + 2 + record[position + 1]
+        if record[position + 1] < 0x80 and stop <= end:
+            return tag, position + 2, stop
+    tag, position = _varint(record, position, end) if tag & 0x80 else (tag, position + 1)
     wire = tag & 7
     if tag < 8:
         raise ValueError(f"not a tf.train.Example: byte {position - 1} is {tag}, which begins no field")
