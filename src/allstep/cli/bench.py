@@ -8,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
+    from allstep.bench.data_result import DataResult
     from allstep.bench.step_result import StepResult
 
 bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
@@ -105,6 +106,42 @@ def step(
     _show(result, json, plot)
 
 
+@bench.command()
+def data(
+    where: Annotated[list[str], typer.Argument(metavar="SRC...", help="Pictures: shards, a folder, idx files.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="Pixels of a side that come out.")] = 224,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures of a batch.")] = 64,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-j", min=1, help="Threads or processes of each; else one per core.")
+    ] = None,
+    max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Take so many pictures at most.")] = 2000,
+    repetitions: Repetitions = 5,
+    json: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI and tf.data."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from allstep.bench.data import NUM_EXTRA, measure_data
+
+    _check(json, plot)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=repetitions + NUM_EXTRA)
+        done = iter(range(repetitions + NUM_EXTRA))
+        result = measure_data(
+            where,
+            size,
+            batch,
+            threads,
+            repetitions,
+            max_samples,
+            lambda text: bar.update(task, description=text, completed=next(done)),
+        )
+    _show(result, json, plot)
+
+
 def _check(json: Path | None, plot: Path | None) -> None:
     """What would go wrong after a minute of measuring goes wrong now."""
     from allstep.errors import ConfigError
@@ -114,7 +151,7 @@ def _check(json: Path | None, plot: Path | None) -> None:
             raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
 
 
-def _show(result: "Result | CommResult | StepResult", json: Path | None, plot: Path | None) -> None:
+def _show(result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None) -> None:
     """The table on the terminal, out of the way of figures that go to standard output."""
     from rich.console import Console
 
