@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -22,7 +25,7 @@ from allstep.data.framing import frame, read_records
 from allstep.data.opening import open_source
 from allstep.data.pack import Outcome, pack
 from allstep.data.pack_journal import opened
-from allstep.data.pack_plan import Options
+from allstep.data.pack_plan import Options, Origin, Plan, num_shards
 from allstep.data.source import Source
 from allstep.errors import ConfigError, DataError
 from picture_folders import CLASSES, encoded, make_folder
@@ -143,6 +146,18 @@ class TestWhatIsInIt:
         assert set(second) == {"image", "label", "shape", "filename"}
 
 
+@given(n=st.integers(1, 300), per_shard=st.integers(1, 100), seed=st.none() | st.integers(0, 2**32))
+@settings(max_examples=500 if os.environ.get("ALLSTEP_SOAK") else 30)
+def test_every_sample_has_one_place(n: int, per_shard: int, seed: int | None) -> None:
+    options = Options("x", shard_samples=per_shard, shuffle=seed)
+    plan = Plan(options, Origin("x", n, ""), num_shards(options, n, 1.0), 1)
+    spans = [plan.span(shard) for shard in range(plan.num_shards)]
+    assert [start for start, _ in spans] == [0, *(stop for _, stop in spans[:-1])]
+    assert all(1 <= stop - start <= per_shard for start, stop in spans)
+    numbers = np.concatenate([plan.numbers(*span) for span in spans])
+    np.testing.assert_array_equal(np.sort(numbers), np.arange(n))
+
+
 class TestPictures:
     def test_only_larger_ones_are_made_smaller(self, tmp_path: Path) -> None:
         for name, sides in (("small", (70, 100)), ("large", (360, 640))):
@@ -201,11 +216,13 @@ class TestPictures:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from allstep.data import pack as packing
 from allstep.data import pack_journal
 from allstep.data.opening import open_source
 from allstep.data.pack import pack
 from allstep.data.pack_plan import Options
 folder, target, when, shards = sys.argv[1:]
+packing._MOST_IN_CHUNK = 1
 def die(done, total):
     if done >= int(when) > 0:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -217,7 +234,8 @@ pack(open_source(folder), folder, Path(target), options, jobs=1, progress=die)
 
 
 class TestStopped:
-    @pytest.mark.parametrize("when", [1, 17, -1])
+    @pytest.mark.soak(1)
+    @pytest.mark.parametrize("when", [-1, *range(1, NUM + 1)] if os.environ.get("ALLSTEP_SOAK") else [-1, 3, 17])
     def test_killed_and_resumed_it_is_the_same(self, folder: Path, tmp_path: Path, when: int) -> None:
         command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "out"), str(when), "5"]
         assert subprocess.run(command, check=False, timeout=50).returncode == -signal.SIGKILL
@@ -226,7 +244,7 @@ class TestStopped:
         packed(folder, tmp_path / "whole", **options)
         assert shards(tmp_path / "out") == shards(tmp_path / "whole")
         assert outcome.num_samples == NUM
-        assert outcome.num_before == (3 if when == 17 else 0)
+        assert outcome.num_before == sum(end < when for end in (4, 9, 14, 19, 24))
         assert not list((tmp_path / "out").glob(".*.part"))
 
     def test_ctrl_c_leaves_nothing_half(self, folder: Path, tmp_path: Path) -> None:
