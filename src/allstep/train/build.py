@@ -9,9 +9,9 @@ from torch import nn
 
 import allstep.torch as hvd
 from allstep.data import ImageSet, Loader, order
+from allstep.data.arrays import ArraySource
 from allstep.models import NORMS, SmallCnn
 from allstep.optim import SCALINGS, SCHEDULES, warm_up
-from allstep.train.arrays import ArraySource
 from allstep.train.config import RunConfig
 from allstep.train.evaluate import ToInput
 from allstep.train.loop import Trainer
