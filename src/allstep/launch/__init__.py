@@ -5,7 +5,8 @@
 
 from allstep.launch.function import run
 from allstep.launch.hosts import Host, assign, parse_hosts, read_hostfile
-from allstep.launch.launcher import RESUBMIT, Job, Launcher
+from allstep.launch.job import Job
+from allstep.launch.launcher import RESUBMIT, Launcher
 
 __all__ = ["RESUBMIT", "Host", "Job", "Launcher", "assign", "launch", "parse_hosts", "read_hostfile", "run"]
 

@@ -13,13 +13,10 @@ Everything happens in one loop over the links to the agents; two small threads s
 
 import contextlib
 import json
-import os
 import selectors
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from allstep import machine, wire
@@ -28,7 +25,7 @@ from allstep.errors import ConfigError, UserError
 from allstep.launch import failure, horovod, ssh
 from allstep.launch.agent import BEAT_SECONDS
 from allstep.launch.failure import Failure
-from allstep.launch.hosts import Host
+from allstep.launch.job import Job
 from allstep.launch.link import Message
 from allstep.launch.output import Output
 from allstep.launch.signals import caught_signals
@@ -41,25 +38,6 @@ _SETTLE_SECONDS = 0.25  # after the first failure: others that failed by themsel
 _CAUSE_SECONDS = 2.0  # as long as all that failed blame a lost connection: the one they lost should turn up
 _STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL when a rank failed, or after Ctrl-C
 _QUIET_SECONDS = 3.0  # a host silent for so long may be the cause
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to run and where. `hosts` say how many workers each one gets; rank 0 is the first of the first."""
-
-    command: list[str]
-    hosts: list[Host]
-    env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
-    cwd: str = field(default_factory=os.getcwd)
-    show: frozenset[int] | None = None
-    log_dir: Path | None = None
-    stream_dir: Path | None = None
-    prefix: str = "allstep"  # of the printed lines: a name of output.PREFIXES
-    timestamps: bool = False
-    iface: str | None = None
-    ssh: str = "ssh"
-    grace: float = 30.0
-    foreground: bool = False  # rank 0 keeps our standard output: a progress bar stays a progress bar
 
 
 class Launcher:
