@@ -154,6 +154,11 @@ def test_files_that_are_no_rows_or_have_other_labels(toy: NamedSet, home: Path) 
         load(find(toy, home))
 
 
+def test_a_set_that_the_system_has(tmp_path: Path) -> None:
+    get(NAMED["digits"], tmp_path / "to")
+    assert len(load(find(NAMED["digits"], tmp_path / "to")).train) == 1437
+
+
 def test_names_of_classes_come_along(toy: NamedSet, home: Path, tmp_path: Path) -> None:
     get(replace(toy, classes=("a", "b")), tmp_path / "to", home)
     assert (tmp_path / "to" / "batches.meta.txt").read_text() == "a\nb\n"

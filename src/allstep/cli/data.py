@@ -129,7 +129,7 @@ def info(
     if to_stdout:
         sys.stdout.write(text)
     elif json is not None:
-        json.write_text(text)
+        _write(json, text)
 
 
 @data.command()
@@ -172,7 +172,7 @@ def verify(
             source, jobs=jobs, progress=lambda done, total, bad: shown(done, total, f"{bad} bad" if bad else "")
         )
     if list_file is not None:
-        list_file.write_text("".join(f"{json_format.dumps(_as_json(bad))}\n" for bad in found.bad))
+        _write(list_file, "".join(f"{json_format.dumps(_as_json(bad))}\n" for bad in found.bad))
     if not found.bad:
         print(f"{src}: all {found.num_samples} samples are good")
         return
@@ -290,6 +290,15 @@ def _check_apart(src: str, dst: Path) -> None:
 def _absolute(src: str) -> str:
     place, _ = _place(src)
     return place if "://" in place else str(Path(place).absolute())
+
+
+def _write(file: Path, text: str) -> None:
+    from allstep.errors import DataError
+
+    try:
+        file.write_text(text)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be written: {error.strerror or error}") from error
 
 
 def _check_folder(option: str, file: Path | None) -> None:

@@ -31,8 +31,11 @@ _NAMES = {"idx": "classes.txt", "cifar": "batches.meta.txt"}  # where a source o
 
 
 def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progress: Progress | None = None) -> None:
-    """Fills `folder` with the files of `wanted` that it lacks; `origin` is a folder or URL, else the set's home."""
-    origin = origin or wanted.home
+    """Fills `folder` with the files of `wanted` that it lacks.
+
+    `origin` is a folder or URL; else a folder where this system keeps the set, else the set's home.
+    """
+    origin = origin or _near(wanted) or wanted.home
     if origin is None:
         raise DataError(f"{wanted.title} has no home on the web; give the folder or URL that has it")
     with locked(folder):
@@ -44,6 +47,10 @@ def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progre
             _from_folder(wanted, folder, Path(origin), progress)
         if wanted.classes:
             (folder / _NAMES[wanted.layout]).write_text("".join(f"{name}\n" for name in wanted.classes))
+
+
+def _near(wanted: NamedSet) -> Path | None:
+    return next((folder for folder in wanted.folders if is_whole(wanted, folder)), None)
 
 
 def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | None) -> None:
@@ -71,7 +78,7 @@ def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progres
     for name in _missing(wanted, folder):
         path = either(origin, name) or not_there(origin, name)
         with _opened(path) as file:
-            _store(file, folder / path.name, path, wanted.sha256[name])
+            _store(file, folder / path.name, path, wanted.sha256.get(name))
         if progress:
             progress(path.name, path.stat().st_size, path.stat().st_size)
 
@@ -110,7 +117,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def _store(file: IO[bytes], target: Path, origin: Path | str, sha256: str) -> None:
+def _store(file: IO[bytes], target: Path, origin: Path | str, sha256: str | None) -> None:
     """Copies `file` to `target`, which appears whole and with the right content or not at all."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     part = Path(name)
@@ -118,7 +125,7 @@ def _store(file: IO[bytes], target: Path, origin: Path | str, sha256: str) -> No
         with os.fdopen(handle, "wb") as copy:
             while chunk := file.read(_CHUNK):
                 copy.write(chunk)
-        if (found := content_sha256(part, packed=target.suffix == ".gz")) != sha256:
+        if sha256 and (found := content_sha256(part, packed=target.suffix == ".gz")) != sha256:
             raise DataError(f"{origin}: wrong content of {target.name}: expected SHA-256 {sha256}, found {found}")
         part.chmod(0o644)
         part.replace(target)

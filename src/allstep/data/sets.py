@@ -78,6 +78,7 @@ NAMED: Mapping[str, NamedSet] = {
             "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
             "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         },
+        hint="allstep data get cifar10 --from FOLDER brings it from elsewhere",
         layout="cifar",
         archive=Archive("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
         classes=(
