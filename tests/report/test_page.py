@@ -99,8 +99,8 @@ def test_the_three_figures_are_at_the_top(tmp_path: Path) -> None:
 
 
 def test_a_long_run_makes_no_large_page(tmp_path: Path) -> None:
-    """90 epochs, 20,000 lines, 8 workers."""
-    folder = write(tmp_path / "long", lines(epochs=90, per_epoch=222, workers=8))
+    """90 epochs, 4,500 lines, 8 workers."""
+    folder = write(tmp_path / "long", lines(epochs=90, per_epoch=50, workers=8))
     assert len(page_of(folder)) < 200_000
 
 

@@ -1,7 +1,7 @@
 """Curves as coordinates: what the template draws as SVG.
 
 ```
-(0, 0)                               viewBox 0 0 400 230, scaled to the width it is given: 350 points on a telephone, 380 on a desk
+(0, 0)                               viewBox 0 0 400 234, scaled to the width it is given: 350 points on a telephone, 380 on a desk
    LEFT                       RIGHT
     |                          |   TOP
   1 +--------------------------+
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from allstep.report.series import Series, thinned
 from allstep.report.wording import figure, seconds
 
-WIDTH, HEIGHT = 400, 230
+WIDTH, HEIGHT = 400, 234
 LEFT, RIGHT, TOP, BOTTOM = 46, 392, 10, 198
 _TABLE_ROWS = 12
 

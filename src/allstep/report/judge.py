@@ -18,7 +18,7 @@ from typing import Literal
 
 from allstep.report.glance import is_finished, last_word, patience
 from allstep.report.series import counts, number, samples_per_epoch, steps, validations, whole
-from allstep.report.split import own_by_rank, split, timed
+from allstep.report.split import slowest_by_line, split
 from allstep.report.wording import figure, percent, seconds
 from allstep.runlog import Fields, RunRecord
 
@@ -174,13 +174,13 @@ def straggler(record: RunRecord) -> Judgement | None:
     if found is None or found.lateness < LATENESS:
         return None
     rank = found.slowest
-    lines = timed(record)
-    often = mean(own.index(max(own)) == rank for own in map(own_by_rank, lines))
+    slowest = slowest_by_line(record)
+    often = slowest.count(rank) / len(slowest)
     if often < LATE_OFTEN:
         return None
     figures = (
         f"worker {rank}{_host(record, rank)} works {found.lateness:.3g} times as long as the others, "
-        f"and was the slowest in {percent(often, 0)} of {len(lines)} intervals"
+        f"and was the slowest in {percent(often, 0)} of {len(slowest)} intervals"
     )
     advice = "Look what else runs there, at its clock and its disk; `allstep doctor` compares the hosts."
     return Judgement("straggler", "problem", "One worker holds up the others", figures, advice)

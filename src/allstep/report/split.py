@@ -2,18 +2,26 @@
 
 A step is synchronous: the workers begin and end it together, so a slow one shows as `wait` of the others. What a worker does itself
 (`own`: input, compute, update) tells who is slow; what even the slowest one waits is the price of moving gradients.
+
+    times[line, phase, rank]     seconds, in the order of PHASES: one array for all lines, since a long run has millions of them
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from allstep.report.series import Clock, Series, steps, whole
 from allstep.runlog import Fields, RunRecord
 
 PHASES = ("input", "compute", "wait", "update")
-_OWN = ("input", "compute", "update")
+_OWN = (0, 1, 3)
 _WARMING_UP = 1  # the first line has imports, first allocations and empty queues in it
+
+Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,7 @@ class Split:
 
     def own(self, rank: int) -> float:
         """Seconds in which the worker did not wait for others."""
-        return sum(self.ranks[rank][phase] for phase in _OWN)
+        return sum(self.ranks[rank][PHASES[phase]] for phase in _OWN)
 
     @property
     def slowest(self) -> int:
@@ -45,39 +53,51 @@ class Split:
 
 def split(record: RunRecord) -> Split | None:
     """Over the whole run without its first line; None when the record has no times."""
-    lines = timed(record)
-    lines = lines[_WARMING_UP:] or lines
-    if not lines:
+    _, times = timed(steps(record))
+    if not len(times):
         return None
-    size = len(lines[-1]["compute"])
-    return Split(tuple({phase: sum(line[phase][rank] for line in lines) for phase in PHASES} for rank in range(size)))
+    sums = (times[_WARMING_UP:] if len(times) > _WARMING_UP else times).sum(axis=0)
+    return Split(tuple(dict(zip(PHASES, rank.tolist(), strict=True)) for rank in sums.T))
 
 
-def timed(record: RunRecord) -> list[Fields]:
-    """The steps that have the times of all workers; after a resume with another number of them, those since then."""
-    lines = [line for line in steps(record) if _is_timed(line)]
-    return [line for line in lines if len(line["compute"]) == len(lines[-1]["compute"])]
-
-
-def own_by_rank(line: Fields) -> list[float]:
-    """Seconds of own work of each worker in one step line."""
-    return [sum(line[phase][rank] for phase in _OWN) for rank in range(len(line["compute"]))]
+def slowest_by_line(record: RunRecord) -> list[int]:
+    """Who had most to do in each line."""
+    _, times = timed(steps(record))
+    found: list[int] = _own(times).argmax(axis=1).tolist() if len(times) else []
+    return found
 
 
 def lateness_over_seconds(record: RunRecord) -> Series:
-    """Own work of the slowest worker over the mean of all, line by line."""
+    """Own work of the slowest worker over the mean of all, line by line; empty for one worker."""
     clock = Clock(record)
-    lines = [
-        line for line in whole(timed(record))[_WARMING_UP:] if len(line["compute"]) > 1 and mean(own_by_rank(line)) > 0
-    ]
-    slow = tuple(max(own_by_rank(line)) / mean(own_by_rank(line)) for line in lines)
-    return Series(tuple(clock(line["time"]) for line in lines), slow)
+    lines, times = timed(whole(steps(record)))
+    own = _own(times[_WARMING_UP:])
+    if own.shape[1] < 2 or not np.all(own.sum(axis=1) > 0):
+        return Series()
+    late: list[float] = (own.max(axis=1) / own.mean(axis=1)).tolist()
+    return Series(tuple(clock(line["time"]) for line in lines[_WARMING_UP:]), tuple(late))
 
 
-def _is_timed(line: Fields) -> bool:
-    lists = [line.get(phase) for phase in PHASES]
-    return all(_are_numbers(each) for each in lists) and len({len(each) for each in lists if each}) == 1
+def timed(lines: list[Fields]) -> tuple[list[Fields], Times]:
+    """The lines that have the times of all workers, and these; after a resume with another number of workers, those since then."""
+    sizes = [_num_ranks(line) for line in lines]
+    size = next((each for each in reversed(sizes) if each), 0)
+    chosen = [line for line, each in zip(lines, sizes, strict=True) if each == size and size]
+    try:
+        times = np.array([[line[phase] for phase in PHASES] for line in chosen], dtype=np.float64)
+    except (TypeError, ValueError):  # not numbers
+        chosen, times = [], np.empty(0)
+    return chosen, times.reshape(len(chosen), len(PHASES), size if chosen else 0)
 
 
-def _are_numbers(values: object) -> bool:
-    return isinstance(values, Sequence) and bool(values) and all(isinstance(value, int | float) for value in values)
+def _own(times: Times) -> Times:
+    own: Times = times[:, _OWN].sum(axis=1)
+    return own
+
+
+def _num_ranks(line: Fields) -> int:
+    """How many workers' times a line has; 0 when the phases do not agree."""
+    lists: list[Any] = [line.get(phase) for phase in PHASES]
+    if not all(isinstance(each, list) for each in lists):
+        return 0
+    return len(lists[0]) if len({len(each) for each in lists}) == 1 else 0
