@@ -1,0 +1,161 @@
+"""Ghost batch norm: statistics of small groups of samples, whatever the batch (Hoffer et al. 2017, https://arxiv.org/abs/1705.08741).
+
+The noise in the statistics of a small batch helps a net to generalise; a large batch loses it. Ghost batch norm normalises a large batch as
+if it were many small ones:
+
+```
+worker's batch, ghost=32    | 32 | 32 | 32 | 32 |            each part by its own mean and variance; no word to other workers
+across_workers, ghost=128   | w0 | w1 | w2 | w3 | w4 | ...   parts are whole workers: the first four, the next four
+                            |<----- one ---->|<----- ...
+```
+
+**A size that does not divide** is no error, or the last batch of an epoch would be one. A batch is cut into the nearest number of parts,
+equal up to one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last one of 4, whose statistics would be worth nothing. No
+part has fewer than two samples unless the whole batch has.
+
+**A size above the worker's batch** needs `across_workers=True`: all ranks then gather statistics, as SyncBatchNorm does, and consecutive
+ranks make up a ghost batch; the batch of a rank is not cut. This cannot be decided by looking at a batch, because ranks that see different
+numbers would decide differently and wait for each other. Without it such a worker has one part, its whole batch, and a first batch like
+that is a warning.
+
+Running statistics go from ghost batch to ghost batch, as the paper has it, and as they would in a run with small batches. On several
+ranks they are those of the rank's own samples (`across_workers`: of all samples, equal on all ranks).
+"""
+
+import warnings
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from allstep.errors import ConfigError
+from allstep.norm.statistics import Normalise, combined, gathered, own_statistics, ranks_of, update_running
+
+
+class GhostBatchNorm(_BatchNorm):
+    """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is torch's BatchNorm.
+
+    ghost: samples, at least 2. across_workers: see the module; process_group: among whom, None is all ranks.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        ghost: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        across_workers: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        check_ghost(ghost)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.ghost, self.across_workers, self.process_group = ghost, across_workers, process_group
+        self.looked = False
+
+    def extra_repr(self) -> str:
+        base = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{base}, ghost={self.ghost}" + ", across_workers=True" * self.across_workers
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training:
+            return super().forward(input)
+        group = ranks_of(self.process_group) if self.across_workers else None
+        if group is not None and group.size() > 1:
+            return self._among(input, group)
+        return self._alone(input)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ConfigError(
+                f"GhostBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not {list(input.shape)}"
+            )
+
+    def _alone(self, input: Tensor) -> Tensor:
+        """Part by part; each is a batch of its own to torch."""
+        if not len(input):
+            return self._nothing(input)
+        _check_values(input.numel() // self.num_features, input, "here")
+        self._look(len(input))
+        parts = torch.tensor_split(input, num_parts(len(input), self.ghost))
+        done = [super(GhostBatchNorm, self).forward(part) for part in parts]
+        return done[0] if len(done) == 1 else torch.cat(done)
+
+    def _nothing(self, input: Tensor) -> Tensor:
+        """No samples: no statistics, but weight and bias take part in the backward, with zero gradients."""
+        any_mean, any_var = input.new_zeros(self.num_features), input.new_ones(self.num_features)
+        return batch_norm(input, any_mean, any_var, self.weight, self.bias, training=False, eps=self.eps)
+
+    def _look(self, num_samples: int) -> None:
+        """Only at the first batch: the last one of an epoch may well be small."""
+        if num_samples < self.ghost and not self.looked:
+            warnings.warn(
+                f"GhostBatchNorm(ghost={self.ghost}): this worker's batch has {num_samples} samples, so its ghost batches have no more; "
+                "across_workers=True joins workers to ghost batches",
+                stacklevel=4,
+            )
+        self.looked = True
+
+    def _among(self, input: Tensor, group: ProcessGroup) -> Tensor:
+        """One ghost batch is the samples of some consecutive ranks; all ranks know the statistics of all."""
+        with torch.no_grad():
+            rows = gathered(own_statistics(input), group)
+            samples = [round(values) for values in (rows[:, 2, 0] / _area(input)).tolist()]
+            _check_values(sum(samples) * _area(input), input, "over all ranks")
+            parts = parts_of_ranks(samples, self.ghost)
+            found = [combined(rows[part]) for part in parts]
+            for each in found:
+                update_running(self, *each)
+        (mine,) = (number for number, part in enumerate(parts) if part.start <= group.rank() < part.stop)
+        mean, squares, count = found[mine]
+        how = mean, squares / count, count, self.eps, group, parts[mine]
+        return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+
+
+def num_parts(num_samples: int, ghost: int) -> int:
+    """The number of equal parts whose size is nearest to `ghost`; none has one sample alone, unless there is just one."""
+    return max(1, min(int(num_samples / ghost + 0.5), num_samples // 2))
+
+
+def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:
+    """Ranks with these samples, cut into runs of consecutive ranks of about `ghost` samples, each of at least two."""
+    total = sum(samples)
+    wanted = num_parts(total, ghost)
+    middles = [end - own / 2 for end, own in zip(accumulate(samples), samples, strict=True)]
+    numbers = [min(wanted - 1, int(middle * wanted / total)) for middle in middles]
+    parts: list[slice] = []
+    start = 0
+    for rank in range(len(samples)):
+        ends = rank + 1 == len(samples) or numbers[rank + 1] != numbers[rank]
+        if ends and sum(samples[start : rank + 1]) >= 2:
+            parts.append(slice(start, rank + 1))
+            start = rank + 1
+    last = parts.pop() if parts else slice(0, 0)
+    return [*parts, slice(last.start, len(samples))]  # what is left over at the end goes to the last
+
+
+def check_ghost(ghost: int) -> None:
+    """A ghost batch must have a variance."""
+    if ghost < 2:
+        raise ConfigError(f"ghost={ghost}: a ghost batch needs at least 2 samples, 16 to 128 are usual")
+
+
+def _check_values(count: int, input: Tensor, where: str) -> None:
+    if count < 2:
+        raise ConfigError(
+            f"GhostBatchNorm needs more than 1 value per channel in training, got {count} {where} (input {list(input.shape)}): give each "
+            "worker at least 2 samples, or use a norm of single samples, such as GroupNorm"
+        )
+
+
+def _area(input: Tensor) -> int:
+    """Values of a channel of one sample."""
+    return int(torch.Size(input.shape[2:]).numel())

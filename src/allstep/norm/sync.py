@@ -1,0 +1,67 @@
+"""Batch normalisation over the samples of all ranks, so that N workers normalise as one worker with the whole batch would.
+
+One collective forward and one backward; the arithmetic is in `statistics`. Ranks without samples must go forward and backward too, with
+an empty batch.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from allstep.norm.statistics import Normalise, combined, gathered, own_statistics, ranks_of, update_running
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalises (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone, it is torch's BatchNorm.
+
+    process_group: among whom; None is all ranks.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_group = process_group
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        group = ranks_of(self.process_group) if self.training else None
+        if group is None or group.size() == 1:
+            return super().forward(input)
+        mean, squares, count = _statistics(input, group)
+        update_running(self, mean, squares, count)
+        how = mean, squares / count, count, self.eps, group
+        return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ValueError(
+                f"SyncBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not {list(input.shape)}"
+            )
+
+
+@torch.no_grad()
+def _statistics(input: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and sum of squared deviations of each channel over all ranks, and the count they are over; all in float64."""
+    mean, squares, count = combined(gathered(own_statistics(input), group))
+    if input.numel() <= input.shape[1]:  # at most one value a channel here: only then can there be too few in all
+        _check_count(int(count[0]), input)
+    return mean, squares, count
+
+
+def _check_count(count: int, input: Tensor) -> None:
+    if count < 2:
+        raise ValueError(
+            f"SyncBatchNorm needs more than 1 value per channel in training, got {count} over all ranks "
+            f"(input here {list(input.shape)})"
+        )
