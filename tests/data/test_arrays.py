@@ -94,6 +94,11 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
         source.read(3)
     assert source.block(np.arange(5)) is None and source.block(np.arange(3)) is not None
     assert np.array_equal(source.read(4).data, PICTURES[4, :, :, 0])
+    content = bytearray(labels.read_bytes())
+    content[8 + 7] ^= 1
+    labels.write_bytes(content)
+    with pytest.raises(BadSample, match="the index says"):  # a wrong label is as bad
+        IdxSource(images, labels).read(7)
 
 
 def write_cifar(folder: Path, pictures: np.ndarray, labels: np.ndarray, name: str) -> None:

@@ -154,6 +154,13 @@ def test_a_block_also_fits_records_with_the_label_first(write: Write) -> None:
     assert block is not None and np.array_equal(block.data, pixels) and np.array_equal(block.target, labels)
 
 
+@pytest.mark.parametrize("label", [b"\x05", [1, 2], [], 1.5, 2**40])
+def test_there_is_no_block_of_labels_that_are_no_small_number(write: Write, label: Any) -> None:
+    path = write([{"image/raw": bytes(12), "image/shape": [2, 2, 3], "label": label}])
+    source = TFRecordSource(path, features={"image/raw": "data", "label": "target"})
+    assert source.block(np.array([0])) is None
+
+
 def test_there_is_no_block_of_what_cannot_be_stacked(write: Write) -> None:
     small, labels = random_pictures(3, 4, 4, 3)
     large, _ = random_pictures(3, 5, 4, 3)

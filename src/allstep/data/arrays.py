@@ -45,7 +45,7 @@ class _Rows(Source):
     def read(self, number: int) -> Sample:
         part, row = self._locate(number)
         stored = self._parts[part][row]
-        if self._crcs is not None and (found := _crc(stored)) != self._crcs[number]:
+        if self._crcs is not None and (found := _crc(stored, self.target[number])) != self._crcs[number]:
             reason = f"its CRC32C is {found:#010x}, the index says {self._crcs[number]:#010x}: the bytes are damaged"
             raise BadSample(number, self.place(number), reason)
         target = self.target[number]
@@ -55,9 +55,10 @@ class _Rows(Source):
         for number in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
             self._locate(number)
         stored = self._gather(numbers)
-        if self._crcs is not None and any(map(int.__ne__, map(_crc, stored), self._crcs[numbers].tolist())):
+        target = self.target[numbers]
+        if self._crcs is not None and any(map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())):
             return None
-        return Block(self._pictures(stored), self.target[numbers])
+        return Block(self._pictures(stored), target)
 
     def place(self, number: int) -> Place:
         part, row = self._locate(number)
@@ -70,8 +71,9 @@ class _Rows(Source):
 
     def index_checksums(self, progress: Progress | None = None) -> None:
         """Stores a CRC32C of each sample as it is now; for sets in files."""
-        for name, part in zip(self._names, self._parts, strict=True):
-            index = _crc_index(name, part, progress)
+        for name, part, begin in zip(self._names, self._parts, self._begins[:-1].tolist(), strict=True):
+            target = self.target[begin : begin + len(part)]
+            index = _crc_index(name, part, target, progress)
             any(write_index(place, KIND, index) for place in index_places(name))
         self._use_checksums()
 
@@ -181,14 +183,16 @@ def _cifar_classes(name: str) -> tuple[str, ...]:
     return tuple(beside.read_text().split()) if beside.is_file() else ()
 
 
-def _crc(row: NDArray[Any]) -> int:
-    return crc32c(np.ascontiguousarray(row).reshape(-1).view(np.uint8))
+def _crc(row: NDArray[Any], target: Any) -> int:
+    """Of the stored bytes and of the label, which may be in another file."""
+    picture = np.ascontiguousarray(row).reshape(-1).view(np.uint8)
+    return crc32c(picture) ^ crc32c(np.asarray(target).tobytes() + b"label")
 
 
-def _crc_index(name: str, part: NDArray[Any], progress: Progress | None) -> Index:
+def _crc_index(name: str, part: NDArray[Any], target: NDArray[Any], progress: Progress | None) -> Index:
     crcs, stamp = np.empty(len(part), np.uint32), stamp_of(name)
     for row, stored in enumerate(part):
-        crcs[row] = _crc(stored)
+        crcs[row] = _crc(stored, target[row])
         if progress and (row + 1) % 4096 == 0:
             progress(name, row + 1, len(part))
     if progress:

@@ -55,10 +55,10 @@ class RecordWriter:
 def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -> memoryview:
     """The data, `length` bytes, of the record at `offset`; ValueError when it is not what its checksum was made for."""
     start, end = offset + HEADER, offset + HEADER + length
+    if len(view) < end + FOOTER:
+        raise ValueError(f"the record of {length} bytes needs {end + FOOTER} bytes, and there are {len(view)}")
     data = view[start:end]
     if check:
-        if len(view) < end + FOOTER:
-            raise ValueError(f"the record of {length} bytes ends after the file's {len(view)} bytes")
         found, expected = masked(data), FOOT.unpack_from(view, end)[0]
         if found != expected:
             raise ValueError(f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are damaged")

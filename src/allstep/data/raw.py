@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from allstep.data.example import next_field, spans
 from allstep.data.features import LABEL, PIXELS, Layout
 
+_BYTES_LIST, _INT64_LIST, _VALUE = 0x0A, 0x1A, 0x0A  # tags of example's lists, and of the values in them
+
 
 @dataclass(frozen=True)
 class Mould:
@@ -48,25 +50,23 @@ def mould_of(record: memoryview, layout: Layout) -> Mould | None:
     found = spans(record, (PIXELS, layout.label or LABEL))
     if len(found) != 2:
         return None
-    pixels, label = (_innermost(record, *found[name]) for name in (PIXELS, layout.label or LABEL))
+    pixels = _innermost(record, *found[PIXELS], _BYTES_LIST)
+    label = _innermost(record, *found[layout.label or LABEL], _INT64_LIST)
     data = layout.sample(record).data
-    if (
-        not pixels
-        or not label
-        or pixels.stop - pixels.start != data.size
-        or label.stop - label.start not in (1, 2, 3, 4)
-    ):
+    if not pixels or not label or pixels.stop - pixels.start != data.size or label.stop - label.start > 4:
         return None
     first, second = sorted((pixels, label), key=lambda place: place.start)
     around = (slice(0, first.start), slice(first.stop, second.start), slice(second.stop, len(record)))
     return Mould(data.shape, pixels, label, tuple((place, bytes(record[place])) for place in around))
 
 
-def _innermost(record: memoryview, start: int, stop: int) -> slice | None:
+def _innermost(record: memoryview, start: int, stop: int, kind: int) -> slice | None:
     """The only value of a feature: the list in the feature, and the value (packed, for a number) in the list; each alone in the other."""
-    for _ in range(2):
+    for expected in (kind, _VALUE):
+        if start >= stop:
+            return None
         tag, inner, end = next_field(record, start, stop)
-        if tag & 7 != 2 or end != stop:
+        if tag != expected or end != stop:
             return None
         start = inner
     return slice(start, stop) if stop > start else None
