@@ -10,8 +10,8 @@ across_workers, ghost=128   | w0 | w1 | w2 | w3 | w4 | ...   parts are whole wor
 ```
 
 **A size that does not divide** is no error, or the last batch of an epoch would be one. A batch is cut into the nearest number of parts,
-equal up to one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last one of 4, whose statistics would be worth nothing. No
-part has fewer than two samples unless the whole batch has.
+equal up to one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last one of 4, whose statistics would be worth nothing.
+No part has fewer than two samples unless the whole batch has.
 
 **A size above the worker's batch** needs `across_workers=True`: all ranks then gather statistics, as SyncBatchNorm does, and consecutive
 ranks make up a ghost batch; the batch of a rank is not cut. This cannot be decided by looking at a batch, because ranks that see different
