@@ -1,5 +1,6 @@
 """Arrays, idx pairs and CIFAR-10's files as sources. The reference is the array that was put in."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -86,8 +87,6 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     content = bytearray(images.read_bytes())
     content[16 + 3 * 20] ^= 1
     images.write_bytes(content)
-    import os
-
     os.utime(images, ns=(before.st_atime_ns, before.st_mtime_ns))  # decay does not change a file's time
     source = IdxSource(images, labels)
     with pytest.raises(BadSample, match="the index says"):

@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import os
 import pickle
 import random
 import tarfile
@@ -11,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from allstep.data.source import BadSample, Sample
 from allstep.data.tar import TarSource
+from allstep.data.tarwalk import Lost, members
 from allstep.errors import DataError
+
+OFTEN = settings() if os.environ.get("ALLSTEP_SOAK") else settings(max_examples=40)
+HEADER = tarfile.TarInfo("x.jpg").tobuf(tarfile.GNU_FORMAT)
 
 
 @pytest.fixture(autouse=True)
@@ -181,9 +188,34 @@ def test_a_damaged_header_costs_its_sample_only(tmp_path: Path) -> None:
         assert None in found or changed_content or good == reference, header
 
 
-def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
-    import os
+def test_zeros_in_the_middle_are_damage_and_not_the_end(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", pairs(10))
+    content, reference = bytearray(path.read_bytes()), read_all(TarSource(path))
+    content[2048 * 3 : 2048 * 4] = bytes(2048)
+    path.write_bytes(content)
+    found = read_all(TarSource(path))
+    assert None in found and [sample for sample in found if sample][-5:] == reference[-5:]
 
+
+@OFTEN
+@given(st.binary(max_size=2000), st.integers(0, 8))
+def test_any_bytes_can_be_walked_through(content: bytes, blocks: int) -> None:
+    start = HEADER * blocks + content
+    found = list(members(memoryview(start)))
+    assert all(0 <= one.header <= len(start) for one in found) and len(found) <= len(start) // 512 + 2
+
+
+@pytest.mark.parametrize("size", [b"-0000001000\0", b"\xff" * 12, b"7777777777\0\0", b"notanumber\0\0"])
+def test_a_size_that_cannot_be_ends_the_walk(size: bytes) -> None:
+    header = bytearray(HEADER)
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (only,) = members(memoryview(bytes(header) + bytes(1024) + b"x"))
+    assert isinstance(only, Lost)
+
+
+def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", pairs(3))
     TarSource(path, checksum=True)
     before = path.stat()

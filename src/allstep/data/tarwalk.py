@@ -40,45 +40,50 @@ class Lost:
 
 def members(view: memoryview) -> Iterator[Member | Lost]:
     """All files in the tar whose bytes are `view`, in order."""
-    position, begins = 0, 0
-    name, size_from_pax = "", None
-    while len(view) - position >= _BLOCK:
-        block = bytes(view[position : position + _BLOCK])
-        if not any(block):
-            return
+    position = begins = 0
+    name, long_size = "", None
+    while position < len(view):
         try:
-            size = _size(block) if size_from_pax is None else size_from_pax
-            _check_sum(block)
+            if _ends(view, position):
+                return
+            kind, size, short_name = _header(view, position)
         except ValueError as error:
-            after = _search(view, position + _BLOCK)
-            yield Lost(begins, f"{after - begins} bytes without a sound tar header: {error}")
-            position = begins = after
-            name, size_from_pax = "", None
+            position = _search(view, position + _BLOCK)
+            yield Lost(begins, f"{position - begins} bytes without a sound tar header: {error}")
+            if position == len(view):
+                return
+            begins, name, long_size = position, "", None
             continue
-        kind, start = block[156:157], position + _BLOCK
+        start, size = position + _BLOCK, size if long_size is None else long_size
         if start + size > len(view):
-            found = name or _name(block)
-            yield Lost(
-                begins,
-                f"its {size} bytes are cut off: the file has {len(view) - start} of them",
-                "" if kind in b"Lxg" else found,
-            )
+            reason = f"its {size} bytes are cut off: the file has {len(view) - start} of them"
+            yield Lost(begins, reason, "" if kind in b"Lxg" else name or short_name)
             return
-        content = view[start : start + size]
         position = start + -(-size // _BLOCK) * _BLOCK
         if kind == b"L":
-            name = bytes(content).split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+            name = _text(bytes(view[start : start + size]))
         elif kind == b"x":
-            name, size_from_pax = _pax(bytes(content), name)
+            name, long_size = _pax(bytes(view[start : start + size]), name)
         elif kind not in b"gK":
             if kind in _FILES:
-                yield Member(name or _name(block), begins, start, size)
-            name, size_from_pax = "", None
-            begins = position
+                yield Member(name or short_name, begins, start, size)
+            begins, name, long_size = position, "", None
     if len(view):
-        yield Lost(
-            min(begins, len(view)), f"the file ends at byte {len(view)}, without a tar's end mark: it is cut off"
-        )
+        yield Lost(min(begins, len(view)), f"the file ends at byte {len(view)} without a tar's end mark: it is cut off")
+
+
+def _ends(view: memoryview, position: int) -> bool:
+    """Whether only zeros follow. A block of zeros with more behind it is no end, but damage."""
+    return not any(view[position : position + _BLOCK]) and not np.frombuffer(view, np.uint8, offset=position).any()
+
+
+def _header(view: memoryview, position: int) -> tuple[bytes, int, str]:
+    """Type, size and name of the header at `position`; ValueError when it is not sound."""
+    block = bytes(view[position : position + _BLOCK])
+    if len(block) < _BLOCK:
+        raise ValueError(f"the file is cut off {len(block)} bytes behind its beginning")
+    _check_sum(block)
+    return block[156:157], _size(block), _name(block)
 
 
 def _check_sum(block: bytes) -> None:
@@ -90,13 +95,19 @@ def _check_sum(block: bytes) -> None:
 
 def _size(block: bytes) -> int:
     field = block[124:136]
-    return int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.strip(b" \0") or b"0", 8)
+    size = int.from_bytes(field[1:], "big") if field[0] & 0x80 else int(field.strip(b" \0") or b"0", 8)
+    if size < 0:
+        raise ValueError(f"its size is {size}")
+    return size
 
 
 def _name(block: bytes) -> str:
-    name = block[:100].split(b"\0", 1)[0]
-    prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
-    return (prefix + b"/" + name if prefix else name).decode("utf-8", "surrogateescape")
+    prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
+    return f"{prefix}/{_text(block[:100])}" if prefix else _text(block[:100])
+
+
+def _text(content: bytes) -> str:
+    return content.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
 def _pax(content: bytes, name: str) -> tuple[str, int | None]:
@@ -118,17 +129,13 @@ def _pax(content: bytes, name: str) -> tuple[str, int | None]:
 
 def _search(view: memoryview, position: int) -> int:
     """The next block that is a sound header, or the file's end."""
-    count = max(0, (len(view) - position) // _BLOCK)
-    blocks = (
-        np.frombuffer(view, np.uint8, count * _BLOCK, position).reshape(count, _BLOCK)
-        if count
-        else np.empty((0, _BLOCK), np.uint8)
-    )
+    count = max(0, len(view) - position) // _BLOCK
+    if not count:
+        return len(view)
+    blocks = np.frombuffer(view, np.uint8, count * _BLOCK, position).reshape(count, _BLOCK)
     for row in np.flatnonzero((blocks[:, 257:262] == np.frombuffer(b"ustar", np.uint8)).all(axis=1)).tolist():
-        block = blocks[row].tobytes()
         try:
-            _size(block)
-            _check_sum(block)
+            _header(view, position + row * _BLOCK)
         except ValueError:
             continue
         return int(position + row * _BLOCK)
