@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,13 @@ def test_remote_shards_are_read_by_ranges(write: Write) -> None:
         assert isinstance(source.shards[0].file, RemoteFile)
     finally:
         memory.rm("/remote", recursive=True)
+
+
+def test_many_threads_read_at_once(write: Write) -> None:
+    for shard in range(5):
+        write([{"image": b"%d-%d" % (shard, row), "label": row} for row in range(40)], f"x-{shard}.tfrecord")
+    source = TFRecordSource(write([], "y.tfrecord").parent)
+    numbers = np.random.default_rng(0).integers(0, 200, 2000).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: bytes(source.read(number).data), numbers))
+    assert found == [b"%d-%d" % divmod(number, 40) for number in numbers]
