@@ -92,6 +92,7 @@ class TestWhatIsInIt:
             packed(folder, tmp_path / f"{jobs}", jobs=jobs, max_side=20, shuffle=0, shard_samples=10)
         assert shards(tmp_path / "1") == shards(tmp_path / "3")
 
+    @pytest.mark.timeout(300)  # importing TensorFlow takes 5 s, and longer on a busy machine
     def test_tensorflow_reads_it(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_samples=10)
         tf = pytest.importorskip("tensorflow")
@@ -106,6 +107,7 @@ class TestWhatIsInIt:
         files = [path for name in CLASSES for path in sorted((folder / name).iterdir())]
         assert found == [(p.read_bytes(), CLASSES.index(p.parent.name), p.name) for p in files]
 
+    @pytest.mark.timeout(300)  # it imports torch
     def test_webdataset_reads_it(self, folder: Path, tmp_path: Path) -> None:
         tars = pytest.importorskip("webdataset.tariterators")
         packed(folder, tmp_path / "out", to="tar", shard_samples=24)
