@@ -50,7 +50,7 @@ def test_a_bad_sample_leaves_its_batch_smaller_and_nothing_else_moves(
 
 @pytest.mark.parametrize("transform", [None, PLAIN])
 def test_a_share_of_bad_samples_only_has_weight_0(transform: Transform | None) -> None:
-    ours = Loader(Singly(pictures(6), bad=(0, 1, 2)), transform, batch=3, seed=None)
+    ours = Loader(Singly(pictures(6), bad=(0, 1, 2)), transform, batch=3, seed=None, workers=0)
     first, second = ours
     assert (first.weight, second.weight) == (0, 3)
     assert first.data.shape[1:] == second.data.shape[1:]

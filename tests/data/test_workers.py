@@ -143,7 +143,8 @@ class TestProcesses:
             Singly(images), Transform(stuck, shape=(4, 4, 3)), batch=10, workers=2, kind="processes", seed=None
         )
         for batch in ours:
-            if batch.position == 10:
+            if batch.position == 10:  # all that is under way now is stuck for good
+                until(lambda: all(link.busy for link in ours._machinery()._processes[0].links))
                 break
         until(lambda: not our_threads())
         assert children() == []

@@ -4,14 +4,14 @@ Fresh memory costs: the kernel clears each page at its first touch, about as lon
 memory comes back to a free list when the last array, tensor or view of it is gone, and never before:
 
 ```
-buffer (ours)  <--memoryview--  lease  <--- slices, torch.from_numpy(...), tensor views (all keep the lease alive)
-      ^                            |
-      +---------free list----------+  weakref.finalize when the lease dies
+buffer (ours)  <--memoryview--  array  <--- slices, torch.from_numpy(...), tensor views (all keep the array alive)
+      ^                            :
+      +---------free list----------+  a weak reference says when the array is gone
 ```
 
-numpy shortens chains of views to their first owner, but not beyond an array that was made from a buffer: the lease is such an array, so
-every view holds it. Three kinds of buffer: plain, pinned (for a GPU), and shared with other processes (a memfd: no name, so nothing is
-left in /dev/shm whatever happens).
+numpy shortens chains of views to their first owner, but not beyond an array that was made from a memoryview: every view holds that one.
+Three kinds of buffer: plain, pinned (for a GPU), and shared with other processes (a memfd: no name, so nothing is left in /dev/shm
+whatever happens).
 """
 
 import mmap
@@ -83,35 +83,48 @@ def _let_go(fd: int, number: int) -> None:
     os.close(fd)
 
 
+class _Lease(weakref.ref[NDArray[np.uint8]]):
+    """A note that a buffer is lent, as long as the array lives that was made of it."""
+
+    buffer: Buffer
+
+
 class Memory:
     """Lends buffers and takes them back. `keep` free ones are kept at most; `make` makes a new one of so many bytes."""
 
     def __init__(self, keep: int, make: Callable[[int], Buffer] = Buffer) -> None:
         self.keep, self._make = keep, make
-        self._free: deque[Buffer] = (
-            deque()
-        )  # appended to by finalisers, in whatever thread: only its atomic operations are used
+        self._free: list[Buffer] = []
+        self._lent: dict[int, _Lease] = {}
+        self._returned: deque[_Lease] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: Any = np.uint8) -> tuple[Buffer, NDArray[Any]]:
         """An array of that shape, its content arbitrary, and the buffer it lies in."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
+        self._collect()
         buffer = self._fitting(max(1, nbytes))
-        lease = np.frombuffer(memoryview(buffer.raw), np.uint8)
-        weakref.finalize(lease, self._give_back, buffer).atexit = False
-        return buffer, lease[:nbytes].view(dtype).reshape(shape)
+        array = np.frombuffer(memoryview(buffer.raw), np.uint8)
+        self._note(buffer, array)
+        return buffer, array[:nbytes].view(dtype).reshape(shape)
+
+    def _note(self, buffer: Buffer, array: NDArray[np.uint8]) -> None:
+        # The callback is a C function: Python code there would swallow a Ctrl-C that comes while it runs, and may run in any thread.
+        lease = _Lease(array, self._returned.append)
+        lease.buffer = buffer
+        self._lent[id(lease)] = lease
+
+    def _collect(self) -> None:
+        while self._returned:
+            lease = self._returned.popleft()
+            del self._lent[id(lease)]
+            if len(self._free) < self.keep:
+                self._free.append(lease.buffer)
 
     def _fitting(self, nbytes: int) -> Buffer:
         """A free buffer that is large enough; those too small for today's batches are dropped."""
         while self._free:
-            try:
-                buffer = self._free.pop()
-            except IndexError:  # another thread was quicker
-                break
+            buffer = self._free.pop()
             if buffer.nbytes >= nbytes:
                 return buffer
         return self._make(nbytes)
-
-    def _give_back(self, buffer: Buffer) -> None:
-        if len(self._free) < self.keep:
-            self._free.append(buffer)
