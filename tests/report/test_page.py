@@ -1,51 +1,31 @@
 """The page as text: what must stand in it, what must not, and the command that writes it."""
 
+import base64
+import io
+import json
 import re
 import subprocess
 import sys
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import colormaps
+from PIL import Image
 
 from allstep.errors import ConfigError
 from allstep.report import write_report
 from allstep.report.compare import compare
 from allstep.report.configs import rows
+from allstep.report.heat import trust_heat
 from allstep.report.run import read_runs
 from allstep.report.wording import count, figure, nbytes, seconds
 from allstep.train import RECIPES
+from report.checker import Checker
 from report.made_up import BEGAN, lines, write, write_rich
 
 ALLSTEP = str(Path(sys.executable).parent / "allstep")
-VOID = {"meta", "link", "img", "br"}
-
-
-class Checker(HTMLParser):
-    """Holds that elements are closed in order, that identifiers are unique, and keeps what would be fetched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.alts: list[str | None] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.ids += [str(given["id"])] if "id" in given else []
-        self.addresses += [str(given[name]) for name in ("src", "href") if name in given]
-        self.alts += [given.get("alt")] if tag == "img" else []
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
 
 
 def text_of(page: str) -> str:
@@ -116,6 +96,42 @@ def test_what_a_record_says_is_text_not_markup(tmp_path: Path) -> None:
     assert page.count("<script>") == 1
     assert "<img src=x" not in page and "<i>" not in page.replace("<i></i>", "")
     Checker().feed(page)
+
+
+def test_of_many_workers_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> None:
+    compute = [0.3 + rank / 1000 for rank in range(64)]
+    times = {"input": [0.01], "compute": compute, "wait": [0.4 - each for each in compute], "update": [0.01]}
+    folder = write(
+        tmp_path / "run", lines(workers=64, epochs=2, times={key: (value * 64)[:64] for key, value in times.items()})
+    )
+    page = text_of(page_of(folder))
+    shown = [int(rank) for rank in re.findall(r"worker (\d+) (?:slowest )?\d+%", page)]
+    assert shown == [0, 1, 2, 3, *range(52, 64)]
+    assert "16 of 64 workers" in page
+
+
+def test_a_matrix_of_many_classes_is_a_list(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", lines(epochs=2))
+    (folder / "mistakes").mkdir()
+    counts = [[50 if i == j else 7 if (i, j) == (3, 900) else 0 for j in range(1000)] for i in range(1000)]
+    content = {"classes": [f"class {i}" for i in range(1000)], "counts": counts}
+    (folder / "mistakes" / "confusion.json").write_text(json.dumps(content))
+    page = page_of(folder)
+    assert "class 3 class 900 7 12.3%" in text_of(page)
+    assert 'class="matrix"' not in page and len(page) < 100_000
+
+
+def test_trust_ratios_are_pixels() -> None:
+    """Layers from the top, time from the left, logarithms of the ratios in matplotlib's viridis; what was not told is transparent."""
+    told: list[dict[str, Any]] = [{"a": 0.01, "b": 0.1}, {"a": 1.0}, {}, {"a": 0.1, "b": 0.0}]
+    heat = trust_heat([{"trust": each} for each in told])
+    assert heat is not None
+    assert (heat.layers, heat.low, heat.high, heat.columns) == (("a", "b"), pytest.approx(0.01), pytest.approx(1.0), 3)
+    image = Image.open(io.BytesIO(base64.b64decode(heat.source.partition(",")[2]))).convert("RGBA")
+    expected = {(0, 0): 0.0, (1, 0): 1.0, (2, 0): 0.5, (0, 1): 0.5}
+    for place, part in expected.items():
+        assert image.getpixel(place) == colormaps["viridis"](part, bytes=True)
+    assert [image.getpixel((x, 1))[3] for x in (1, 2)] == [0, 0]  # type: ignore[index]
 
 
 def test_a_run_that_still_goes_on(tmp_path: Path) -> None:

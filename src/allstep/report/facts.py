@@ -39,12 +39,12 @@ def _took(run: Run) -> str:
 
 
 def _workers(run: Run) -> str:
-    hosts, threads = (_section(run, "world").get(key) for key in ("hosts", "threads"))
+    hosts, threads = _section(run, "world").get("hosts"), run.num_threads
     parts = [str(run.num_workers)]
     if isinstance(hosts, list):
-        parts.append(f"on {plural(len(set(hosts)), 'host')}")
-    if isinstance(threads, list) and threads:
-        parts.append(f"with {plural(max(threads), 'thread')} each")
+        parts.append(f"on {plural(len(set(map(str, hosts))), 'host')}")
+    if threads:
+        parts.append(f"with {plural(threads // run.num_workers, 'thread')} each")
     return " ".join(parts)
 
 

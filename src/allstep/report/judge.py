@@ -297,4 +297,5 @@ def _progress(record: RunRecord) -> str:
 def _host(record: RunRecord, rank: int) -> str:
     world = record.starts[-1].get("world")
     hosts = world.get("hosts") if isinstance(world, dict) else None
-    return f" on {hosts[rank]}" if isinstance(hosts, list) and len(set(hosts)) > 1 and rank < len(hosts) else ""
+    hosts = [str(host) for host in hosts] if isinstance(hosts, list) else []
+    return f" on {hosts[rank]}" if len(set(hosts)) > 1 and rank < len(hosts) else ""

@@ -69,7 +69,9 @@ class Run:
     def num_threads(self) -> int | None:
         """Of all workers together; None when the last start does not say."""
         threads = self._world.get("threads")
-        return sum(threads) if isinstance(threads, list) and threads else None
+        if not isinstance(threads, list) or not threads or not all(isinstance(each, int) for each in threads):
+            return None
+        return sum(threads)
 
     @property
     def _world(self) -> Mapping[str, Any]:

@@ -87,7 +87,9 @@ def timed(lines: list[Fields]) -> tuple[list[Fields], Times]:
         times = np.array([[line[phase] for phase in PHASES] for line in chosen], dtype=np.float64)
     except (TypeError, ValueError):  # not numbers
         chosen, times = [], np.empty(0)
-    return chosen, times.reshape(len(chosen), len(PHASES), size if chosen else 0)
+    times = times.reshape(len(chosen), len(PHASES), size if chosen else 0)
+    good = [i for i, each in enumerate(times) if np.isfinite(each).all()]
+    return [chosen[i] for i in good], times[good]
 
 
 def _own(times: Times) -> Times:
