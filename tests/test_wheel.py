@@ -45,12 +45,15 @@ def installed(wheel: Path) -> Iterator[Path]:
 
 def test_it_is_pure_python_and_whole(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     assert "allstep/py.typed" in names
     digits = [name for name in names if name.startswith("allstep/data/digits/") and name.endswith(".gz")]
     assert len(digits) == 4
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"allstep"}  # no tests, no examples
+    mode = archive.getinfo("allstep/horovod_path/bin/horovodrun").external_attr >> 16
+    assert mode & 0o777 == 0o755, "job scripts call it"
 
 
 def test_it_works_where_it_was_installed(installed: Path, tmp_path: Path) -> None:

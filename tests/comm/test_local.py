@@ -415,6 +415,27 @@ def test_tensors_in_shared_memory(ranks: Ranks) -> None:
     assert all(ranks(3, check, timeout=150))
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_scaled_sum_of_which_only_some_lies_in_shared_memory_is_scaled_once(ranks: Ranks, num_ranks: int) -> None:
+    def check() -> bool:
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import _make_nccl_premul_sum
+
+        from allstep.comm.shared import shared_empty
+
+        group_of_ours()
+        rank, size = dist.get_rank(), dist.get_world_size()
+        inputs = [input_of(other, "float32", 900_001, 1) for other in range(size)]
+        mine = shared_empty(900_001) if rank == 0 else torch.empty(900_001)
+        shared_empty(900_001) if rank else None
+        mine.copy_(inputs[rank])
+        dist.all_reduce(mine, _make_nccl_premul_sum(0.5))
+        return torch.equal(mine, in_rank_order("SUM", [0.5 * each for each in inputs]))
+
+    assert all(ranks(num_ranks, check))
+
+
 def test_shared_tensors_that_do_not_fit(ranks: Ranks) -> None:
     def check() -> str:
         import torch

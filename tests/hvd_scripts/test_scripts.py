@@ -1,4 +1,4 @@
-"""Scripts written for Horovod run unchanged: under `allstep run --as-horovod`, and some under mpirun and torchrun."""
+"""Scripts written for Horovod run unchanged: under `allstep run --as-horovod`, under mpirun and under torchrun."""
 
 import os
 import re
@@ -20,29 +20,57 @@ BIN = Path(sys.executable).parent
 DIGITS = FOLDER.parent / "data" / "digits"
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
-pytestmark = pytest.mark.timeout(90)
+SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
+
+pytestmark = pytest.mark.timeout(320)
 
 
-def run(script: str, *arguments: object, num_workers: int = 2, cwd: Path | None = None) -> list[str]:
-    """The lines that a script's ranks print, without prefixes; it must succeed and complain of nothing."""
-    done = allstep(
-        "run", "--as-horovod", "-np", str(num_workers), "python", HERE / script, *map(str, arguments), cwd=cwd, limit=60
-    )
-    assert done.code == 0, done.out + done.err
-    assert done.err == ""
-    return [line.partition("] ")[2] for line in done.out.splitlines()]
+class Launcher:
+    """How a script's ranks are started. Each gives the lines that they print, without prefixes; the script must succeed."""
+
+    def __call__(self, script: str, *arguments: object, num_workers: int = 2, cwd: Path | None = None) -> list[str]:
+        raise NotImplementedError
 
 
-def under(*launcher: str) -> list[str]:
-    """The same, with a launcher that is not ours and the folder of `allstep horovod-path` on PYTHONPATH.
+class Allstep(Launcher):
+    """`allstep run --as-horovod`; nothing may be complained of."""
+
+    def __call__(self, script: str, *arguments: object, num_workers: int = 2, cwd: Path | None = None) -> list[str]:
+        command = ["python", str(HERE / script), *map(str, arguments)]
+        done = allstep("run", "--as-horovod", "-np", str(num_workers), *command, cwd=cwd, limit=150)
+        assert done.code == 0, done.out + done.err
+        assert done.err == ""
+        return [line.partition("] ")[2] for line in done.out.splitlines()]
+
+
+class Mpirun(Launcher):
+    def __call__(self, script: str, *arguments: object, num_workers: int = 2, cwd: Path | None = None) -> list[str]:
+        mpirun = shutil.which("mpirun.openmpi") or shutil.which("mpirun") or pytest.skip("needs mpirun")
+        start = [mpirun, *AS_ROOT, "--oversubscribe", "-np", str(num_workers)]
+        return under(*start, sys.executable, HERE / script, *arguments, cwd=cwd)
+
+
+class Torchrun(Launcher):
+    def __call__(self, script: str, *arguments: object, num_workers: int = 2, cwd: Path | None = None) -> list[str]:
+        start = [BIN / "torchrun", "--nproc-per-node", num_workers, "--no-python"]  # by itself it starts `python -u`
+        return under(*start, sys.executable, HERE / script, *arguments, cwd=cwd)
+
+
+def under(*command: object, cwd: Path | None = None) -> list[str]:
+    """The lines of a launcher that is not ours, with the folder of `allstep horovod-path` on PYTHONPATH.
 
     These launchers let ranks write into each other's lines; what a rank holds back until its end comes out whole.
     """
-    folder = allstep("horovod-path").out.strip()
-    env = {**clean_environment(), "PYTHONPATH": folder, "PYTHONUNBUFFERED": ""}
-    done = subprocess.run(launcher, env=env, capture_output=True, text=True, timeout=60)
+    env = {**clean_environment(), "PYTHONPATH": str(FOLDER), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([*map(str, command)], env=env, cwd=cwd, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
+
+
+def launched(other: Launcher) -> pytest.MarkDecorator:
+    """By allstep and by one other launcher; in the soak by all. Each start of ranks takes seconds."""
+    launchers = [Allstep(), Mpirun(), Torchrun()] if SOAK else [Allstep(), other]
+    return pytest.mark.parametrize("run", launchers, ids=lambda each: type(each).__name__.lower())
 
 
 def matches(lines: list[str], pattern: str) -> list[tuple[str, ...]]:
@@ -60,15 +88,18 @@ def accuracies(lines: list[str]) -> list[float]:
     return [float(found[1]) for line in lines if (found := re.search(r"Accuracy: ([\d.]+)%", line))]
 
 
-def test_mnist() -> None:
-    lines = run("mnist.py", "--data-dir", DIGITS)
+@launched(Mpirun())
+def test_mnist(run: Launcher) -> None:
+    options = [] if isinstance(run, Allstep) else ["--fp16-allreduce", "--gradient-predivide-factor", 2]
+    lines = run("mnist.py", "--data-dir", DIGITS, *options)
     equal_weights(lines)
     found = accuracies(lines)
     assert len(found) == 4
     assert found[-1] > 90, found
 
 
-def test_imagenet_warms_up_and_resumes(tmp_path: Path) -> None:
+@launched(Torchrun())
+def test_imagenet_warms_up_and_resumes(run: Launcher, tmp_path: Path) -> None:
     lines = run("imagenet.py", "--epochs", 2, cwd=tmp_path)
     equal_weights(lines)
     rates = [float(rate) for *_, rate in matches(lines, r"epoch (\d): loss ([\d.]+) accuracy ([\d.]+) lr ([\d.]+)")]
@@ -84,7 +115,8 @@ def test_imagenet_warms_up_and_resumes(tmp_path: Path) -> None:
     assert float(epochs[-1][2]) > 60  # of four corners
 
 
-def test_synthetic_benchmark() -> None:
+@launched(Mpirun())
+def test_synthetic_benchmark(run: Launcher) -> None:
     lines = run("synthetic_benchmark.py", "--fp16-allreduce")
     assert lines[:4] == ["Batch size: 16", "Number of CPUs: 2", "Running warmup...", "Running benchmark..."]
     ((each, _),) = matches(lines, r"Img/sec per CPU: ([\d.]+) \+-([\d.]+)")
@@ -93,7 +125,8 @@ def test_synthetic_benchmark() -> None:
     assert float(each) > 0
 
 
-def test_uneven_data_with_join() -> None:
+@launched(Torchrun())
+def test_uneven_data_with_join(run: Launcher) -> None:
     lines = run("uneven.py", num_workers=3)
     # 2 batches of all three ranks, 3 of two, 3 of one, each with gradient 1 and rate 0.5: 0.5 * (2 + 3 * 2/3 + 3 * 1/3) = 2.5.
     assert matches(lines, r"rank (\d) epoch (\d): last joined (\d), weight (-?[\d.]+)") == [
@@ -104,7 +137,8 @@ def test_uneven_data_with_join() -> None:
     assert matches(lines, r"rank (\d): (\d+) batches") == [(str(rank), "15") for rank in range(3)]
 
 
-def test_process_sets() -> None:
+@launched(Mpirun())
+def test_process_sets(run: Launcher) -> None:
     lines = run("process_sets.py", num_workers=3)
     sums = "all [2.0, 1.0, 2.0]"
     assert sorted(line for line in lines if "sum" in line) == [
@@ -122,7 +156,8 @@ def test_process_sets() -> None:
     ]
 
 
-def test_grouped_operations_and_gradients() -> None:
+@launched(Torchrun())
+def test_grouped_operations_and_gradients(run: Launcher) -> None:
     lines = run("grouped.py")
     for rank in range(2):
         assert f"rank {rank}: sums [3.0, 11.0, 2001.0, 1]" in lines
@@ -134,7 +169,8 @@ def test_grouped_operations_and_gradients() -> None:
     assert float(losses[0][1]) < 0.1
 
 
-def test_adasum() -> None:
+@launched(Mpirun())
+def test_adasum(run: Launcher) -> None:
     lines = run("adasum.py")
     assert sorted(line for line in lines if "across" in line) == [
         f"rank {rank}: across [1.0, 2.0] along [4.5, 6.0]" for rank in range(2)
@@ -144,7 +180,8 @@ def test_adasum() -> None:
     assert float(loss) < 0.05
 
 
-def test_a_gan_has_two_optimizers() -> None:
+@launched(Torchrun())
+def test_a_gan_has_two_optimizers(run: Launcher) -> None:
     lines = run("gan.py")
     (_, x, y, weights), (_, _, _, others) = matches(
         lines, r"rank (\d): centre (-?[\d.]+) (-?[\d.]+) weights (-?[\d.]+)"
@@ -153,7 +190,8 @@ def test_a_gan_has_two_optimizers() -> None:
     assert (float(x), float(y)) == pytest.approx((2.0, -1.0), abs=0.7)
 
 
-def test_elastic_state_is_restored_in_a_fixed_world() -> None:
+@launched(Mpirun())
+def test_elastic_state_is_restored_in_a_fixed_world(run: Launcher) -> None:
     lines = run("elastic.py")
     assert sorted(line for line in lines if "reset" in line) == [
         f"rank {rank}: reset at epoch 2 step 10" for rank in range(2)
@@ -164,7 +202,7 @@ def test_elastic_state_is_restored_in_a_fixed_world() -> None:
 
 
 def test_the_rank_that_leaves_is_blamed_not_those_it_leaves_behind() -> None:
-    done = allstep("run", "--as-horovod", "-np", "3", "python", HERE / "leaving.py", limit=60)
+    done = allstep("run", "--as-horovod", "-np", "3", "python", HERE / "leaving.py", limit=150)
     assert done.code == 3, done.err
     assert done.last_lines.startswith("allstep run: rank 1 on localhost failed first of 3: exit code 3")
     assert "HorovodInternalError: Horovod has been shut down" in done.err
@@ -177,31 +215,15 @@ def test_one_process_needs_no_launcher() -> None:
 
 def test_on_two_hosts(two_hosts: Hosts) -> None:
     where = ["-H", "h1:1,h2:2", "--ssh", two_hosts.ssh]
-    done = allstep("run", "--as-horovod", *where, "python", HERE / "uneven.py", limit=60)
+    done = allstep("run", "--as-horovod", *where, "python", HERE / "uneven.py", limit=150)
     assert done.code == 0, done.err
     for rank in range(3):
         assert f"[{rank}] rank {rank} epoch 1: last joined 2, weight -5.000000" in done.out.splitlines()
 
 
-def test_under_open_mpi() -> None:
-    mpirun = shutil.which("mpirun.openmpi") or shutil.which("mpirun") or pytest.skip("needs mpirun")
-    options = ["--data-dir", str(DIGITS), "--fp16-allreduce", "--gradient-predivide-factor", "2"]
-    command = [sys.executable, str(HERE / "mnist.py"), *options]
-    lines = under(mpirun, *AS_ROOT, "--oversubscribe", "-np", "2", *command)
-    equal_weights(lines)
-    assert accuracies(lines)[-1] > 90
-
-
-def test_under_torchrun() -> None:
-    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]  # by itself it starts `python -u`
-    lines = under(*torchrun, sys.executable, str(HERE / "grouped.py"))
-    assert "rank 1: gathered [0, 1] (1, 2)" in lines
-    assert len(matches(lines, r"rank (\d): loss ([\d.]+)")) == 2
-
-
 def test_under_slurm(slurm: Slurm) -> None:
     env = {"PYTHONPATH": str(FOLDER), "PYTHONUNBUFFERED": ""}
-    done = slurm.run(["srun", "-n", "2", sys.executable, str(HERE / "adasum.py")], timeout=60, env=env)
+    done = slurm.run(["srun", "-n", "2", sys.executable, str(HERE / "adasum.py")], timeout=150, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert "rank 1: across [1.0, 2.0] along [4.5, 6.0]" in lines

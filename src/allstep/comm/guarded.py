@@ -17,7 +17,7 @@ from allstep.comm.gloo import GlooMover
 from allstep.comm.guard import Guard
 from allstep.comm.plan import words, words_of_any
 from allstep.comm.sockets import found
-from allstep.comm.work import NO_TIMEOUT, Done
+from allstep.comm.work import NO_TIMEOUT, Underway
 from allstep.errors import CollectiveTimeout, CommError
 from allstep.limits import read_limits
 
@@ -82,7 +82,7 @@ def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
     return words(name, tensor.dtype, tensor.shape, more=f"{peer}{names[args[1]]}" if peer else "")
 
 
-class Guarded(Done):
+class Guarded(Underway):
     """The Work of such an operation. An error of Gloo ends the group and is raised as what it means: `PeerLost`, for one."""
 
     def __init__(self, inner: Work, guard: Guard, operation: Operation) -> None:
@@ -90,7 +90,6 @@ class Guarded(Done):
         self._inner = inner
         self._guard = guard
         self._operation = operation
-        self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """timeout: of the caller. When it is over he gets `CollectiveTimeout`, and the operation goes on."""
@@ -144,15 +143,6 @@ class Guarded(Done):
             with contextlib.suppress(Exception):  # kept for `exception` and `wait`
                 self.wait()
         return True
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> Any:
-        return self._error
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def source_rank(self) -> int:
         return self._inner.source_rank()

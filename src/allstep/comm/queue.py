@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from allstep.comm.stacks import called_from, callers_line
-from allstep.comm.work import NO_TIMEOUT, Done
+from allstep.comm.work import NO_TIMEOUT, Underway
 
 
 class Queue:
@@ -65,7 +65,7 @@ class Queue:
                 self.drive()
 
 
-class InLine(Done):
+class InLine(Underway):
     """An operation that is carried out later."""
 
     def __init__(self, queue: Queue, act: Callable[[], None], tensors: Sequence[Tensor], line: str) -> None:
@@ -73,7 +73,6 @@ class InLine(Done):
         self._queue = queue
         self._act: Callable[[], None] | None = act
         self._line = line
-        self._error: BaseException | None = None
         self._over = False
         self._promised: Future[Any] | None = None
         self._promising = threading.Lock()
@@ -120,12 +119,3 @@ class InLine(Done):
 
     def is_completed(self) -> bool:
         return self._over
-
-    def is_success(self) -> bool:
-        return self._over and self._error is None
-
-    def exception(self) -> Any:
-        return self._error
-
-    def synchronize(self) -> None:
-        self.wait()

@@ -11,6 +11,7 @@ Rules, each found by experiment (torch 2.13):
 ```
 DONE       the operation is over; nobody will ask for its tensors
 Done       the operation is over; its future carries the tensors
+Underway   what may still fail, and keeps its error
 Later      under way in one or several parts; when they are through, `finish` (a copy, a division) runs once, for whoever looks first
 Transfer   a send or receive of Gloo under way
 ```
@@ -78,7 +79,24 @@ def completed(tensors: list[Tensor]) -> Future[Any]:
     return future
 
 
-class Later(Done):
+class Underway(Done):
+    """An operation that may still fail. The error is kept for whoever asks later; a subclass says how it waits and when it is over."""
+
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
+        super().__init__(tensors)
+        self._error: BaseException | None = None
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+class Later(Underway):
     """Parts that are under way, and what is left to do in this process when they are through.
 
     Parts are Works of Gloo or our own. Nothing runs in the background on their behalf: whoever waits, asks or is called back by the
@@ -97,7 +115,6 @@ class Later(Done):
         self._finish = finish
         self._timeout = max(timeout, NO_TIMEOUT)  # torch's "not set" is negative
         self._lock = threading.Lock()
-        self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         for part in self._parts:
@@ -139,15 +156,6 @@ class Later(Done):
         with contextlib.suppress(Exception):  # kept for `exception` and `wait`
             self.wait()
         return True
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> Any:
-        return self._error
-
-    def synchronize(self) -> None:
-        self.wait()
 
 
 class Transfer(Later):
@@ -212,9 +220,6 @@ class Transfer(Later):
     def _value(self, _: Future[Any]) -> list[Tensor]:
         self.wait()
         return self._tensors
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
 
     def source_rank(self) -> int:
         return self._inner.source_rank()

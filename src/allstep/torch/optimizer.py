@@ -73,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802
     op: Average, Sum, or Adasum, which combines the updates of ranks by how much they point the same way.
     gradient_predivide_factor: part of the division of an average that is done before adding, against overflow of small floats.
     num_groups, groups: Horovod's ways to say what travels together. Checked and kept; here small gradients always travel together.
-    sparse_as_dense: reduce sparse gradients as dense ones.
+    sparse_as_dense: reduce sparse gradients as dense ones; they come back sparse.
     process_set: the ranks whose gradients count.
     share_weights: one copy of the weights for all ranks of a host, each rank updates a part (see `shared_weights`). Weights may then
         be changed by the optimizer only.
