@@ -88,6 +88,22 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         read_run(tmp_path / "nowhere")
 
 
+def test_the_record_in_place_of_its_folder(tmp_path: Path) -> None:
+    file = write(tmp_path / "run", lines()) / "run.jsonl"
+    with pytest.raises(DataError, match=rf"is a file; give the folder of the run, {tmp_path}/run$"):
+        read_run(file)
+
+
+def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    """A folder stands where a file should be: reading it fails, as it does when a run removes a checkpoint under our eyes."""
+    folder = write(tmp_path / "run", lines())
+    for name in ("quarantine.jsonl", "checkpoints/000000001000/manifest.json", "mistakes/mistakes.json"):
+        (folder / name).mkdir(parents=True)
+    run = read_run(folder)
+    assert (run.num_bad, run.checkpoints, run.mistakes) == (0, (), ())
+    assert len(run.notes) == 2
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [write(tmp_path / parent / "run", lines()) for parent in "ab"]
     assert [run.name for run in read_runs(folders)] == ["run (1)", "run (2)"]

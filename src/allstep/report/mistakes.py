@@ -115,9 +115,9 @@ def _mistake(folder: Path, entry: Any, classes: Sequence[str]) -> Mistake | None
 def _picture(folder: Path, name: str) -> bytes | None:
     """Its bytes; only of a plain file in the folder: a record must not be able to pull other files into a page."""
     file = folder / name
-    if Path(name).name != name or file.is_symlink() or not file.is_file() or file.stat().st_size > _LARGEST:
+    if Path(name).name != name or "\0" in name or file.is_symlink() or not file.is_file():
         return None
-    picture = file.read_bytes()
+    picture = file.read_bytes() if file.stat().st_size <= _LARGEST else b""
     return picture if picture.startswith(_PNG) and len(picture) > 24 else None
 
 

@@ -114,6 +114,8 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_record(folder: Path, log: Path) -> RunRecord:
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file; give the folder of the run, {folder.parent}")
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder; give the folder of a run (`allstep train --out DIR`)")
     try:
@@ -157,7 +159,7 @@ def _read_quarantine(folder: Path) -> tuple[int, tuple[Mapping[str, Any], ...]]:
     """How many bad samples all ranks listed, each counted once, and the first few."""
     found: dict[Any, Mapping[str, Any]] = {}
     for file in sorted(folder.glob("quarantine*.jsonl")):
-        for line in file.read_text(errors="replace").splitlines():
+        for line in _text(file).splitlines():
             entry = _json(line)
             if isinstance(entry, Mapping):
                 found.setdefault(str(entry.get("number")), entry)
@@ -170,7 +172,7 @@ def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[Checkpoint, ...]:
 
 
 def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
-    manifest = _json(file.read_text(errors="replace"))
+    manifest = _json(_text(file))
     try:
         entries = manifest["files"].items()
         files = tuple((str(name), int(entry["nbytes"]), str(entry["sha256"])) for name, entry in entries)
@@ -178,6 +180,14 @@ def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
         notes.append(f"checkpoints/{file.parent.name}: its manifest is damaged; --resume will not use it")
         return None
     return Checkpoint(file.parent.name, files)
+
+
+def _text(file: Path) -> str:
+    """Empty when it cannot be read: a run that goes on removes old checkpoints while we look."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _json(text: str) -> Any:
