@@ -41,6 +41,17 @@ class Singly(Arrays):
         return None
 
 
+class Unwilling(Singly):
+    """Cannot be opened by another process."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise OSError("not on this host")
+
+
 def noisy(picture: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Random in every pixel: the slightest difference in who draws what shows."""
     noise: NDArray[np.uint8] = picture ^ rng.integers(0, 256, picture.shape, dtype=np.uint8)

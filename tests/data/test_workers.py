@@ -24,7 +24,7 @@ from allstep.data.source import Sample
 from allstep.data.transform import Transform
 from allstep.errors import AllstepError
 from allstep.world import places
-from sources import Arrays, Singly, noise_transform, pictures
+from sources import Arrays, Singly, Unwilling, noise_transform, pictures
 
 Picture = NDArray[np.uint8]
 BOTH: Any = pytest.mark.parametrize("kind", ["threads", "processes"])
@@ -233,15 +233,6 @@ class TestErrors:
         with pytest.raises(OSError, match="not on this host"):
             next(iter(ours))
         ours.close()
-
-
-class Unwilling(Singly):
-    def __reduce__(self) -> Any:
-        return _refuse, ()
-
-
-def _refuse() -> None:
-    raise OSError("not on this host")
 
 
 class TestEnds:

@@ -5,7 +5,7 @@ order.plan          which samples, batch after batch           pure functions of
    |
 share.Share         a share on its way, cut into pieces        rows in recycled batch memory (memory)
    |
-prefetch            threads, or processes, fill the pieces     some shares ahead, no more (fill, workers, workers_process)
+machinery           threads, or processes, fill the pieces     some shares ahead, no more (prefetch, fill, workers, workers_process)
    |
 loader.Loader       bad samples out (quarantine), to the device, the transform's batch part
    |
@@ -18,7 +18,6 @@ batch one smaller, so neither moves the others.
 """
 
 import logging
-import math
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
@@ -29,26 +28,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from allstep.data import fill, order, prefetch, workers
+from allstep.data import fill, order, workers
 from allstep.data.batch import Batch, Mover, pictures_first, to_tensor
 from allstep.data.fill import Recipe
-from allstep.data.memory import Buffer, Memory, PinnedBuffer, SharedBuffer
+from allstep.data.machinery import Machinery
 from allstep.data.order import Partition, Reader, Span
 from allstep.data.quarantine import Quarantine, default_budget, path_of_rank
-from allstep.data.share import Filled, Layout, Share
+from allstep.data.share import Filled, Share
 from allstep.data.source import Source
 from allstep.data.transform import Transform
-from allstep.data.workers import Crew, Kind
-from allstep.data.workers_process import Processes
+from allstep.data.workers import Kind
 from allstep.errors import ConfigError, DataError
 from allstep.world import World
 
 __all__ = ["Batch", "Loader"]
 
-_PIECE = (
-    8  # samples handed out at once, at most: some microseconds of handing out against some milliseconds of decoding
-)
-_BLOCK = 400_000  # bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in fresh pages
 _LOG = logging.getLogger("allstep.data")
 
 
@@ -100,7 +94,7 @@ class Loader:
         self._quarantine = Quarantine(
             default_budget(self.num_samples) if budget is None else budget, strict=strict, path=path
         )
-        self._ready: _Machinery | None = None
+        self._ready: Machinery | None = None
         if transform is not None and transform.num_classes is None and source.classes:
             transform.num_classes = len(source.classes)
 
@@ -197,92 +191,31 @@ class Loader:
     def _named(self, numbers: order.Numbers) -> order.Numbers:
         return numbers if self.numbers is None else self.numbers[numbers]
 
-    def _machinery(self) -> "_Machinery":
+    def _machinery(self) -> Machinery:
         if self._ready is None or self._ready.pid != os.getpid():
             self._ready = self._made_ready()
         return self._ready
 
-    def _made_ready(self) -> "_Machinery":
+    def _made_ready(self) -> Machinery:
         some = self._named(np.arange(min(self.num_samples, 256)))
         blocks = not self._fields and fill.gives_blocks(self.source, some)
         recipe = Recipe(self.source, self.transform, self.seed or 0, self._fields, blocks)
         cores = workers.cores_per_rank(self._world.local_size)
         crew = workers.choose(self._workers, self._kind, cores, recipe, some)
         _LOG.info("loader: %s", crew)
-        machinery = _Machinery(recipe, crew, fill.look(self.source, some), self._ahead, pin=self._mover.pins)
+        machinery = Machinery(recipe, crew, fill.look(self.source, some), self._ahead, pin=self._mover.pins)
         weakref.finalize(self, machinery.close)
         return machinery
 
     def _to_batch(self, span: Span, filled: Filled) -> Batch:
         for bad in filled.bad:
             self._quarantine.note(bad, span.epoch)
-        native = filled.data if self.transform is None else None
-        data = _as_it_is(native) if native is not None else pictures_first(filled.data)
+        data = _as_it_is(filled.data) if self.transform is None else pictures_first(filled.data)
         data, target = self._mover(data), self._mover(to_tensor(filled.target))
         if self.transform is not None and filled.draws is not None:
             data, target = self.transform.on_batch(data, target, filled.draws)
         weight = len(filled.samples)
         return Batch(data, target, filled.samples, weight, span.epoch, span.position, filled.fields)
-
-
-class _Machinery:
-    """What a loader makes ready at its first batch and uses until its end: the recipe, who works on it, and memory."""
-
-    def __init__(self, recipe: Recipe, crew: Crew, like: Any, ahead: int | None, *, pin: bool) -> None:
-        self.pid = os.getpid()
-        self.recipe, self.crew, self.like = recipe, crew, like
-        self.ahead = ahead or max(2, min(8, crew.count + 1 if recipe.blocks else 2))
-        self._processes: list[Processes] = []
-        shared = crew.kind == "processes" and crew.count > 0
-        make: type[Buffer] = SharedBuffer if shared else PinnedBuffer if pin else Buffer
-        self.memory = Memory(self.ahead + 2, make)
-        self.picture: tuple[int, int, int] | None = None
-        self.dtype = np.dtype(np.uint8)
-        if recipe.transform is not None:
-            self.picture, self.dtype = fill.picture_shape(recipe.transform, like)
-        else:
-            _refuse_encoded(like)
-
-    def layout(self, share: int) -> Layout:
-        """For shares of about `share` samples."""
-        return Layout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
-
-    def _piece(self, share: int) -> int:
-        if self.picture is None and self.recipe.blocks:
-            return share
-        if self.recipe.blocks and self.picture is not None:
-            return max(1, _BLOCK // (math.prod(self.picture) * self.dtype.itemsize))
-        return max(1, min(_PIECE, share // (2 * max(1, self.crew.count))))
-
-    def run(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
-        """The shares, filled."""
-        if not self.crew.count:
-            return prefetch.one_after_the_other(shares, workers.work_here)
-        if self.crew.kind == "threads":
-            return prefetch.ahead_of_time(shares, [workers.work_here] * self.crew.count, self.ahead)
-        return self._run_in_processes(shares)
-
-    def _run_in_processes(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
-        """By processes of an earlier loop that are free; a loop inside a loop has its own."""
-        processes = next((crew for crew in self._processes if crew.free and not crew.broken), None)
-        if processes is None:
-            processes = Processes(self.recipe, self.crew.count)
-            self._processes.append(processes)
-        processes.free = False
-        try:
-            works = [link.work for link in processes.links]
-            yield from prefetch.ahead_of_time(shares, works, self.ahead, processes.cancel)
-        finally:
-            processes.free = True
-            if processes.broken:
-                self._processes = [crew for crew in self._processes if crew is not processes]
-                processes.close()
-
-    def close(self) -> None:
-        """Ends all processes."""
-        for processes in self._processes:
-            processes.close()
-        self._processes = []
 
 
 def _as_it_is(array: Any) -> torch.Tensor:
@@ -318,11 +251,3 @@ def _checked_numbers(numbers: order.Numbers, n: int) -> order.Numbers:
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < n):
         raise ConfigError(f"numbers are those of samples, 0 to {n - 1}; these are {numbers.min()} to {numbers.max()}")
     return numbers
-
-
-def _refuse_encoded(like: Any) -> None:
-    if like is not None and isinstance(like.data, bytes | bytearray | memoryview):
-        raise ConfigError(
-            "the samples are encoded pictures, and nothing says how to make arrays of them: "
-            "Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
-        )
