@@ -44,16 +44,18 @@ def alone(name: str) -> tuple[list[Tensor], dict[str | int, float]]:
 
 
 def together(hvd: Any, name: str, share_weights: bool) -> None:
-    """Half of the steps, the states into a fresh net and optimizer, the other half."""
+    """Half of the steps, the states into a fresh net and optimizer (by way of rank 0), the other half."""
     state, weights = None, {}
     for half in DATA.split(3):
         net = model()
         if state is not None:
             net.load_state_dict(weights)
         wrapped = OPTIMIZERS[name](groups(net))
+        if state is not None and hvd.rank() == 0:
+            wrapped.load_state_dict(state)
         optimizer = hvd.DistributedOptimizer(wrapped, net.named_parameters(), share_weights=share_weights)
         if state is not None:
-            optimizer.load_state_dict(state)
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         for data in half:
             mine = data[hvd.rank() :: hvd.size()]
             optimizer.weight = len(mine)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, norms, sign, zeros
+from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, norms, zeros
 
 
 class LAMB(LayerWise):
@@ -75,10 +75,10 @@ class LAMB(LayerWise):
         """Brings the moments up to date; m / (sqrt(v) + eps), as tensors that the caller may change."""
         beta1, beta2 = group["betas"]
         means, squares = bundle.state("exp_avg"), bundle.state("exp_avg_sq")
-        torch._foreach_mul_(means, beta1)
-        torch._foreach_add_(means, bundle.grads, alpha=(1 - beta1) * sign(group))
+        grads = torch._foreach_neg(bundle.grads) if group["maximize"] else bundle.grads
+        torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, bundle.grads, bundle.grads, 1 - beta2)
+        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
         updates = torch._foreach_sqrt(squares)
         torch._foreach_add_(updates, eps)
         torch._foreach_reciprocal_(updates)
