@@ -19,7 +19,6 @@ Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors
 state is kept by tensor, none in the groups, because a rank has the groups of all tensors and the state of its own.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -104,7 +103,7 @@ class LayerWise(Optimizer):
 
     def _bundles(self, group: Group) -> list[Bundle]:
         """The tensors of a group that have a gradient, put together so that one call can treat them alike."""
-        bundles: dict[Any, Bundle] = defaultdict(lambda: Bundle([], [], [], False))
+        bundles: dict[Any, Bundle] = {}
         rule = group["exempt"]
         for param in group["params"]:
             if param.grad is None:
