@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, _make_nccl_premul_sum
@@ -182,8 +183,8 @@ class Gradients:
                 if gradient is not None:
                     words[place] = _SPARSE if gradient.is_sparse else 1.0
             words[count:] = [1.0, 0.0 if self._weight is None else 1.0, float(self._weight or 0.0)]
-        summed = torch.tensor(words, dtype=torch.float64)
-        self._all_reduce(summed, ReduceOp.SUM)
+        summed = np.array(words)  # torch.tensor takes more than twice as long for a list
+        self._all_reduce(torch.from_numpy(summed), ReduceOp.SUM)
         *flags, present, told, samples = summed.tolist()
         if told and told != present:
             raise CollectiveMismatch(
