@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.source import BadSample, Block, Place, Sample, Source
+from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.data.transform import Transform
 
 

@@ -48,7 +48,7 @@ def test_it_is_pure_python_and_whole(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     assert "allstep/py.typed" in names
-    digits = [name for name in names if name.startswith("allstep/data/digits/") and name.endswith(".gz")]
+    digits = [name for name in names if name.startswith("allstep/data/sets/digits/") and name.endswith(".gz")]
     assert len(digits) == 4
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"allstep"}  # no tests, no examples

@@ -15,7 +15,7 @@ from allstep.bench.data_peers import PEERS, SMALL_PEERS, Settings
 from allstep.bench.data_reader import OURS, PACKED, RAW, Reader, count, readers
 from allstep.bench.data_result import STAGES, WHOLE, DataResult, DataRow
 from allstep.bench.result import Missing
-from allstep.data.opening import open_source
+from allstep.data.sources.opening import open_source
 from allstep.errors import DataError
 
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data import idx
-from allstep.data.opening import open_source
-from allstep.data.pack import pack
-from allstep.data.pack_plan import Options
+from allstep.data.packing.pack import pack
+from allstep.data.packing.plan import Options
+from allstep.data.sources import idx
+from allstep.data.sources.opening import open_source
 from allstep.data.verify import verify
 from picture_folders import make_folder
 

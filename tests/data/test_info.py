@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from allstep.cli.app import app
 from allstep.data.info import Spread, files_of, info
-from allstep.data.opening import open_source
-from allstep.data.pack import pack
-from allstep.data.pack_plan import Options
+from allstep.data.packing.pack import pack
+from allstep.data.packing.plan import Options
+from allstep.data.sources.opening import open_source
 from picture_folders import CLASSES, make_folder
 
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.data import Batch, Loader, Mixup, Normalise, augment
-from allstep.data.arrays import ArraySource
-from allstep.data.source import Sample
+from allstep.data.sources.arrays import ArraySource
+from allstep.data.sources.source import Sample
 from allstep.data.transform import Transform
 from allstep.errors import ConfigError, DataError
 from allstep.world import World, places

@@ -8,9 +8,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data.arrays import ArraySource
-from allstep.data.opening import open_source
 from allstep.data.sheet import BAND, GAP, sheet, sheet_size
+from allstep.data.sources.arrays import ArraySource
+from allstep.data.sources.opening import open_source
 from allstep.data.spelled import PRESETS, spelled
 from allstep.errors import ConfigError
 from picture_folders import make_folder

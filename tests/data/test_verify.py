@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data.example import encode
-from allstep.data.framing import frame
-from allstep.data.opening import open_source
+from allstep.data.sources.example import encode
+from allstep.data.sources.framing import frame
+from allstep.data.sources.opening import open_source
 from allstep.data.verify import verify
 from picture_folders import encoded, make_folder
 
@@ -63,7 +63,7 @@ def test_planted_damage_of_records(tmp_path: Path) -> None:
 
 
 def test_arrays_have_nothing_to_decode(tmp_path: Path) -> None:
-    from allstep.data.arrays import ArraySource
+    from allstep.data.sources.arrays import ArraySource
 
     source = ArraySource(np.zeros((5, 4, 4), np.uint8), np.zeros(5, np.int64))
     assert verify(source).bad == ()

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import allstep.data.named
-from allstep.data import idx
-from allstep.data.named import FILES, NAMED, NamedSet
+import allstep.data.sets.named
+from allstep.data.sets.named import FILES, NAMED, NamedSet
+from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError
 from allstep.train import read_config
 from allstep.train.folder import make_run_folder
@@ -21,7 +21,7 @@ from allstep.train.workers import choose_num_workers, count_gpus, default_num_wo
 def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where Fashion-MNIST is nowhere, and its home does not answer."""
     nowhere = NamedSet("fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, ""))
-    monkeypatch.setattr(allstep.data.named, "NAMED", {**NAMED, "fashion-mnist": nowhere})
+    monkeypatch.setattr(allstep.data.sets.named, "NAMED", {**NAMED, "fashion-mnist": nowhere})
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
 
 

@@ -30,11 +30,11 @@ from allstep.bench.data_result import STAGES, WHOLE, DataResult, DataRow
 from allstep.bench.result import Missing
 from allstep.data import Transform
 from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
-from allstep.data.decode import decode
-from allstep.data.opening import open_source
-from allstep.data.pack import pack
-from allstep.data.pack_plan import Options
-from allstep.data.source import Place, Sample, Source
+from allstep.data.packing.pack import pack
+from allstep.data.packing.plan import Options
+from allstep.data.pictures.decode import decode
+from allstep.data.sources.opening import open_source
+from allstep.data.sources.source import Place, Sample, Source
 from allstep.errors import DataError
 
 REPETITIONS = 5

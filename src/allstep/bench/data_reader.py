@@ -26,7 +26,7 @@ _LEAST_DISCARD = 4  # batches
 
 def _allstep(settings: Settings, name: str, *operations: Any) -> Iterator[int]:
     from allstep.data import Loader, Transform
-    from allstep.data.opening import open_source
+    from allstep.data.sources.opening import open_source
 
     source = open_source(str(settings.path / FOLDERS[name]))
     loader = Loader(source, Transform(*operations), batch=settings.batch, seed=0, workers=settings.num_threads)

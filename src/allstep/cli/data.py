@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from allstep.data.fetch import Progress
-    from allstep.data.pack import Outcome
-    from allstep.data.source import BadSample, Source
+    from allstep.data.packing.pack import Outcome
+    from allstep.data.sets.fetch import Progress
+    from allstep.data.sources.source import BadSample, Source
 
 data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
 
@@ -61,8 +61,8 @@ def pack(
 ) -> None:
     """Pack samples into a few large shards. The same command again goes on where it was stopped."""
     from allstep.cli.bar import bar
-    from allstep.data.pack import pack as pack_all
-    from allstep.data.pack_plan import Options
+    from allstep.data.packing.pack import pack as pack_all
+    from allstep.data.packing.plan import Options
 
     options = Options(
         name or dst.absolute().name,
@@ -198,7 +198,7 @@ def show(
     test: Test = False,
 ) -> None:
     """Draw samples beside what augmentation makes of them."""
-    from allstep.data.pack_plan import spread
+    from allstep.data.packing.plan import spread
     from allstep.data.sheet import save, sheet
     from allstep.data.spelled import spelled
 
@@ -218,9 +218,9 @@ def get(
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Else allstep's cache folder.")] = None,
 ) -> None:
     """Bring a named set here; every file's SHA-256 is checked."""
-    from allstep.data.getting import get as bring
-    from allstep.data.named import cache_folder
-    from allstep.data.sets import named_set
+    from allstep.data.cache import cache_folder
+    from allstep.data.sets.getting import get as bring
+    from allstep.data.sets.known import named_set
 
     wanted = named_set(name)
     folder = to or cache_folder() / wanted.name
@@ -253,7 +253,7 @@ def _download() -> "Iterator[Progress]":
 def _source(src: str, test: bool = False) -> "Iterator[Source]":
     """The source, opened; its indexes are built now, with a bar."""
     from allstep.cli.bar import bar
-    from allstep.data.opening import open_source
+    from allstep.data.sources.opening import open_source
 
     place, classes = _place(src)
     with bar("indexing", "bytes") as shown:
@@ -269,8 +269,8 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
 
 def _place(src: str) -> tuple[str, tuple[str, ...]]:
     """Where `src` is, and names of its classes where it is known by name: a set like cifar10, unless a file is called so."""
-    from allstep.data.named import find
-    from allstep.data.sets import NAMED
+    from allstep.data.sets.known import NAMED
+    from allstep.data.sets.named import find
 
     if src not in NAMED or Path(src).exists():
         return src, ()

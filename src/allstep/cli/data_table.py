@@ -10,7 +10,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from allstep.data.info import Info, Spread
-    from allstep.data.source import BadSample
+    from allstep.data.sources.source import BadSample
 
 _BAD_SHOWN = 20
 _CLASSES_SHOWN = 20

@@ -1,28 +1,33 @@
 """Data: where it is found, who reads what, and the batches that come of it.
 
-`opening` makes a source of whatever lies at a path (TFRecords, tars, class folders, idx files, arrays).
-`named` finds a set and reads it through `idx`, downloading with `fetch` when it must; `order` says which rank reads which sample
-when; `transform` and `augment` make pictures of what is stored; `loader` puts all together. What needs torch or OpenCV is fetched when
-it is first asked for (PEP 562): a launcher can look for data without the second that importing torch takes.
+```
+sets        sets known by name: found, downloaded, read         sources    TFRecord, tar, folders, idx, arrays: samples by number
+order       which rank reads which sample when                  packing    any source into a few large shards
+pictures    bytes to pixels, random numbers, batches            augment    what is done to a picture; transform: a chain of it
+loading     memory, threads and processes behind `loader`       loader     batches, which is what all of it is for
+```
+
+`info`, `verify`, `indexing` and `sheet` look at a set for `allstep data`. What needs torch or OpenCV is fetched when it is first asked for
+(PEP 562): a launcher can look for data without the second that importing torch takes.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from allstep.data.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache_folder, find, load, named_set
+from allstep.data.sets.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache_folder, find, load, named_set
 
 if TYPE_CHECKING:
-    from allstep.data.arrays import ArraySource, CifarSource, IdxSource
-    from allstep.data.dataset import as_dataset
-    from allstep.data.folder import FolderSource
     from allstep.data.loader import Batch, Loader
-    from allstep.data.mix import Cutmix, Mixup
-    from allstep.data.normalise import Normalise
-    from allstep.data.opening import open_source
-    from allstep.data.source import BadSample, Sample, Source
-    from allstep.data.synthetic import SyntheticSource
-    from allstep.data.tar import TarSource
-    from allstep.data.tfrecord import TFRecordSource
+    from allstep.data.loading.dataset import as_dataset
+    from allstep.data.pictures.mix import Cutmix, Mixup
+    from allstep.data.pictures.normalise import Normalise
+    from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
+    from allstep.data.sources.folder import FolderSource
+    from allstep.data.sources.opening import open_source
+    from allstep.data.sources.source import BadSample, Sample, Source
+    from allstep.data.sources.synthetic import SyntheticSource
+    from allstep.data.sources.tar import TarSource
+    from allstep.data.sources.tfrecord import TFRecordSource
     from allstep.data.transform import Transform
 
 __all__ = [
@@ -57,24 +62,24 @@ __all__ = [
 
 
 _LATER = {
-    "ArraySource": "arrays",
-    "BadSample": "source",
+    "ArraySource": "sources.arrays",
+    "BadSample": "sources.source",
     "Batch": "loader",
-    "CifarSource": "arrays",
-    "Cutmix": "mix",
-    "FolderSource": "folder",
-    "IdxSource": "arrays",
+    "CifarSource": "sources.arrays",
+    "Cutmix": "pictures.mix",
+    "FolderSource": "sources.folder",
+    "IdxSource": "sources.arrays",
     "Loader": "loader",
-    "Mixup": "mix",
-    "Normalise": "normalise",
-    "Sample": "source",
-    "Source": "source",
-    "SyntheticSource": "synthetic",
-    "TFRecordSource": "tfrecord",
-    "TarSource": "tar",
+    "Mixup": "pictures.mix",
+    "Normalise": "pictures.normalise",
+    "Sample": "sources.source",
+    "Source": "sources.source",
+    "SyntheticSource": "sources.synthetic",
+    "TFRecordSource": "sources.tfrecord",
+    "TarSource": "sources.tar",
     "Transform": "transform",
-    "as_dataset": "dataset",
-    "open_source": "opening",
+    "as_dataset": "loading.dataset",
+    "open_source": "sources.opening",
 }
 
 

@@ -6,12 +6,12 @@ do not. For those a CRC32C of each sample can be stored: it says nothing about d
 
 from pathlib import Path
 
-from allstep.data.arrays import CifarSource, IdxSource
-from allstep.data.folder import FolderSource
-from allstep.data.index import Progress
-from allstep.data.source import Source
-from allstep.data.tar import TarSource
-from allstep.data.tfrecord import TFRecordSource
+from allstep.data.sources.arrays import CifarSource, IdxSource
+from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.index import Progress
+from allstep.data.sources.source import Source
+from allstep.data.sources.tar import TarSource
+from allstep.data.sources.tfrecord import TFRecordSource
 from allstep.errors import DataError
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from allstep.data.files import stamp_of
-from allstep.data.pack_picture import kind_of, size_of
-from allstep.data.pack_plan import spread
-from allstep.data.source import BadSample, Source
+from allstep.data.packing.picture import kind_of, size_of
+from allstep.data.packing.plan import spread
+from allstep.data.sources.files import stamp_of
+from allstep.data.sources.source import BadSample, Source
 from allstep.data.verify import is_encoded
 from allstep.errors import DataError
 

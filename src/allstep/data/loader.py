@@ -28,16 +28,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from allstep.data import fill, order, workers
-from allstep.data.batch import Batch, Mover, pictures_first, to_tensor
-from allstep.data.fill import Recipe
-from allstep.data.machinery import Machinery
+from allstep.data import order
+from allstep.data.loading import fill, workers
+from allstep.data.loading.batch import Batch, Mover, pictures_first, to_tensor
+from allstep.data.loading.fill import Recipe
+from allstep.data.loading.machinery import Machinery
+from allstep.data.loading.quarantine import Quarantine, default_budget, path_of_rank
+from allstep.data.loading.share import Filled, Share
+from allstep.data.loading.workers import Kind
 from allstep.data.order import Partition, Reader, Span
-from allstep.data.quarantine import Quarantine, default_budget, path_of_rank
-from allstep.data.share import Filled, Share
-from allstep.data.source import Source
+from allstep.data.sources.source import Source
 from allstep.data.transform import Transform
-from allstep.data.workers import Kind
 from allstep.errors import ConfigError, DataError
 from allstep.world import World
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.decode import decode
-from allstep.data.source import BadSample, Source
+from allstep.data.pictures.decode import decode
+from allstep.data.sources.source import BadSample, Source
 from allstep.data.transform import Transform
 from allstep.errors import DataError
 

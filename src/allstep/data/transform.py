@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data import decode
 from allstep.data.augment.call import Call
 from allstep.data.augment.frame import Frame
 from allstep.data.augment.operation import Operation, Picture
-from allstep.data.draws import Draws
+from allstep.data.pictures import decode
+from allstep.data.pictures.draws import Draws
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from allstep.data.decode import decode
-from allstep.data.ordered import chunks, default_jobs, ordered
-from allstep.data.source import BadSample, Source
+from allstep.data.packing.ordered import chunks, default_jobs, ordered
+from allstep.data.pictures.decode import decode
+from allstep.data.sources.source import BadSample, Source
 
 _CHUNK = 32
 

@@ -148,7 +148,7 @@ def _detect(launcher: str | None) -> tuple[World | None, str | None]:
 
 
 def _folders() -> list[machine_facts.Folder]:
-    from allstep.data.named import cache_folder
+    from allstep.data.cache import cache_folder
 
     return [
         machine_facts.temporary_folder(),

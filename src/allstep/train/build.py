@@ -9,7 +9,7 @@ from torch import nn
 
 import allstep.torch as hvd
 from allstep.data import ImageSet, Loader, order
-from allstep.data.arrays import ArraySource
+from allstep.data.sources.arrays import ArraySource
 from allstep.models import NORMS, SmallCnn
 from allstep.optim import SCALINGS, SCHEDULES, warm_up
 from allstep.train.config import RunConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allstep import data
 from allstep.data import order
-from allstep.data.fetch import Progress
+from allstep.data.sets.fetch import Progress
 from allstep.errors import ConfigError, DataError
 from allstep.train.config import RunConfig
 from allstep.train.recipes import DEFAULT, SMALLEST

@@ -9,7 +9,7 @@ from PIL import Image
 
 from allstep.data.augment import CentreCrop, RandomResizedCrop, Resize
 from allstep.data.augment.resize import resized
-from allstep.data.draws import Draws, Floats
+from allstep.data.pictures.draws import Draws, Floats
 from allstep.errors import ConfigError
 from data.augment.scenes import distance, scene
 

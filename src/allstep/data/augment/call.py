@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import numpy as np
 
 from allstep.data.augment.operation import Operation, Picture
-from allstep.data.draws import Draws
+from allstep.data.pictures.draws import Draws
 from allstep.errors import ConfigError
 
 

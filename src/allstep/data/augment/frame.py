@@ -16,7 +16,7 @@ import numpy as np
 
 from allstep.data.augment.operation import Operation, Picture, check_range, check_size
 from allstep.data.augment.resize import resized
-from allstep.data.draws import Draws, Floats
+from allstep.data.pictures.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 _TRIES = 10

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.draws import Draws, Floats
+from allstep.data.pictures.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 Picture = NDArray[np.uint8]

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from allstep.data.augment.operation import Operation, Picture, check_size
-from allstep.data.draws import Floats
+from allstep.data.pictures.draws import Floats
 from allstep.errors import ConfigError, did_you_mean
 
 _MODES = {"zero": cv2.BORDER_CONSTANT, "reflect": cv2.BORDER_REFLECT_101}

@@ -1,0 +1,1 @@
+"""What works behind `allstep.data.loader`: memory, threads, processes, bad samples."""

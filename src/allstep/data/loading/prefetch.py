@@ -1,0 +1,151 @@
+"""Works ahead of whoever uses the batches: threads fill the pieces of the next shares, in the order in which they will be wanted.
+
+```
+consumer    next() --tops up--> shares under way (at most `ahead` beyond the one in use)       back-pressure: no more are begun
+               ^                      | pieces
+               |                      v
+            wait for the         queue of pieces --> thread 0, 1, ... --> work(share, piece)
+            oldest share  <----------------------------------'
+```
+
+A thread does the work itself or hands the piece to its process and waits (`work` is given). Waiting costs no time: the queue and the
+events block in the kernel without the GIL. Threads live as long as one iteration. They end when it does, whatever ends it: its last
+batch, `break`, an exception, Ctrl-C, or the garbage collector. Each looks between two samples whether it should.
+
+An error of a share is raised when its turn comes, after the batches before it were delivered.
+"""
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+from allstep.data.loading.fill import Rows, Stopped
+from allstep.data.loading.share import Filled, Share
+from allstep.data.order import Span
+from allstep.errors import AllstepError
+
+_PATIENCE = 5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
+Work = Callable[[Share, slice, "Stop"], Rows]
+
+
+class Stop:
+    """Whether it is over. Callable, so that work can ask."""
+
+    def __init__(self) -> None:
+        self.now = False
+
+    def __call__(self) -> bool:
+        return self.now
+
+
+def one_after_the_other(shares: Iterator[Share], work: Work) -> Generator[tuple[Span, Filled], None, None]:
+    """Without any threads: each share is filled when it is asked for."""
+    stop = Stop()
+    for share in shares:
+        for piece in share.pieces:
+            share.put(piece, work(share, piece, stop))
+        yield share.span, share.wait()
+
+
+def ahead_of_time(
+    shares: Iterator[Share], works: Sequence[Work], ahead: int, on_stop: Callable[[], None] = lambda: None
+) -> Generator[tuple[Span, Filled], None, None]:
+    """The shares in their order, filled by one thread for each of `works`; `on_stop` hears of the end before threads are awaited."""
+    crew = _Crew(works, on_stop)
+    under_way: deque[Share] = deque()
+    try:
+        while True:
+            crew.check_process()
+            while len(under_way) <= ahead and (share := next(shares, None)) is not None:
+                under_way.append(share)
+                crew.give(share)
+            if not under_way:
+                return
+            share = under_way.popleft()
+            filled = share.wait()
+            span = share.span
+            del share
+            yield span, filled
+            del filled  # else its memory could not be used for the batch after the next
+    finally:
+        crew.close()
+
+
+class _Crew:
+    """The threads of one iteration."""
+
+    def __init__(self, works: Sequence[Work], on_stop: Callable[[], None]) -> None:
+        self._pid = os.getpid()
+        self._stop, self._on_stop = Stop(), on_stop
+        self._queue: SimpleQueue[tuple[Share, slice] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_run, args=(self._queue, work, self._stop), name=f"allstep-loader-{i}", daemon=True)
+            for i, work in enumerate(works)
+        ]
+        for thread in self._threads:
+            thread.start()
+        _CREWS.add(self)
+
+    def give(self, share: Share) -> None:
+        """Its pieces are worked on after those given before."""
+        for piece in share.pieces:
+            self._queue.put((share, piece))
+
+    def check_process(self) -> None:
+        """A forked process has a copy of this object, but none of the threads."""
+        if os.getpid() != self._pid:
+            raise AllstepError(
+                f"this iteration over a loader belongs to process {self._pid}, of which this process ({os.getpid()}) is a fork: "
+                "begin a new `for batch in loader` here"
+            )
+
+    def close(self) -> None:
+        """All threads end; waits for them, but not for ever."""
+        if os.getpid() != self._pid or self._stop.now:
+            return
+        self._stop.now = True
+        _drain(self._queue)
+        for _ in self._threads:
+            self._queue.put(None)
+        self._on_stop()
+        limit = time.monotonic() + _PATIENCE
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # the garbage collector may run in any of them
+                thread.join(max(0.0, limit - time.monotonic()))
+        _CREWS.discard(self)
+
+
+def _run(queue: "SimpleQueue[tuple[Share, slice] | None]", work: Work, stop: Stop) -> None:
+    while (item := queue.get()) is not None:
+        share, piece = item
+        try:
+            if not share.failed:
+                share.put(piece, work(share, piece, stop))
+        except Stopped:
+            pass
+        except BaseException as error:
+            share.fail(error)
+        del item, share  # while we wait for the next, nothing of the last should be held
+
+
+def _drain(queue: "SimpleQueue[tuple[Share, slice] | None]") -> None:
+    try:
+        while True:
+            queue.get_nowait()
+    except Empty:
+        pass
+
+
+_CREWS: "weakref.WeakSet[_Crew]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that still decodes while the interpreter is taken down could crash it."""
+    for crew in list(_CREWS):
+        crew.close()

@@ -1,0 +1,117 @@
+"""Who fills the batches: nobody but the caller, threads, or processes; chosen by what was asked for, else by measurement.
+
+Threads share everything and start at once, but only one of them runs Python at a time. Our own operations spend their time in C
+without the GIL, so threads are right for them. A user's function may hold it: then a few samples are made ready by one thread and by
+two, and unless two are clearly quicker, processes do the work. Where arrays are only copied out of memory there is nothing to share
+out, and the caller does it by the way.
+"""
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep import machine
+from allstep.data.loading.fill import Recipe, Rows, fill, look, picture_shape
+from allstep.data.loading.prefetch import Stop
+from allstep.data.loading.share import Share
+from allstep.data.order import Numbers
+from allstep.errors import ConfigError
+
+Kind = Literal["auto", "threads", "processes"]
+
+_SECONDS = 0.1  # that a measurement should last: less says nothing, more keeps the user waiting
+_WORTH = 0.75  # two threads must need less than this part of one thread's time
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who works: `count` threads or processes, and why; 0 is the caller alone."""
+
+    count: int
+    kind: Kind
+    why: str
+
+    def __str__(self) -> str:
+        number = {0: "no workers", 1: "1 thread" if self.kind == "threads" else "1 process"}
+        return f"{number.get(self.count, f'{self.count} {self.kind}')} ({self.why})"
+
+
+def cores_per_rank(local_size: int) -> int:
+    """Cores for each of `local_size` ranks: all that we may use when we are bound to no more than our share, else our share."""
+    total = machine.cpu_quota() or os.cpu_count() or 1
+    return max(1, min(machine.allowed_cores(), int(total // local_size)))
+
+
+def check(workers: int | str, kind: str) -> None:
+    """Refuses what cannot be meant."""
+    if workers != "auto" and not (isinstance(workers, int) and workers >= 0):
+        raise ConfigError(f"workers is 'auto' or a number from 0, not {workers!r}")
+    if kind not in ("auto", "threads", "processes"):
+        raise ConfigError(f"kind is 'auto', 'threads' or 'processes', not {kind!r}")
+
+
+def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: Numbers) -> Crew:
+    """Who fills the batches of `recipe`; `numbers` are samples to try it with."""
+    if workers == 0:
+        return Crew(0, "threads", "as asked")
+    if workers == "auto" and kind == "auto" and recipe.transform is None and recipe.blocks:
+        return Crew(0, "threads", "arrays are only copied")
+    count = int(workers) if workers != "auto" else cores
+    if kind != "auto":
+        return Crew(count, kind, "as asked")
+    if recipe.transform is None or recipe.transform.releases_gil:
+        return Crew(count, "threads", "the transform leaves Python free")
+    if count == 1:
+        return Crew(count, "threads", "one worker")
+    part = time_of_two_threads(recipe, numbers)
+    why = f"two threads need {part:.2f} of the time of one"
+    return Crew(count, "threads" if part < _WORTH else "processes", why)
+
+
+def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:
+    """How long two threads need for some samples, as part of the time that one needs."""
+    some = numbers[: _enough(recipe, numbers)]
+    alone = _seconds(recipe, [some])
+    together = _seconds(recipe, np.array_split(some, 2))
+    return together / max(alone, 1e-9)
+
+
+def _enough(recipe: Recipe, numbers: Numbers) -> int:
+    """How many samples last long enough to be timed; the first one, which may import and open things, does not count."""
+    _seconds(recipe, [numbers[:1]])
+    seconds = _seconds(recipe, [numbers[1:3]]) / 2
+    return int(min(len(numbers), 256, max(4, _SECONDS / max(seconds, 1e-6))))
+
+
+def _seconds(recipe: Recipe, parts: list[Numbers]) -> float:
+    threads = [threading.Thread(target=_try, args=(recipe, part)) for part in parts]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - started
+
+
+def _try(recipe: Recipe, samples: Numbers) -> None:
+    try:
+        fill(recipe, samples, _room(recipe, samples), recipe.draw(0, samples))
+    except Exception:  # whatever it is, it will come again when a batch is wanted, and then somebody listens
+        pass
+
+
+def _room(recipe: Recipe, samples: Numbers) -> NDArray[Any] | None:
+    if recipe.transform is None:
+        return None
+    shape, dtype = picture_shape(recipe.transform, look(recipe.source, samples))
+    return np.empty((len(samples), *shape), dtype)
+
+
+def work_here(share: Share, piece: slice, stop: Stop) -> Rows:
+    """Fills a piece in this thread."""
+    return fill(share.recipe, share.samples[piece], share.rows_of(piece), share.draws(piece), stop)

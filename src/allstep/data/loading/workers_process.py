@@ -1,0 +1,240 @@
+"""Worker processes, as the loader sees them: each is driven by one thread of `prefetch`, over one socket.
+
+```
+thread i  --piece: samples, place in batch memory (the memory itself, a file descriptor, when it is new)-->  process i (workers_main)
+          <--targets, fields, bad samples; or the error with its traceback----------------------------------
+```
+
+Pictures never pass through the socket: the process writes them into the batch memory that both map. Recipe and functions are sent by
+cloudpickle, so functions of a script or a notebook need no module and no `if __name__ == "__main__"`. One number in shared memory
+says up to which piece everything is cancelled; processes look at it between two samples.
+
+A process ends when its socket does or its parent dies (it watches both). One that was killed is an error at once, since the socket
+ends with it.
+"""
+
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from allstep.data.loading.fill import Recipe, Rows, Stopped
+from allstep.data.loading.memory import SharedBuffer
+from allstep.data.loading.prefetch import Stop
+from allstep.data.loading.share import Share
+from allstep.errors import AllstepError
+
+_LENGTH = struct.Struct("<Q")
+_GRACE = 2.0  # seconds that a process has to end by itself
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
+
+
+class Processes:
+    """`num` worker processes for one recipe. They serve one iteration at a time; `free` says that there is none."""
+
+    def __init__(self, recipe: Recipe, num: int) -> None:
+        self.free = True
+        self._pid = os.getpid()
+        payload = cloudpickle.dumps(recipe)
+        self._cell = Cell()
+        self._serials = count(1)
+        self._last = 0
+        self.links = [Link(self, number) for number in range(num)]
+        for link in self.links:  # all are starting by now
+            with suppress(OSError):  # one that is dead is found when it is needed
+                send(link.sock, payload, [self._cell.fd])
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of them is dead, or, between two iterations, stuck in a piece that nobody wants any more."""
+        return any(link.busy or link.process.poll() is not None for link in self.links)
+
+    def serial(self) -> int:
+        """A number for the next piece."""
+        self._last = max(self._last, serial := next(self._serials))
+        return serial
+
+    def cancel(self) -> None:
+        """Nobody wants what was asked for so far."""
+        self._cell.write(self._last)
+
+    def close(self) -> None:
+        """Ends them all; a second time does nothing. They are not a fork's to end."""
+        if os.getpid() != self._pid:
+            return
+        for link in self.links:
+            link.hang_up()
+        for link in self.links:
+            link.end()
+        self._cell.close()
+
+
+class Link:
+    """One process and the socket to it. Its thread works on one piece at a time."""
+
+    def __init__(self, crew: Processes, number: int) -> None:
+        self.busy = False
+        self._serial, self._number = crew.serial, number
+        self._known: set[int] = set()  # numbers of the buffers that the process has mapped
+        self.sock, theirs = socket.socketpair()
+        self.process = _start(theirs)
+        theirs.close()
+
+    def work(self, share: Share, piece: slice, stop: Stop) -> Rows:
+        """Has a piece filled by the process."""
+        if stop():
+            raise Stopped
+        self.busy = True
+        try:
+            answer = self._ask(share, piece)
+        except (OSError, EOFError) as error:
+            if stop():
+                raise Stopped from None
+            raise AllstepError(self._obituary(share, piece)) from error
+        self.busy = False
+        return _opened(answer, self.process.pid)
+
+    def _ask(self, share: Share, piece: slice) -> dict[str, Any]:
+        out, buffer = share.rows_of(piece), share.buffer
+        question: dict[str, Any] = {
+            "serial": self._serial(),
+            "epoch": share.span.epoch,
+            "samples": share.samples[piece],
+        }
+        fds: list[int] = []
+        if isinstance(buffer, SharedBuffer) and out is not None:
+            row = out[0:1].nbytes if len(out) else 0
+            question |= {"shape": out.shape, "dtype": out.dtype.str, "offset": piece.start * row}
+            question |= {"buffer": buffer.number, "nbytes": buffer.nbytes, "forget": self._dead()}
+            fds = [] if buffer.number in self._known else [buffer.fd]
+            self._known.add(buffer.number)
+        send(self.sock, pickle.dumps(question), fds)
+        answer: dict[str, Any] = pickle.loads(receive(self.sock)[0])
+        return answer
+
+    def _dead(self) -> list[int]:
+        gone = self._known - SharedBuffer.alive
+        self._known -= gone
+        return list(gone)
+
+    def _obituary(self, share: Share, piece: slice) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_GRACE)
+        code = self.process.returncode
+        how = f"was killed by {_signal(-code)}" if code is not None and code < 0 else f"ended with status {code}"
+        numbers = share.samples[piece].tolist()
+        hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
+        return (
+            f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it worked on the samples {numbers}{hint}; "
+            "workers=0 runs the same in this process"
+        )
+
+    def hang_up(self) -> None:
+        """Tells the process to end."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def end(self) -> None:
+        """Waits for its end, and makes it end if it must."""
+        try:
+            self.process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Cell:
+    """One number in memory that processes share; made here, or mapped from `fd`."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("allstep-cancelled", os.MFD_CLOEXEC) if fd is None else fd
+        os.ftruncate(self.fd, mmap.PAGESIZE)
+        self._map = mmap.mmap(self.fd, mmap.PAGESIZE)
+
+    def read(self) -> int:
+        """The number."""
+        value: int = _LENGTH.unpack_from(self._map)[0]
+        return value
+
+    def write(self, value: int) -> None:
+        """Sets it; eight bytes that are aligned are written at once. Nobody hears of it after `close`."""
+        if self.fd >= 0:
+            _LENGTH.pack_into(self._map, 0, value)
+
+    def close(self) -> None:
+        """Lets go of it; closing twice does nothing."""
+        if self.fd >= 0:
+            self._map.close()
+            os.close(self.fd)
+        self.fd = -1
+
+
+def send(sock: socket.socket, message: bytes, fds: list[int]) -> None:
+    """One message; the descriptors travel with its length."""
+    header = _LENGTH.pack(len(message))
+    if fds:
+        socket.send_fds(sock, [header], fds)
+        sock.sendall(message)
+    else:
+        sock.sendall(header + message)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """One message and its descriptors. EOFError when the other side is gone."""
+    header, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, 4)
+    header += _exactly(sock, _LENGTH.size - len(header))
+    return _exactly(sock, _LENGTH.unpack(header)[0]), list(fds)
+
+
+def _exactly(sock: socket.socket, nbytes: int) -> bytes:
+    parts = []
+    while nbytes:
+        part = sock.recv(min(nbytes, 1 << 20))
+        if not part:
+            raise EOFError("the other side is gone")
+        parts.append(part)
+        nbytes -= len(part)
+    return b"".join(parts)
+
+
+def _start(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    fd = theirs.fileno()
+    code = f"import sys; sys.path[:] = {sys.path!r}; from allstep.data.loading.workers_main import main; main({fd}, {os.getpid()})"
+    env = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
+    return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], stdin=subprocess.DEVNULL, env=env)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _opened(answer: dict[str, Any], pid: int) -> Rows:
+    if "rows" in answer:
+        rows: Rows = answer["rows"]
+        return rows
+    if "stopped" in answer:
+        raise Stopped
+    raise _rebuilt(answer, pid)
+
+
+def _rebuilt(answer: dict[str, Any], pid: int) -> BaseException:
+    """The process's error with its traceback as a note; one that cannot be pickled is told by its last line."""
+    try:
+        error = pickle.loads(answer["error"])
+    except Exception:
+        error = AllstepError(f"a worker process of the loader failed: {answer['last_line']}")
+    error.add_note(f"in worker process {pid} of the loader:\n{answer['traceback']}")
+    return error if isinstance(error, BaseException) else AllstepError(str(error))

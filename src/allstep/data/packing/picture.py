@@ -1,0 +1,165 @@
+"""What a picture becomes when it is packed.
+
+```
+stored as     larger than max_side               not larger
+JPEG          decoded, made smaller, JPEG        its own bytes
+PNG, WebP     decoded, made smaller, the same    its own bytes
+others        decoded, made smaller, PNG         their own bytes
+array         made smaller, PNG                  PNG
+```
+
+With `format="jpeg"` (or png, webp) all others become that, too; with `raw=True` everything becomes pixels. A picture that keeps its
+bytes is not decoded, only its header is read: `allstep data verify` decodes all. The longer side counts; pictures only ever become
+smaller, by averaging over areas (OpenCV's INTER_AREA). JPEG is decoded at a fraction of its size where that is still large enough.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
+
+from allstep.data.pictures.decode import decode
+from allstep.errors import ConfigError, did_you_mean
+
+FORMATS = ("keep", "jpeg", "png", "webp")
+SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "other": "img"}
+_WEBP_AND_JPEG = range(1, 101)
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A picture as it goes into a shard: `content` is encoded as `kind`, or pixels when that is "raw"."""
+
+    content: Any
+    shape: tuple[int, ...]
+    """Height and width; of raw pixels also channels."""
+    kind: str
+
+
+@dataclass(frozen=True)
+class Recoding:
+    """Which pictures are changed, and into what."""
+
+    max_side: int | None = None
+    quality: int = 90
+    raw: bool = False
+    format: str = "keep"
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(f"--format {self.format}: {did_you_mean(self.format, FORMATS)}")
+        if self.max_side is not None and self.max_side < 1:
+            raise ConfigError(f"--max-side is a number of pixels from 1 on, not {self.max_side}")
+        if self.quality not in _WEBP_AND_JPEG:
+            raise ConfigError(f"--quality is 1 to 100, not {self.quality}")
+        if self.raw and self.format != "keep":
+            raise ConfigError(f"--raw stores pixels, --format {self.format} encodes them; give one of the two")
+
+    def __call__(self, data: Any) -> Stored:
+        """What `data`, an encoded picture or an array, becomes. ValueError when it is no picture."""
+        if isinstance(data, np.ndarray) and data.ndim > 1:
+            picture = _checked(data)
+            return self._store(picture, "png", self._scaled((picture.shape[0], picture.shape[1])))
+        kind = kind_of(data)
+        size = size_of(data, kind)
+        smaller = self._scaled(size)
+        if not self.raw and self.format in ("keep", kind) and smaller == size:
+            return Stored(data, size, kind)
+        return self._store(_decode(data, kind, smaller), kind, smaller)
+
+    def _scaled(self, size: Size) -> Size:
+        """The size it becomes: longer side at most `max_side`, proportions as near as whole pixels allow."""
+        longer = max(size)
+        if self.max_side is None or longer <= self.max_side:
+            return size
+        height, width = (max(1, round(side * self.max_side / longer)) for side in size)
+        return height, width
+
+    def _store(self, picture: NDArray[np.uint8], kind: str, size: Size) -> Stored:
+        picture = _resized(picture, size)
+        if self.raw:
+            return Stored(np.ascontiguousarray(picture).tobytes(), picture.shape, "raw")
+        kind = self.format if self.format != "keep" else kind
+        kind = kind if kind in FORMATS else "png"
+        return Stored(_encoded(picture, kind, self.quality), size, kind)
+
+
+def kind_of(data: Any) -> str:
+    """The format of an encoded picture, by its first bytes."""
+    head = bytes(data[:12])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"RIFF") and head[8:] == b"WEBP":
+        return "webp"
+    return "gif" if head.startswith(b"GIF8") else "bmp" if head.startswith(b"BM") else "other"
+
+
+def size_of(data: Any, kind: str) -> Size:
+    """Height and width, from the header alone."""
+    if kind == "jpeg":
+        try:
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            return int(height), int(width)
+        except ValueError:  # odd ones are for Pillow
+            pass
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return picture.height, picture.width
+    except Exception as error:  # Pillow's plugins raise all sorts of things
+        raise ValueError("is not a picture of any format we know" if kind == "other" else f"{kind}: {error}") from error
+
+
+def _checked(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The array as (height, width, 1 or 3 channels)."""
+    picture = array[..., None] if array.ndim == 2 else array
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3):
+        raise ValueError(f"expected uint8 (height, width[, 1 or 3]), found {array.dtype} {array.shape}")
+    return picture
+
+
+def _decode(data: Any, kind: str, size: Size) -> NDArray[np.uint8]:
+    """The picture, in its own size or in a smaller one that is still at least `size`."""
+    if kind == "jpeg":
+        try:
+            picture: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                data,
+                "RGB",
+                min_height=size[0],
+                min_width=size[1],
+                min_factor=2,  # smaller factors take longer than none
+            )
+            return picture
+        except ValueError:  # odd ones are for the slower decoders, broken ones for nobody
+            pass
+    return decode(data)
+
+
+def _resized(picture: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    if picture.shape[:2] == size:
+        return picture
+    smaller = cv2.resize(picture, (size[1], size[0]), interpolation=cv2.INTER_AREA)
+    return smaller.reshape(*size, picture.shape[2]).astype(np.uint8, copy=False)
+
+
+def _encoded(picture: NDArray[np.uint8], kind: str, quality: int) -> bytes:
+    grey = picture.shape[2] == 1
+    if kind == "jpeg":
+        picture = np.ascontiguousarray(picture)
+        spaces = ("GRAY", "Gray") if grey else ("RGB", "420")
+        return bytes(simplejpeg.encode_jpeg(picture, quality, *spaces))
+    options = [cv2.IMWRITE_WEBP_QUALITY, quality] if kind == "webp" else []
+    try:
+        done, encoded = cv2.imencode(f".{kind}", picture if grey else picture[..., ::-1], options)
+    except cv2.error:  # WebP has at most 16,383 pixels a side
+        done = False
+    if not done:
+        raise ValueError(f"a picture of {picture.shape} cannot be written as {kind}")
+    return encoded.tobytes()

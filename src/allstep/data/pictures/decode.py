@@ -1,0 +1,124 @@
+"""From what a source stores to a picture: uint8 (height, width, channels), 3 channels RGB or 1 grey.
+
+| first bytes | by | when that fails |
+|---|---|---|
+| JPEG | simplejpeg (`jpeg`), only what a crop needs | Pillow: CMYK, odd sampling, harmless complaints. Broken files are errors at once |
+| anything else (PNG, WebP, BMP, TIFF ...) | OpenCV | Pillow |
+| arrays | as they are | |
+
+A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is dropped, not blended; palettes and
+grey become RGB; of 16 bits the upper 8 stay. The orientation that a camera wrote into EXIF is ignored everywhere.
+
+OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
+simplejpeg and OpenCV let other Python threads run while they work.
+"""
+
+import io
+from functools import partial
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from allstep.data.augment.frame import Frame
+from allstep.data.augment.operation import Picture
+from allstep.data.augment.resize import Box, cut_out
+from allstep.data.pictures import jpeg
+from allstep.data.pictures.draws import Floats
+from allstep.data.pictures.jpeg_header import Odd
+
+cv2.setNumThreads(1)
+
+_FLAGS = {
+    1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
+    3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
+}
+_PILLOW_MODES = {1: "L", 3: "RGB"}
+
+
+def decode(data: Any, channels: int = 3) -> Picture:
+    """The whole picture, in memory of its own. ValueError when `data` is not a picture, or a broken one."""
+    if _is_array(data):
+        return _with_channels(data, channels).copy()
+    code = _bytes(data)
+    if not jpeg.is_jpeg(code):
+        return _by_opencv(code, channels)
+    try:
+        return jpeg.decode_whole(code, channels)
+    except Odd:
+        return _by_pillow(code, channels)
+
+
+def cropped(data: Any, frame: Frame, row: Floats, channels: int = 3, out: Picture | None = None) -> Picture:
+    """The part that `frame` takes with this sample's random numbers `row`, in the frame's size; written to `out` when given.
+
+    ValueError when `data` is not a picture, or a broken one.
+    """
+    picture, box = _part(data, frame, row, channels)
+    return cut_out(picture, box, frame.size, out)
+
+
+def _part(data: Any, frame: Frame, row: Floats, channels: int) -> tuple[Picture, Box]:
+    """A picture and what `frame` takes of it. It may be the data itself, or memory that will be used again."""
+    if _is_array(data):
+        picture = _with_channels(data, channels)
+    elif not jpeg.is_jpeg(code := _bytes(data)):
+        picture = _by_opencv(code, channels)
+    else:
+        try:
+            return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels)
+        except Odd:
+            picture = _by_pillow(code, channels)
+    return picture, Box(*frame.region(picture.shape[0], picture.shape[1], row))
+
+
+def _is_array(data: Any) -> bool:
+    """Whether this is a picture already; a flat array of bytes is an encoded one."""
+    return isinstance(data, np.ndarray) and data.ndim > 1
+
+
+def _bytes(data: Any) -> memoryview:
+    try:
+        return memoryview(data).cast("B")
+    except TypeError:
+        raise ValueError(f"{type(data).__name__} is neither an encoded picture nor an array of pixels") from None
+
+
+def _with_channels(data: Any, channels: int) -> Picture:
+    """An array as (height, width, channels): grey repeated, or RGB made grey."""
+    picture: Picture = data[..., None] if data.ndim == 2 else data
+    if picture.dtype != np.uint8 or picture.ndim != 3:
+        raise ValueError(f"a stored picture is uint8 (height, width, channels), not {data.dtype} {data.shape}")
+    if picture.shape[2] == channels:
+        return picture
+    if picture.shape[2] == 1:
+        return np.repeat(picture, channels, axis=2)
+    if picture.shape[2] == 3 and channels == 1:
+        return np.asarray(cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY), np.uint8)[..., None]
+    raise ValueError(f"a picture of {picture.shape[2]} channels cannot be given as {channels}")
+
+
+def _by_opencv(code: memoryview, channels: int) -> Picture:
+    if not len(code):
+        raise ValueError("no bytes at all")
+    try:
+        picture = cv2.imdecode(np.frombuffer(code, np.uint8), _FLAGS[channels])
+    except cv2.error:
+        picture = None
+    if picture is None:
+        return _by_pillow(code, channels)
+    return np.asarray(picture, np.uint8).reshape(*picture.shape[:2], channels)
+
+
+def _by_pillow(code: memoryview, channels: int) -> Picture:
+    try:
+        with Image.open(io.BytesIO(code)) as image:
+            picture = np.array(image.convert(_PILLOW_MODES[channels]))
+    except UnidentifiedImageError:
+        raise ValueError(f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}") from None
+    except (
+        Exception
+    ) as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError ... for broken files
+        raise ValueError(f"broken picture: {error}") from None
+    return picture.reshape(*picture.shape[:2], channels)

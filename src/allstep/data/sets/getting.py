@@ -1,0 +1,146 @@
+"""Brings the files of a named set into a folder: from another folder, from a URL, or from the set's home.
+
+```
+origin                          has                                          what happens
+folder                          the files, plain or .gz, or the archive      copied / unpacked
+http(s)://.../                  the files as .gz, or the archive             downloaded, unpacked from the archive
+http(s)://.../NAME.tar.gz       the archive itself                           downloaded, unpacked
+```
+
+Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right: what is in the folder is right, and a
+second call only brings what is missing. One process at a time fills a folder.
+"""
+
+import gzip
+import hashlib
+import os
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from allstep.data.sets.fetch import Progress, fetch, locked
+from allstep.data.sets.known import NamedSet, either, is_whole
+from allstep.errors import DataError
+
+_CHUNK = 1 << 20
+_NAMES = {"idx": "classes.txt", "cifar": "batches.meta.txt"}  # where a source of that layout looks for names of classes
+
+
+def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progress: Progress | None = None) -> None:
+    """Fills `folder` with the files of `wanted` that it lacks.
+
+    `origin` is a folder or URL; else a folder where this system keeps the set, else the set's home.
+    """
+    origin = origin or _near(wanted) or wanted.home
+    if origin is None:
+        raise DataError(f"{wanted.title} has no home on the web; give the folder or URL that has it")
+    with locked(folder):
+        if is_whole(wanted, folder):  # another worker may have been here while we waited for the lock
+            return
+        if str(origin).startswith(("http://", "https://")):
+            _from_web(wanted, folder, str(origin), progress)
+        else:
+            _from_folder(wanted, folder, Path(origin), progress)
+        if wanted.classes:
+            (folder / _NAMES[wanted.layout]).write_text("".join(f"{name}\n" for name in wanted.classes))
+
+
+def _near(wanted: NamedSet) -> Path | None:
+    return next((folder for folder in wanted.folders if is_whole(wanted, folder)), None)
+
+
+def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | None) -> None:
+    if wanted.archive is None:
+        for name in _missing(wanted, folder):
+            target = folder / f"{name}.gz"
+            fetch(f"{url}{name}.gz", target, sha256=wanted.sha256[name], progress=progress, unpack=True)
+        return
+    if not url.endswith((".tar.gz", ".tgz")):
+        url = f"{url.removesuffix('/')}/{wanted.archive.name}"
+    packed = folder / f".{wanted.archive.name}"
+    try:
+        fetch(url, packed, sha256=wanted.archive.sha256, progress=progress)
+        _unpack(wanted, folder, packed, url)
+    finally:
+        packed.unlink(missing_ok=True)
+
+
+def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progress | None) -> None:
+    if not origin.is_dir():
+        raise DataError(f"{origin}: is not a folder" if origin.exists() else f"{origin}: no such folder")
+    if wanted.archive and (origin / wanted.archive.name).is_file() and not is_whole(wanted, origin):
+        _unpack(wanted, folder, origin / wanted.archive.name, str(origin / wanted.archive.name))
+        return
+    for name in _missing(wanted, folder):
+        path = either(origin, name) or not_there(origin, name)
+        with _opened(path) as file:
+            _store(file, folder / path.name, path, wanted.sha256.get(name))
+        if progress:
+            progress(path.name, path.stat().st_size, path.stat().st_size)
+
+
+def _missing(wanted: NamedSet, folder: Path) -> list[str]:
+    return [name for name in wanted.files if not either(folder, name)]
+
+
+def not_there(folder: Path, name: str) -> Path:
+    """Raises the error that says what `folder` has instead of the file `name`."""
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    there = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    raise DataError(f"{folder}: expected {name} or {name}.gz, found {there or 'nothing'}")
+
+
+def _unpack(wanted: NamedSet, folder: Path, packed: Path, origin: str) -> None:
+    """Takes the set's files out of an archive, by their names alone: nothing in it can say where they go."""
+    try:
+        with tarfile.open(packed, "r:*") as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if member.isfile() and name in wanted.files and (file := archive.extractfile(member)):
+                    _store(file, folder / name, origin, wanted.sha256[name])
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{origin}: is not a whole archive ({error})") from error
+    if lacking := _missing(wanted, folder):
+        raise DataError(f"{origin}: the archive lacks {', '.join(lacking)}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+
+
+def _store(file: IO[bytes], target: Path, origin: Path | str, sha256: str | None) -> None:
+    """Copies `file` to `target`, which appears whole and with the right content or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as copy:
+            while chunk := file.read(_CHUNK):
+                copy.write(chunk)
+        if sha256 and (found := content_sha256(part, packed=target.suffix == ".gz")) != sha256:
+            raise DataError(f"{origin}: wrong content of {target.name}: expected SHA-256 {sha256}, found {found}")
+        part.chmod(0o644)
+        part.replace(target)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{origin}: is not whole: {target.name} cannot be unpacked ({error})") from error
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def content_sha256(path: Path, packed: bool) -> str:
+    """SHA-256 of what is in a file, unpacked by gzip when it is `packed`."""
+    digest = hashlib.sha256()
+    with gzip.open(path) if packed else path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,208 @@
+"""Sets that are arrays, in memory or mapped: numpy arrays, pairs of idx files, CIFAR-10's binary files.
+
+```
+ArraySource(data, target)        data (n, height, width[, channels]) or whatever n samples are; target (n, ...)
+IdxSource(images, labels)        the two files of an MNIST-like set, mapped through `idx`
+CifarSource(where)               data_batch_1.bin ...: per record one label byte, then 1,024 red, 1,024 green and 1,024 blue bytes
+```
+
+All three are rows in one or more parts; a block is one fancy indexing of each part. CIFAR's colours lie plane by plane; they are put
+behind each other (height, width, channels) when a block is made, so the mapped files are never copied whole. None of these formats has a
+checksum of its own: `index_checksums` (`allstep data index --checksum`) stores a CRC32C per sample beside the file, and from then on every
+sample that is read is held against it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data.sources import idx
+from allstep.data.sources.checksum import crc32c
+from allstep.data.sources.files import LocalFile, local_path, stamp_of
+from allstep.data.sources.index import Index, Progress, find_index, index_places, write_index
+from allstep.data.sources.shards import Where, list_shards
+from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
+from allstep.errors import DataError
+
+KIND = "rows"
+
+
+class _Rows(Source):
+    """Samples that are the rows of `parts`, one part after the other; `names` says what each part is, a file or a word."""
+
+    def __init__(
+        self, parts: list[NDArray[Any]], names: list[str], target: NDArray[Any], classes: tuple[str, ...]
+    ) -> None:
+        self._parts, self._names, self.target, self.classes = parts, names, target, tuple(classes)
+        self._begins = np.cumsum([0, *map(len, parts)])
+        self._crcs: NDArray[np.uint32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def read(self, number: int) -> Sample:
+        part, row = self._locate(number)
+        stored = self._parts[part][row]
+        if self._crcs is not None and (found := _crc(stored, self.target[number])) != self._crcs[number]:
+            reason = f"its CRC32C is {found:#010x}, the index says {self._crcs[number]:#010x}: the bytes are damaged"
+            raise BadSample(number, self.place(number), reason)
+        target = self.target[number]
+        return Sample(self._pictures(stored[None])[0], target.item() if target.ndim == 0 else target)
+
+    def block(self, numbers: NDArray[np.int64]) -> Block | None:
+        for number in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
+            self._locate(number)
+        stored = self._gather(numbers)
+        target = self.target[numbers]
+        if self._crcs is not None and any(map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())):
+            return None
+        return Block(self._pictures(stored), target)
+
+    def place(self, number: int) -> Place:
+        part, row = self._locate(number)
+        return Place(self._names[part], self._header + row * self._parts[part][:1].nbytes)
+
+    def targets(self) -> NDArray[np.int64]:
+        if self.target.ndim != 1 or self.target.dtype.kind not in "iu":
+            return np.full(len(self), -1, np.int64)
+        return self.target.astype(np.int64)
+
+    def index_checksums(self, progress: Progress | None = None) -> None:
+        """Stores a CRC32C of each sample as it is now; for sets in files."""
+        for name, part, begin in zip(self._names, self._parts, self._begins[:-1].tolist(), strict=True):
+            target = self.target[begin : begin + len(part)]
+            index = _crc_index(name, part, target, progress)
+            any(write_index(place, KIND, index) for place in index_places(name))
+        self._use_checksums()
+
+    _header = 0
+    """Bytes of a file before its first row."""
+
+    def _use_checksums(self) -> None:
+        """Reads what `index_checksums` stored, if it did for every part."""
+        found = [find_index(index_places(name), KIND, stamp_of(name), ("crc",)) for name in self._names]
+        self._crcs = np.concatenate([index["crc"] for index in found if index]) if all(found) else None
+
+    def _locate(self, number: int) -> tuple[int, int]:
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        part = int(np.searchsorted(self._begins, number, "right")) - 1
+        return part, number - int(self._begins[part])
+
+    def _gather(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
+        if len(self._parts) == 1:
+            return np.asarray(self._parts[0][numbers])
+        stored = np.empty((len(numbers), *self._parts[0].shape[1:]), self._parts[0].dtype)
+        which = np.searchsorted(self._begins, numbers, "right") - 1
+        for part in np.unique(which):
+            here = which == part
+            stored[here] = self._parts[part][numbers[here] - self._begins[part]]
+        return stored
+
+    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Rows as they are delivered, from rows as they are stored."""
+        return rows
+
+
+class ArraySource(_Rows):
+    """Samples that are the rows of `data`, with the rows of `target`."""
+
+    def __init__(self, data: Any, target: Any, *, classes: tuple[str, ...] = (), name: str = "an array") -> None:
+        data, target = np.asanyarray(data), np.asanyarray(target)
+        if not data.ndim or not target.ndim or len(data) != len(target):
+            found = f"data of shape {data.shape} and target of shape {target.shape}"
+            raise DataError(f"{name}: expected as many rows of data as of target, found {found}")
+        super().__init__([data], [name], target, classes)
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """All samples."""
+        return self._parts[0]
+
+
+class IdxSource(_Rows):
+    """The samples of two idx files, pictures and labels."""
+
+    def __init__(self, images: str | Path, labels: str | Path, *, classes: tuple[str, ...] = ()) -> None:
+        self._pair = (str(images), str(labels))
+        pictures, numbers = idx.read_pair(local_path(images), local_path(labels))
+        if numbers.dtype.kind not in "iu":
+            raise DataError(f"{labels}: expected labels that are whole numbers, found {numbers.dtype}")
+        super().__init__([pictures], [str(images)], numbers.astype(np.int64), classes)
+        self._header = 4 + 4 * pictures.ndim
+        self._use_checksums()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _idx_source, (*self._pair, self.classes)
+
+    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return rows.astype(
+            rows.dtype.newbyteorder("="), copy=False
+        )  # a copy only where elements have more than one byte
+
+
+class CifarSource(_Rows):
+    """The samples of CIFAR-10's binary files, as its authors publish them; a folder means its training files."""
+
+    _NBYTES = 1 + 3 * 32 * 32
+
+    def __init__(self, where: Where, *, classes: tuple[str, ...] | None = None) -> None:
+        names = list_shards(
+            where, lambda name: name.startswith("data_batch") and name.endswith(".bin"), "data_batch_*.bin"
+        )
+        parts = [self._map(name) for name in names]
+        target = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
+        super().__init__(parts, names, target, _cifar_classes(names[0]) if classes is None else classes)
+        if self.classes and len(target) and target.max() >= len(self.classes):
+            raise DataError(
+                f"{names[0]}: expected labels 0 to {len(self.classes) - 1}, found {target.max()}: is it CIFAR-10?"
+            )
+        self._use_checksums()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cifar_source, (self._names, self.classes)
+
+    def _map(self, name: str) -> NDArray[np.uint8]:
+        file = LocalFile(local_path(name))
+        if file.size % self._NBYTES:
+            over = file.size % self._NBYTES
+            raise DataError(
+                f"{name}: expected whole records of {self._NBYTES} bytes, found {file.size} bytes: {over} too many"
+            )
+        return np.frombuffer(file.read(0, file.size) or b"", np.uint8).reshape(-1, self._NBYTES)
+
+    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def _cifar_classes(name: str) -> tuple[str, ...]:
+    """The names beside the files, as the official archive has them."""
+    beside = local_path(name).with_name("batches.meta.txt")
+    return tuple(beside.read_text().split()) if beside.is_file() else ()
+
+
+def _crc(row: NDArray[Any], target: Any) -> int:
+    """Of the stored bytes and of the label, which may be in another file."""
+    picture = np.ascontiguousarray(row).reshape(-1).view(np.uint8)
+    return crc32c(picture) ^ crc32c(np.asarray(target).tobytes() + b"label")
+
+
+def _crc_index(name: str, part: NDArray[Any], target: NDArray[Any], progress: Progress | None) -> Index:
+    crcs, stamp = np.empty(len(part), np.uint32), stamp_of(name)
+    for row, stored in enumerate(part):
+        crcs[row] = _crc(stored, target[row])
+        if progress and (row + 1) % 4096 == 0:
+            progress(name, row + 1, len(part))
+    if progress:
+        progress(name, len(part), len(part))
+    return Index({"crc": crcs}, stamp=stamp)
+
+
+def _idx_source(images: str, labels: str, classes: tuple[str, ...]) -> IdxSource:
+    return IdxSource(images, labels, classes=classes)
+
+
+def _cifar_source(names: list[str], classes: tuple[str, ...]) -> CifarSource:
+    return CifarSource(names, classes=classes)

@@ -1,0 +1,129 @@
+"""One file, read at any place: a local one through memory, one behind a URL by ranges.
+
+```
+open_file("x.tfrecord")          -> LocalFile     read() is a view of the mapped file: no copy, no system call
+open_file("s3://bucket/x.tar")   -> RemoteFile    read() asks for just that range, through fsspec
+```
+
+Both know their `size` and a `stamp`, by which an index notices that the file is no longer the one it was made for: size and time of the
+last change for a local file, size and the server's ETag (or time) for a remote one. Both are read from many threads at once.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from allstep.data.sources.mapping import map_file
+from allstep.errors import DataError
+
+Stamp = Mapping[str, Any]
+"""What a file is recognised by; plain values that JSON can hold."""
+
+
+class File(ABC):
+    """Bytes by place."""
+
+    name: str
+    size: int
+    stamp: Stamp
+
+    @abstractmethod
+    def read(self, offset: int, length: int) -> memoryview:
+        """Up to `length` bytes from `offset` on: fewer only where the file ends."""
+
+
+class LocalFile(File):
+    """A file of this machine, mapped."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.name = str(path)
+        try:
+            self.view, found = map_file(path)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror or error}") from error
+        self.size = found.st_size
+        self.stamp = _local_stamp(found)
+
+    def read(self, offset: int, length: int) -> memoryview:
+        return self.view[offset : offset + length]
+
+
+class RemoteFile(File):
+    """A file behind a URL that fsspec knows."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url
+        self._system, self._path = remote(url)
+        self.stamp = _remote_stamp(url, self._system, self._path)
+        self.size = self.stamp["size"]
+
+    def read(self, offset: int, length: int) -> memoryview:
+        end = min(offset + length, self.size)
+        if end <= offset:
+            return memoryview(b"")
+        try:
+            return memoryview(self._system.cat_file(self._path, start=offset, end=end))
+        except Exception as error:  # each of fsspec's many systems has errors of its own
+            raise DataError(f"{self.name}: bytes {offset} to {end} cannot be read: {_reason(error)}") from error
+
+
+def open_file(where: str | Path) -> File:
+    """The file at a path or URL."""
+    return RemoteFile(str(where)) if is_remote(where) else LocalFile(local_path(where))
+
+
+def stamp_of(where: str | Path) -> Stamp:
+    """The stamp of a file that need not be opened for it."""
+    if is_remote(where):
+        return _remote_stamp(str(where), *remote(str(where)))
+    try:
+        return _local_stamp(local_path(where).stat())
+    except OSError as error:
+        raise DataError(f"{where}: {error.strerror or error}") from error
+
+
+def is_remote(where: str | Path) -> bool:
+    """Whether `where` is a URL of something else than a local file."""
+    return "://" in str(where) and not str(where).startswith("file://")
+
+
+def local_path(where: str | Path) -> Path:
+    """The path of a local file, given as such or as `file://`."""
+    return Path(str(where).removeprefix("file://")).expanduser()
+
+
+def remote(url: str) -> tuple[Any, str]:
+    """fsspec's file system for `url`, and the path of `url` in it."""
+    import fsspec  # 50 ms that local files need not pay
+
+    try:
+        return cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
+    except ImportError as error:  # its message names the package to install
+        raise DataError(f"{url}: {error}") from error
+    except Exception as error:
+        raise DataError(f"{url}: is no URL that fsspec can open: {_reason(error)}") from error
+
+
+def _local_stamp(found: os.stat_result) -> Stamp:
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+
+def _remote_stamp(url: str, system: Any, path: str) -> Stamp:
+    try:
+        info = system.info(path)
+    except Exception as error:
+        raise DataError(f"{url}: {_reason(error)}") from error
+    if info.get("size") is None:
+        raise DataError(
+            f"{url}: the server does not say how long it is, so it cannot be read by ranges; copy it here first"
+        )
+    version = next(
+        (info[key] for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), ""
+    )
+    return {"size": int(info["size"]), "version": str(version)}
+
+
+def _reason(error: BaseException) -> str:
+    return "no such file" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"

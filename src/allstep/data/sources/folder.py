@@ -1,0 +1,179 @@
+"""Class folders: `root/class/x.jpg`, one file per sample, the folder's name is the class.
+
+```
+root/                       classes: cat, dog (by name)
+  cat/a.jpg                 sample 0, target 0
+  cat/more/b.png            sample 1, target 0: folders in a class belong to it
+  dog/c.jpeg                sample 2, target 1
+  .allstep-index            paths and classes of all files
+```
+
+Millions of files take minutes to list, so that is done once: the index holds every path, the names of all folders and when each of them
+was last changed. A file that is added, removed or renamed changes its folder's time, and the next opening lists anew. A file whose content
+changes does not: it is read when its turn comes, and what it holds is then what counts. Files have no checksum; `checksum=True` stores a
+CRC32C of each in the index, and every read is held against it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data.sources.checksum import crc32c
+from allstep.data.sources.files import Stamp, local_path
+from allstep.data.sources.index import Index, Progress, index_places, indexed, read_index
+from allstep.data.sources.source import BadSample, Place, Sample, Source
+from allstep.errors import DataError
+
+KIND = "folder"
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff")
+_EVERY = 4096
+_TICK_NS = 20_000_000
+
+
+class FolderSource(Source):
+    """The pictures of class folders; `suffixes` says which files are samples."""
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        suffixes: tuple[str, ...] = PICTURES,
+        checksum: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._root = local_path(root).absolute()
+        self._suffixes = tuple(suffix.lower() for suffix in suffixes)
+        index = self._index(checksum, progress)
+        self.classes = tuple(index.extra["classes"])
+        self._offsets, self._target, self._paths = index["offset"], index["label"], index["paths"]
+        self._crcs = index.columns.get("crc")
+        if not len(self):
+            raise DataError(
+                f"{root}: its {len(self.classes)} class folders hold no pictures ({', '.join(self._suffixes)})"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (str(self._root), self._suffixes)
+
+    def __len__(self) -> int:
+        return len(self._target)
+
+    def path(self, number: int) -> Path:
+        """The file of a sample."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        start, end = int(self._offsets[number]), int(self._offsets[number + 1])
+        return self._root / os.fsdecode(self._paths[start:end].tobytes())
+
+    def read(self, number: int) -> Sample:
+        path = self.path(number)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadSample(number, Place(str(path)), f"cannot be read: {error.strerror or error}") from error
+        if self._crcs is not None and (found := crc32c(data)) != self._crcs[number]:
+            reason = (
+                f"its CRC32C is {found:#010x}, the index says {self._crcs[number]:#010x}: it is damaged, or was changed"
+            )
+            raise BadSample(number, Place(str(path)), reason)
+        return Sample(data, int(self._target[number]))
+
+    def place(self, number: int) -> Place:
+        return Place(str(self.path(number)))
+
+    def targets(self) -> NDArray[np.int64]:
+        return self._target.astype(np.int64)
+
+    def _index(self, checksum: bool, progress: Progress | None) -> Index:
+        needs = ("crc",) if checksum else ()
+        return indexed(self._root, KIND, self._stamp_now, lambda: self._build(checksum, progress), needs=needs)
+
+    def _stamp_now(self) -> Stamp:
+        """The stamp of what is there now, as far as the folders that an index knows can tell; no listing but of the root."""
+        for place in index_places(self._root):
+            if kept := read_index(place, KIND):
+                return self._stamp({name: _changed(self._root / name) for name in kept.stamp.get("folders", ())})
+        return {}
+
+    def _stamp(self, folders: dict[str, int]) -> Stamp:
+        return {"suffixes": list(self._suffixes), "classes": _classes(self._root), "folders": folders}
+
+    def _build(self, checksum: bool, progress: Progress | None) -> Index:
+        folders: dict[str, int] = {}
+        paths: list[bytes] = []
+        labels: list[int] = []
+        classes = _classes(self._root)
+        for label, name in enumerate(classes):
+            found = sorted(os.fsencode(path) for path in _files(self._root, name, self._suffixes, folders))
+            paths += found
+            labels += [label] * len(found)
+            if progress:
+                progress(str(self._root), label + 1, len(classes))
+        columns: dict[str, NDArray[Any]] = {
+            "offset": np.cumsum([0, *map(len, paths)], dtype=np.uint64),
+            "label": np.array(labels, np.int32),
+            "paths": np.frombuffer(b"".join(paths), np.uint8),
+        }
+        if checksum:
+            columns["crc"] = self._checksums(paths, progress)
+        return Index(columns, {"classes": classes}, self._stamp(folders))
+
+    def _checksums(self, paths: list[bytes], progress: Progress | None) -> NDArray[np.uint32]:
+        crcs = np.zeros(len(paths), np.uint32)
+        for row, path in enumerate(paths):
+            try:
+                crcs[row] = crc32c((self._root / os.fsdecode(path)).read_bytes())
+            except OSError:  # reading it will say so
+                pass
+            if progress and row % _EVERY == 0:
+                progress(str(self._root), row, len(paths))
+        return crcs
+
+
+def _classes(root: Path) -> list[str]:
+    try:
+        with os.scandir(root) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+    except OSError as error:
+        raise DataError(f"{root}: {error.strerror or error}") from error
+
+
+def _files(root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str, int]) -> Iterator[str]:
+    """Paths from `root` on of all pictures in `folder`, at any depth; adds each folder's time, taken before it is listed."""
+    _wait_until_settled(root / folder)
+    folders[folder] = _changed(root / folder)
+    inside = []
+    try:
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    inside.append(f"{folder}/{entry.name}")
+                elif entry.name.lower().endswith(suffixes) and not entry.name.startswith("."):
+                    yield f"{folder}/{entry.name}"
+    except OSError as error:
+        raise DataError(f"{root / folder}: {error.strerror or error}") from error
+    for name in inside:
+        yield from _files(root, name, suffixes, folders)
+
+
+def _changed(folder: Path) -> int:
+    """When names in `folder` last changed; -1 where it is gone."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _wait_until_settled(folder: Path) -> None:
+    """A folder changed twice within a tick of the file system's clock keeps its time: list it only when a later change would show."""
+    while 0 <= time.time_ns() - _changed(folder) < _TICK_NS:
+        time.sleep(0.005)
+
+
+def _reopen(root: str, suffixes: tuple[str, ...]) -> FolderSource:
+    return FolderSource(root, suffixes=suffixes)

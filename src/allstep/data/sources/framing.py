@@ -1,0 +1,90 @@
+"""TFRecord framing: how records lie in a file.
+
+```
+offset        8 bytes   length of the data, little-endian
+offset + 8    4 bytes   masked CRC32C of those 8 bytes
+offset + 12   length    the data, mostly a tf.train.Example
+...           4 bytes   masked CRC32C of the data
+```
+
+`frame` makes one, `RecordWriter` writes many, `read_records` goes through a whole file and stops at the first damage. Finding the places of
+all records, also in a damaged file, is the work of `walk`.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from allstep.data.sources.checksum import masked
+from allstep.errors import DataError
+
+HEADER, FOOTER = 12, 4
+OVERHEAD = HEADER + FOOTER
+HEAD = struct.Struct("<QI")
+FOOT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+def frame(data: Any) -> bytes:
+    """The record that holds `data`."""
+    return b"".join((header(len(data)), data, FOOT.pack(masked(data))))
+
+
+def header(length: int) -> bytes:
+    """The 12 bytes in front of `length` bytes of data."""
+    packed = _LENGTH.pack(length)
+    return packed + FOOT.pack(masked(packed))
+
+
+class RecordWriter:
+    """Writes records to an open binary file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.nbytes = 0
+        self.num_records = 0
+
+    def write(self, data: Any) -> int:
+        """Adds a record; gives back the offset where it begins."""
+        offset = self.nbytes
+        self.nbytes += self._file.write(frame(data))
+        self.num_records += 1
+        return offset
+
+
+def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -> memoryview:
+    """The data, `length` bytes, of the record at `offset`; ValueError when it is not what its checksum was made for."""
+    start, end = offset + HEADER, offset + HEADER + length
+    if len(view) < end + FOOTER:
+        raise ValueError(f"the record of {length} bytes needs {end + FOOTER} bytes, and there are {len(view)}")
+    data = view[start:end]
+    if check:
+        found, expected = masked(data), FOOT.unpack_from(view, end)[0]
+        if found != expected:
+            raise ValueError(f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are damaged")
+    return data
+
+
+def read_records(content: Any, name: str = "the records") -> Iterator[memoryview]:
+    """The data of all records in `content`, in order, each one checked; DataError at the first damage."""
+    view = memoryview(content).cast("B")
+    offset = 0
+    while offset < len(view):
+        try:
+            length = length_at(view, offset)
+            yield data_at(view, offset, length)
+        except ValueError as error:
+            raise DataError(f"{name}: record at byte {offset}: {error}") from error
+        offset += OVERHEAD + length
+
+
+def length_at(view: memoryview, offset: int) -> int:
+    """Length of the data of the record at `offset`; ValueError when the length field is damaged, or the file ends before the record."""
+    if len(view) - offset < OVERHEAD:
+        raise ValueError(f"the file ends {len(view) - offset} bytes after it, before a record of no data would")
+    length, crc = HEAD.unpack_from(view, offset)
+    if masked(bytes(view[offset : offset + 8])) != crc:
+        raise ValueError("its length field is damaged")
+    if offset + OVERHEAD + length > len(view):
+        raise ValueError(f"its {length} bytes of data are cut off: the file has {len(view) - offset - HEADER} of them")
+    return int(length)

@@ -1,0 +1,138 @@
+"""`open_source`: a source from a path, by looking at what is there.
+
+```
+a source                          is taken as it is
+x.tfrecord*, train-00000-of-01024 a file, pattern, URL or list of them             TFRecordSource
+x.tar, x.tar.gz, x.tgz            the same                                         TarSource
+a folder of TFRecords or tars     all of them                                      TFRecordSource, TarSource
+a folder with data_batch_*.bin    CIFAR-10 as published                            CifarSource      train=False: test_batch.bin
+a folder with idx files           MNIST and its like                               IdxSource        train=False: t10k-*
+a folder of folders               class folders                                    FolderSource
+x-images-idx3-ubyte               one idx file of pictures, its labels beside it   IdxSource
+```
+
+Whatever does not fit is a DataError that says what was found.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from allstep.data.sources.arrays import CifarSource, IdxSource
+from allstep.data.sources.files import is_remote, local_path
+from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.index import Progress
+from allstep.data.sources.shards import Where, expand_braces
+from allstep.data.sources.source import Source
+from allstep.data.sources.tar import TarSource, is_tar
+from allstep.data.sources.tfrecord import TFRecordSource, is_tfrecord
+from allstep.errors import DataError
+
+_IMAGES, _LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
+_KINDS = "TFRecord files, tar files, idx files, CIFAR-10's *.bin files or class folders"
+
+
+def open_source(
+    where: Where | Source,
+    *,
+    features: Mapping[str, str] | None = None,
+    labels_from: int | None = None,
+    num_classes: int | None = None,
+    check: bool = True,
+    train: bool = True,
+    progress: Progress | None = None,
+) -> Source:
+    """The samples at `where`, whatever they are.
+
+    `features`, `labels_from`, `num_classes` and `check` are TFRecordSource's; `train` chooses between the two parts of a folder that
+    holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be built.
+    """
+    if isinstance(where, Source):
+        return where
+
+    def records(where: Where) -> Source:
+        return TFRecordSource(
+            where, features, labels_from=labels_from, num_classes=num_classes, check=check, progress=progress
+        )
+
+    def tars(where: Where) -> Source:
+        return TarSource(where, progress=progress)
+
+    if folder := _folder(where):
+        return _open_folder(folder, records, tars, train, progress)
+    return _open_files(where, records, tars)
+
+
+def _folder(where: Where) -> Path | None:
+    if not isinstance(where, str | Path) or is_remote(where):
+        return None
+    path = local_path(where)
+    return path if path.is_dir() else None
+
+
+def _open_folder(
+    folder: Path,
+    records: Callable[[Where], Source],
+    tars: Callable[[Where], Source],
+    train: bool,
+    progress: Progress | None,
+) -> Source:
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    names = [path.name for path in entries if path.is_file()]
+    if any(map(is_tfrecord, names)):
+        return records(folder)
+    if any(map(is_tar, names)):
+        return tars(folder)
+    if any(name.startswith("data_batch") and name.endswith(".bin") for name in names):
+        return CifarSource(folder if train else folder / "test_batch.bin")
+    if images := _idx_images(names, train):
+        return _idx_pair(folder / images)
+    if any(path.is_dir() for path in entries):
+        return FolderSource(folder, progress=progress)
+    raise DataError(f"{folder}: expected {_KINDS}, found {_some([path.name for path in entries])}")
+
+
+def _open_files(where: Where, records: Callable[[Where], Source], tars: Callable[[Where], Source]) -> Source:
+    first = str(where) if isinstance(where, str | Path) else str(next(iter(where), ""))
+    name = next(expand_braces(first)).rstrip("/").rpartition("/")[2]
+    if is_tar(name):
+        return tars(where)
+    if is_tfrecord(name) or _is_remote_folder(first):
+        return records(where)
+    if name.endswith(".bin"):
+        return CifarSource(where)
+    if _is_idx(name):
+        return _idx_pair(local_path(first))
+    if not is_remote(first) and not local_path(first).exists() and not any(mark in first for mark in "*?["):
+        raise DataError(f"{first}: no such file or folder")
+    raise DataError(
+        f"{first}: is not known by its name as one of {_KINDS}; say which: TFRecordSource(...), TarSource(...)"
+    )
+
+
+def _is_remote_folder(where: str) -> bool:
+    """A URL without a suffix: taken as a folder of TFRecords, since asking every kind of server what it is costs a second."""
+    return is_remote(where) and "." not in where.rstrip("/").rpartition("/")[2]
+
+
+def _is_idx(name: str) -> bool:
+    return name.removesuffix(".gz").endswith(_IMAGES)
+
+
+def _idx_images(names: list[str], train: bool) -> str | None:
+    """The file of pictures for training, or the one for testing (t10k); the only one, if there is only one."""
+    pictures = [name for name in names if _is_idx(name)]
+    wanted = [name for name in pictures if name.startswith("t10k") is not train]
+    return next(iter(wanted or (pictures if len(pictures) == 1 else [])), None)
+
+
+def _idx_pair(images: Path) -> IdxSource:
+    stem = images.name.removesuffix(".gz").removesuffix(_IMAGES) + _LABELS
+    labels = next((path for path in (images.with_name(stem), images.with_name(f"{stem}.gz")) if path.is_file()), None)
+    if labels is None:
+        raise DataError(f"{images}: expected its labels beside it: {stem} or {stem}.gz")
+    return IdxSource(images, labels)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more if names else "nothing"

@@ -1,0 +1,125 @@
+"""Which files a set consists of: a list of them, a folder, a pattern, or a single one; here or behind a URL.
+
+```
+train/                        all shards in the folder (what a shard is called, the caller says), by name
+train/x-*.tfrecord            a pattern for glob, by name
+x-{00000..00127}.tfrecord     braces, as a shell or WebDataset writes them: numbers with leading zeros, or {a,b}
+[a, b, ...]                   each of them, in this order
+```
+
+`classes.txt` beside the shards holds the names of the classes, one a line.
+
+Hidden files are never shards. The order is the numbering of the samples, so it never depends on how a folder happens to be listed.
+"""
+
+import glob
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeAlias
+
+from allstep.data.sources.files import is_remote, local_path, open_file, remote
+from allstep.errors import DataError
+
+Where: TypeAlias = str | Path | Sequence[str | Path]
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def list_shards(where: Where, is_shard: Callable[[str], bool], what: str) -> list[str]:
+    """Paths or URLs of all shards in `where`. `what` is their name in an error, when there are none."""
+    given = [where] if isinstance(where, str | Path) else list(where)
+    found = [shard for one in given for pattern in expand_braces(str(one)) for shard in _matches(pattern, is_shard)]
+    if not found:
+        raise DataError(f"{where}: has no {what}{_what_instead(given)}")
+    return found
+
+
+class Numbering:
+    """Numbers 0..n-1 over shards of so many samples each."""
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self._ends = list(accumulate(counts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Which shard holds sample `number`, and which of its samples that is."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        shard = bisect_right(self._ends, number)
+        return shard, number - (self._ends[shard - 1] if shard else 0)
+
+
+def read_classes(shard: str) -> tuple[str, ...]:
+    """The names in `classes.txt` beside `shard`, or ()."""
+    folder, slash, _ = shard.rpartition("/")
+    try:
+        found = open_file(f"{folder}{slash}classes.txt")
+        return tuple(bytes(found.read(0, found.size)).decode().splitlines())
+    except DataError:  # there is none
+        return ()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{folder}{slash}classes.txt: expected one name a line in UTF-8, found {error}") from error
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """All names that `pattern` stands for."""
+    found = _BRACES.search(pattern)
+    if not found or Path(pattern).exists():
+        yield pattern
+        return
+    for choice in _choices(found[1]):
+        yield from expand_braces(pattern[: found.start()] + choice + pattern[found.end() :])
+
+
+def _choices(inside: str) -> list[str]:
+    if not (numbers := _RANGE.fullmatch(inside)):
+        return inside.split(",")
+    first, last = numbers.groups()
+    if int(last) < int(first):
+        raise DataError(f"{{{inside}}}: expected numbers that go up, found {first} before {last}")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def _matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
+    return _remote_matches(pattern, is_shard) if is_remote(pattern) else _local_matches(pattern, is_shard)
+
+
+def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
+    path = local_path(pattern)
+    if path.is_dir():
+        names = (entry.name for entry in path.iterdir() if not entry.name.startswith(".") and is_shard(entry.name))
+        return [str(path.absolute() / name) for name in sorted(names)]
+    if path.exists():
+        return [str(path.absolute())]
+    if _GLOB.search(pattern):
+        return [str(Path(name).absolute()) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]  # noqa: PTH207
+    raise DataError(f"{pattern}: no such file or folder")
+
+
+def _remote_matches(url: str, is_shard: Callable[[str], bool]) -> list[str]:
+    system, path = remote(url)
+    try:
+        if _GLOB.search(url):
+            return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+        if not system.isdir(path):
+            return [url]
+        names = (entry["name"] for entry in system.ls(path, detail=True) if entry["type"] == "file")
+        return sorted(system.unstrip_protocol(name) for name in names if is_shard(name.rsplit("/", 1)[-1]))
+    except OSError as error:
+        raise DataError(f"{url}: cannot be listed: {error}") from error
+
+
+def _what_instead(given: list[str | Path]) -> str:
+    """For a folder: the first few names in it."""
+    if len(given) != 1 or is_remote(given[0]) or not local_path(given[0]).is_dir():
+        return ""
+    names = sorted(path.name for path in local_path(given[0]).iterdir() if not path.name.startswith("."))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"; found {', '.join(names[:5])}{more}" if names else "; it is empty"

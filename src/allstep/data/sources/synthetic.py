@@ -1,0 +1,122 @@
+"""Pictures that nobody took, of any size and number: for benchmarks and tests, with nothing to download.
+
+Every picture is made from its number alone, so all workers and all runs see the same. There are `variety` different pictures (64 unless
+said otherwise), and sample n has number n % variety: making a new one each time would measure the making. The first use makes them. They
+are smooth patterns with noise on top, so that a JPEG of them is about as large as that of a photograph of the same size.
+
+```
+encoded=True      data is the bytes of a JPEG, as in a record; decoding it is part of what is measured
+encoded=False     data is an array (height, width, channels), uint8
+```
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data.sources.source import Block, Place, Sample, Source
+from allstep.errors import ConfigError
+
+
+class SyntheticSource(Source):
+    """`n` pictures of `height` x `width` in `num_classes` classes."""
+
+    def __init__(
+        self,
+        n: int,
+        height: int = 224,
+        width: int | None = None,
+        *,
+        channels: int = 3,
+        num_classes: int = 1000,
+        encoded: bool = True,
+        variety: int = 64,
+        quality: int = 90,
+        seed: int = 0,
+    ) -> None:
+        width = height if width is None else width
+        if min(n, height, width, num_classes, variety) < 1 or channels not in (1, 3):
+            given = f"{n} of {height}x{width}x{channels}, {num_classes} classes, variety {variety}"
+            raise ConfigError(f"synthetic pictures: expected sizes of 1 or more and 1 or 3 channels, found {given}")
+        self._given = (n, height, width, channels, num_classes, encoded, min(variety, n), quality, seed)
+        self._n, self._shape, self._num_classes, self._encoded = n, (height, width, channels), num_classes, encoded
+        self._variety, self._quality, self._seed = min(variety, n), quality, seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, self._given
+
+    def __len__(self) -> int:
+        return self._n
+
+    def read(self, number: int) -> Sample:
+        self._must_have(number)
+        kind = number % self._variety
+        return Sample(self._files[kind] if self._encoded else self._pictures[kind], number % self._num_classes)
+
+    def place(self, number: int) -> Place:
+        self._must_have(number)
+        return Place("synthetic", number)
+
+    def block(self, numbers: NDArray[np.int64]) -> Block | None:
+        if self._encoded:
+            return None
+        for number in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
+            self._must_have(number)
+        return Block(self._pictures[numbers % self._variety], numbers % self._num_classes)
+
+    def targets(self) -> NDArray[np.int64]:
+        return np.arange(self._n) % self._num_classes
+
+    def _must_have(self, number: int) -> None:
+        if not 0 <= number < self._n:
+            raise IndexError(f"sample {number} of {self._n}")
+
+    @cached_property
+    def _pictures(self) -> NDArray[np.uint8]:
+        return np.stack([_picture(self._shape, self._seed, number) for number in range(self._variety)])
+
+    @cached_property
+    def _files(self) -> list[bytes]:
+        return [_jpeg(picture, self._quality) for picture in self._pictures]
+
+
+def _picture(shape: tuple[int, int, int], seed: int, number: int) -> NDArray[np.uint8]:
+    """A sum of a few waves, different for each colour, and noise."""
+    random = np.random.default_rng((seed, number))
+    height, width, channels = shape
+    rows, columns = (
+        np.arange(height, dtype=np.float32)[:, None, None],
+        np.arange(width, dtype=np.float32)[None, :, None],
+    )
+    picture = np.full(shape, 128, np.float32)
+    for _ in range(4):
+        down, across, phase = random.uniform(0.005, 0.15, (3, channels)).astype(np.float32)
+        picture += 24 * np.sin(rows * down + columns * across + 40 * phase)
+    picture += random.normal(0, 6, shape).astype(np.float32)
+    return picture.clip(0, 255).astype(np.uint8)
+
+
+def _jpeg(picture: NDArray[np.uint8], quality: int) -> bytes:
+    import simplejpeg  # only who wants files needs it
+
+    colours = "RGB" if picture.shape[2] == 3 else "GRAY"
+    return bytes(
+        simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality, colours, "420" if colours == "RGB" else "Gray")
+    )
+
+
+def _remake(*given: Any) -> SyntheticSource:
+    n, height, width, channels, num_classes, encoded, variety, quality, seed = given
+    return SyntheticSource(
+        n,
+        height,
+        width,
+        channels=channels,
+        num_classes=num_classes,
+        encoded=encoded,
+        variety=variety,
+        quality=quality,
+        seed=seed,
+    )

@@ -1,0 +1,201 @@
+"""TFRecord files as a source: any sample of any shard, at once, checked.
+
+```
+TFRecordSource
+  shards       each one a file (mapped when first read) and its index: offset and length of every record      files, index, walk
+  layout       which feature is the picture and which the label                                               features, example
+  numbers      0..len-1 over all shards in order; which shard, by bisection of where each begins
+```
+
+**Damage.** A record whose bytes do not agree with their CRC32C is a BadSample, as is one that lacks a feature or has a label out of range.
+A stretch of a shard in which no sound record can be found, a cut-off end too, is one BadSample that says how many bytes are lost: all whole
+records before and after it are delivered. With `check=False` the CRC of the data is not computed; nothing else changes.
+
+`classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of labels. Files compressed as a whole are
+unpacked into the cache first. Remote shards are copied through the cache once, for their index; then each read is one range.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data.sources import example, raw
+from allstep.data.sources.features import Layout, layout_for
+from allstep.data.sources.files import File, open_file, stamp_of
+from allstep.data.sources.framing import OVERHEAD, data_at, length_at
+from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
+from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
+from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
+from allstep.data.sources.unpack import all_content, open_content, packing
+from allstep.data.sources.walk import walk
+from allstep.errors import DataError
+
+KIND = "tfrecord"
+
+
+def is_tfrecord(name: str) -> bool:
+    """Whether a file is called as TFRecord shards are: x.tfrecord, x.tfrecords.gz, x.tfrecord-00000-of-00010, train-00000-of-01024."""
+    stem = name.removesuffix(".gz").removesuffix(".zlib").removesuffix(".zz")
+    first, separator, rest = stem.partition("-of-")
+    numbered = bool(separator) and first[-1:].isdigit() and rest.isdigit()
+    return ".tfrec" in stem if not numbered else "." not in stem or ".tfrec" in stem
+
+
+class Shard:
+    """One file of records, and its index."""
+
+    def __init__(self, where: str, progress: Progress | None = None, *, again: bool = False) -> None:
+        self.where = where
+        self.index = indexed(where, KIND, lambda: stamp_of(where), lambda: _build(where, progress), again=again)
+        self._offsets, self._lengths = self.index["offset"], self.index["length"]
+        self.lost: dict[int, str] = {int(row): reason for row, reason in self.index.extra["lost"]}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @cached_property
+    def file(self) -> File:
+        """The file, unpacked if need be; opened when the first record is read."""
+        return open_content(self.where, self.index.extra["packed"], self.index.stamp)
+
+    def offset(self, row: int) -> int:
+        return int(self._offsets[row])
+
+    def record(self, row: int, check: bool) -> memoryview:
+        """The data of record `row`; ValueError when it is damaged."""
+        if self.lost and row in self.lost:
+            raise ValueError(self.lost[row])
+        length = int(self._lengths[row])
+        return data_at(self.file.read(int(self._offsets[row]), OVERHEAD + length), 0, length, check=check)
+
+    def labels(self, layout: Layout) -> NDArray[np.int64]:
+        """The label of each record, -1 where there is none; counted once, then kept in the index."""
+        made_for = [layout.label, layout.labels_from]
+        if "label" not in self.index or self.index.extra.get("label") != made_for:
+            labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
+            extra = {**self.index.extra, "label": made_for}
+            self.index = Index({**self.index.columns, "label": labels.astype(np.int32)}, extra, self.index.stamp)
+            any(write_index(place, KIND, self.index) for place in index_places(self.where))
+        return self.index["label"].astype(np.int64)
+
+    def _label(self, row: int, layout: Layout) -> int:
+        try:
+            values = example.decode(self.record(row, check=False), (layout.label or "",)).get(layout.label or "", [])
+            return int(layout.target(values.item())) if isinstance(values, np.ndarray) and len(values) == 1 else -1
+        except ValueError:
+            return -1
+
+
+class TFRecordSource(Source):
+    """The samples of TFRecord shards: a folder, file, pattern, URL or list of them.
+
+    `features` maps features to fields (None: recognised from the first record; {}: records as they are). `labels_from` is the smallest
+    label (None: 1 for `image/class/label`, else 0). Labels outside `num_classes` (default: as many as `classes.txt` names) are bad.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        features: Mapping[str, str] | None = None,
+        *,
+        labels_from: int | None = None,
+        num_classes: int | None = None,
+        check: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.shards = [Shard(name, progress) for name in list_shards(where, is_tfrecord, "TFRecord files")]
+        self._numbers = Numbering(map(len, self.shards))
+        self._check = check
+        self.classes = read_classes(self.shards[0].where)
+        num_classes = num_classes or len(self.classes) or None
+        there = self._feature_names() if features is None else ()
+        self.layout = layout_for(features, there, labels_from, num_classes)
+        self._moulds: dict[int, raw.Mould | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        layout = self.layout
+        names = [shard.where for shard in self.shards]
+        return _reopen, (names, layout.features, layout.labels_from, layout.num_classes, self._check)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def read(self, number: int) -> Sample:
+        shard, row = self._locate(number)
+        try:
+            return self.layout.sample(shard.record(row, self._check))
+        except ValueError as error:
+            raise BadSample(number, self.place(number), str(error)) from error
+
+    def place(self, number: int) -> Place:
+        shard, row = self._locate(number)
+        return Place(shard.where, shard.offset(row))
+
+    def block(self, numbers: NDArray[np.int64]) -> Block | None:
+        if not self.layout.is_raw or self.layout.label is None or len(self.layout.features) > 2 or not len(numbers):
+            return None
+        try:
+            located = [self._locate(number) for number in numbers.tolist()]
+            found = raw.gather([shard.record(row, self._check) for shard, row in located], self.layout, self._moulds)
+        except ValueError:
+            return None
+        return Block(*found) if found else None
+
+    def targets(self) -> NDArray[np.int64]:
+        return np.concatenate([shard.labels(self.layout) for shard in self.shards])
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.__dict__.pop("file", None)  # the last view of it unmaps it
+
+    def _locate(self, number: int) -> tuple[Shard, int]:
+        which, row = self._numbers.locate(number)
+        return self.shards[which], row
+
+    def _feature_names(self) -> set[str]:
+        """Of the first record that can be read."""
+        reason = "has no record"
+        for number in range(min(len(self), 1000)):
+            shard, row = self._locate(number)
+            try:
+                return set(example.spans(shard.record(row, check=True)))
+            except ValueError as error:
+                reason = f"has no good record among the first {number + 1}; the last one: {error}"
+        raise DataError(f"{self.shards[0].where}: {reason}")
+
+
+def _reopen(
+    names: list[str], features: Mapping[str, str], labels_from: int, num_classes: int | None, check: bool
+) -> TFRecordSource:
+    return TFRecordSource(names, features, labels_from=labels_from, num_classes=num_classes, check=check)
+
+
+def _build(where: str, progress: Progress | None) -> Index:
+    """Walks a shard, whatever it is: plain or packed, here or remote."""
+    file = open_file(where)
+    packed = _is_packed(file)
+    with all_content(file, packed) as view:
+        size = len(view)
+        found = walk(view, (lambda done: progress(where, done, size)) if progress else None)
+    if progress:
+        progress(where, size, size)
+    columns: dict[str, NDArray[Any]] = {
+        "offset": np.frombuffer(found.offsets, np.uint64),
+        "length": np.frombuffer(found.lengths, np.uint32),
+    }
+    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items())}, file.stamp)
+
+
+def _is_packed(file: File) -> bool:
+    """Whether the file is compressed: it looks so, and does not begin with a sound record."""
+    head = file.read(0, 12)
+    if packing(head) is None:
+        return False
+    try:
+        length_at(memoryview(bytes(head) + bytes(4)), 0)
+    except ValueError as error:
+        return "cut off" not in str(error)
+    return False

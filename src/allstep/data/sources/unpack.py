@@ -1,0 +1,119 @@
+"""Files that are compressed as a whole (`x.tfrecord.gz`, `x.tar.gz`) cannot be read at any place. They are unpacked once, into the cache.
+
+```
+ALLSTEP_CACHE/unpacked/<key>-<name>       key: a hash of the path or URL and its stamp, so a changed file is unpacked anew
+```
+
+The unpacked file appears by a rename, whole. Of a packed file that is cut or damaged, all that came out before the damage is kept, and a
+mark is put behind it that is neither a record nor a member of a tar: its reader finds damage there, today and next time, instead of an end.
+What kind of compression it is, the first bytes tell: gzip, or zlib as TensorFlow writes it.
+"""
+
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from allstep.data.cache import cache_folder
+from allstep.data.sources.files import File, LocalFile, Stamp, open_file
+from allstep.data.sources.turns import in_turn
+from allstep.errors import DataError
+
+CUT = b"allstep: the packed file is damaged here\n"
+_EITHER = 47  # zlib's word for: gzip or zlib, look at the first bytes
+_CHUNK = 1 << 16
+_PIECE = 1 << 22
+
+Note = Callable[[str], None]
+
+
+def tell(text: str) -> None:
+    """Says something on standard error that the user should know and need not act on."""
+    print(f"allstep: {text}", file=sys.stderr, flush=True)
+
+
+def packing(head: bytes | memoryview) -> str | None:
+    """What the first bytes of a file may be the beginning of: "gzip", "zlib" or None. A guess for zlib: it has no magic number."""
+    if bytes(head[:2]) == b"\x1f\x8b":
+        return "gzip"
+    looks_like_zlib = len(head) > 1 and head[0] & 0x8F == 8 and (head[0] << 8 | head[1]) % 31 == 0
+    return "zlib" if looks_like_zlib else None
+
+
+def unpacked(where: str, note: Note = tell) -> Path:
+    """The unpacked content of the packed file at `where`, in the cache folder; made if it is not there yet."""
+    packed = open_file(where)
+    key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()
+    name = Path(where).name.removesuffix(".gz").removesuffix(".tgz")
+    target = cache_folder() / "unpacked" / f"{key}-{name}"
+    with in_turn(where):
+        if not target.exists():
+            note(f"{where} is compressed; unpacking it once into {target}")
+            write_whole(target, _pieces(packed, note))
+    return target
+
+
+def open_content(where: str, packed: bool, stamp: Stamp) -> File:
+    """The file at `where`, in its unpacked form if it is `packed`; it must still be the one with that `stamp`."""
+    file = open_file(where)
+    if file.stamp != stamp:
+        raise DataError(f"{where}: was changed after it was opened; start again")
+    return LocalFile(unpacked(where)) if packed else file
+
+
+@contextmanager
+def all_content(file: File, packed: bool) -> Iterator[memoryview]:
+    """All plain bytes of a file, for one walk through them. A remote one is copied into the cache for as long as that takes."""
+    if packed:
+        yield LocalFile(unpacked(file.name)).view
+    elif isinstance(file, LocalFile):
+        yield file.view
+    else:
+        copy = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
+        write_whole(copy, (bytes(file.read(start, _PIECE)) for start in range(0, file.size, _PIECE)))
+        try:
+            yield LocalFile(copy).view
+        finally:
+            copy.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, pieces: Iterator[bytes]) -> None:
+    """Writes a file that is there whole or not at all."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as out:
+                out.writelines(pieces)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder") from error
+
+
+def _pieces(packed: File, note: Note) -> Iterator[bytes]:
+    """The unpacked bytes, and the mark where they end too early."""
+    machine, done = zlib.decompressobj(_EITHER), 0
+    try:
+        for start in range(0, packed.size, _CHUNK):
+            chunk = bytes(packed.read(start, _CHUNK))
+            while chunk:
+                if machine.eof:  # one stream may follow another; zeros are padding
+                    if not (chunk := chunk.lstrip(b"\0")):
+                        break
+                    machine = zlib.decompressobj(_EITHER)
+                done = start
+                yield machine.decompress(chunk, _PIECE)
+                chunk = machine.unconsumed_tail or machine.unused_data
+        yield machine.flush()
+        reason = "" if machine.eof else f"its compressed stream does not end within its {packed.size} bytes"
+    except zlib.error as error:
+        reason = f"its compressed bytes are damaged near byte {done} ({error})"
+    if reason:
+        note(f"{packed.name}: {reason}; what comes before is used")
+        yield CUT

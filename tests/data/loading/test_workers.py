@@ -1,0 +1,395 @@
+"""Threads and processes that fill batches: they do what one loop does, end when they should, and leave nothing behind."""
+
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from allstep.data import Loader, prefetch, workers
+from allstep.data.loading.fill import Recipe
+from allstep.data.sources.source import Sample
+from allstep.data.transform import Transform
+from allstep.errors import AllstepError
+from allstep.world import places
+from sources import Arrays, Singly, Unwilling, noise_transform, pictures
+
+Picture = NDArray[np.uint8]
+BOTH: Any = pytest.mark.parametrize("kind", ["threads", "processes"])
+
+
+def fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("allstep-loader")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Threads, descriptors, processes: as many as before."""
+    gc.collect()
+    before = fds()
+    yield
+    gc.collect()
+    assert our_threads() == []
+    assert fds() == before
+    assert children() == []
+
+
+def children() -> list[int]:
+    """Processes of the loader's that this one has."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"workers_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def loader(n: int = 60, kind: str = "threads", source: type[Arrays] = Singly, **options: Any) -> Loader:
+    options = {"batch": 10, "workers": 2, "seed": 3, "transform": noise_transform(), **options}
+    return Loader(source(pictures(n), bad=options.pop("bad", ())), kind=kind, **options)
+
+
+def seen(batches: Any) -> tuple[list[list[int]], torch.Tensor]:
+    kept = list(batches)
+    return [batch.samples.tolist() for batch in kept], torch.cat([batch.data for batch in kept])
+
+
+class TestProcesses:
+    @pytest.mark.parametrize("source", [Arrays, Singly])
+    def test_they_make_the_same_pictures(self, source: type[Arrays]) -> None:
+        """Two ranks, some samples bad. Reference: one rank, one loop."""
+        options: dict[str, Any] = {"source": source, "bad": (5, 17, 18)}
+        numbers, expected = seen(loader(workers=0, **options).batches(13, 100))
+        ranks = [loader(kind="processes", workers=1, world=world, **options) for world in places(["here"] * 2)]
+        shares = [list(each.batches(13, 100)) for each in ranks]
+        together = [share for both in zip(*shares, strict=True) for share in both]
+        assert torch.equal(torch.cat([share.data for share in together]), expected)
+        assert [n for share in together for n in share.samples.tolist()] == [n for batch in numbers for n in batch]
+        assert all(1 <= each.num_bad <= 3 for each in ranks)
+
+    def test_they_stay_over_epochs_and_batch_sizes_and_end_with_the_loader(self) -> None:
+        ours = loader(kind="processes")
+        list(ours)
+        there = children()
+        assert len(there) == 2
+        for size in (3, 60, 7, 25):
+            ours.batch = size
+            list(ours)
+        assert children() == there
+        del ours
+        assert children() == []
+
+    def test_one_that_is_killed_is_an_error_and_the_next_epoch_has_a_new_one(self) -> None:
+        ours = loader(n=2000, kind="processes")
+        batches = iter(ours)
+        next(batches)
+        os.kill(children()[0], signal.SIGKILL)
+        with pytest.raises(AllstepError, match=r"was killed by SIGKILL while it worked on the samples \["):
+            list(batches)
+        del batches
+        position = ours.position
+        assert next(iter(ours)).position == position
+        ours.close()
+
+    def test_a_break_leaves_them_for_the_next_loop(self) -> None:
+        ours = loader(n=200, kind="processes")
+        for _ in range(5):
+            next(iter(ours))
+        assert ours.position == 50
+        assert len(children()) == 2
+        ours.close()
+
+    def test_a_loop_inside_a_loop_has_its_own(self) -> None:
+        ours = loader(n=40, kind="processes")
+        for outer, inner in zip(ours.batches(), ours.batches(), strict=True):
+            assert torch.equal(outer.data, inner.data)
+        assert len(children()) == 4
+        for number, (_, inner) in enumerate(zip(ours.batches(), ours.batches(), strict=False)):
+            assert inner.position == 10 * number
+            if number == 2:
+                break
+        assert len(children()) == 4
+        ours.close()
+
+    def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stuck(picture: Picture) -> Picture:
+            while picture[0, 0, 0] >= 20:
+                time.sleep(0.1)
+            return picture
+
+        monkeypatch.setattr(prefetch, "_PATIENCE", 0.2)
+        images = pictures(60)
+        images[:, 0, 0, 0] = np.arange(60)
+        ours = Loader(
+            Singly(images), Transform(stuck, shape=(4, 4, 3)), batch=10, workers=2, kind="processes", seed=None
+        )
+        for batch in ours:
+            if batch.position == 10:  # all that is under way now is stuck for good
+                until(lambda: all(link.busy for link in ours._machinery()._processes[0].links))
+                break
+        until(lambda: not our_threads())
+        assert children() == []
+
+    @pytest.mark.soak
+    def test_kill_9_of_the_parent_leaves_no_process_and_no_memory(self, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            textwrap.dedent("""
+            import os, signal, sys, time
+            import numpy as np
+            from allstep.data import Loader
+            from allstep.data.transform import Transform
+            from sources import Singly, pictures
+            def slow(picture):  # of __main__, without a guard
+                time.sleep(0.02)
+                return picture
+            ours = Loader(Singly(pictures(1000)), Transform(slow, shape=(4, 4, 3)), batch=10, workers=2, kind="processes")
+            batches = iter(ours)
+            next(batches)
+            print(*[link.process.pid for link in ours._ready._processes[0].links], flush=True)
+            next(batches)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """)
+        )
+        shm = set(os.listdir("/dev/shm"))
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        process = subprocess.Popen(
+            [sys.executable, script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert process.stdout is not None
+        lives = [_life(int(pid)) for pid in process.stdout.readline().split()]
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL
+        assert len(lives) == 2
+        for life in filter(None, lives):
+            assert select.select([life], [], [], 30)[0], "a worker process outlived its parent"
+            os.close(life)
+        assert not [name for name in set(os.listdir("/dev/shm")) - shm if "allstep-batch" in name]
+
+
+def _life(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+class TestErrors:
+    @BOTH
+    def test_an_error_comes_in_its_turn_with_the_sample_and_the_traceback(self, kind: str) -> None:
+        def fail(picture: Picture) -> Picture:
+            if picture[0, 0, 0] == marked:
+                raise KeyError("no such thing")
+            return picture
+
+        images = pictures(60)
+        images[:, 0, 0, 0] = np.arange(60)
+        marked = 37
+        ours = Loader(Singly(images), Transform(fail, shape=(4, 4, 3)), batch=10, workers=2, kind=kind, seed=None)  # type: ignore[arg-type]
+        delivered = []
+        with pytest.raises(KeyError, match="no such thing") as caught:
+            delivered += [batch.position for batch in ours]
+        notes = "\n".join(caught.value.__notes__)
+        assert "sample 37 (memory at byte 37)" in notes
+        assert kind == "threads" or "in fail" in notes
+        assert ours.position == 30
+        del caught
+        ours.close()
+
+    def test_an_error_that_cannot_be_pickled_is_told(self) -> None:
+        def fail(picture: Picture) -> Picture:
+            class OnlyHereError(Exception):
+                def __reduce__(self):  # type: ignore[no-untyped-def]
+                    raise TypeError("not me")
+
+            raise OnlyHereError("lost otherwise")
+
+        ours = loader(transform=Transform(fail, shape=(4, 4, 3)), kind="processes", workers=1)
+        with pytest.raises(AllstepError, match="OnlyHereError: lost otherwise"):
+            next(iter(ours))
+        ours.close()
+
+    def test_a_source_that_cannot_be_opened_over_there(self) -> None:
+        ours = Loader(Unwilling(pictures(20)), noise_transform(), batch=10, workers=1, kind="processes")
+        with pytest.raises(OSError, match="not on this host"):
+            next(iter(ours))
+        ours.close()
+
+
+class TestEnds:
+    @BOTH
+    def test_a_break_an_exception_and_a_forgotten_iterator_end_all_threads(self, kind: str) -> None:
+        ours = loader(n=400, kind=kind)
+        for _ in ours:
+            break
+        assert our_threads() == []
+        with pytest.raises(ZeroDivisionError):
+            stumble(ours)
+        gc.collect()  # the exception held the frame that held the iterator
+        assert our_threads() == []
+        batches = iter(ours)
+        next(batches)
+        assert len(our_threads()) == 2
+        del batches
+        assert our_threads() == []
+        ours.close()
+
+    def test_ctrl_c(self) -> None:
+        def interrupt(picture: Picture) -> Picture:
+            calls.append(1)
+            if len(calls) == 25:
+                os.kill(os.getpid(), signal.SIGINT)
+            return picture
+
+        calls: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            for _ in loader(n=10_000, transform=Transform(interrupt, shape=(4, 4, 3))):
+                pass
+        gc.collect()
+        assert our_threads() == []
+
+    def test_an_iterator_that_is_open_at_the_end_of_the_program(self, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            textwrap.dedent("""
+            from allstep.data import Loader
+            from sources import Singly, noise_transform, pictures
+            kept = []
+            for kind in ("threads", "processes"):
+                kept.append(iter(Loader(Singly(pictures(5000)), noise_transform(), batch=10, workers=2, kind=kind)))
+                next(kept[-1])
+            print("done", flush=True)
+            """)
+        )
+        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        done = subprocess.run(
+            [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+    def test_a_fork_is_told_and_may_begin_anew(self) -> None:
+        ours = loader(n=400)
+        batches = iter(ours)
+        next(batches)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(60)
+            os._exit(in_the_fork(ours, batches))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert next(batches).position == 10
+        del batches
+
+    @BOTH
+    def test_it_does_not_grow(self, kind: str) -> None:
+        ours = loader(n=30, kind=kind)
+
+        def after(epochs: int) -> tuple[int, int, int]:
+            for _ in range(epochs):
+                for batch in ours:
+                    batch.data.sum()
+            del batch
+            gc.collect()
+            return len(gc.get_objects()), fds(), threading.active_count()
+
+        objects, *rest = after(10)
+        later, *rest_later = after(100)
+        assert rest_later == rest
+        assert later - objects < 100  # one thing per batch would be 300
+        ours.close()
+
+
+def stumble(ours: Loader) -> None:
+    for _ in ours:
+        raise ZeroDivisionError
+
+
+def in_the_fork(ours: Loader, batches: Any) -> int:
+    try:
+        next(batches)
+    except AllstepError as error:
+        if "is a fork" not in str(error):
+            return 1
+    return 0 if next(iter(ours)).position == 10 else 2
+
+
+class TestBackPressure:
+    @pytest.mark.parametrize("ahead", [1, 3])
+    def test_no_more_is_read_than_was_asked_for(self, ahead: int) -> None:
+        source = Counting(pictures(1000))
+        ours = Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=ahead)
+        for number, _ in enumerate(ours):
+            assert source.reads <= 10 * (number + 1 + ahead) + 1  # one was read to see what samples look like
+            if number == 20:
+                break
+
+    def test_work_goes_on_while_the_caller_does_something_else(self) -> None:
+        source = Counting(pictures(1000))
+        batches = iter(Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=3))
+        next(batches)
+        until(lambda: source.reads == 41)
+        del batches
+
+
+class Counting(Singly):
+    reads = 0
+
+    def read(self, number: int) -> Sample:
+        self.reads += 1
+        return super().read(number)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits; the test's own limit ends it when that never comes."""
+    while not true():
+        time.sleep(0.005)
+
+
+class TestChoice:
+    """Who works when nobody says."""
+
+    def choose(self, transform: Transform | None, cores: int = 2, count: int | str = "auto") -> workers.Crew:
+        return workers.choose(count, "auto", cores, Recipe(Singly(pictures(20)), transform), np.arange(20))
+
+    def test_threads_for_what_leaves_python_free(self) -> None:
+        assert (self.choose(Transform()).kind, self.choose(Transform()).count) == ("threads", 2)
+
+    def test_processes_when_two_threads_are_no_quicker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for part, kind in ((0.55, "threads"), (1.02, "processes")):
+            monkeypatch.setattr(workers, "time_of_two_threads", lambda *_, part=part: part)
+            crew = self.choose(noise_transform())
+            assert crew.kind == kind
+            assert f"two threads need {part} of the time of one" in str(crew)
+        assert self.choose(noise_transform(), cores=1).kind == "threads"
+
+    def test_the_measurement_survives_whatever_a_transform_does(self) -> None:
+        def fail(picture: Picture) -> Picture:
+            raise KeyError
+
+        transform = Transform(fail, shape=(4, 4, 3))
+        assert workers.time_of_two_threads(Recipe(Singly(pictures(20)), transform), np.arange(20)) > 0
+        assert workers.time_of_two_threads(Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)) > 0
+
+    def test_cores_are_shared_between_the_ranks_of_a_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(workers.machine, "cpu_quota", lambda: 8.0)
+        for allowed, ranks, cores in ((8, 1, 8), (8, 2, 4), (4, 2, 4), (8, 3, 2), (1, 4, 1), (8, 20, 1)):
+            monkeypatch.setattr(workers.machine, "allowed_cores", lambda allowed=allowed: allowed)
+            assert workers.cores_per_rank(ranks) == cores

@@ -1,0 +1,134 @@
+"""Arrays, idx pairs and CIFAR-10's files as sources. The reference is the array that was put in."""
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allstep.data.sources import idx
+from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
+from allstep.data.sources.source import BadSample
+from allstep.errors import DataError
+
+RANDOM = np.random.default_rng(0)
+PICTURES = RANDOM.integers(0, 256, (20, 5, 4, 3), np.uint8)
+LABELS = RANDOM.integers(0, 10, 20)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def test_rows_are_samples_and_blocks_are_rows() -> None:
+    source = ArraySource(PICTURES, LABELS, classes=tuple("abcdefghij"))
+    numbers = RANDOM.permutation(20)
+    block = source.block(numbers)
+    assert (
+        block is not None
+        and np.array_equal(block.data, PICTURES[numbers])
+        and np.array_equal(block.target, LABELS[numbers])
+    )
+    assert np.array_equal(source.read(7).data, PICTURES[7]) and source.read(7).target == LABELS[7]
+    assert isinstance(source.read(7).target, int) and len(source) == 20 and np.array_equal(source.targets(), LABELS)
+    assert np.array_equal(pickle.loads(pickle.dumps(source)).read(7).data, PICTURES[7])
+    for number in (-1, 20):
+        with pytest.raises(IndexError):
+            source.read(number)
+        with pytest.raises(IndexError):
+            source.block(np.array([0, number]))
+
+
+def test_targets_may_be_arrays_and_blocks_empty() -> None:
+    source = ArraySource(PICTURES, np.ones((20, 3)))
+    assert source.read(0).target.shape == (3,) and set(source.targets()) == {-1}
+    block = source.block(np.empty(0, np.int64))
+    assert block is not None and block.data.shape == (0, 5, 4, 3)
+
+
+def test_wrong_lengths_are_said() -> None:
+    with pytest.raises(DataError, match=r"data of shape \(20, 5, 4, 3\) and target of shape \(19,\)"):
+        ArraySource(PICTURES, LABELS[:19])
+    with pytest.raises(DataError, match=r"target of shape \(\)"):
+        ArraySource(PICTURES, 3)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_idx_pairs_are_mapped_or_unpacked(tmp_path: Path, suffix: str) -> None:
+    images, labels = tmp_path / f"x-images-idx3-ubyte{suffix}", tmp_path / f"x-labels-idx1-ubyte{suffix}"
+    idx.write(images, PICTURES[..., 0])
+    idx.write(labels, LABELS.astype(np.uint8))
+    source = pickle.loads(pickle.dumps(IdxSource(images, labels)))
+    block = source.block(np.arange(20)[::-1])
+    assert np.array_equal(block.data, PICTURES[::-1, :, :, 0]) and np.array_equal(block.target, LABELS[::-1])
+    assert block.target.dtype == np.int64 and source.place(2).offset == 16 + 2 * 20
+    if not suffix:
+        place = source.place(3)
+        assert images.read_bytes()[place.offset : place.offset + 20] == PICTURES[3, :, :, 0].tobytes()
+
+
+def test_idx_in_another_byte_order_comes_in_ours(tmp_path: Path) -> None:
+    images, labels = tmp_path / "i", tmp_path / "l"
+    idx.write(images, RANDOM.normal(size=(3, 2, 2)).astype(np.float32))
+    idx.write(labels, np.arange(3, dtype=np.uint8))
+    assert IdxSource(images, labels).read(0).data.dtype == np.dtype("=f4")
+
+
+def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
+    images, labels = tmp_path / "i", tmp_path / "l"
+    idx.write(images, PICTURES[..., 0])
+    idx.write(labels, LABELS.astype(np.uint8))
+    heard: list[int] = []
+    IdxSource(images, labels).index_checksums(lambda name, done, total: heard.append(done))
+    assert heard[-1] == 20
+    before = images.stat()
+    content = bytearray(images.read_bytes())
+    content[16 + 3 * 20] ^= 1
+    images.write_bytes(content)
+    os.utime(images, ns=(before.st_atime_ns, before.st_mtime_ns))  # decay does not change a file's time
+    source = IdxSource(images, labels)
+    with pytest.raises(BadSample, match="the index says"):
+        source.read(3)
+    assert source.block(np.arange(5)) is None and source.block(np.arange(3)) is not None
+    assert np.array_equal(source.read(4).data, PICTURES[4, :, :, 0])
+    content = bytearray(labels.read_bytes())
+    content[8 + 7] ^= 1
+    labels.write_bytes(content)
+    with pytest.raises(BadSample, match="the index says"):  # a wrong label is as bad
+        IdxSource(images, labels).read(7)
+
+
+def write_cifar(folder: Path, pictures: np.ndarray, labels: np.ndarray, name: str) -> None:
+    rows = [bytes([label]) + one.transpose(2, 0, 1).tobytes() for one, label in zip(pictures, labels, strict=True)]
+    (folder / name).write_bytes(b"".join(rows))
+
+
+def test_cifar_files_are_one_set_of_pictures(tmp_path: Path) -> None:
+    pictures, labels = RANDOM.integers(0, 256, (30, 32, 32, 3), np.uint8), RANDOM.integers(0, 10, 30)
+    for part in range(3):
+        write_cifar(tmp_path, pictures[part::3], labels[part::3], f"data_batch_{part + 1}.bin")
+    (tmp_path / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
+    whole, numbers = (
+        np.concatenate([pictures[part::3] for part in range(3)]),
+        np.concatenate([labels[part::3] for part in range(3)]),
+    )
+    source = pickle.loads(pickle.dumps(CifarSource(tmp_path)))
+    order = RANDOM.permutation(30)
+    block = source.block(order)
+    assert np.array_equal(block.data, whole[order]) and np.array_equal(block.target, numbers[order])
+    assert block.data.flags.c_contiguous and source.classes == tuple("abcdefghij")
+    assert np.array_equal(source.read(11).data, whole[11]) and source.place(11).offset == 3073
+    source.index_checksums()
+    assert np.array_equal(CifarSource(tmp_path).read(11).data, whole[11])
+
+
+def test_a_cifar_file_of_the_wrong_length_or_labels_is_said(tmp_path: Path) -> None:
+    write_cifar(tmp_path, np.zeros((2, 32, 32, 3), np.uint8), np.array([1, 77]), "data_batch_1.bin")
+    with pytest.raises(DataError, match="expected labels 0 to 9, found 77"):
+        CifarSource(tmp_path, classes=tuple("abcdefghij"))
+    with (tmp_path / "data_batch_1.bin").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match="expected whole records of 3073 bytes, found 6147 bytes: 1 too many"):
+        CifarSource(tmp_path)

@@ -1,0 +1,168 @@
+"""Files by place, lists of shards, unpacking. References: the bytes that were written, Python's gzip and zlib."""
+
+import gc
+import gzip
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allstep.data.sources.checksum import crc32c, mask, masked
+from allstep.data.sources.files import is_remote, open_file, stamp_of
+from allstep.data.sources.mapping import map_file
+from allstep.data.sources.shards import Numbering, expand_braces, list_shards
+from allstep.data.sources.unpack import CUT, packing, unpacked
+from allstep.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def mapped_files() -> int:
+    return sum("/map-me" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_local_file_is_mapped_as_long_as_anyone_looks(tmp_path: Path) -> None:
+    path = tmp_path / "map-me"
+    path.write_bytes(bytes(range(256)) * 1000)
+    file = open_file(path)
+    piece = file.read(1000, 10)
+    assert bytes(piece) == (bytes(range(256)) * 10)[1000:1010] and piece.readonly and file.size == 256_000
+    assert file.stamp == stamp_of(path) and bytes(file.read(255_999, 10)) == b"\xff" and not file.read(256_000, 1)
+    del file
+    gc.collect()
+    assert mapped_files() == 1 and piece[0] == 1000 % 256
+    del piece
+    gc.collect()
+    assert mapped_files() == 0
+
+
+def test_an_empty_file_and_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    assert len(map_file(tmp_path / "empty")[0]) == 0
+    with pytest.raises(DataError, match="nowhere: No such file"):
+        open_file(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="nowhere: No such file"):
+        stamp_of(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"irectory|device"):
+        open_file(tmp_path)
+
+
+def test_a_remote_file_is_read_by_ranges() -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/some/file", b"0123456789")
+    try:
+        file = open_file("memory://some/file")
+        assert (
+            file.size == 10
+            and bytes(file.read(3, 4)) == b"3456"
+            and bytes(file.read(8, 5)) == b"89"
+            and not file.read(10, 1)
+        )
+        assert file.stamp == stamp_of("memory://some/file") and is_remote(file.name) and not is_remote("file:///x")
+        memory.rm("/some/file")
+        with pytest.raises(DataError, match="bytes 0 to 1 cannot be read: no such file"):
+            file.read(0, 1)
+    finally:
+        memory.store.pop("/some/file", None)
+    with pytest.raises(DataError, match="memory://nowhere: no such file"):
+        open_file("memory://nowhere")
+    with pytest.raises(DataError, match="gopher://x: is no URL that fsspec can open"):
+        open_file("gopher://x")
+
+
+def test_shards_of_a_folder_pattern_braces_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x-10.t", "x-09.t", "x-11.t", "y.t", ".hidden.t", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+
+    def listed(where: Any) -> list[str]:
+        return [Path(shard).name for shard in list_shards(where, lambda name: name.endswith(".t"), "files")]
+
+    assert listed(tmp_path) == listed(str(tmp_path)) == ["x-09.t", "x-10.t", "x-11.t", "y.t"]
+    assert listed(f"{tmp_path}/x-*.t") == listed(f"{tmp_path}/x-{{09..11}}.t") == ["x-09.t", "x-10.t", "x-11.t"]
+    assert listed([tmp_path / "y.t", f"{tmp_path}/x-1?.t"]) == ["y.t", "x-10.t", "x-11.t"]
+    monkeypatch.chdir(tmp_path)
+    assert list_shards("y.t", str.isalpha, "files") == [str(tmp_path / "y.t")]
+    with pytest.raises(DataError, match=r"x-12.t: no such file"):
+        listed(f"{tmp_path}/x-{{11..12}}.t")
+    with pytest.raises(DataError, match=r"has no cats; found notes.txt, x-09.t, x-10.t, x-11.t, y.t"):
+        list_shards(tmp_path, lambda name: False, "cats")
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe({"/shards/b.t": b"", "/shards/a.t": b"", "/shards/c": b""})
+    try:
+        assert listed("memory://shards") == listed("memory://shards/*.t") == ["a.t", "b.t"]
+    finally:
+        memory.rm("/shards", recursive=True)
+
+
+def test_braces() -> None:
+    assert list(expand_braces("a{08..11}b{x,y}")) == [f"a{n}b{x}" for n in ("08", "09", "10", "11") for x in "xy"]
+    assert list(expand_braces("plain")) == ["plain"]
+    with pytest.raises(DataError, match=r"\{3..1\}: expected numbers that go up"):
+        list(expand_braces("a{3..1}"))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 5), max_size=8))
+def test_numbering_counts_through(counts: list[int]) -> None:
+    numbers = Numbering(counts)
+    expected = [(shard, row) for shard, count in enumerate(counts) for row in range(count)]
+    assert [numbers.locate(number) for number in range(len(numbers))] == expected
+    with pytest.raises(IndexError):
+        numbers.locate(sum(counts))
+
+
+def test_crc32c_of_anything_with_bytes() -> None:
+    assert crc32c(b"123456789") == crc32c(memoryview(b"123456789")) == crc32c(bytearray(b"123456789")) == 0xE3069283
+    assert crc32c(memoryview(b"")) == 0 and mask(0) == 0xA282EAD8 == masked(b"")
+
+
+CONTENT = random.Random(0).randbytes(100_000) + bytes(300_000)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        gzip.compress(CONTENT),
+        zlib.compress(CONTENT),
+        gzip.compress(CONTENT[:1000]) + gzip.compress(CONTENT[1000:]),
+        gzip.compress(CONTENT) + bytes(1000),
+    ],
+    ids=["gzip", "zlib", "two streams", "padding"],
+)
+def test_packed_files_are_unpacked_once(tmp_path: Path, packed: bytes) -> None:
+    path, said = tmp_path / "x.gz", list[str]()
+    path.write_bytes(packed)
+    assert packing(packed[:2])
+    target = unpacked(str(path), said.append)
+    assert target.read_bytes() == CONTENT and tmp_path / "cache" in target.parents
+    assert unpacked(str(path), said.append) == target and len(said) == 1
+    path.write_bytes(gzip.compress(b"other"))
+    assert unpacked(str(path), said.append).read_bytes() == b"other"
+    assert not list(target.parent.glob("*.part"))
+
+
+def test_what_comes_before_the_damage_is_kept_and_marked(tmp_path: Path) -> None:
+    path, said = tmp_path / "x.gz", list[str]()
+    packed = gzip.compress(CONTENT)
+    path.write_bytes(packed[:50_000])
+    content = unpacked(str(path), said.append).read_bytes()
+    assert content.endswith(CUT) and CONTENT.startswith(content.removesuffix(CUT)) and len(content) > 40_000
+    assert "does not end within its 50000 bytes" in said[1]
+    path.write_bytes(packed[:80_000] + bytes(100) + packed[80_100:])
+    content = unpacked(str(path), said.append).read_bytes()
+    assert content.endswith(CUT) or content != CONTENT
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "file"))
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
+    with pytest.raises(DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"):
+        unpacked(str(tmp_path / "x.gz"), lambda text: None)

@@ -1,0 +1,102 @@
+"""Class folders. The reference is the tree that was made."""
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.source import BadSample
+from allstep.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in (
+        "dog/c.jpeg",
+        "cat/a.jpg",
+        "cat/more/b.PNG",
+        "cat/notes.txt",
+        "cat/.hidden.jpg",
+        ".git/x.jpg",
+        "empty/readme",
+    ):
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "root"
+
+
+def contents(source: FolderSource) -> list[tuple[bytes, int]]:
+    return [(bytes(source.read(number).data), source.read(number).target) for number in range(len(source))]
+
+
+TREE = [(b"cat/a.jpg", 0), (b"cat/more/b.PNG", 0), (b"dog/c.jpeg", 1)]
+
+
+def test_folders_are_classes(root: Path) -> None:
+    source = FolderSource(root)
+    assert contents(source) == TREE and source.classes == ("cat", "dog", "empty")
+    assert source.targets().tolist() == [0, 0, 1] and source.place(2).file == str(root / "dog" / "c.jpeg")
+    assert contents(pickle.loads(pickle.dumps(source))) == TREE
+    with pytest.raises(IndexError):
+        source.read(3)
+
+
+def test_the_second_opening_lists_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FolderSource(root)
+    monkeypatch.setattr("allstep.data.sources.folder._files", None)
+    assert contents(FolderSource(root)) == TREE
+
+
+def test_what_changes_is_noticed(root: Path) -> None:
+    FolderSource(root)
+    (root / "cat" / "more" / "new.jpg").write_bytes(b"new")
+    assert len(FolderSource(root)) == 4
+    (root / "cat" / "a.jpg").unlink()
+    assert len(FolderSource(root)) == 3
+    (root / "ant").mkdir()
+    (root / "ant" / "x.jpg").write_bytes(b"x")
+    assert FolderSource(root).classes == ("ant", "cat", "dog", "empty") and len(FolderSource(root)) == 4
+    assert len(FolderSource(root, suffixes=(".txt",))) == 1
+
+
+def test_a_file_that_is_gone_or_a_folder_is_a_bad_sample(root: Path) -> None:
+    source = FolderSource(root)
+    (root / "cat" / "a.jpg").unlink()
+    with pytest.raises(BadSample, match="No such file") as caught:
+        source.read(0)
+    assert caught.value.number == 0
+    (root / "cat" / "a.jpg").mkdir()
+    with pytest.raises(BadSample, match="Is a directory"):
+        source.read(0)
+
+
+def test_with_checksums_later_damage_is_found(root: Path) -> None:
+    heard: list[int] = []
+    FolderSource(root, checksum=True, progress=lambda name, done, total: heard.append(done))
+    assert heard
+    (root / "dog" / "c.jpeg").write_bytes(b"dog/c.jpeX")
+    source = FolderSource(root)
+    with pytest.raises(BadSample, match="the index says"):
+        source.read(2)
+    assert source.read(0).target == 0
+
+
+def test_names_that_are_not_utf8_are_read(root: Path) -> None:
+    (Path(os.fsdecode(os.fsencode(root / "cat") + b"/\xff.jpg"))).write_bytes(b"odd")
+    assert (b"odd", 0) in contents(FolderSource(root))
+
+
+def test_a_folder_without_pictures_or_without_being_is_said(tmp_path: Path) -> None:
+    (tmp_path / "root" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match="1 class folders hold no pictures"):
+        FolderSource(tmp_path / "root")
+    with pytest.raises(DataError, match="No such file"):
+        FolderSource(tmp_path / "nowhere")

@@ -1,0 +1,104 @@
+"""`open_source` looks at what is there. Each kind is made small and opened by its folder, file, pattern and list."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allstep.data.sources import idx
+from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
+from allstep.data.sources.example import encode
+from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.framing import frame
+from allstep.data.sources.opening import open_source
+from allstep.data.sources.tar import TarSource
+from allstep.data.sources.tfrecord import TFRecordSource
+from allstep.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "set").mkdir()
+    return tmp_path / "set"
+
+
+def test_tfrecords(folder: Path) -> None:
+    for number in range(3):
+        (folder / f"x-{number:05}-of-00003.tfrecord").write_bytes(frame(encode({"image": b"x", "label": number})))
+    names = sorted(folder.glob("x-*"))
+    for where in (
+        folder,
+        str(folder / "x-*.tfrecord"),
+        f"{folder}/x-{{00000..00002}}-of-00003.tfrecord",
+        names,
+        f"file://{folder}",
+    ):
+        source = open_source(where)
+        assert isinstance(source, TFRecordSource) and source.targets().tolist() == [0, 1, 2]
+    assert open_source(names[1]).targets().tolist() == [1]
+    assert bytes(open_source(folder, features={}).read(0).data) == encode({"image": b"x", "label": 0})
+    assert open_source(folder, labels_from=1, num_classes=2).targets().tolist() == [-1, 0, 1]
+
+
+def test_tars(folder: Path) -> None:
+    (folder / "x-0.tar").write_bytes(bytes(1024))
+    assert isinstance(open_source(folder), TarSource) and isinstance(open_source(folder / "x-0.tar"), TarSource)
+
+
+def test_idx_files(folder: Path) -> None:
+    for part, n in (("train", 3), ("t10k", 2)):
+        idx.write(folder / f"{part}-images-idx3-ubyte", np.zeros((n, 4, 4), np.uint8))
+        idx.write(folder / f"{part}-labels-idx1-ubyte.gz", np.zeros(n, np.uint8))
+    assert isinstance(open_source(folder), IdxSource)
+    assert len(open_source(folder)) == 3 and len(open_source(folder, train=False)) == 2
+    assert len(open_source(folder / "t10k-images-idx3-ubyte")) == 2
+    (folder / "train-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match="expected its labels beside it: train-labels-idx1-ubyte"):
+        open_source(folder)
+
+
+def test_cifar(folder: Path) -> None:
+    (folder / "data_batch_1.bin").write_bytes(bytes(3073 * 2))
+    (folder / "test_batch.bin").write_bytes(bytes(3073))
+    assert isinstance(open_source(folder), CifarSource)
+    assert len(open_source(folder)) == 2 and len(open_source(folder, train=False)) == 1
+
+
+def test_class_folders(folder: Path) -> None:
+    (folder / "cat").mkdir()
+    (folder / "cat" / "x.jpg").write_bytes(b"x")
+    assert isinstance(open_source(folder), FolderSource)
+
+
+def test_a_source_is_a_source() -> None:
+    source = ArraySource(np.zeros((2, 2)), np.zeros(2))
+    assert open_source(source) is source
+
+
+def test_what_does_not_fit_is_said(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"expected TFRecord files, .* found nothing"):
+        open_source(folder)
+    for name in "abcdefg":
+        (folder / name).write_text("x")
+    with pytest.raises(DataError, match="found a, b, c, d, e and 2 more"):
+        open_source(folder)
+    with pytest.raises(DataError, match="not known by its name"):
+        open_source(folder / "a")
+    with pytest.raises(DataError, match="no such file or folder"):
+        open_source(folder / "zz")
+    with pytest.raises(DataError, match="no such file or folder"):
+        open_source(f"{folder}/x-{{0..3}}.tfrecord")
+    with pytest.raises(DataError, match="has no TFRecord files"):
+        open_source(f"{folder}/*.tfrecord")
+
+
+def test_opening_needs_no_torch() -> None:
+    code = "import sys, allstep.data.sources.opening; sys.exit('torch' in sys.modules or 'fsspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

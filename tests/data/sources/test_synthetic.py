@@ -1,0 +1,46 @@
+"""Synthetic pictures. The reference is the same source made again, and Pillow for what is encoded."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from allstep.data.sources.synthetic import SyntheticSource
+from allstep.errors import ConfigError
+
+
+def test_pictures_depend_on_their_number_alone() -> None:
+    one, two = SyntheticSource(1000, 16, 24, variety=8), SyntheticSource(1000, 16, 24, variety=8)
+    assert [one.read(number).data for number in range(9)] == [two.read(number).data for number in range(9)]
+    assert len({one.read(number).data for number in range(1000)}) == 8
+    assert pickle.loads(pickle.dumps(one)).read(5).data == one.read(5).data
+    assert SyntheticSource(10, 16, seed=1).read(0).data != SyntheticSource(10, 16, seed=2).read(0).data
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_encoded_pictures_are_jpegs_of_that_size(channels: int, mode: str) -> None:
+    source = SyntheticSource(100, 30, 40, channels=channels, num_classes=7)
+    picture = Image.open(io.BytesIO(source.read(99).data))
+    assert picture.format == "JPEG" and picture.size == (40, 30) and picture.mode == mode
+    assert source.read(99).target == 1 and source.block(np.array([1])) is None
+    assert source.targets().tolist() == [number % 7 for number in range(100)]
+
+
+def test_decoded_pictures_come_in_blocks() -> None:
+    source = SyntheticSource(100, 8, encoded=False, variety=16, num_classes=10)
+    numbers = np.array([3, 99, 19])
+    block = source.block(numbers)
+    assert block is not None and block.target.tolist() == [3, 9, 9]
+    assert all(np.array_equal(block.data[row], source.read(number).data) for row, number in enumerate(numbers.tolist()))
+    assert block.data.shape == (3, 8, 8, 3) and source.place(99).offset == 99
+    with pytest.raises(IndexError):
+        source.block(np.array([100]))
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="0 of 8x8x3"):
+        SyntheticSource(0, 8)
+    with pytest.raises(ConfigError, match="8x8x2"):
+        SyntheticSource(1, 8, channels=2)
