@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import allstep.data.sets.named
+import allstep.data.sets.known
 from allstep.data.sets.named import FILES, NAMED, NamedSet
 from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError
@@ -21,7 +21,7 @@ from allstep.train.workers import choose_num_workers, count_gpus, default_num_wo
 def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where Fashion-MNIST is nowhere, and its home does not answer."""
     nowhere = NamedSet("fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, ""))
-    monkeypatch.setattr(allstep.data.sets.named, "NAMED", {**NAMED, "fashion-mnist": nowhere})
+    monkeypatch.setattr(allstep.data.sets.known, "NAMED", {**NAMED, "fashion-mnist": nowhere})
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from allstep.data import Loader, prefetch, workers
+from allstep.data import Loader
+from allstep.data.loading import prefetch, workers
 from allstep.data.loading.fill import Recipe
 from allstep.data.sources.source import Sample
 from allstep.data.transform import Transform
@@ -171,7 +172,7 @@ class TestProcesses:
             """)
         )
         shm = set(os.listdir("/dev/shm"))
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
         process = subprocess.Popen(
             [sys.executable, script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
         )
@@ -280,7 +281,7 @@ class TestEnds:
             print("done", flush=True)
             """)
         )
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
         done = subprocess.run(
             [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
         )

@@ -16,7 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data import NAMED, find, load, sets
+from allstep.data import NAMED, find, load
+from allstep.data.sets import known
 from allstep.data.sets.getting import get
 from allstep.data.sets.known import CIFAR_FILES, Archive, NamedSet
 from allstep.errors import DataError
@@ -51,7 +52,7 @@ def toy(home: Path, monkeypatch: pytest.MonkeyPatch) -> NamedSet:
     sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in home.iterdir()}
     archive = Archive("toy.tar.gz", sums.pop("toy.tar.gz"))
     toy = NamedSet("toy", "Toy", (), None, sums, layout="cifar", archive=archive)
-    monkeypatch.setattr(sets, "NAMED", {**NAMED, "toy": toy})
+    monkeypatch.setattr(known, "NAMED", {**NAMED, "toy": toy})
     return toy
 
 
