@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allstep.report.curves import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart, Curve, draw, log_ticks, round_ticks, time_ticks
@@ -108,6 +108,7 @@ def test_ticks_of_a_clock_are_round_for_people() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), FINITE), min_size=1, max_size=50), st.booleans())
+@example([(5e-324, 0.0)], False)
 def test_every_point_lies_in_the_frame(points: list[tuple[float, float]], log: bool) -> None:
     points.sort()
     series = Series(tuple(x for x, _ in points), tuple(y for _, y in points))

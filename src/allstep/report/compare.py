@@ -24,7 +24,7 @@ def speed_up(first: Glance, other: Glance) -> float | None:
 def noise(first: Glance, other: Glance) -> float | None:
     """Two standard errors of the difference of two accuracies: what the size of the test sets alone can make."""
     pairs = [(each.accuracy, each.count) for each in (first, other)]
-    variance = [a * (1 - a) / n for a, n in pairs if a is not None and n]
+    variance = [max(0.0, a * (1 - a)) / n for a, n in pairs if a is not None and n and n > 0]
     return 2 * math.sqrt(sum(variance)) if len(variance) == 2 else None
 
 

@@ -147,7 +147,8 @@ def time_ticks(high: float) -> tuple[float, ...]:
 
 
 def _x_axis(chart: Chart, curves: Iterable[Curve]) -> Axis:
-    high = max(curve.series.x[-1] for curve in curves) or 1.0
+    last = max(curve.series.x[-1] for curve in curves)
+    high = last if last > 1e-9 else 1.0
     ticks = time_ticks(high) if chart.x_name == "time" else round_ticks(0.0, high, 6)
     return Axis(0.0, high, LEFT, RIGHT, ticks=ticks)
 

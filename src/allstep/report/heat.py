@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allstep.report.series import LARGEST
 from allstep.runlog import Fields
 
 _COLUMNS = 80
@@ -43,7 +44,7 @@ def trust_heat(lines: Sequence[Fields]) -> Heat | None:
 
 
 def _log(value: Any) -> float | None:
-    return math.log10(value) if isinstance(value, int | float) and value > 0 and math.isfinite(value) else None
+    return math.log10(value) if isinstance(value, int | float) and 1 / LARGEST < value < LARGEST else None
 
 
 def _png(table: Sequence[Sequence[float | None]], low: float, high: float) -> str:

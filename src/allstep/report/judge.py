@@ -255,7 +255,7 @@ def _gap(record: RunRecord) -> float | None:
 
 def _standard_error(record: RunRecord) -> float:
     error, count = validation_error(record), number(validations(record)[-1], "count")
-    return math.sqrt(error * (1 - error) / count) if error is not None and count else 0.0
+    return math.sqrt(max(0.0, error * (1 - error)) / count) if error is not None and count and count > 0 else 0.0
 
 
 def _spikes(losses: Sequence[float]) -> list[int]:

@@ -29,6 +29,7 @@ from allstep.report.series import number
 from allstep.runlog import RunRecord
 
 _SHOWN_BAD = 10
+_LAST_DAY = 1e11  # seconds since 1970; the calendar of the system ends somewhere
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,11 @@ def _read_record(folder: Path, log: Path) -> RunRecord:
 def _with_times(record: RunRecord) -> RunRecord:
     """Without lines that do not say when they were written: nobody can place them."""
     kinds = {field.name: getattr(record, field.name) for field in fields(record)}
-    return RunRecord(**{name: tuple(line for line in lines if number(line, "time")) for name, lines in kinds.items()})
+    return RunRecord(**{name: tuple(line for line in lines if _has_time(line)) for name, lines in kinds.items()})
+
+
+def _has_time(line: Mapping[str, Any]) -> bool:
+    return 0 < (number(line, "time") or 0.0) < _LAST_DAY
 
 
 def _count_torn(log: Path) -> int:

@@ -7,13 +7,15 @@ The x of most curves is the epoch, counted in samples: samples seen / samples of
 numbers of workers lie on one axis.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from allstep.runlog import Fields, RunRecord
+
+LARGEST = 1e30
+"""Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would overflow."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Series:
 
 
 def number(fields: Fields, key: str) -> float | None:
-    """The finite number under `key`; None where there is none."""
+    """The number under `key`; None where there is none, or one that is not finite or beyond what any run measures."""
     value = fields.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
+        return None
+    return float(value) if abs(value) > 1 / LARGEST else 0.0
 
 
 def kept(lines: Iterable[Fields]) -> list[Fields]:
@@ -39,7 +42,7 @@ def kept(lines: Iterable[Fields]) -> list[Fields]:
     stack: list[Fields] = []
     for line in lines:
         samples = number(line, "samples")
-        if samples is None:
+        if samples is None or samples < 0:
             continue
         while stack and stack[-1]["samples"] >= samples:
             stack.pop()

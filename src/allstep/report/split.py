@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.report.series import Clock, Series, steps, whole
+from allstep.report.series import LARGEST, Clock, Series, steps, whole
 from allstep.runlog import Fields, RunRecord
 
 PHASES = ("input", "compute", "wait", "update")
@@ -88,7 +88,7 @@ def timed(lines: list[Fields]) -> tuple[list[Fields], Times]:
     except (TypeError, ValueError):  # not numbers
         chosen, times = [], np.empty(0)
     times = times.reshape(len(chosen), len(PHASES), size if chosen else 0)
-    good = [i for i, each in enumerate(times) if np.isfinite(each).all()]
+    good = [i for i, each in enumerate(times) if np.all(np.abs(each) < LARGEST)]
     return [chosen[i] for i in good], times[good]
 
 
