@@ -18,9 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Times on a shared machine say nothing; what must not hang has a time limit of its own.
 SLOW_IS_FINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile(
-    "test", derandomize=True, **SLOW_IS_FINE
-)  # what held for a commit holds again; the soak is random
+# What held for a commit holds again: only the soak draws new examples.
+settings.register_profile("test", derandomize=True, **SLOW_IS_FINE)
 settings.register_profile("soak", max_examples=1000, **SLOW_IS_FINE)
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 settings.load_profile("soak" if SOAK else "test")

@@ -47,7 +47,7 @@ def test_it_is_pure_python_and_whole(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
-    assert "allstep/py.typed" in names
+    assert {"allstep/py.typed", "allstep/report/templates/page.html"} <= set(names)
     digits = [name for name in names if name.startswith("allstep/data/sets/digits/") and name.endswith(".gz")]
     assert len(digits) == 4
     assert any(name.endswith("/licenses/LICENSE") for name in names)
