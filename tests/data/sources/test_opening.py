@@ -99,6 +99,14 @@ def test_what_does_not_fit_is_said(folder: Path) -> None:
         open_source(f"{folder}/*.tfrecord")
 
 
+def test_an_empty_name_is_not_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "cat").mkdir()
+    (folder / "cat" / "x.jpg").write_bytes(b"x")
+    monkeypatch.chdir(folder)
+    with pytest.raises(DataError, match="no place is given"):
+        open_source("")
+
+
 def test_opening_needs_no_torch() -> None:
     code = "import sys, allstep.data.sources.opening; sys.exit('torch' in sys.modules or 'fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from allstep.data.sources.opening import open_source
 from allstep.data.sources.synthetic import SyntheticSource
 from allstep.errors import ConfigError
 
@@ -44,3 +45,15 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         SyntheticSource(0, 8)
     with pytest.raises(ConfigError, match="8x8x2"):
         SyntheticSource(1, 8, channels=2)
+
+
+def test_they_have_names_that_everybody_can_open() -> None:
+    source = open_source("synthetic:7x20x30")
+    assert len(source) == 7 and Image.open(io.BytesIO(source.read(0).data)).size == (30, 20)
+    assert Image.open(io.BytesIO(open_source("synthetic:2x16").read(0).data)).size == (16, 16)
+    assert len(open_source("synthetic:1000")) == 1000
+    for wrong in ("synthetic:", "synthetic:1000x", "synthetic:1x2x3x4", "synthetic:-1x8", "synthetic:many"):
+        with pytest.raises(ConfigError, match="expected synthetic:NUMBERxHEIGHTxWIDTH"):
+            open_source(wrong)
+    with pytest.raises(ConfigError, match="0 of 8x8x3"):
+        open_source("synthetic:0x8")

@@ -9,6 +9,7 @@ a folder with data_batch_*.bin    CIFAR-10 as published                         
 a folder with idx files           MNIST and its like                               IdxSource        train=False: t10k-*
 a folder of folders               class folders                                    FolderSource
 x-images-idx3-ubyte               one idx file of pictures, its labels beside it   IdxSource
+synthetic:1000x224x224            so many made-up pictures of that size            SyntheticSource
 ```
 
 Whatever does not fit is a DataError that says what was found.
@@ -23,6 +24,7 @@ from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.index import Progress
 from allstep.data.sources.shards import Where, expand_braces
 from allstep.data.sources.source import Source
+from allstep.data.sources.synthetic import is_synthetic, synthetic
 from allstep.data.sources.tar import TarSource, is_tar
 from allstep.data.sources.tfrecord import TFRecordSource, is_tfrecord
 from allstep.errors import DataError
@@ -48,6 +50,10 @@ def open_source(
     """
     if isinstance(where, Source):
         return where
+    if where == "":  # Path("") would be the current folder
+        raise DataError("no place is given: expected a file, folder, pattern or URL")
+    if isinstance(where, str) and is_synthetic(where):
+        return synthetic(where)
 
     def records(where: Where) -> Source:
         return TFRecordSource(

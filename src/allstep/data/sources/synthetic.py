@@ -8,6 +8,9 @@ are smooth patterns with noise on top, so that a JPEG of them is about as large 
 encoded=True      data is the bytes of a JPEG, as in a record; decoding it is part of what is measured
 encoded=False     data is an array (height, width, channels), uint8
 ```
+
+Where a source is named by text, `synthetic:1000x224x224` is 1000 pictures of 224 x 224, as JPEG; `synthetic:1000` is the same, and
+`synthetic:1000x96` has 96 x 96.
 """
 
 from functools import cached_property
@@ -18,6 +21,8 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.source import Block, Place, Sample, Source
 from allstep.errors import ConfigError
+
+_SCHEME = "synthetic:"
 
 
 class SyntheticSource(Source):
@@ -80,6 +85,19 @@ class SyntheticSource(Source):
     @cached_property
     def _files(self) -> list[bytes]:
         return [_jpeg(picture, self._quality) for picture in self._pictures]
+
+
+def is_synthetic(text: str) -> bool:
+    """Whether `text` names made-up pictures."""
+    return text.startswith(_SCHEME)
+
+
+def synthetic(text: str) -> SyntheticSource:
+    """The source that `text`, such as "synthetic:1000x224x224", names."""
+    numbers = text.removeprefix(_SCHEME).split("x")
+    if len(numbers) > 3 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise ConfigError(f"{text}: expected {_SCHEME}NUMBERxHEIGHTxWIDTH, such as {_SCHEME}1000x224x224")
+    return SyntheticSource(*map(int, numbers))
 
 
 def _picture(shape: tuple[int, int, int], seed: int, number: int) -> NDArray[np.uint8]:
