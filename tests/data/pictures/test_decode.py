@@ -126,3 +126,11 @@ def _saved(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+def test_opencv_says_nothing_of_cut_pictures_on_its_own(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    data = encoded(PICTURE, kind)
+    with pytest.raises(ValueError):
+        decode(data[: len(data) // 2])
+    assert capfd.readouterr() == ("", "")

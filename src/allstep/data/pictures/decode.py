@@ -10,10 +10,12 @@ A file's name does not matter. All decoders give the same pixels for the same JP
 grey become RGB; of 16 bits the upper 8 stay. The orientation that a camera wrote into EXIF is ignored everywhere.
 
 OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
-simplejpeg and OpenCV let other Python threads run while they work.
+simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures is switched off, too (the error says
+it), unless OPENCV_LOG_LEVEL asks for it; libpng's own lines go straight to standard error and stay.
 """
 
 import io
+import os
 from functools import partial
 from typing import Any
 
@@ -29,6 +31,8 @@ from allstep.data.pictures.draws import Floats
 from allstep.data.pictures.jpeg_header import Odd
 
 cv2.setNumThreads(1)
+if "OPENCV_LOG_LEVEL" not in os.environ:
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 _FLAGS = {
     1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
