@@ -177,3 +177,14 @@ def test_whole_the_orders_of_ranks_have_nothing_to_do_with_each_other() -> None:
         for reader in readers(4000, 1, 2, "whole")
     )
     assert 800 < len(np.intersect1d(first, second)) < 1200  # of 2000 each: half of the set, drawn twice
+
+
+def test_every_kind_of_integer_names_the_same_order() -> None:
+    for kind in (np.int64, np.uint8, np.int32):
+        found = order.epoch_order(np.arange(200), kind(200), kind(3), kind(2))
+        np.testing.assert_array_equal(found, order.epoch_order(np.arange(200), 200, 3, 2))
+    reader = order.Reader(1000, 3)
+    plan = order.plan(reader, np.int64(0), np.int64(1000), np.int64(10))  # type: ignore[arg-type]
+    assert sorted(number for _, mine in plan for number in mine.tolist()) == list(range(1000))
+    with pytest.raises(TypeError):
+        order.epoch_order(np.arange(5), 5, 3.0, 0)  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ Nothing here is stored and nothing depends on the number of workers, so a run re
 **The order of an epoch** is a permutation of 0..n-1 that is computed, not drawn up: `permute(positions, n, key)` answers for any
 positions in constant time each. A Feistel network (https://en.wikipedia.org/wiki/Feistel_cipher) cuts a number of b bits into two
 halves and, round by round, adds a keyed hash of one half to the other. Each round can be undone, so the whole is a permutation of
-0..2^b-1. A result of n or more is put in again until it falls below n ("cycle walking"): that leaves a permutation of 0..n-1. As
-2^b < 2n, that takes two goes on average at worst.
+0..2^b-1. A result of n or more is put in again until it falls below n ("cycle walking"): that leaves a permutation of 0..n-1. b is the
+least that suffices, but at least 2, so 2^b < 2n from n = 3 on, and that takes two goes on average at worst.
 
 **The three sets.** `held_out` and `kept` cut the numbers of a training set in two by one more permutation, keyed by its own seed, so
 that runs with different seeds train and validate on the same samples.
@@ -30,12 +30,13 @@ fewer samples than ranks some shares are empty. Which samples stand in a rank's 
 """
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from itertools import groupby, islice
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from allstep.data.keys import digest, mixed
 
 Numbers = NDArray[np.int64]
 Partition = Literal["share", "whole"]
@@ -112,7 +113,7 @@ def permute(positions: Numbers, n: int, *key: int | str) -> Numbers:
     if positions.size and (positions.min() < 0 or positions.max() >= n):
         raise IndexError(f"positions {positions.min()}..{positions.max()} are not all in 0..{n - 1}")
     round_keys = _round_keys(key)
-    bits = max(2, (n - 1).bit_length())
+    bits = max(2, (int(n) - 1).bit_length())
     numbers = _feistel(positions.astype(np.uint64), bits, round_keys)
     while (outside := numbers >= n).any():
         numbers[outside] = _feistel(numbers[outside], bits, round_keys)
@@ -152,8 +153,7 @@ def _check_split(n: int, validation: int) -> None:
 
 
 def _round_keys(key: tuple[int | str, ...]) -> NDArray[np.uint64]:
-    digest = blake2b(repr(key).encode(), digest_size=8 * _ROUNDS).digest()
-    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+    return np.frombuffer(digest(key, 8 * _ROUNDS), dtype="<u8").astype(np.uint64)
 
 
 def _feistel(numbers: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -161,18 +161,11 @@ def _feistel(numbers: NDArray[np.uint64], bits: int, round_keys: NDArray[np.uint
     low_bits, high_bits = np.uint64(bits // 2), np.uint64(bits - bits // 2)
     for round_key in round_keys:
         low, high = numbers & _ones(low_bits), numbers >> low_bits
-        mixed = high + (_hash(low ^ round_key) >> (np.uint64(64) - high_bits))
-        numbers = (low << high_bits) | (mixed & _ones(high_bits))
+        moved = high + (mixed(low ^ round_key) >> (np.uint64(64) - high_bits))
+        numbers = (low << high_bits) | (moved & _ones(high_bits))
         low_bits, high_bits = high_bits, low_bits
     return numbers
 
 
 def _ones(bits: np.uint64) -> np.uint64:
     return (np.uint64(1) << bits) - np.uint64(1)
-
-
-def _hash(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit. Wraps round on purpose."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.pictures.draws import Draws, Floats, _key
 
 RECORDED = [
     [0.09367056049131517, 0.09859369607056756],
@@ -103,3 +103,11 @@ def _looks_uniform(counts: Floats) -> None:
 
 def _correlation(a: Floats, b: Floats) -> float:
     return float(np.corrcoef(a, b)[0, 1])
+
+
+def test_every_kind_of_integer_draws_the_same() -> None:
+    plain, numpys = draws([4, 5], 3, 2), draws([4, 5], np.int64(3), np.uint8(2))  # type: ignore[arg-type]
+    _key.cache_clear()
+    expected = plain.uniform("a", 3)
+    _key.cache_clear()
+    assert np.array_equal(numpys.uniform("a", 3), expected)

@@ -17,10 +17,11 @@ microseconds apiece. Who wants one anyway (a user's function) gets it from `gene
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
+
+from allstep.data.keys import digest, mixed
 
 Floats = NDArray[np.float64]
 
@@ -66,13 +67,6 @@ class Draws:
         return mixed(own + _key(stream))
 
 
-def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): every input bit moves every output bit. Wraps round on purpose."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def _uniform(bits: NDArray[np.uint64], columns: int) -> Floats:
     """splitmix64 from each row's bits on; a double has room for the upper 53 bits."""
     steps = np.arange(1, columns + 1, dtype=np.uint64) * _GOLDEN
@@ -81,4 +75,4 @@ def _uniform(bits: NDArray[np.uint64], columns: int) -> Floats:
 
 @lru_cache(maxsize=256)
 def _key(*parts: int | str) -> np.uint64:
-    return np.uint64(int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little"))
+    return np.uint64(int.from_bytes(digest(parts, 8), "little"))
