@@ -3,6 +3,9 @@
 import gzip
 import hashlib
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -19,7 +22,7 @@ from allstep.cli.app import app
 from allstep.data import NAMED, find, load
 from allstep.data.sets import known
 from allstep.data.sets.getting import get
-from allstep.data.sets.known import CIFAR_FILES, Archive, NamedSet
+from allstep.data.sets.known import CIFAR_FILES, FILES, Archive, NamedSet
 from allstep.errors import DataError
 
 N = 4
@@ -119,7 +122,7 @@ def test_wrong_content_is_refused_and_the_right_files_stay(toy: NamedSet, home: 
     content[5] ^= 1
     (home / CIFAR_FILES[2]).write_bytes(content)
     with pytest.raises(
-        DataError, match=f"wrong content of {CIFAR_FILES[2]}: expected SHA-256 {toy.sha256[CIFAR_FILES[2]]}"
+        DataError, match=f"{CIFAR_FILES[2]}: wrong content: expected SHA-256 {toy.sha256[CIFAR_FILES[2]]}"
     ):
         get(toy, tmp_path / "to", home)
     assert sorted(contents(tmp_path / "to")) == list(CIFAR_FILES[:2])
@@ -133,6 +136,51 @@ def test_a_cut_archive_leaves_no_half_file(toy: NamedSet, home: Path, tmp_path: 
         get(toy, tmp_path / "to", tmp_path / "only")
     for name, content in contents(tmp_path / "to").items():
         assert content == (home / name).read_bytes()
+
+
+def test_what_is_there_under_the_right_names_is_not_taken_for_good(toy: NamedSet, home: Path, tmp_path: Path) -> None:
+    junk = dict.fromkeys(CIFAR_FILES, b"junk")
+    (tmp_path / "to").mkdir()
+    for name, content in junk.items():
+        (tmp_path / "to" / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{CIFAR_FILES[0]}: wrong content: .*; remove it, or choose another folder"):
+        get(toy, tmp_path / "to", home)
+    assert contents(tmp_path / "to") == junk  # it may be somebody's work
+    for name in CIFAR_FILES[:-1]:
+        shutil.copy(home / name, tmp_path / "to")
+    with pytest.raises(DataError, match=CIFAR_FILES[-1]):
+        get(toy, tmp_path / "to", home)
+    (tmp_path / "to" / CIFAR_FILES[-1]).unlink()
+    get(toy, tmp_path / "to", home)
+    get(toy, tmp_path / "to", tmp_path / "nowhere")  # nothing is missing
+    assert contents(tmp_path / "to") == the_six(home)
+
+
+def test_a_packed_file_that_is_no_gzip_is_not_taken_for_good(tmp_path: Path) -> None:
+    digits = NAMED["digits"].folders[0]
+    sums = {path.name.removesuffix(".gz"): content_sum(path) for path in digits.iterdir() if path.suffix == ".gz"}
+    shutil.copytree(digits, tmp_path / "to")
+    (tmp_path / "to" / f"{FILES[1]}.gz").write_bytes(b"junk")
+    with pytest.raises(DataError, match=rf"{FILES[1]}\.gz: is not a whole gzip file"):
+        get(NamedSet("toy", "Toy", sha256=sums), tmp_path / "to", digits)
+
+
+def test_kill_leaves_nothing_that_stays(toy: NamedSet, home: Path, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from allstep.data.sets.fetch import locked, writing\n"
+        "folder = Path(sys.argv[1])\n"
+        "with locked(folder), writing(folder / '.toy.tar.gz') as a, writing(folder / 'test_batch.bin') as b:\n"
+        "    b.write(b'half')\n"
+        "    (folder / '.toy.tar.gz').write_bytes(b'whole, and not yet unpacked')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "to")], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert set(contents(tmp_path / "to")) == {".toy.tar.gz", "..toy.tar.gz.part", ".test_batch.bin.part"}
+    get(toy, tmp_path / "to", home)
+    assert contents(tmp_path / "to") == the_six(home)
 
 
 def test_pictures_and_labels(toy: NamedSet, home: Path) -> None:

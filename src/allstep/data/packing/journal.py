@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from allstep.data.packing.plan import Plan
-from allstep.data.packing.shard import PART
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
+from allstep.data.whole import PART
 from allstep.errors import DataError
 
 NAME = "pack.jsonl"

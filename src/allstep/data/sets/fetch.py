@@ -1,6 +1,6 @@
 """Downloads one file over HTTP(S), so that it is whole and right or not there at all.
 
-The bytes go to a temporary file beside the target, are checked, and are then renamed. A cut connection, a server that stops
+The bytes go to a temporary file beside the target, are checked, and are then renamed (`whole`). A cut connection, a server that stops
 talking and a wrong checksum all end in a `DataError` within seconds, with nothing left behind. `locked` keeps the workers of one
 host from downloading the same thing at once: the first one does, the others wait and then find it there.
 """
@@ -8,18 +8,19 @@ host from downloading the same thing at once: the first one does, the others wai
 import gzip
 import hashlib
 import os
-import tempfile
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
 from allstep._version import __version__
+from allstep.data.whole import write_whole
 from allstep.errors import DataError
 
 _CHUNK = 1 << 18
@@ -36,20 +37,43 @@ def fetch(
     With `unpack` the checksum is that of the content unpacked by gzip: packing the same file again changes the packed bytes. `timeout`
     is the longest silence in seconds, from the connection on; a slow but steady server may take longer.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    part = Path(name)
+    with writing(target) as file:
+        for chunk in _chunks(url, target.name, progress, timeout):
+            file.write(chunk)
+        check(file, sha256, url, unpack=unpack)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[IO[bytes]]:
+    """A file to write to, which becomes `target` when all went well; what the system refuses is a DataError."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            for chunk in _chunks(url, target.name, progress, timeout):
-                file.write(chunk)
-        _check(part, url, sha256, unpack)
-        part.chmod(0o644)  # mkstemp's files are for their owner only
-        part.replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with write_whole(target) as file:
+            yield file
+    except gzip.BadGzipFile:  # an OSError, too, but it says nothing of writing
+        raise
     except OSError as error:
         raise DataError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+
+
+def check(file: IO[bytes], expected: str | None, origin: str, *, unpack: bool = False) -> None:
+    """Raises DataError unless the content of `file`, from its beginning, has the SHA-256 `expected`; None is right with any."""
+    try:
+        found = content_sha256(file, unpack=unpack)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{origin}: is not a whole gzip file ({error})") from error
+    if expected is not None and found != expected:
+        raise DataError(f"{origin}: wrong content: expected SHA-256 {expected}, found {found}")
+
+
+def content_sha256(file: IO[bytes], *, unpack: bool) -> str:
+    """SHA-256 of all that is in a file, unpacked by gzip first if asked."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    with gzip.open(file) if unpack else nullcontext(file) as content:
+        while chunk := content.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -110,15 +134,3 @@ def _length(response: HTTPResponse) -> int | None:
 def _reason(error: Exception) -> str:
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__)
-
-
-def _check(part: Path, url: str, expected: str, unpack: bool) -> None:
-    digest = hashlib.sha256()
-    try:
-        with gzip.open(part) if unpack else part.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{url}: is not a whole gzip file ({error})") from error
-    if digest.hexdigest() != expected:
-        raise DataError(f"{url}: wrong content: expected SHA-256 {expected}, found {digest.hexdigest()}")

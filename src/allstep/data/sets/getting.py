@@ -7,23 +7,23 @@ http(s)://.../                  the files as .gz, or the archive             dow
 http(s)://.../NAME.tar.gz       the archive itself                           downloaded, unpacked
 ```
 
-Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right: what is in the folder is right, and a
-second call only brings what is missing. One process at a time fills a folder.
+Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right. A second call only brings what is
+missing, after a look at what is there: a file with the right name and other content may be somebody's work, so it is refused, neither
+taken for good nor written over. One process at a time fills a folder, and removes what a killed one left half written.
 """
 
 import gzip
-import hashlib
-import os
+import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from allstep.data.sets.fetch import Progress, fetch, locked
+from allstep.data.sets.fetch import Progress, check, fetch, locked, writing
 from allstep.data.sets.known import NamedSet, either, is_whole
+from allstep.data.whole import part_of
 from allstep.errors import DataError
 
 _CHUNK = 1 << 20
@@ -39,6 +39,8 @@ def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progre
     if origin is None:
         raise DataError(f"{wanted.title} has no home on the web; give the folder or URL that has it")
     with locked(folder):
+        _remove_parts(wanted, folder)
+        _check_there(wanted, folder)
         if is_whole(wanted, folder):  # another worker may have been here while we waited for the lock
             return
         if str(origin).startswith(("http://", "https://")):
@@ -47,6 +49,31 @@ def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progre
             _from_folder(wanted, folder, Path(origin), progress)
         if wanted.classes:
             (folder / _NAMES[wanted.layout]).write_text("".join(f"{name}\n" for name in wanted.classes))
+
+
+def _remove_parts(wanted: NamedSet, folder: Path) -> None:
+    """Removes what a killed process left in `folder`; the lock says that nobody writes there now."""
+    packed = [_packed(wanted, folder)] if wanted.archive else []
+    targets = [folder / f"{name}{suffix}" for name in wanted.files for suffix in ("", ".gz")]
+    for path in (*packed, *(part_of(target) for target in (*packed, *targets))):
+        path.unlink(missing_ok=True)
+
+
+def _packed(wanted: NamedSet, folder: Path) -> Path:
+    """Where the archive lies until it is unpacked."""
+    assert wanted.archive is not None
+    return folder / f".{wanted.archive.name}"
+
+
+def _check_there(wanted: NamedSet, folder: Path) -> None:
+    """Raises DataError when a file in `folder` is not what its name says."""
+    for name in wanted.files:
+        if path := either(folder, name):
+            try:
+                with _opened(path) as file:
+                    check(file, wanted.sha256.get(name), str(path), unpack=path.suffix == ".gz")
+            except DataError as error:
+                raise DataError(f"{error}; remove it, or choose another folder for {wanted.title}") from error
 
 
 def _near(wanted: NamedSet) -> Path | None:
@@ -61,7 +88,7 @@ def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | Non
         return
     if not url.endswith((".tar.gz", ".tgz")):
         url = f"{url.removesuffix('/')}/{wanted.archive.name}"
-    packed = folder / f".{wanted.archive.name}"
+    packed = _packed(wanted, folder)
     try:
         fetch(url, packed, sha256=wanted.archive.sha256, progress=progress)
         _unpack(wanted, folder, packed, url)
@@ -78,7 +105,7 @@ def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progres
     for name in _missing(wanted, folder):
         path = either(origin, name) or not_there(origin, name)
         with _opened(path) as file:
-            _store(file, folder / path.name, path, wanted.sha256.get(name))
+            _store(file, folder / path.name, str(path), wanted.sha256.get(name))
         if progress:
             progress(path.name, path.stat().st_size, path.stat().st_size)
 
@@ -101,7 +128,7 @@ def _unpack(wanted: NamedSet, folder: Path, packed: Path, origin: str) -> None:
             for member in archive:
                 name = Path(member.name).name
                 if member.isfile() and name in wanted.files and (file := archive.extractfile(member)):
-                    _store(file, folder / name, origin, wanted.sha256[name])
+                    _store(file, folder / name, f"{origin}: {name}", wanted.sha256[name])
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{origin}: is not a whole archive ({error})") from error
     if lacking := _missing(wanted, folder):
@@ -117,30 +144,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def _store(file: IO[bytes], target: Path, origin: Path | str, sha256: str | None) -> None:
+def _store(file: IO[bytes], target: Path, origin: str, sha256: str | None) -> None:
     """Copies `file` to `target`, which appears whole and with the right content or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as copy:
-            while chunk := file.read(_CHUNK):
-                copy.write(chunk)
-        if sha256 and (found := content_sha256(part, packed=target.suffix == ".gz")) != sha256:
-            raise DataError(f"{origin}: wrong content of {target.name}: expected SHA-256 {sha256}, found {found}")
-        part.chmod(0o644)
-        part.replace(target)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{origin}: is not whole: {target.name} cannot be unpacked ({error})") from error
-    except OSError as error:
-        raise DataError(f"{target}: cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def content_sha256(path: Path, packed: bool) -> str:
-    """SHA-256 of what is in a file, unpacked by gzip when it is `packed`."""
-    digest = hashlib.sha256()
-    with gzip.open(path) if packed else path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    with writing(target) as copy:
+        shutil.copyfileobj(file, copy, _CHUNK)
+        check(copy, sha256, origin, unpack=target.suffix == ".gz")
