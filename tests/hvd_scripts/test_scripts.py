@@ -17,7 +17,7 @@ from slurm import Slurm
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-DIGITS = FOLDER.parent / "data" / "digits"
+DIGITS = FOLDER.parent / "data" / "sets" / "digits"
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
