@@ -111,3 +111,14 @@ def test_resize_takes_all() -> None:
 def test_wrong_arguments_are_named(make: object, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()  # type: ignore[operator]
+
+
+def test_numpys_integers_are_sizes() -> None:
+    assert RandomResizedCrop(np.int64(224)).size == RandomResizedCrop(224).size == (224, 224)  # type: ignore[arg-type]
+    assert Resize((np.int32(5), np.uint8(7))).size == (5, 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [224.0, "224", None, (1, 2, 3), (224, 0.5), ()])
+def test_sizes_that_are_none_are_named(size: object) -> None:
+    with pytest.raises(ConfigError, match="number of pixels"):
+        CentreCrop(size)  # type: ignore[arg-type]

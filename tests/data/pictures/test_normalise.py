@@ -42,3 +42,8 @@ def test_wrong_arguments_are_named() -> None:
         Normalise(MEAN, 0.5)
     with pytest.raises(ConfigError, match="3 channels, the pictures have 1"):
         Normalise(MEAN, STD)(torch.zeros(2, 1, 4, 4), torch.zeros(2), NONE, "")
+    with pytest.raises(ConfigError, match=r"scale 0 to 1, not .123.7, 116.3, 103.5.: divide it and the std by 255"):
+        Normalise((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))
+    for wrong in ("a", None, [[0.5]]):
+        with pytest.raises(ConfigError, match="numbers, one for each channel"):
+            Normalise(wrong, 1)  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ many(pictures, table)    -> pictures | None    n equal small pictures at once; N
 A picture is uint8 and belongs to the operation: it may be changed in place and handed back. `many` gives bit for bit what `one` gives.
 """
 
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -82,7 +84,10 @@ def check_range(what: str, pair: tuple[float, float], low: float, high: float) -
 
 def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) of a size that was given as one number or two."""
-    both = (size, size) if isinstance(size, int) else tuple(size)
-    if len(both) != 2 or not all(isinstance(side, int) and side > 0 for side in both):
+    try:
+        height, width = (operator.index(side) for side in (size if isinstance(size, Iterable) else (size, size)))
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
         raise ConfigError(f"{what} is a number of pixels, or (height, width), not {size!r}")
-    return both[0], both[1]
+    return height, width

@@ -3,7 +3,7 @@
 It is the last step on a batch and runs on the batch's device: bytes travel there, a quarter of what floats would take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ class Normalise:
         self, mean: float | Sequence[float], std: float | Sequence[float], dtype: torch.dtype = torch.float32
     ) -> None:
         self.mean, self.std, self.dtype = _figures(mean), _figures(std), dtype
+        if max(self.mean) > 1:
+            raise ConfigError(
+                f"the mean of Normalise is on the scale 0 to 1, not {self.mean}: divide it and the std by 255"
+            )
         if min(self.std) <= 0:
             raise ConfigError(f"the std of Normalise must be above 0, not {self.std}")
         if len(self.mean) != len(self.std):
@@ -38,7 +42,10 @@ class Normalise:
 
 
 def _figures(value: float | Sequence[float]) -> tuple[float, ...]:
-    figures = (value,) if isinstance(value, int | float) else tuple(value)
+    try:
+        figures = tuple(float(figure) for figure in (value if isinstance(value, Iterable) else (value,)))
+    except (TypeError, ValueError):
+        raise ConfigError(f"Normalise takes numbers, one for each channel, not {value!r}") from None
     if not figures:
         raise ConfigError("Normalise needs a mean and a std for each channel")
-    return tuple(float(figure) for figure in figures)
+    return figures
