@@ -162,6 +162,12 @@ class TestPosition:
             ours.batch = 10
         assert weights == [4, 10, 10, 10, 10, 10, 6]
 
+    def test_batches_end_with_their_epoch_when_nobody_says(self) -> None:
+        for position in (0, 3, 10, 13, 29):
+            found = samples(loader(10, 4).batches(position))
+            assert found == samples(loader(10, 4).batches(position, position // 10 * 10 + 10))
+            assert len(found) == 10 - position % 10
+
     def test_a_loop_in_which_the_position_is_moved_ends(self) -> None:
         ours = loader(20, 4)
         for _ in ours:
@@ -271,10 +277,56 @@ class TestOptions:
             ({"batch": 4, "partition": "half"}, "partition"),
             ({"batch": 4, "partition": "whole", "seed": None}, "seed"),
             ({"batch": 4, "numbers": np.array([100])}, "0 to 99"),
+            ({"batch": 4, "numbers": np.arange(100) < 50}, r"not a bool array of shape \(100,\); np.flatnonzero"),
+            ({"batch": 4, "numbers": [1.5, 2.5]}, "not a float64 array"),
+            ({"batch": 4, "numbers": [[1, 2]]}, r"of shape \(1, 2\)"),
+            ({"batch": 32.0}, "batch is a whole number, not 32.0"),
+            ({"batch": "32"}, "batch is a whole number, not '32'"),
+            ({"batch_per_worker": 1.5}, "batch_per_worker is a whole number"),
+            ({"batch": 4, "seed": "a"}, "seed is a whole number"),
         ]
         for options, message in wrong:
             with pytest.raises(ConfigError, match=message):
                 Loader(source, **options)
+
+    def test_positions_that_cannot_be_are_refused(self) -> None:
+        ours = loader(10, 4)
+        for wrong in (-1, 0.5, "1"):
+            with pytest.raises(ConfigError, match="position"):
+                ours.position = wrong  # type: ignore[assignment]
+            with pytest.raises(ConfigError, match="position"):
+                ours.batches(wrong)  # type: ignore[arg-type]
+        assert ours.position == 0
+
+    def test_numpys_integers_mean_what_pythons_mean(self) -> None:
+        whole = np.int64
+        ours = Loader(Arrays(IMAGES), batch=whole(10), seed=whole(3))  # type: ignore[arg-type]
+        other = Loader(Arrays(IMAGES), batch=10, seed=3)
+        assert samples(iter(ours)) == samples(iter(other))
+        assert samples(ours.batches(whole(100), whole(200))) == samples(other.batches(100, 200))  # type: ignore[arg-type]
+        assert type(ours.state_dict()["position"]) is type(ours.state_dict()["seed"]) is int
+        per_worker = Loader(Arrays(IMAGES), batch_per_worker=whole(10), seed=3)  # type: ignore[arg-type]
+        assert sorted(samples(iter(per_worker))) == list(range(100))
+
+    def test_a_loader_leaves_the_transform_as_it_is(self) -> None:
+        transform = Transform(batch=[Mixup(0.2)])
+        sizes = (3, 5)
+        loaders = [
+            Loader(ArraySource(pictures(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])), transform, batch=4)
+            for size in sizes
+        ]
+        assert [next(iter(each)).target.shape for each in loaders] == [(4, 3), (4, 5)]
+        assert transform.num_classes is None
+
+    def test_what_is_wrong_for_every_sample_is_said_at_once(self) -> None:
+        floats = pictures(50).astype(np.float32)
+        for source in (Arrays(floats), Singly(floats)):
+            with pytest.raises(ConfigError, match=r"uint8, and the samples are float32 arrays of shape \(4, 4, 3\)"):
+                next(iter(Loader(source, noise_transform(), batch=10)))
+        with pytest.raises(
+            ConfigError, match="no feature 'nix'; further features that they have: 'box', 'list', 'name'"
+        ):
+            next(iter(Loader(Arrays(IMAGES), batch=10, fields=["nix"])))
 
     def test_batch_per_worker_is_multiplied(self) -> None:
         assert Loader(Arrays(IMAGES), batch_per_worker=8, world=world(1, 3)).batch == 24
@@ -297,11 +349,12 @@ class TestOptions:
             next(iter(Loader(Ragged(IMAGES), batch=4, seed=None)))
 
     def test_it_says_what_it_does(self) -> None:
+        threads = set(threading.enumerate())
         text = Loader(Arrays(IMAGES), batch=8, world=world(1, 3)).describe()
         assert "100 samples in batches of 8" in text
         assert "1 of 3" in text
         assert "no workers (arrays are only copied)" in text
-        assert threading.active_count() >= 1
+        assert set(threading.enumerate()) <= threads  # to say it, nobody is set to work
 
 
 class TestRealTransforms:
@@ -342,7 +395,7 @@ class TestRealTransforms:
             assert batch.target.tolist() == other.samples.tolist()
 
     def test_the_batch_part_of_empty_and_of_bad_shares(self) -> None:
-        batch_part = [Mixup(0.2, num_classes=4), Normalise((120, 120, 120), (60, 60, 60))]
+        batch_part = [Mixup(0.2, num_classes=4), Normalise((0.45, 0.45, 0.45), (0.25, 0.25, 0.25))]
         transform = Transform(augment.Flip(), shape=(4, 4, 3), batch=batch_part)
         source = Singly(pictures(4), np.arange(4), bad=(2,))
         shares = [next(iter(Loader(source, transform, batch=4, seed=None, world=world(rank, 6)))) for rank in range(6)]

@@ -18,6 +18,7 @@ batch one smaller, so neither moves the others.
 """
 
 import logging
+import operator
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
@@ -33,7 +34,7 @@ from allstep.data.loading import fill, workers
 from allstep.data.loading.batch import Batch, Mover, pictures_first, to_tensor
 from allstep.data.loading.fill import Recipe
 from allstep.data.loading.machinery import Machinery
-from allstep.data.loading.quarantine import Quarantine, default_budget, path_of_rank
+from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank
 from allstep.data.loading.share import Filled, Share
 from allstep.data.loading.workers import Kind
 from allstep.data.order import Partition, Reader, Span
@@ -78,6 +79,7 @@ class Loader:
         fields: Sequence[str] = (),
     ) -> None:
         world = world or World.alone()
+        seed = None if seed is None else _whole("seed", seed)
         self.source, self.transform, self.seed = source, transform, seed
         self.numbers = None if numbers is None else _checked_numbers(numbers, len(source))
         self.num_samples = len(source) if self.numbers is None else len(self.numbers)
@@ -96,8 +98,6 @@ class Loader:
             default_budget(self.num_samples) if budget is None else budget, strict=strict, path=path
         )
         self._ready: Machinery | None = None
-        if transform is not None and transform.num_classes is None and source.classes:
-            transform.num_classes = len(source.classes)
 
     @property
     def batch(self) -> int:
@@ -106,9 +106,18 @@ class Loader:
 
     @batch.setter
     def batch(self, batch: int) -> None:
-        if batch < 1:
+        self._batch = _whole("batch", batch)
+        if self._batch < 1:
             raise ConfigError(f"a batch has at least 1 sample, not {batch}")
-        self._batch = batch
+
+    @property
+    def position(self) -> int:
+        """Samples of the run that were delivered, over all workers. It may be set; a loop that is under way then ends."""
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._position = _not_negative("position", position)
 
     @property
     def num_bad(self) -> int:
@@ -123,8 +132,7 @@ class Loader:
         """The batches from `position` to the end of its epoch; `position` moves along. A loop in which somebody else moves it ends."""
         if not self.num_samples:
             return
-        stop = (self.position // self.num_samples + 1) * self.num_samples
-        with closing(self._stream(self.position, stop)) as stream:
+        with closing(self._stream(self.position, self._epoch_end(self.position))) as stream:
             for batch, end in stream:
                 self.position = end
                 yield batch
@@ -133,8 +141,15 @@ class Loader:
                     return
 
     def batches(self, position: int = 0, stop: int | None = None) -> Iterator[Batch]:
-        """The batches from `position` to `stop` of the run, for those who keep the position themselves; one epoch when nobody says."""
-        with closing(self._stream(position, self.num_samples if stop is None else stop)) as stream:
+        """The batches from `position` to `stop` of the run, for those who keep the position themselves.
+
+        When nobody says, `stop` is the end of the epoch that `position` is in.
+        """
+        position = _not_negative("position", position)
+        return self._only_batches(position, self._epoch_end(position) if stop is None else _whole("stop", stop))
+
+    def _only_batches(self, position: int, stop: int) -> Iterator[Batch]:
+        with closing(self._stream(position, stop)) as stream:
             for batch, _ in stream:
                 yield batch
                 del batch
@@ -151,7 +166,7 @@ class Loader:
                     f"the loader's state was saved with {name}={state[name]!r}, this loader has {name}={ours!r}: "
                     f"its position {state['position']} would name other samples; use the set and the seed of the earlier run"
                 )
-        self.position = int(state["position"])
+        self.position = state["position"]
 
     def describe(self) -> str:
         """One line: what is read, in which batches, by whom."""
@@ -165,17 +180,22 @@ class Loader:
             self._ready.close()
         self._ready = None
 
+    def _epoch_end(self, position: int) -> int:
+        return (position // self.num_samples + 1) * self.num_samples if self.num_samples else 0
+
     def _identity(self) -> dict[str, Any]:
         return {"num_samples": self.num_samples, "seed": self.seed, "partition": self._reader.partition}
 
     def _stream(self, position: int, stop: int) -> Generator[tuple[Batch, int], None, None]:
         """Batches, each with the position after it. What was read ahead is dropped when the size of batches changes."""
+        whole_epoch = WholeEpoch(self.num_samples)
         while self.num_samples and position < stop:
             size = self.batch
             with closing(self._shares(position, stop, size)) as filled_shares:
                 for span, filled in filled_shares:
                     position = span.end
                     batch = self._to_batch(span, filled)
+                    whole_epoch.check(span.start, span.stop, filled.bad, batch.weight)
                     del filled
                     yield batch, position
                     del batch
@@ -201,10 +221,12 @@ class Loader:
         some = self._named(np.arange(min(self.num_samples, 256)))
         blocks = not self._fields and fill.gives_blocks(self.source, some)
         recipe = Recipe(self.source, self.transform, self.seed or 0, self._fields, blocks)
+        like = fill.look(self.source, some)
+        fill.check_fit(recipe, like)
         cores = workers.cores_per_rank(self._world.local_size)
         crew = workers.choose(self._workers, self._kind, cores, recipe, some)
         _LOG.info("loader: %s", crew)
-        machinery = Machinery(recipe, crew, fill.look(self.source, some), self._ahead, pin=self._mover.pins)
+        machinery = Machinery(recipe, crew, like, self._ahead, pin=self._mover.pins)
         weakref.finalize(self, machinery.close)
         return machinery
 
@@ -214,7 +236,7 @@ class Loader:
         data = _as_it_is(filled.data) if self.transform is None else pictures_first(filled.data)
         data, target = self._mover(data), self._mover(to_tensor(filled.target))
         if self.transform is not None and filled.draws is not None:
-            data, target = self.transform.on_batch(data, target, filled.draws)
+            data, target = self.transform.on_batch(data, target, filled.draws, len(self.source.classes) or None)
         weight = len(filled.samples)
         return Batch(data, target, filled.samples, weight, span.epoch, span.position, filled.fields)
 
@@ -244,11 +266,31 @@ def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:
     if (batch is None) == (per_worker is None):
         given = f"batch={batch} and batch_per_worker={per_worker}"
         raise ConfigError(f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'} there")
-    return batch if batch is not None else int(per_worker or 0) * size
+    return batch if batch is not None else _whole("batch_per_worker", per_worker) * size
+
+
+def _whole(name: str, value: Any) -> int:
+    """`value` as Python's own int: numpy's would pass for it, but not everywhere."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a whole number, not {value!r}") from None
+
+
+def _not_negative(name: str, value: Any) -> int:
+    if (number := _whole(name, value)) < 0:
+        raise ConfigError(f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}")
+    return number
 
 
 def _checked_numbers(numbers: order.Numbers, n: int) -> order.Numbers:
-    numbers = np.asarray(numbers, dtype=np.int64)
+    numbers = np.asarray(numbers)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        hint = "; np.flatnonzero makes numbers of a mask" if numbers.dtype.kind == "b" else ""
+        raise ConfigError(
+            f"numbers is a list of whole numbers, those of samples, not a {numbers.dtype} array of shape {numbers.shape}{hint}"
+        )
+    numbers = numbers.astype(np.int64)
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < n):
         raise ConfigError(f"numbers are those of samples, 0 to {n - 1}; these are {numbers.min()} to {numbers.max()}")
     return numbers

@@ -56,7 +56,7 @@ class Transform:
     releases_gil: bool
     """False as soon as a user's function is among the operations."""
     num_classes: int | None = None
-    """How many classes the source has, for mixup and cutmix; a loader fills it in when it knows."""
+    """How many classes there are, for mixup and cutmix that were not told; what a loader's source knows is used else."""
 
     def __init__(
         self,
@@ -104,11 +104,16 @@ class Transform:
             return False
         return self._many(pictures, out, draws)
 
-    def on_batch(self, data: "Tensor", target: "Tensor", draws: Draws) -> tuple["Tensor", "Tensor"]:
-        """The batch after mixup, cutmix, normalisation; computed on the device where `data` is."""
+    def on_batch(
+        self, data: "Tensor", target: "Tensor", draws: Draws, num_classes: int | None = None
+    ) -> tuple["Tensor", "Tensor"]:
+        """The batch after mixup, cutmix, normalisation; computed on the device where `data` is.
+
+        `num_classes` serves mixup and cutmix where neither they nor the transform were told.
+        """
         for operation, stream in zip(self.batch, self._batch_streams, strict=True):
             if getattr(operation, "num_classes", 0) is None:
-                operation = operation.for_classes(self.num_classes)  # type: ignore[attr-defined]
+                operation = operation.for_classes(self.num_classes or num_classes)  # type: ignore[attr-defined]
             data, target = operation(data, target, draws, stream)
         return data, target
 

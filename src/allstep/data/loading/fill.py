@@ -168,6 +168,21 @@ def look(source: Source, numbers: Numbers) -> Sample | None:
     return None
 
 
+def check_fit(recipe: Recipe, like: Sample | None) -> None:
+    """ConfigError when what was asked for is wrong for a sample that is good, and so, by all appearances, for every one."""
+    if like is None:
+        return
+    missing = [name for name in recipe.fields if name not in like.fields]
+    if missing:
+        there = ", ".join(map(repr, sorted(like.fields))) or "none"
+        raise ConfigError(f"the samples have no feature {missing[0]!r}; further features that they have: {there}")
+    if recipe.transform is not None and isinstance(like.data, np.ndarray) and like.data.dtype != np.uint8:
+        raise ConfigError(
+            f"a transform works on pictures of uint8, and the samples are {like.data.dtype} arrays of shape {like.data.shape}: "
+            "store them as uint8, or leave the transform out and change the batches yourself"
+        )
+
+
 def gives_blocks(source: Source, numbers: Numbers) -> bool:
     """Whether the source can give many samples at once. One that is bad says nothing, so some are tried."""
     return any(isinstance(source.block(numbers[i : i + 1]), Block) for i in range(min(8, len(numbers))))
