@@ -1,5 +1,6 @@
 """What `allstep data info` and `verify` found, as tables for a person."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,9 +63,14 @@ def _classes(info: "Info") -> Table:
     most = max(1, *(count for _, count in info.classes))
     for name, count in _some(info.classes):
         table.add_row(
-            escape(name), "" if count is None else str(count), "" if count is None else "█" * round(count / most * _BAR)
+            _shown(name), "" if count is None else str(count), "" if count is None else "█" * round(count / most * _BAR)
         )
     return table
+
+
+def _shown(name: str) -> str:
+    """A name as a table can show it; the name of a file or folder may be any bytes."""
+    return escape(os.fsencode(name).decode(errors="backslashreplace"))
 
 
 def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]]:
@@ -81,7 +87,7 @@ def bad_table(bad: "Sequence[BadSample]") -> None:
     """Prints the first bad samples."""
     table = Table("sample", "file", "byte", "reason", box=None)
     for each in bad[:_BAD_SHOWN]:
-        table.add_row(str(each.number), escape(Path(each.place.file).name), str(each.place.offset), escape(each.reason))
+        table.add_row(str(each.number), _shown(Path(each.place.file).name), str(each.place.offset), escape(each.reason))
     Console().print(table)
     if len(bad) > _BAD_SHOWN:
         print(f"... and {len(bad) - _BAD_SHOWN} more; --list FILE writes all of them")

@@ -354,7 +354,7 @@ class TestBadSamples:
         ({"to": "zip"}, "--to zip"),
         ({"to": "tar", "raw": True}, "--raw is for TFRecord shards"),
         ({"shard_samples": 0}, "--shard-samples 0"),
-        ({"shard_mb": -1.0}, "--shard-mb -1"),
+        *(({"shard_mb": size}, f"--shard-mb {size:g}") for size in (-1.0, 0.0, float("nan"), float("inf"))),
         ({"max_side": 0}, "--max-side"),
         ({"quality": 101}, "--quality is 1 to 100"),
         ({"format": "jpg"}, "did you mean 'jpeg'"),
@@ -364,6 +364,12 @@ class TestBadSamples:
 def test_options_that_cannot_be_right(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Options("x", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shard_mb", [1e-6, 5e-324])
+def test_more_shards_than_there_are_names(shard_mb: float) -> None:
+    with pytest.raises(ConfigError, match="shards of that size are needed, more than 99999"):
+        num_shards(Options("x", shard_mb=shard_mb), 1_000_000, 1000.0)
 
 
 def test_tar_is_as_tar_writes_it(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@
 stored as     larger than max_side               not larger
 JPEG          decoded, made smaller, JPEG        its own bytes
 PNG, WebP     decoded, made smaller, the same    its own bytes
-others        decoded, made smaller, PNG         their own bytes
+GIF, BMP, TIFF, PBM, PGM, PPM
+              decoded, made smaller, PNG         its own bytes
+others        decoded, made smaller, PNG         PNG: no tar has a suffix for them that every reader knows
 array         made smaller, PNG                  PNG
 ```
 
@@ -27,7 +29,33 @@ from allstep.data.pictures.decode import decode
 from allstep.errors import ConfigError, did_you_mean
 
 FORMATS = ("keep", "jpeg", "png", "webp")
-SUFFIXES = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "other": "img"}
+SUFFIXES = {
+    "jpeg": "jpg",
+    "png": "png",
+    "webp": "webp",
+    "gif": "gif",
+    "bmp": "bmp",
+    "tiff": "tif",
+    "pbm": "pbm",
+    "pgm": "pgm",
+    "ppm": "ppm",
+}
+_MAGIC = {
+    b"\xff\xd8\xff": "jpeg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+    b"II*\0": "tiff",
+    b"MM\0*": "tiff",
+    b"II+\0": "tiff",
+    b"MM\0+": "tiff",
+    b"P1": "pbm",
+    b"P4": "pbm",
+    b"P2": "pgm",
+    b"P5": "pgm",
+    b"P3": "ppm",
+    b"P6": "ppm",
+}
 _WEBP_AND_JPEG = range(1, 101)
 Size = tuple[int, int]
 
@@ -69,7 +97,7 @@ class Recoding:
         kind = kind_of(data)
         size = size_of(data, kind)
         smaller = self._scaled(size)
-        if not self.raw and self.format in ("keep", kind) and smaller == size:
+        if not self.raw and self.format in ("keep", kind) and smaller == size and kind in SUFFIXES:
             return Stored(data, size, kind)
         return self._store(_decode(data, kind, smaller), kind, smaller)
 
@@ -93,13 +121,9 @@ class Recoding:
 def kind_of(data: Any) -> str:
     """The format of an encoded picture, by its first bytes."""
     head = bytes(data[:12])
-    if head.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
     if head.startswith(b"RIFF") and head[8:] == b"WEBP":
         return "webp"
-    return "gif" if head.startswith(b"GIF8") else "bmp" if head.startswith(b"BM") else "other"
+    return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "other")
 
 
 def size_of(data: Any, kind: str) -> Size:

@@ -56,9 +56,10 @@ class Options:
             raise ConfigError(
                 f"--raw is for TFRecord shards, not for --to {self.to}: tar has no place for a picture's size"
             )
-        if self.shard_mb <= 0 or (self.shard_samples is not None and self.shard_samples < 1):
-            asked = f"--shard-mb {self.shard_mb:g}" if self.shard_mb <= 0 else f"--shard-samples {self.shard_samples}"
-            raise ConfigError(f"{asked}: a shard holds something")
+        if not 0 < self.shard_mb < math.inf:
+            raise ConfigError(f"--shard-mb {self.shard_mb:g}: expected a number of megabytes, more than 0")
+        if self.shard_samples is not None and self.shard_samples < 1:
+            raise ConfigError(f"--shard-samples {self.shard_samples}: expected 1 or more")
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ConfigError(f"--name {self.name!r}: expected the beginning of a file's name")
         self.recoding()
@@ -135,12 +136,12 @@ def spread(n: int, count: int) -> list[int]:
 def num_shards(options: Options, num_samples: int, mean_nbytes: float) -> int:
     """How many shards hold `num_samples` that take `mean_nbytes` each."""
     if options.shard_samples is not None:
-        wanted = -(-num_samples // options.shard_samples)
+        wanted = num_samples / options.shard_samples
     else:
-        wanted = math.ceil(num_samples * mean_nbytes / (options.shard_mb * 1e6))
-    if wanted > MAX_SHARDS:
-        raise ConfigError(f"{wanted} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold more")
-    return max(1, min(wanted, num_samples))
+        wanted = num_samples * mean_nbytes / (options.shard_mb * 1e6)
+    if wanted > MAX_SHARDS:  # which may be so many that no whole number can be made of it
+        raise ConfigError(f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold more")
+    return max(1, min(math.ceil(wanted), num_samples))
 
 
 def _stamp(file: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ depends on the sample alone: no time, user or machine goes into a shard.
 """
 
 import json
+import os
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,13 +94,13 @@ def tar_record(item: Item) -> bytes:
     return b"".join(_member(f"{key}.{extension}", content) for extension, content in members.items())
 
 
-def filename(item: Item) -> str:
-    """The name a sample had: the feature, else its file, else file and number where a file has many."""
+def filename(item: Item) -> bytes:
+    """The name a sample had, as the system has it: the feature, else its file, else file and number where a file has many."""
     for name in ("filename", "image/filename", "__key__"):
         if (known := item.sample.fields.get(name)) is not None:
-            return known.decode(errors="replace") if isinstance(known, bytes) else str(known)
+            return known if isinstance(known, bytes) else os.fsencode(str(known))
     path = PurePosixPath(item.place.file)
-    return path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}"
+    return os.fsencode(path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}")
 
 
 def _others(sample: Sample) -> dict[str, Any]:

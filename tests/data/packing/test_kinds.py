@@ -1,0 +1,64 @@
+"""Pictures of every kind that a class folder may hold come through packing, whatever the shards are. Reference: Pillow."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from allstep.data.packing.pack import pack
+from allstep.data.packing.picture import SUFFIXES, kind_of
+from allstep.data.packing.plan import Options
+from allstep.data.pictures.decode import decode
+from allstep.data.sources import folder, tar
+from allstep.data.sources.opening import open_source
+from picture_folders import encoded, picture
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
+    assert set(SUFFIXES.values()) <= set(tar.PICTURES)
+
+
+def files() -> dict[str, bytes]:
+    """A picture of each kind that a folder's files may be."""
+    pillows = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".pgm": "PPM"}
+    made = {}
+    for suffix in folder.PICTURES:
+        file = io.BytesIO()
+        mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
+        picture(1, 20, 30).convert(mode).save(
+            file, pillows.get(suffix, "PPM" if suffix == ".pbm" else suffix[1:].upper())
+        )
+        made[suffix] = file.getvalue()
+    return made
+
+
+@pytest.mark.parametrize("to", ["tfrecord", "tar"])
+def test_every_kind_keeps_its_bytes(tmp_path: Path, to: str) -> None:
+    made = files()
+    (tmp_path / "src" / "cat").mkdir(parents=True)
+    for suffix, content in made.items():
+        (tmp_path / "src" / "cat" / f"a{suffix}").write_bytes(content)
+    outcome = pack(open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True)
+    there = open_source(tmp_path / "out")
+    assert len(there) == outcome.num_samples == len(made)
+    found = sorted(bytes(there.read(number).data) for number in range(len(there)))
+    assert found == sorted(made.values())
+
+
+@pytest.mark.parametrize("to", ["tfrecord", "tar"])
+def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str) -> None:
+    content = encoded(1, kind="TGA")
+    assert kind_of(content) == "other"
+    (tmp_path / "src" / "cat").mkdir(parents=True)
+    (tmp_path / "src" / "cat" / "a.tif").write_bytes(content)
+    pack(open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True)
+    stored = open_source(tmp_path / "out").read(0).data
+    assert kind_of(stored) == "png"
+    np.testing.assert_array_equal(decode(stored), np.array(Image.open(io.BytesIO(content)).convert("RGB")))

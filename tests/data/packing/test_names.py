@@ -1,0 +1,60 @@
+"""Names of folders and files are any bytes: they are kept, or refused before anything is written."""
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from allstep.cli.app import app
+from allstep.data.packing.pack import pack
+from allstep.data.packing.plan import Options
+from allstep.data.sources.example import decode
+from allstep.data.sources.framing import read_records
+from allstep.data.sources.opening import open_source
+from allstep.errors import DataError
+from picture_folders import encoded
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def make(root: Path, folder: bytes, file: bytes, content: bytes = encoded(1)) -> Path:
+    path = root / os.fsdecode(folder) / os.fsdecode(file)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    return root
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"car\rriage"])
+def test_a_class_that_is_no_line_of_text_is_refused_first(tmp_path: Path, name: bytes) -> None:
+    source = open_source(make(tmp_path / "src", name, b"a.jpg"))
+    with pytest.raises(DataError, match="no line of text in UTF-8; give it another") as caught:
+        pack(source, "src", tmp_path / "out", Options("x"))
+    assert repr(name) in str(caught.value) and str(caught.value).isprintable()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_class_in_any_script_comes_back(tmp_path: Path) -> None:
+    pack(open_source(make(tmp_path / "src", "кот 猫".encode(), b"a.jpg")), "src", tmp_path / "out", Options("x"))
+    assert open_source(tmp_path / "out").classes == ("кот 猫",)
+
+
+def test_a_files_name_is_kept_as_it_is(tmp_path: Path) -> None:
+    source = open_source(make(tmp_path / "src", b"cat", b"caf\xe9.jpg"))
+    pack(source, "src", tmp_path / "out", Options("x"), strict=True)
+    (record,) = read_records((tmp_path / "out" / "x-00000-of-00001.tfrecord").read_bytes())
+    assert decode(record)["filename"] == [b"caf\xe9.jpg"]
+
+
+def test_info_and_verify_show_names_that_are_no_text(tmp_path: Path) -> None:
+    make(tmp_path / "src", b"caf\xe9", b"\xff.jpg")
+    shown = CliRunner().invoke(app, ["data", "info", str(tmp_path / "src")])
+    assert shown.exit_code == 0, shown.output
+    assert "caf\\xe9" in shown.stdout
+    make(tmp_path / "bad", b"caf\xe9", b"\xff.jpg", b"no picture")
+    shown = CliRunner().invoke(app, ["data", "verify", str(tmp_path / "bad")])
+    assert shown.exit_code == 1, shown.output
+    assert "\\xff.jpg" in shown.stdout
