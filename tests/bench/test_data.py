@@ -101,6 +101,29 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.missing == [Missing("DALI", "nvidia.dali is not installed")]
 
 
+@pytest.mark.parametrize("side", [20, 120])
+def test_a_broken_picture_is_named(tmp_path: Path, side: int) -> None:
+    first = sorted(photographs(tmp_path / "src", side).glob("cat/*"))[0]
+    first.write_bytes(first.read_bytes()[:40])
+    (tmp_path / "bench").mkdir()
+    with pytest.raises(DataError, match=rf"sample 0 .*{first.name}.*allstep data verify"):
+        data.prepare(open_source(tmp_path / "src"), Settings(str(tmp_path / "bench"), 96, 4, 1), lambda text: None)
+
+
+def test_small_pictures_have_one_size(tmp_path: Path) -> None:
+    last = sorted(photographs(tmp_path / "src", 20).glob("dog/*"))[-1]
+    cv2.imwrite(str(last), np.zeros((10, 30, 3), np.uint8))
+    (tmp_path / "bench").mkdir()
+    with pytest.raises(DataError, match="expected 20x20 as the first one, found 10x30"):
+        data.prepare(open_source(tmp_path / "src"), Settings(str(tmp_path / "bench"), 96, 4, 1), lambda text: None)
+
+
+def test_synthetic_pictures_will_do(tmp_path: Path) -> None:
+    settings = Settings(str(tmp_path), 65, 4, 1)
+    data.prepare(data.First(open_source("synthetic:100x80x100"), 8), settings, lambda text: None)
+    assert list(islice(readers(small=False)[OURS](settings), 2)) == [4, 4]
+
+
 def test_decoded_large_pictures_are_refused(large: Settings) -> None:
     source = open_source(str(large.path / "raw"))
     with pytest.raises(DataError, match="stored decoded"):

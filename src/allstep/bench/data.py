@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allstep import machine
 from allstep.bench.comm import CommFailed, Team, start_team
@@ -34,7 +35,7 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.pictures.decode import decode
 from allstep.data.sources.opening import open_source
-from allstep.data.sources.source import Place, Sample, Source
+from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
 
 REPETITIONS = 5
@@ -93,11 +94,11 @@ def measure_data(
 def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
     """Writes the pictures out in all forms. What comes back has the size that small pictures really have."""
     progress("preparing")
-    pixels = decode(source.read(0).data)
+    pixels = _pixels(source, 0)
     if max(pixels.shape[:2]) <= SMALL:
         settings = Settings(settings.folder, max(pixels.shape[:2]), settings.batch, settings.num_threads)
+        np.save(settings.path / ARRAYS, _stacked(source, pixels.shape))
         _pack(source, settings.path / FOLDERS[RAW], raw=True)
-        np.save(settings.path / ARRAYS, np.stack([decode(source.read(number).data) for number in range(len(source))]))
         return settings
     _write_files(source, settings.path / FILES)
     per_tar = -(-len(source) // (2 * settings.num_threads))  # WebDataset gives whole shards to its workers
@@ -106,6 +107,26 @@ def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
     _pack(source, settings.path / FOLDERS[PACKED], max_side=400, quality=90)
     _pack(source, settings.path / FOLDERS[RAW], max_side=256, raw=True)
     return settings
+
+
+def _pixels(source: Source, number: int) -> NDArray[np.uint8]:
+    """A picture, decoded; a broken one is the user's to take out."""
+    try:
+        return decode(source.read(number).data)
+    except ValueError as error:
+        raise BadSample(number, source.place(number), f"{error}; `allstep data verify` lists all bad ones") from error
+
+
+def _stacked(source: Source, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """All small pictures in one array."""
+    pictures = np.empty((len(source), *shape), np.uint8)
+    for number, row in enumerate(pictures):
+        pixels = _pixels(source, number)
+        if pixels.shape != shape:
+            place, found = source.place(number), f"{pixels.shape[0]}x{pixels.shape[1]}"
+            raise BadSample(number, place, f"expected {shape[0]}x{shape[1]} as the first one, found {found}")
+        row[:] = pixels
+    return pictures
 
 
 def _pack(source: Source, folder: Path, **options: Any) -> None:

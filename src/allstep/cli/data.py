@@ -1,7 +1,7 @@
 """`allstep data`: get, pack, look at and check sets of samples.
 
 SRC is whatever `allstep.data.open_source` takes: a folder of classes, of TFRecord or tar shards or of idx files, a single file, a pattern,
-a URL; or the name of a set that `get` knows.
+a URL, made-up pictures (synthetic:1000x224x224); or the name of a set that `get` knows.
 """
 
 import json as json_format
@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from allstep.data.packing.pack import Outcome
     from allstep.data.sets.fetch import Progress
-    from allstep.data.sources.source import BadSample, Source
+    from allstep.data.sources.source import Source
 
 data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
 
@@ -172,17 +172,13 @@ def verify(
             source, jobs=jobs, progress=lambda done, total, bad: shown(done, total, f"{bad} bad" if bad else "")
         )
     if list_file is not None:
-        _write(list_file, "".join(f"{json_format.dumps(_as_json(bad))}\n" for bad in found.bad))
+        _write(list_file, "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad))
     if not found.bad:
         print(f"{src}: all {found.num_samples} samples are good")
         return
     bad_table(found.bad)
     print(f"{src}: {len(found.bad)} of {found.num_samples} samples are bad")
     raise typer.Exit(1)
-
-
-def _as_json(bad: "BadSample") -> dict[str, object]:
-    return {"number": bad.number, "file": bad.place.file, "offset": bad.place.offset, "reason": bad.reason}
 
 
 @data.command()
@@ -283,13 +279,15 @@ def _check_apart(src: str, dst: Path) -> None:
     """A packed set inside its source would be part of the source the next time."""
     from allstep.errors import ConfigError
 
-    if Path(src).is_dir() and dst.absolute().resolve().is_relative_to(Path(src).absolute().resolve()):
+    if src and Path(src).is_dir() and dst.absolute().resolve().is_relative_to(Path(src).absolute().resolve()):
         raise ConfigError(f"{dst} is inside {src}; pack into a folder of its own")
 
 
 def _absolute(src: str) -> str:
+    from allstep.data.sources.synthetic import is_synthetic
+
     place, _ = _place(src)
-    return place if "://" in place else str(Path(place).absolute())
+    return place if "://" in place or is_synthetic(place) else str(Path(place).absolute())
 
 
 def _write(file: Path, text: str) -> None:

@@ -67,8 +67,7 @@ class Quarantine:
     def _write(self, bad: BadSample, epoch: int) -> None:
         if not self._can_write or self.path is None:
             return
-        place = {"file": bad.place.file, "offset": bad.place.offset}
-        line = json.dumps({"number": bad.number, **place, "reason": bad.reason, "epoch": epoch})
+        line = json.dumps({**bad.to_json(), "epoch": epoch})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:

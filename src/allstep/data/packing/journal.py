@@ -41,7 +41,7 @@ class Bad:
     @staticmethod
     def of(error: BadSample) -> "Bad":
         """The same as a plain value."""
-        return Bad(error.number, error.place.file, error.place.offset, error.reason)
+        return Bad(**error.to_json())
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ class BadSample(DataError):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.number, self.place, self.reason)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: what a line of every list of bad samples holds."""
+        return {"number": self.number, "file": self.place.file, "offset": self.place.offset, "reason": self.reason}
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
