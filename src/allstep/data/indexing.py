@@ -1,7 +1,8 @@
 """Indexes and checksums made now, rather than when a training run needs them (`allstep data index`).
 
 Opening a source writes the indexes it lacks. TFRecords hold a checksum for each record; files in folders and tars, idx files and CIFAR-10's
-do not. For those a CRC32C of each sample can be stored: it says nothing about damage before, but finds every change after it.
+do not. For those a CRC32C of each sample can be stored: it says nothing about damage before, but finds every change after it, until new
+ones are stored. Where they cannot be written, that is an error.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from allstep.data.sources.arrays import CifarSource, IdxSource
 from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.index import Progress
 from allstep.data.sources.source import Source
-from allstep.data.sources.tar import TarSource
+from allstep.data.sources.tar import Shard, TarSource
 from allstep.data.sources.tfrecord import TFRecordSource
 from allstep.errors import DataError
 
@@ -20,9 +21,10 @@ def store_checksums(source: Source, where: str | Path, progress: Progress | None
     if isinstance(source, IdxSource | CifarSource):
         source.index_checksums(progress)
     elif isinstance(source, FolderSource):
-        FolderSource(where, checksum=True, progress=progress)
+        FolderSource(where, checksum=True, again=True, progress=progress)
     elif isinstance(source, TarSource):
-        TarSource([shard.where for shard in source.shards], checksum=True, progress=progress)
+        for shard in source.shards:
+            Shard(shard.where, True, progress)
     elif isinstance(source, TFRecordSource):
         return False
     else:

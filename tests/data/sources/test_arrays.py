@@ -126,9 +126,52 @@ def test_cifar_files_are_one_set_of_pictures(tmp_path: Path) -> None:
 
 def test_a_cifar_file_of_the_wrong_length_or_labels_is_said(tmp_path: Path) -> None:
     write_cifar(tmp_path, np.zeros((2, 32, 32, 3), np.uint8), np.array([1, 77]), "data_batch_1.bin")
-    with pytest.raises(DataError, match="expected labels 0 to 9, found 77"):
-        CifarSource(tmp_path, classes=tuple("abcdefghij"))
+    for source in (CifarSource(tmp_path), CifarSource(tmp_path, classes=tuple("abcdefghij"))):
+        with pytest.raises(BadSample, match="its label is 77, expected 0 to 9"):
+            source.read(1)
+        assert source.read(0).target == 1 and source.targets().tolist() == [1, -1]
     with (tmp_path / "data_batch_1.bin").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match="expected whole records of 3073 bytes, found 6147 bytes: 1 too many"):
+    with pytest.raises(DataError, match="expected rows of 3073 bytes, found 6147 bytes"):
         CifarSource(tmp_path)
+
+
+def test_a_label_without_a_class_is_a_bad_sample(tmp_path: Path) -> None:
+    source = ArraySource(PICTURES[:4], np.array([0, 200, 3, -1]), classes=tuple("abcd"))
+    assert source.block(np.array([0, 1])) is None and source.block(np.array([3])) is None
+    assert source.block(np.array([2, 0])) is not None and source.targets().tolist() == [0, -1, 3, -1]
+    for number in (1, 3):
+        with pytest.raises(BadSample, match="expected 0 to 3"):
+            source.read(number)
+    idx.write(tmp_path / "i", PICTURES[..., 0])
+    idx.write(tmp_path / "l", np.full(20, 7, np.uint8))
+    with pytest.raises(BadSample, match="its label is 7, expected 0 to 3"):
+        IdxSource(tmp_path / "i", tmp_path / "l", classes=tuple("abcd")).read(0)
+    assert ArraySource(PICTURES, LABELS.astype(float), classes=tuple("ab")).block(np.arange(20)) is not None
+
+
+def idx_pair(folder: Path, n: int = 20) -> IdxSource:
+    idx.write(folder / "images", PICTURES[:n, ..., 0])
+    idx.write(folder / "labels", LABELS[:n].astype(np.uint8))
+    return IdxSource(folder / "images", folder / "labels")
+
+
+def test_checksums_of_rows_outlive_a_change(tmp_path: Path) -> None:
+    idx_pair(tmp_path, 10).index_checksums()
+    content = bytearray((tmp_path / "images").read_bytes())
+    content[16 + 3 * PICTURES[0, ..., 0].size] ^= 1
+    (tmp_path / "images").write_bytes(content)
+    os.utime(tmp_path / "images", (1, 1))
+    source = IdxSource(tmp_path / "images", tmp_path / "labels")
+    with pytest.raises(BadSample, match="changed since checksums were stored"):
+        source.read(3)
+    assert source.block(np.array([3])) is None and source.block(np.array([2, 4])) is not None
+    assert idx_pair(tmp_path, 20).block(np.arange(20)) is not None  # rows that were added
+    assert idx_pair(tmp_path, 5).block(np.arange(5)) is not None
+
+
+def test_another_process_does_not_take_another_file_for_this_one(tmp_path: Path) -> None:
+    pickled = pickle.dumps(idx_pair(tmp_path))
+    idx_pair(tmp_path, 19)
+    with pytest.raises(DataError, match="images: was changed after it was opened"):
+        pickle.loads(pickled)

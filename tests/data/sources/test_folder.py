@@ -100,3 +100,34 @@ def test_a_folder_without_pictures_or_without_being_is_said(tmp_path: Path) -> N
         FolderSource(tmp_path / "root")
     with pytest.raises(DataError, match="No such file"):
         FolderSource(tmp_path / "nowhere")
+
+
+def test_a_file_that_is_replaced_is_held_against_its_checksum(root: Path) -> None:
+    FolderSource(root, checksum=True)
+    (root / "cat" / "a.jpg").unlink()
+    (root / "cat" / "a.jpg").write_bytes(b"cat/X.jpg")
+    (root / "cat" / "added.jpg").write_bytes(b"added")
+    source = FolderSource(root)
+    with pytest.raises(BadSample, match="changed since checksums were stored"):
+        source.read(0)
+    assert [bytes(source.read(number).data) for number in (1, 2, 3)] == [b"added", b"cat/more/b.PNG", b"dog/c.jpeg"]
+    FolderSource(root, again=True)
+    assert bytes(FolderSource(root).read(0).data) == b"cat/X.jpg"
+
+
+def test_another_process_does_not_number_other_files(root: Path) -> None:
+    pickled = pickle.dumps(FolderSource(root))
+    (root / "cat" / "notes.md").write_text("no picture: nothing changes")
+    assert contents(pickle.loads(pickled)) == TREE
+    (root / "cat" / "a.jpg").rename(root / "cat" / "z.jpg")
+    with pytest.raises(DataError, match="was changed after it was opened: its files have other names; start again"):
+        pickle.loads(pickled)
+    (root / "cat" / "0.jpg").write_bytes(b"new")
+    with pytest.raises(DataError, match="it had 3 pictures and has 4"):
+        pickle.loads(pickled)
+
+
+def test_hidden_folders_in_a_class_do_not_count(root: Path) -> None:
+    (root / "cat" / ".ipynb_checkpoints").mkdir()
+    (root / "cat" / ".ipynb_checkpoints" / "a-checkpoint.jpg").write_bytes(b"copy")
+    assert contents(FolderSource(root)) == TREE

@@ -120,8 +120,10 @@ def test_a_ustar_prefix_folders_links_and_hidden_files(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = 600
             tar.addfile(info, io.BytesIO(bytes(600)))
-    (only,) = read_all(TarSource(path))
-    assert only and only.fields["__key__"] == "a" * 90 + "/" + "b" * 60 and len(only.data) == 600
+    with pytest.raises(DataError, match=r"no label .* which have jpg; name it"):
+        TarSource(path)
+    (only,) = read_all(TarSource(path, target=""))
+    assert only and only.target == 0 and only.fields["__key__"] == "a" * 90 + "/" + "b" * 60 and len(only.data) == 600
 
 
 def test_targets_come_from_what_holds_a_number(tmp_path: Path) -> None:
@@ -252,3 +254,62 @@ def test_a_file_that_is_no_tar_is_one_bad_sample(tmp_path: Path) -> None:
     assert len(TarSource(tmp_path / "empty.tar")) == 0
     with pytest.raises(DataError, match="no such file"):
         TarSource(tmp_path / "nowhere.tar")
+
+
+def flip(path: Path, offset: int) -> None:
+    """An ordinary write: the file gets a new time."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+
+
+def test_checksums_outlive_a_change_until_new_ones_are_stored(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [*pairs(4), *pairs(2)])  # keys that come twice
+    TarSource(path, checksum=True)
+    flip(path, path.read_bytes().index(b"picture 2"))
+    for source in (TarSource(path), TarSource(path), TarSource(path, checksum=True)):
+        assert [sample is None for sample in read_all(source)] == [False, False, True, False, False, False]
+    with pytest.raises(BadSample, match="changed since checksums were stored; .* `allstep data index --checksum`"):
+        TarSource(path).read(2)
+    write_tar(path, [("new.jpg", b"n"), ("new.cls", b"1"), *pairs(2)])
+    assert None not in read_all(TarSource(path))
+    flip(path, path.read_bytes().index(b"n" + bytes(511)))  # of a sample that came later
+    assert [sample is None for sample in read_all(TarSource(path))] == [True, False, False]
+    TarSource(path, checksum=True, again=True)
+    assert None not in read_all(TarSource(path))
+
+
+def test_damage_to_a_packed_tar_makes_all_of_it_doubtful(tmp_path: Path, capfd: Any) -> None:
+    noise = [(f"{row:02}.jpg", random.Random(row).randbytes(20_000)) for row in range(10)]
+    path = write_tar(tmp_path / "x.tar.gz", [*noise, ("99.jpg", b"x"), ("99.cls", b"1")], mode="w:gz")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # gzip's CRC
+    source = TarSource(path)
+    assert len(source) and set(read_all(source)) == {None}
+    with pytest.raises(BadSample, match="compressed bytes of its shard are damaged"):
+        source.read(0)
+    path.write_bytes(whole[: len(whole) // 2])  # cut, but what is there is right
+    found = read_all(TarSource(path, target=""))
+    assert found[-1] is None and [bytes(one.data) for one in found if one] == [
+        data for _, data in noise[: len(found) - 1]
+    ]
+
+
+def test_another_process_does_not_take_another_shard_for_this_one(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", pairs(5))
+    pickled = pickle.dumps(TarSource(path))
+    write_tar(path, pairs(30))
+    with pytest.raises(DataError, match=r"x.tar: was changed after it was opened"):
+        pickle.loads(pickled)
+
+
+def test_a_label_is_not_made_up_for_samples_behind_bad_ones(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [*((f"{row}.jpg", b"x") for row in range(101))])
+    TarSource(path, checksum=True, target="")
+    content = bytearray(path.read_bytes())
+    for row in range(100):
+        content[row * 1024 + 512] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadSample, match="nothing is known as its label, it has only jpg"):
+        TarSource(path).read(100)

@@ -29,7 +29,7 @@ class AllFeatures(Source):
             others = example.decode(record)
         except ValueError as error:
             raise BadSample(number, self.place(number), str(error)) from error
-        mine = self._layout.wanted
+        mine = self._layout.own
         return Sample(sample.data, sample.target, {name: _plain(v) for name, v in others.items() if name not in mine})
 
     def place(self, number: int) -> Place:

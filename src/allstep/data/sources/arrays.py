@@ -9,7 +9,9 @@ CifarSource(where)               data_batch_1.bin ...: per record one label byte
 All three are rows in one or more parts; a block is one fancy indexing of each part. CIFAR's colours lie plane by plane; they are put
 behind each other (height, width, channels) when a block is made, so the mapped files are never copied whole. None of these formats has a
 checksum of its own: `index_checksums` (`allstep data index --checksum`) stores a CRC32C per sample beside the file, and from then on every
-sample that is read is held against it.
+sample that is read is held against it, also after the file was changed.
+
+Where the number of classes is known, a sample with another label than 0..classes-1 is a BadSample.
 """
 
 from pathlib import Path
@@ -18,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.sources import idx
+from allstep.data.sources import cifar, idx
 from allstep.data.sources.checksum import crc32c
-from allstep.data.sources.files import LocalFile, local_path, stamp_of
-from allstep.data.sources.index import Index, Progress, find_index, index_places, write_index
+from allstep.data.sources.files import Stamp, check_unchanged, local_path, stamp_of
+from allstep.data.sources.index import Index, Progress, not_as_stored, stored_checksums, write_somewhere
 from allstep.data.sources.shards import Where, list_shards
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.errors import DataError
@@ -38,6 +40,7 @@ class _Rows(Source):
         self._parts, self._names, self.target, self.classes = parts, names, target, tuple(classes)
         self._begins = np.cumsum([0, *map(len, parts)])
         self._crcs: NDArray[np.uint32] | None = None
+        self._num_classes = len(self.classes)
 
     def __len__(self) -> int:
         return len(self.target)
@@ -45,10 +48,12 @@ class _Rows(Source):
     def read(self, number: int) -> Sample:
         part, row = self._locate(number)
         stored = self._parts[part][row]
-        if self._crcs is not None and (found := _crc(stored, self.target[number])) != self._crcs[number]:
-            reason = f"its CRC32C is {found:#010x}, the index says {self._crcs[number]:#010x}: the bytes are damaged"
-            raise BadSample(number, self.place(number), reason)
         target = self.target[number]
+        if self._crcs is not None and (found := _crc(stored, target)) != self._crcs[number]:
+            raise BadSample(number, self.place(number), not_as_stored(found, int(self._crcs[number])))
+        if self._has_wrong(target):
+            reason = f"its label is {target}, expected 0 to {self._num_classes - 1}"
+            raise BadSample(number, self.place(number), reason)
         return Sample(self._pictures(stored[None])[0], target.item() if target.ndim == 0 else target)
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
@@ -58,7 +63,7 @@ class _Rows(Source):
         target = self.target[numbers]
         if self._crcs is not None and any(map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())):
             return None
-        return Block(self._pictures(stored), target)
+        return None if self._has_wrong(target) else Block(self._pictures(stored), target)
 
     def place(self, number: int) -> Place:
         part, row = self._locate(number)
@@ -67,14 +72,15 @@ class _Rows(Source):
     def targets(self) -> NDArray[np.int64]:
         if self.target.ndim != 1 or self.target.dtype.kind not in "iu":
             return np.full(len(self), -1, np.int64)
-        return self.target.astype(np.int64)
+        labels = self.target.astype(np.int64)
+        return np.where((labels < 0) | (labels >= self._num_classes), -1, labels) if self._num_classes else labels
 
     def index_checksums(self, progress: Progress | None = None) -> None:
         """Stores a CRC32C of each sample as it is now; for sets in files."""
         for name, part, begin in zip(self._names, self._parts, self._begins[:-1].tolist(), strict=True):
             target = self.target[begin : begin + len(part)]
             index = _crc_index(name, part, target, progress)
-            any(write_index(place, KIND, index) for place in index_places(name))
+            write_somewhere(name, KIND, index, must=True)
         self._use_checksums()
 
     _header = 0
@@ -82,8 +88,22 @@ class _Rows(Source):
 
     def _use_checksums(self) -> None:
         """Reads what `index_checksums` stored, if it did for every part."""
-        found = [find_index(index_places(name), KIND, stamp_of(name), ("crc",)) for name in self._names]
-        self._crcs = np.concatenate([index["crc"] for index in found if index]) if all(found) else None
+        found = [stored_checksums(name, KIND) for name in self._names]
+        stored = [index["crc"] for index in found if index]
+        if len(stored) == len(self._names):
+            self._crcs = np.concatenate([self._fitted(crcs, part) for part, crcs in enumerate(stored)])
+
+    def _fitted(self, crcs: NDArray[np.uint32], part: int) -> NDArray[np.uint32]:
+        """As many checksums as a part has rows now: rows that were added since get one of what they hold."""
+        rows, begin = self._parts[part], int(self._begins[part])
+        added = [_crc(rows[row], self.target[begin + row]) for row in range(len(crcs), len(rows))]
+        return np.concatenate([crcs[: len(rows)], np.array(added, np.uint32)])
+
+    def _has_wrong(self, target: NDArray[Any]) -> bool:
+        """Whether a label of these names no class. Targets that are no class numbers are never wrong."""
+        if not self._num_classes or self.target.ndim != 1 or target.dtype.kind not in "iu" or not target.size:
+            return False
+        return bool(target.min() < 0 or target.max() >= self._num_classes)
 
     def _locate(self, number: int) -> tuple[int, int]:
         if not 0 <= number < len(self):
@@ -127,6 +147,7 @@ class IdxSource(_Rows):
 
     def __init__(self, images: str | Path, labels: str | Path, *, classes: tuple[str, ...] = ()) -> None:
         self._pair = (str(images), str(labels))
+        self._stamps = [stamp_of(name) for name in self._pair]
         pictures, numbers = idx.read_pair(local_path(images), local_path(labels))
         if numbers.dtype.kind not in "iu":
             raise DataError(f"{labels}: expected labels that are whole numbers, found {numbers.dtype}")
@@ -135,7 +156,7 @@ class IdxSource(_Rows):
         self._use_checksums()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _idx_source, (*self._pair, self.classes)
+        return _idx_source, (self._pair, self._stamps, self.classes)
 
     def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
         return rows.astype(
@@ -146,35 +167,22 @@ class IdxSource(_Rows):
 class CifarSource(_Rows):
     """The samples of CIFAR-10's binary files, as its authors publish them; a folder means its training files."""
 
-    _NBYTES = 1 + 3 * 32 * 32
-
     def __init__(self, where: Where, *, classes: tuple[str, ...] | None = None) -> None:
         names = list_shards(
             where, lambda name: name.startswith("data_batch") and name.endswith(".bin"), "data_batch_*.bin"
         )
-        parts = [self._map(name) for name in names]
+        self._stamps = [stamp_of(local_path(name)) for name in names]
+        parts = [cifar.rows(local_path(name)) for name in names]
         target = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
         super().__init__(parts, names, target, _cifar_classes(names[0]) if classes is None else classes)
-        if self.classes and len(target) and target.max() >= len(self.classes):
-            raise DataError(
-                f"{names[0]}: expected labels 0 to {len(self.classes) - 1}, found {target.max()}: is it CIFAR-10?"
-            )
+        self._num_classes = len(self.classes) or cifar.NUM_CLASSES
         self._use_checksums()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cifar_source, (self._names, self.classes)
-
-    def _map(self, name: str) -> NDArray[np.uint8]:
-        file = LocalFile(local_path(name))
-        if file.size % self._NBYTES:
-            over = file.size % self._NBYTES
-            raise DataError(
-                f"{name}: expected whole records of {self._NBYTES} bytes, found {file.size} bytes: {over} too many"
-            )
-        return np.frombuffer(file.read(0, file.size) or b"", np.uint8).reshape(-1, self._NBYTES)
+        return _cifar_source, (self._names, self._stamps, self.classes)
 
     def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
-        return np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        return cifar.pictures(rows)
 
 
 def _cifar_classes(name: str) -> tuple[str, ...]:
@@ -200,9 +208,13 @@ def _crc_index(name: str, part: NDArray[Any], target: NDArray[Any], progress: Pr
     return Index({"crc": crcs}, stamp=stamp)
 
 
-def _idx_source(images: str, labels: str, classes: tuple[str, ...]) -> IdxSource:
-    return IdxSource(images, labels, classes=classes)
+def _idx_source(pair: tuple[str, str], stamps: list[Stamp], classes: tuple[str, ...]) -> IdxSource:
+    source = IdxSource(*pair, classes=classes)
+    check_unchanged(pair, stamps, source._stamps)
+    return source
 
 
-def _cifar_source(names: list[str], classes: tuple[str, ...]) -> CifarSource:
-    return CifarSource(names, classes=classes)
+def _cifar_source(names: list[str], stamps: list[Stamp], classes: tuple[str, ...]) -> CifarSource:
+    source = CifarSource(names, classes=classes)
+    check_unchanged(names, stamps, source._stamps)
+    return source

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.data.sources.files import LocalFile
 from allstep.errors import DataError
 
 SIDE = 32
@@ -26,13 +27,10 @@ NUM_CLASSES = 10
 
 def rows(path: Path) -> NDArray[np.uint8]:
     """The rows (n, 3073) of one file, memory-mapped."""
-    try:
-        nbytes = path.stat().st_size
-        if not nbytes or nbytes % ROW:
-            raise DataError(f"{path}: expected rows of {ROW} bytes, found {nbytes} bytes: {nbytes / ROW:.2f} rows")
-        return np.memmap(path, np.uint8, "r", shape=(nbytes // ROW, ROW))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from error
+    file = LocalFile(path)
+    if not file.size or file.size % ROW:
+        raise DataError(f"{path}: expected rows of {ROW} bytes, found {file.size} bytes: {file.size / ROW:.2f} rows")
+    return np.frombuffer(file.view, np.uint8).reshape(-1, ROW)
 
 
 def pictures(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:

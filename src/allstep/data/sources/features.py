@@ -5,7 +5,7 @@ known by themselves     data                                       target
   image/raw             uint8 pixels, shape in image/shape         label (from 0)
   image/encoded         bytes of a JPEG or PNG                     image/class/label (from 1: target = label - 1), label
   image                 the same                                   label
-                        image/class/text, where it is there, becomes the field "text"
+                        image/class/text becomes the field "text" of the records that have it
 ```
 
 Anything else is said by a map from feature to field: {"jpeg": "data", "age": "target", "name": "name"}. The fields "data" and "target" are
@@ -15,7 +15,7 @@ One value is delivered as itself (int, float, bytes), several as an array (a lis
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,12 @@ class Layout:
         return frozenset((*self.features, SHAPE) if self.is_raw else self.features)
 
     @cached_property
+    def own(self) -> frozenset[str]:
+        """The features that become the data and the target; all others are further ones."""
+        main = {feature for feature, field in self.features.items() if field in ("data", "target")}
+        return frozenset(main | {SHAPE} if self.is_raw else main)
+
+    @cached_property
     def is_raw(self) -> bool:
         """Whether the data is decoded pixels."""
         return self.features.get(PIXELS) == "data"
@@ -61,7 +67,7 @@ class Layout:
         if not self.features:
             return Sample(record)
         found = example.decode(record, self.wanted)
-        values = {field: self._value(found, feature, field) for feature, field in self.features.items()}
+        values = {field: self._value(found, feature, field) for feature, field in self._fields_in(found)}
         return Sample(values.pop("data", None), values.pop("target", 0), values)
 
     def target(self, value: Any) -> Any:
@@ -76,6 +82,10 @@ class Layout:
             last = self.num_classes - 1 + self.labels_from
             raise ValueError(f"its label is {value}, expected {self.labels_from} to {last}")
         return target
+
+    def _fields_in(self, found: Mapping[str, example.Value]) -> Iterator[tuple[str, str]]:
+        """Features and their fields; the text of a class is no loss where it is missing."""
+        return (pair for pair in self.features.items() if pair != (_TEXT, "text") or len(found.get(_TEXT, ())))
 
     def _value(self, found: Mapping[str, example.Value], feature: str, field: str) -> Any:
         if feature not in found:

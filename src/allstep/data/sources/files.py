@@ -10,8 +10,9 @@ last change for a local file, size and the server's ETag (or time) for a remote 
 """
 
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,10 @@ from allstep.errors import DataError
 
 Stamp = Mapping[str, Any]
 """What a file is recognised by; plain values that JSON can hold."""
+
+_WAITS = (0.2, 1.0)
+"""Seconds before the second and the third try to read a range: networks have hiccups."""
+_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError)
 
 
 class File(ABC):
@@ -63,10 +68,14 @@ class RemoteFile(File):
         end = min(offset + length, self.size)
         if end <= offset:
             return memoryview(b"")
-        try:
-            return memoryview(self._system.cat_file(self._path, start=offset, end=end))
-        except Exception as error:  # each of fsspec's many systems has errors of its own
-            raise DataError(f"{self.name}: bytes {offset} to {end} cannot be read: {_reason(error)}") from error
+        for wait in (*_WAITS, None):
+            try:
+                return memoryview(self._system.cat_file(self._path, start=offset, end=end))
+            except Exception as error:  # each of fsspec's many systems has errors of its own
+                if wait is None or isinstance(error, _LASTING):
+                    raise DataError(f"{self.name}: bytes {offset} to {end} cannot be read: {_reason(error)}") from error
+                time.sleep(wait)
+        raise AssertionError("the last try gives or raises")
 
 
 def open_file(where: str | Path) -> File:
@@ -84,6 +93,15 @@ def stamp_of(where: str | Path) -> Stamp:
         raise DataError(f"{where}: {error.strerror or error}") from error
 
 
+def check_unchanged(names: Sequence[str], before: Sequence[Stamp], now: Sequence[Stamp]) -> None:
+    """An error, when one of the files is not the one it was `before`: numbers of samples could then mean others in another process."""
+    for name, old, new in zip(names, before, now, strict=True):
+        if old != new:
+            raise DataError(
+                f"{name}: was changed after it was opened (it was {dict(old)}, is {dict(new)}); start again"
+            )
+
+
 def is_remote(where: str | Path) -> bool:
     """Whether `where` is a URL of something else than a local file."""
     return "://" in str(where) and not str(where).startswith("file://")
@@ -91,6 +109,9 @@ def is_remote(where: str | Path) -> bool:
 
 def local_path(where: str | Path) -> Path:
     """The path of a local file, given as such or as `file://`."""
+    if is_remote(where):
+        kinds = "behind a URL only TFRecord and tar files are read"
+        raise DataError(f"{where}: {kinds}; copy it to this machine (then `allstep data pack` makes such files)")
     return Path(str(where).removeprefix("file://")).expanduser()
 
 

@@ -3,7 +3,7 @@
 ```
 root/                       classes: cat, dog (by name)
   cat/a.jpg                 sample 0, target 0
-  cat/more/b.png            sample 1, target 0: folders in a class belong to it
+  cat/more/b.png            sample 1, target 0: folders in a class belong to it, but hidden ones
   dog/c.jpeg                sample 2, target 1
   .allstep-index            paths and classes of all files
 ```
@@ -11,12 +11,13 @@ root/                       classes: cat, dog (by name)
 Millions of files take minutes to list, so that is done once: the index holds every path, the names of all folders and when each of them
 was last changed. A file that is added, removed or renamed changes its folder's time, and the next opening lists anew. A file whose content
 changes does not: it is read when its turn comes, and what it holds is then what counts. Files have no checksum; `checksum=True` stores a
-CRC32C of each in the index, and every read is held against it.
+CRC32C of each in the index, and every read is held against it, also of a file that was replaced; `again=True` stores new ones.
 """
 
 import os
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,29 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, local_path
-from allstep.data.sources.index import Index, Progress, index_places, indexed, read_index
+from allstep.data.sources.index import (
+    Index,
+    Progress,
+    index_places,
+    indexed,
+    not_as_stored,
+    read_index,
+    stored_checksums,
+)
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
 
 KIND = "folder"
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".gif", ".tif", ".tiff")
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff")
 _EVERY = 4096
 _TICK_NS = 20_000_000
 
 
 class FolderSource(Source):
-    """The pictures of class folders; `suffixes` says which files are samples."""
+    """The pictures of class folders; `suffixes` says which files are samples.
+
+    `checksum` stores checksums where there are none yet, `again` in any case.
+    """
 
     def __init__(
         self,
@@ -44,11 +56,12 @@ class FolderSource(Source):
         *,
         suffixes: tuple[str, ...] = PICTURES,
         checksum: bool = False,
+        again: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self._root = local_path(root).absolute()
         self._suffixes = tuple(suffix.lower() for suffix in suffixes)
-        index = self._index(checksum, progress)
+        index = self._index(checksum or again, again, progress)
         self.classes = tuple(index.extra["classes"])
         self._offsets, self._target, self._paths = index["offset"], index["label"], index["paths"]
         self._crcs = index.columns.get("crc")
@@ -58,7 +71,7 @@ class FolderSource(Source):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self._root), self._suffixes)
+        return _reopen, (str(self._root), self._suffixes, self._fingerprint())
 
     def __len__(self) -> int:
         return len(self._target)
@@ -77,10 +90,7 @@ class FolderSource(Source):
         except OSError as error:
             raise BadSample(number, Place(str(path)), f"cannot be read: {error.strerror or error}") from error
         if self._crcs is not None and (found := crc32c(data)) != self._crcs[number]:
-            reason = (
-                f"its CRC32C is {found:#010x}, the index says {self._crcs[number]:#010x}: it is damaged, or was changed"
-            )
-            raise BadSample(number, Place(str(path)), reason)
+            raise BadSample(number, Place(str(path)), not_as_stored(found, int(self._crcs[number])))
         return Sample(data, int(self._target[number]))
 
     def place(self, number: int) -> Place:
@@ -89,9 +99,18 @@ class FolderSource(Source):
     def targets(self) -> NDArray[np.int64]:
         return self._target.astype(np.int64)
 
-    def _index(self, checksum: bool, progress: Progress | None) -> Index:
+    def _fingerprint(self) -> tuple[int, int]:
+        """What another process must find, so that a number means the same file there."""
+        return len(self), crc32c(self._paths) ^ crc32c(self._offsets.view(np.uint8)) ^ crc32c(
+            self._target.view(np.uint8)
+        )
+
+    def _index(self, checksum: bool, again: bool, progress: Progress | None) -> Index:
+        def build() -> Index:
+            return self._build(checksum, None if again else stored_checksums(self._root, KIND), progress)
+
         needs = ("crc",) if checksum else ()
-        return indexed(self._root, KIND, self._stamp_now, lambda: self._build(checksum, progress), needs=needs)
+        return indexed(self._root, KIND, self._stamp_now, build, needs=needs, again=again, must_write=again)
 
     def _stamp_now(self) -> Stamp:
         """The stamp of what is there now, as far as the folders that an index knows can tell; no listing but of the root."""
@@ -103,7 +122,7 @@ class FolderSource(Source):
     def _stamp(self, folders: dict[str, int]) -> Stamp:
         return {"suffixes": list(self._suffixes), "classes": _classes(self._root), "folders": folders}
 
-    def _build(self, checksum: bool, progress: Progress | None) -> Index:
+    def _build(self, checksum: bool, before: Index | None, progress: Progress | None) -> Index:
         folders: dict[str, int] = {}
         paths: list[bytes] = []
         labels: list[int] = []
@@ -119,15 +138,17 @@ class FolderSource(Source):
             "label": np.array(labels, np.int32),
             "paths": np.frombuffer(b"".join(paths), np.uint8),
         }
-        if checksum:
-            columns["crc"] = self._checksums(paths, progress)
+        if checksum or before:
+            columns["crc"] = self._checksums(paths, _by_path(before) if before else {}, progress)
         return Index(columns, {"classes": classes}, self._stamp(folders))
 
-    def _checksums(self, paths: list[bytes], progress: Progress | None) -> NDArray[np.uint32]:
+    def _checksums(self, paths: list[bytes], before: dict[bytes, int], progress: Progress | None) -> NDArray[np.uint32]:
+        """Those that were stored `before`, and for files that are new since, of what they hold now."""
         crcs = np.zeros(len(paths), np.uint32)
         for row, path in enumerate(paths):
             try:
-                crcs[row] = crc32c((self._root / os.fsdecode(path)).read_bytes())
+                known = before.get(path)
+                crcs[row] = crc32c((self._root / os.fsdecode(path)).read_bytes()) if known is None else known
             except OSError:  # reading it will say so
                 pass
             if progress and row % _EVERY == 0:
@@ -151,9 +172,11 @@ def _files(root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str
     try:
         with os.scandir(root / folder) as entries:
             for entry in entries:
+                if entry.name.startswith("."):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     inside.append(f"{folder}/{entry.name}")
-                elif entry.name.lower().endswith(suffixes) and not entry.name.startswith("."):
+                elif entry.name.lower().endswith(suffixes):
                     yield f"{folder}/{entry.name}"
     except OSError as error:
         raise DataError(f"{root / folder}: {error.strerror or error}") from error
@@ -175,5 +198,19 @@ def _wait_until_settled(folder: Path) -> None:
         time.sleep(0.005)
 
 
-def _reopen(root: str, suffixes: tuple[str, ...]) -> FolderSource:
-    return FolderSource(root, suffixes=suffixes)
+def _by_path(index: Index) -> dict[bytes, int]:
+    paths = index["paths"].tobytes()
+    return {
+        paths[start:end]: crc
+        for (start, end), crc in zip(pairwise(index["offset"].tolist()), index["crc"].tolist(), strict=True)
+    }
+
+
+def _reopen(root: str, suffixes: tuple[str, ...], before: tuple[int, int]) -> FolderSource:
+    source = FolderSource(root, suffixes=suffixes)
+    if (now := source._fingerprint()) != before:
+        counts = (
+            f"it had {before[0]} pictures and has {now[0]}" if now[0] != before[0] else "its files have other names"
+        )
+        raise DataError(f"{root}: was changed after it was opened: {counts}; start again")
+    return source

@@ -11,14 +11,13 @@
 An index is beside its shard (`.x.tfrecord.allstep-index`), or in the cache folder when the shard is remote or its folder cannot be
 written. It is mapped, not loaded: a TFRecord sample takes 12 bytes of it, which all processes of a host share. It is used when it is whole
 (CRC), of the right kind, and made for the file as it is now (stamp: size and time of change); anything else is as good as no index, and
-the shard is walked again. A new index appears whole, by a rename. Processes that open the same shard at once take turns (`turns`). Where no
-index can be written, full disk or read-only cache, it stays in memory.
+the shard is walked again. Checksums (`crc`, where somebody asked for them) outlive that: they are what a changed file is held against,
+until new ones are asked for. A new index appears whole, by a rename. Processes that open the same shard at once take turns (`turns`).
+Where no index can be written, full disk or read-only cache, it stays in memory.
 """
 
 import json
-import os
 import struct
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -32,14 +31,15 @@ from numpy.typing import NDArray
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import Stamp, is_remote, local_path
 from allstep.data.sources.mapping import map_file
+from allstep.data.sources.parts import new_part
 from allstep.data.sources.turns import in_turn
+from allstep.errors import DataError
 
 FORMAT = 1
 _MAGIC = b"allstepI"
 _HEAD = struct.Struct("<8sII")
 _ALIGN = 64
 _CHUNK = 1 << 20
-_FORGOTTEN_SECONDS = 3600.0
 
 Progress = Callable[[str, int, int], None]
 """Told, as an index is built: the file's name, how much is done, of how much (bytes; files for a folder)."""
@@ -68,10 +68,12 @@ def indexed(
     *,
     needs: tuple[str, ...] = (),
     again: bool = False,
+    must_write: bool = False,
 ) -> Index:
     """The index of `where`: the one that is kept, if it is right and has the columns `needs`, else what `build` makes of it.
 
-    `build` must fill in the stamp, taken before it looked: then a change in the meantime shows. `again`: build in any case.
+    `build` must fill in the stamp, taken before it looked: then a change in the meantime shows. `again`: build in any case. `must_write`:
+    an index that can only stay in memory will not do.
     """
     places = index_places(where)
     if not again and (kept := find_index(places, kind, stamp(), needs)):
@@ -80,9 +82,8 @@ def indexed(
         if not again and (kept := find_index(places, kind, stamp(), needs)):  # another process made it while we waited
             return kept
         made = build()
-    for place in places:
-        if write_index(place, kind, made):
-            return find_index((place,), kind, made.stamp, needs) or made  # mapped, so that processes share it
+    if place := write_somewhere(where, kind, made, must_write):
+        return find_index((place,), kind, made.stamp, needs) or made  # mapped, so that processes share it
     return made
 
 
@@ -122,12 +123,36 @@ def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | No
         return None
 
 
+def stored_checksums(where: str | Path, kind: str) -> Index | None:
+    """The index of `where` that holds checksums, also when `where` was changed since: what they were stored for must still be true."""
+    found = (read_index(place, kind) for place in index_places(where))
+    return next((index for index in found if index and "crc" in index), None)
+
+
+def not_as_stored(found: int, stored: int) -> str:
+    """What is said of a sample whose checksum is another than the one that was stored."""
+    remedy = "if the change was wanted, `allstep data index --checksum` stores new ones"
+    return f"its CRC32C is {found:#010x}, the index says {stored:#010x}: damaged or changed since checksums were stored; {remedy}"
+
+
+def write_somewhere(where: str | Path, kind: str, index: Index, must: bool = False) -> Path | None:
+    """Writes the index of `where` to the best place that can be written. None where there is none; an error if it `must` be written."""
+    places = index_places(where)
+    for place in places:
+        if write_index(place, kind, index):
+            return place
+    if must:
+        tried = " nor ".join(map(str, places))
+        raise DataError(f"{where}: its index cannot be written, neither {tried}; ALLSTEP_CACHE names another folder")
+    return None
+
+
 def write_index(place: Path, kind: str, index: Index) -> bool:
     """Writes `index` to the file `place`, whole or not at all; False where that is not possible."""
     part = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = _new_part(place)
+        part = new_part(place)
         with part.open("r+b") as file:
             file.write(_HEAD.pack(_MAGIC, 0, 0))
             length, crc = _write_body(file, kind, index)
@@ -184,17 +209,3 @@ def _describe(kind: str, index: Index, columns: Mapping[str, NDArray[Any]]) -> b
         about["columns"][name] = [column.dtype.str, start, len(column)]
         start += column.nbytes
     return json.dumps(about).encode().ljust(room)
-
-
-def _new_part(place: Path) -> Path:
-    """An empty file beside `place`. One that a kill left behind an hour ago makes way; a younger one may have an owner."""
-    part = place.with_name(f"{place.name}.part")
-    try:
-        if time.time() - part.stat().st_mtime > _FORGOTTEN_SECONDS:
-            part.unlink(missing_ok=True)
-        else:
-            part = place.with_name(f"{place.name}.{os.getpid()}.part")
-    except FileNotFoundError:
-        pass
-    part.touch(exist_ok=False)
-    return part

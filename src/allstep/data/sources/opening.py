@@ -4,7 +4,7 @@
 a source                          is taken as it is
 x.tfrecord*, train-00000-of-01024 a file, pattern, URL or list of them             TFRecordSource
 x.tar, x.tar.gz, x.tgz            the same                                         TarSource
-a folder of TFRecords or tars     all of them                                      TFRecordSource, TarSource
+a folder of TFRecords or tars     all of them; here or behind a URL                TFRecordSource, TarSource
 a folder with data_batch_*.bin    CIFAR-10 as published                            CifarSource      train=False: test_batch.bin
 a folder with idx files           MNIST and its like                               IdxSource        train=False: t10k-*
 a folder of folders               class folders                                    FolderSource
@@ -22,7 +22,7 @@ from allstep.data.sources.arrays import CifarSource, IdxSource
 from allstep.data.sources.files import is_remote, local_path
 from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.index import Progress
-from allstep.data.sources.shards import Where, expand_braces
+from allstep.data.sources.shards import Where, expand_braces, list_folder
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import is_synthetic, synthetic
 from allstep.data.sources.tar import TarSource, is_tar
@@ -30,6 +30,7 @@ from allstep.data.sources.tfrecord import TFRecordSource, is_tfrecord
 from allstep.errors import DataError
 
 _IMAGES, _LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
+_TEST = ("t10k", "test_batch")
 _KINDS = "TFRecord files, tar files, idx files, CIFAR-10's *.bin files or class folders"
 
 
@@ -65,7 +66,7 @@ def open_source(
 
     if folder := _folder(where):
         return _open_folder(folder, records, tars, train, progress)
-    return _open_files(where, records, tars)
+    return _open_files(where, records, tars, train)
 
 
 def _folder(where: Where) -> Path | None:
@@ -85,29 +86,44 @@ def _open_folder(
     entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     names = [path.name for path in entries if path.is_file()]
     if any(map(is_tfrecord, names)):
-        return records(folder)
+        return _all_of(folder, records, train)
     if any(map(is_tar, names)):
-        return tars(folder)
+        return _all_of(folder, tars, train)
     if any(name.startswith("data_batch") and name.endswith(".bin") for name in names):
         return CifarSource(folder if train else folder / "test_batch.bin")
     if images := _idx_images(names, train):
         return _idx_pair(folder / images)
     if any(path.is_dir() for path in entries):
-        return FolderSource(folder, progress=progress)
+        return _all_of(folder, lambda where: FolderSource(str(where), progress=progress), train)
     raise DataError(f"{folder}: expected {_KINDS}, found {_some([path.name for path in entries])}")
 
 
-def _open_files(where: Where, records: Callable[[Where], Source], tars: Callable[[Where], Source]) -> Source:
+def _all_of(where: Where, opened: Callable[[Where], Source], train: bool) -> Source:
+    """What has no test part cannot give one: the training set in its place would be a score too good to be true."""
+    if not train:
+        raise DataError(
+            f"{where}: only folders of idx files and CIFAR-10's have a test part; name the place of the test set itself"
+        )
+    return opened(where)
+
+
+def _open_files(
+    where: Where, records: Callable[[Where], Source], tars: Callable[[Where], Source], train: bool
+) -> Source:
     first = str(where) if isinstance(where, str | Path) else str(next(iter(where), ""))
     name = next(expand_braces(first)).rstrip("/").rpartition("/")[2]
     if is_tar(name):
-        return tars(where)
-    if is_tfrecord(name) or _is_remote_folder(first):
-        return records(where)
+        return _all_of(where, tars, train)
+    if is_tfrecord(name):
+        return _all_of(where, records, train)
+    if not train and not name.startswith(_TEST):
+        return _all_of(where, records, train)
     if name.endswith(".bin"):
         return CifarSource(where)
     if _is_idx(name):
         return _idx_pair(local_path(first))
+    if is_remote(first) and (listed := list_folder(first)) is not None:
+        return _open_remote(first, listed, records, tars)
     if not is_remote(first) and not local_path(first).exists() and not any(mark in first for mark in "*?["):
         raise DataError(f"{first}: no such file or folder")
     raise DataError(
@@ -115,9 +131,16 @@ def _open_files(where: Where, records: Callable[[Where], Source], tars: Callable
     )
 
 
-def _is_remote_folder(where: str) -> bool:
-    """A URL without a suffix: taken as a folder of TFRecords, since asking every kind of server what it is costs a second."""
-    return is_remote(where) and "." not in where.rstrip("/").rpartition("/")[2]
+def _open_remote(
+    url: str, listed: list[str], records: Callable[[Where], Source], tars: Callable[[Where], Source]
+) -> Source:
+    """A folder behind a URL: of TFRecords or tars. What is read from the disk only, class folders and arrays, is said to be so."""
+    names = {one.rstrip("/").rpartition("/")[2]: one for one in listed}
+    for is_shard, opened in ((is_tfrecord, records), (is_tar, tars)):
+        if shards := [names[name] for name in sorted(names) if is_shard(name) and not name.startswith(".")]:
+            return opened(shards)
+    remedy = "copy it to this machine (then `allstep data pack` makes such files)"
+    raise DataError(f"{url}: behind a URL only TFRecord and tar files are read, found {_some(sorted(names))}; {remedy}")
 
 
 def _is_idx(name: str) -> bool:
@@ -125,10 +148,10 @@ def _is_idx(name: str) -> bool:
 
 
 def _idx_images(names: list[str], train: bool) -> str | None:
-    """The file of pictures for training, or the one for testing (t10k); the only one, if there is only one."""
+    """The file of pictures for training, or the one for testing (t10k); the only one for training, if there is only one."""
     pictures = [name for name in names if _is_idx(name)]
     wanted = [name for name in pictures if name.startswith("t10k") is not train]
-    return next(iter(wanted or (pictures if len(pictures) == 1 else [])), None)
+    return next(iter(wanted or (pictures if train and len(pictures) == 1 else [])), None)
 
 
 def _idx_pair(images: Path) -> IdxSource:

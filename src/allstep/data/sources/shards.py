@@ -103,6 +103,17 @@ def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     raise DataError(f"{pattern}: no such file or folder")
 
 
+def list_folder(url: str) -> list[str] | None:
+    """URLs of all that is in a remote folder; None where `url` is no folder."""
+    system, path = remote(url)
+    try:
+        if not system.isdir(path):
+            return None
+        return [system.unstrip_protocol(name) for name in system.ls(path, detail=False)]
+    except Exception as error:  # each of fsspec's many systems has errors of its own
+        raise DataError(f"{url}: cannot be listed: {error}") from error
+
+
 def _remote_matches(url: str, is_shard: Callable[[str], bool]) -> list[str]:
     system, path = remote(url)
     try:
@@ -112,7 +123,7 @@ def _remote_matches(url: str, is_shard: Callable[[str], bool]) -> list[str]:
             return [url]
         names = (entry["name"] for entry in system.ls(path, detail=True) if entry["type"] == "file")
         return sorted(system.unstrip_protocol(name) for name in names if is_shard(name.rsplit("/", 1)[-1]))
-    except OSError as error:
+    except Exception as error:  # each of fsspec's many systems has errors of its own
         raise DataError(f"{url}: cannot be listed: {error}") from error
 
 

@@ -10,28 +10,36 @@ object), is the target; everything else, and the key as `__key__`, goes to `fiel
 a read touches only the members of its sample. GNU's and POSIX's (pax) long names are understood.
 
 A tar has no checksum of its contents, only of its headers. A shard that is cut, or has a damaged header, gives all samples up to there; the
-rest of it is one BadSample. `checksum=True` stores a CRC32C per sample in the index, and every read is held against it.
+rest of it is one BadSample. So is every sample of a packed shard (`x.tar.gz`) whose compressed bytes are damaged: nothing tells which are
+right. `checksum=True` stores a CRC32C per sample in the index, and every read is held against it, also after the shard was changed;
+`again=True` stores new ones. Samples without a label: `target=""` says that they have none (their target is 0).
 """
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allstep.data.sources.checksum import crc32c
-from allstep.data.sources.files import File, open_file, stamp_of
-from allstep.data.sources.index import Index, Progress, indexed
+from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
+from allstep.data.sources.folder import PICTURES as SUFFIXES
+from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.data.sources.targroups import Groups
 from allstep.data.sources.tarwalk import members
-from allstep.data.sources.unpack import all_content, open_content, packing
+from allstep.data.sources.unpack import all_content, is_doubtful, open_content, packing
+from allstep.errors import DataError
 
 KIND = "tar"
-PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "bmp", "gif", "tif", "tiff")
+PICTURES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
 _TARGETS = ("cls", "txt", "json")
+_DOUBTFUL = "the compressed bytes of its shard are damaged, and nothing tells which samples in it are right"
 
 
 def is_tar(name: str) -> bool:
@@ -40,13 +48,19 @@ def is_tar(name: str) -> bool:
 
 
 class Shard:
-    """One tar file, and its index."""
+    """One tar file, and its index. `keep`: checksums that were stored before are kept, whatever happened to the file since."""
 
-    def __init__(self, where: str, checksum: bool, progress: Progress | None) -> None:
+    def __init__(self, where: str, checksum: bool, progress: Progress | None, *, keep: bool = False) -> None:
         self.where = where
-        needs = ("crc",) if checksum else ()
+        again = checksum and not keep
         self.index = indexed(
-            where, KIND, lambda: stamp_of(where), lambda: _build(where, checksum, progress), needs=needs
+            where,
+            KIND,
+            lambda: stamp_of(where),
+            lambda: _build(where, checksum, None if again else stored_checksums(where, KIND), progress),
+            needs=("crc",) if checksum else (),
+            again=again,
+            must_write=again,
         )
         self.lost: dict[int, str] = {int(row): reason for row, reason in self.index.extra["lost"]}
         self._extensions: list[str] = self.index.extra["extensions"]
@@ -75,7 +89,7 @@ class Shard:
             for extension, start, size in zip(extensions, starts, sizes, strict=True)
         }
         if "crc" in self.index and (crc := _crc(found.values())) != (expected := int(self.index["crc"][row])):
-            raise ValueError(f"its CRC32C is {crc:#010x}, the index says {expected:#010x}: the bytes are damaged")
+            raise ValueError(not_as_stored(crc, expected))
         return found
 
 
@@ -83,6 +97,7 @@ class TarSource(Source):
     """The samples of tar shards: a folder, file, pattern, URL or list of them.
 
     `data` and `target` name the extensions of the sample's data and target; without them, the first sample tells.
+    `checksum` stores checksums where there are none yet, `again` in any case.
     """
 
     def __init__(
@@ -93,17 +108,20 @@ class TarSource(Source):
         target: str | None = None,
         num_classes: int | None = None,
         checksum: bool = False,
+        again: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.shards = [Shard(name, checksum, progress) for name in list_shards(where, is_tar, "tar files")]
+        names = list_shards(where, is_tar, "tar files")
+        self.shards = [Shard(name, checksum, progress, keep=not again) for name in names]
         self._numbers = Numbering(map(len, self.shards))
         self.classes = read_classes(self.shards[0].where)
         self._num_classes = num_classes or len(self.classes) or None
         self._data = data
-        self._target_in = target or self._recognise_target()
+        self._target_in = self._recognise_target() if target is None else target
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, ([shard.where for shard in self.shards], self._data, self._target_in, self._num_classes)
+        names, stamps = [shard.where for shard in self.shards], [shard.index.stamp for shard in self.shards]
+        return _reopen, (names, stamps, self._data, self._target_in, self._num_classes)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -131,10 +149,12 @@ class TarSource(Source):
         fields = {
             name: _field(name, content) for name, content in found.items() if name not in (picture, self._target_in)
         }
-        target = self._target_of(found, key) if self._target_in else 0
+        target = 0 if self._target_in == "" else self._target_of(found, key)
         return Sample(found[picture], target, fields | {"__key__": key})
 
     def _target_of(self, found: dict[str, memoryview], key: str) -> Any:
+        if self._target_in is None:
+            raise ValueError(f"nothing is known as its label, it has only {', '.join(found)}; name it: target=...")
         if self._target_in not in found:
             raise ValueError(f"sample {key!r} has no {self._target_in}, only {', '.join(found)}")
         target = _target(self._target_in, bytes(found[self._target_in]))
@@ -143,7 +163,8 @@ class TarSource(Source):
         return target
 
     def _recognise_target(self) -> str | None:
-        """The extension that holds a class number, in the first of the first hundred samples that has one."""
+        """The extension that holds a class number, in the first of the first hundred samples that has one. None: all of them are bad."""
+        seen: set[str] = set()
         for number in range(min(len(self), 100)):
             which, row = self._numbers.locate(number)
             try:
@@ -152,6 +173,13 @@ class TarSource(Source):
                 continue
             if names := [name for name in _TARGETS if name in found and _is_class(name, found[name])]:
                 return names[0]
+            seen.update(found)
+        if seen:
+            known = "a whole number in cls, txt or json"
+            raise DataError(
+                f"{self.shards[0].where}: no label ({known}) in its first samples, which have {', '.join(sorted(seen))}; "
+                'name it: TarSource(..., target="..."), or target="" for samples without one'
+            )
         return None
 
 
@@ -186,11 +214,15 @@ def _crc(contents: Iterable[memoryview]) -> int:
     return crc32c(b"".join(contents))
 
 
-def _reopen(names: list[str], data: str | None, target: str | None, num_classes: int | None) -> TarSource:
-    return TarSource(names, data=data, target=target, num_classes=num_classes)
+def _reopen(
+    names: list[str], stamps: list[Stamp], data: str | None, target: str | None, num_classes: int | None
+) -> TarSource:
+    source = TarSource(names, data=data, target=target, num_classes=num_classes)
+    check_unchanged(names, stamps, [shard.index.stamp for shard in source.shards])
+    return source
 
 
-def _build(where: str, checksum: bool, progress: Progress | None) -> Index:
+def _build(where: str, checksum: bool, before: Index | None, progress: Progress | None) -> Index:
     file = open_file(where)
     packed = packing(file.read(0, 2)) == "gzip"
     with all_content(file, packed) as view:
@@ -201,8 +233,28 @@ def _build(where: str, checksum: bool, progress: Progress | None) -> Index:
             if progress and count % 4096 == 0:
                 progress(where, found.header, size)
         columns, extra = groups.finish()
-        if checksum:
+        if checksum or before:
             columns["crc"] = np.array([_crc(view[a : a + n] for a, n in spans) for spans in groups.spans()], np.uint32)
+        if before:
+            _keep_checksums(before, columns)
+        if is_doubtful(view):
+            extra["lost"] = [(row, _DOUBTFUL) for row in range(len(columns["place"]))]
     if progress:
         progress(where, size, size)
     return Index(columns, {"packed": packed, **extra}, file.stamp)
+
+
+def _keep_checksums(before: Index, columns: dict[str, NDArray[Any]]) -> None:
+    """Gives each sample the checksum that was stored for it `before`, if one was: by its key, the nth of that key."""
+    stored = dict(zip(_names(before), before["crc"].tolist(), strict=True))
+    columns["crc"] = np.array(
+        [stored.get(name, now) for name, now in zip(_names(columns), columns["crc"].tolist(), strict=True)], np.uint32
+    )
+
+
+def _names(columns: Index | dict[str, NDArray[Any]]) -> Iterator[tuple[bytes, int]]:
+    keys, ends, seen = columns["keys"].tobytes(), columns["key"].tolist(), Counter[bytes]()
+    for start, end in pairwise(ends):
+        key = keys[start:end]
+        yield key, seen[key]
+        seen[key] += 1

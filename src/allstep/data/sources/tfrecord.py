@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from allstep.data.sources import example, raw
 from allstep.data.sources.features import Layout, layout_for
-from allstep.data.sources.files import File, open_file, stamp_of
+from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.framing import OVERHEAD, data_at, length_at
 from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
@@ -73,11 +73,11 @@ class Shard:
 
     def labels(self, layout: Layout) -> NDArray[np.int64]:
         """The label of each record, -1 where there is none; counted once, then kept in the index."""
-        made_for = [layout.label, layout.labels_from]
+        made_for = [layout.label, layout.labels_from, layout.num_classes]
         if "label" not in self.index or self.index.extra.get("label") != made_for:
             labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
             extra = {**self.index.extra, "label": made_for}
-            self.index = Index({**self.index.columns, "label": labels.astype(np.int32)}, extra, self.index.stamp)
+            self.index = Index({**self.index.columns, "label": _smallest(labels)}, extra, self.index.stamp)
             any(write_index(place, KIND, self.index) for place in index_places(self.where))
         return self.index["label"].astype(np.int64)
 
@@ -117,8 +117,8 @@ class TFRecordSource(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         layout = self.layout
-        names = [shard.where for shard in self.shards]
-        return _reopen, (names, layout.features, layout.labels_from, layout.num_classes, self._check)
+        names, stamps = [shard.where for shard in self.shards], [shard.index.stamp for shard in self.shards]
+        return _reopen, (names, stamps, layout.features, layout.labels_from, layout.num_classes, self._check)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -168,9 +168,22 @@ class TFRecordSource(Source):
 
 
 def _reopen(
-    names: list[str], features: Mapping[str, str], labels_from: int, num_classes: int | None, check: bool
+    names: list[str],
+    stamps: list[Stamp],
+    features: Mapping[str, str],
+    labels_from: int,
+    num_classes: int | None,
+    check: bool,
 ) -> TFRecordSource:
-    return TFRecordSource(names, features, labels_from=labels_from, num_classes=num_classes, check=check)
+    source = TFRecordSource(names, features, labels_from=labels_from, num_classes=num_classes, check=check)
+    check_unchanged(names, stamps, [shard.index.stamp for shard in source.shards])
+    return source
+
+
+def _smallest(labels: NDArray[np.int64]) -> NDArray[Any]:
+    """In half the bytes, where they fit."""
+    fit = not len(labels) or (labels.min() >= -(1 << 31) and labels.max() < 1 << 31)
+    return labels.astype(np.int32) if fit else labels
 
 
 def _build(where: str, progress: Progress | None) -> Index:

@@ -6,6 +6,8 @@ ALLSTEP_CACHE/unpacked/<key>-<name>       key: a hash of the path or URL and its
 
 The unpacked file appears by a rename, whole. Of a packed file that is cut or damaged, all that came out before the damage is kept, and a
 mark is put behind it that is neither a record nor a member of a tar: its reader finds damage there, today and next time, instead of an end.
+There are two marks: of a file that was cut, what comes before is sound; where bytes or a checksum are wrong, nothing tells which of the
+bytes before are. Records have checksums of their own; a tar has none, and must take all of its samples for bad (`is_doubtful`).
 What kind of compression it is, the first bytes tell: gzip, or zlib as TensorFlow writes it.
 """
 
@@ -19,10 +21,12 @@ from pathlib import Path
 
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import File, LocalFile, Stamp, open_file
+from allstep.data.sources.parts import clear_forgotten, new_part
 from allstep.data.sources.turns import in_turn
 from allstep.errors import DataError
 
-CUT = b"allstep: the packed file is damaged here\n"
+CUT = b"allstep: the packed file is cut off here\n"
+DAMAGED = b"allstep: the packed file is damaged before or here\n"
 _EITHER = 47  # zlib's word for: gzip or zlib, look at the first bytes
 _CHUNK = 1 << 16
 _PIECE = 1 << 22
@@ -64,6 +68,11 @@ def open_content(where: str, packed: bool, stamp: Stamp) -> File:
     return LocalFile(unpacked(where)) if packed else file
 
 
+def is_doubtful(content: memoryview) -> bool:
+    """Whether unpacked content may be wrong anywhere, since its compressed bytes were damaged."""
+    return content[-len(DAMAGED) :] == DAMAGED
+
+
 @contextmanager
 def all_content(file: File, packed: bool) -> Iterator[memoryview]:
     """All plain bytes of a file, for one walk through them. A remote one is copied into the cache for as long as that takes."""
@@ -72,28 +81,38 @@ def all_content(file: File, packed: bool) -> Iterator[memoryview]:
     elif isinstance(file, LocalFile):
         yield file.view
     else:
-        copy = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
-        write_whole(copy, (bytes(file.read(start, _PIECE)) for start in range(0, file.size, _PIECE)))
-        try:
-            yield LocalFile(copy).view
-        finally:
-            copy.unlink(missing_ok=True)
+        yield _copy(file)
 
 
 def write_whole(target: Path, pieces: Iterator[bytes]) -> None:
     """Writes a file that is there whole or not at all."""
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with _part_of(target, pieces) as part:
+        part.replace(target)
+
+
+@contextmanager
+def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
+    """A file with these `pieces`, on its way to `target`; gone afterwards, unless it got there."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        clear_forgotten(target.parent)
+        part = new_part(target)
         try:
             with part.open("wb") as out:
                 out.writelines(pieces)
-            part.replace(target)
+            yield part
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder") from error
+
+
+def _copy(file: File) -> memoryview:
+    """The content of a remote file, mapped from a copy that has no name any more: the last view's end frees it, or the process's."""
+    pieces = (bytes(file.read(start, _PIECE)) for start in range(0, file.size, _PIECE))
+    with _part_of(cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}", pieces) as part:
+        return LocalFile(part).view
 
 
 def _pieces(packed: File, note: Note) -> Iterator[bytes]:
@@ -111,9 +130,11 @@ def _pieces(packed: File, note: Note) -> Iterator[bytes]:
                 yield machine.decompress(chunk, _PIECE)
                 chunk = machine.unconsumed_tail or machine.unused_data
         yield machine.flush()
-        reason = "" if machine.eof else f"its compressed stream does not end within its {packed.size} bytes"
+        if not machine.eof:
+            note(
+                f"{packed.name}: its compressed stream does not end within its {packed.size} bytes; what comes before is used"
+            )
+            yield CUT
     except zlib.error as error:
-        reason = f"its compressed bytes are damaged near byte {done} ({error})"
-    if reason:
-        note(f"{packed.name}: {reason}; what comes before is used")
-        yield CUT
+        note(f"{packed.name}: its compressed bytes are damaged near byte {done} or before ({error})")
+        yield DAMAGED
