@@ -73,3 +73,9 @@ class TestTheCommand:
     def test_nothing_there(self, tmp_path: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(tmp_path / "none")])
         assert getattr(outcome.exception, "exit_code", None) == 2
+
+    def test_no_name_is_not_the_current_folder(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(folder)
+        outcome = CliRunner().invoke(app, ["data", "info", ""])
+        assert getattr(outcome.exception, "exit_code", None) == 2
+        assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
