@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from allstep.data import Loader
-from allstep.data.loading import prefetch, workers
-from allstep.data.loading.fill import Recipe
+from allstep.data.loading import machinery, prefetch, workers
+from allstep.data.loading.fill import Recipe, Stopped
+from allstep.data.loading.workers_process import Processes
 from allstep.data.sources.source import Sample
 from allstep.data.transform import Transform
-from allstep.errors import AllstepError
+from allstep.errors import AllstepError, ConfigError
 from allstep.world import places
 from sources import Arrays, Singly, Unwilling, noise_transform, pictures
 
@@ -131,13 +133,49 @@ class TestProcesses:
         assert len(children()) == 4
         ours.close()
 
-    def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_closing_within_a_loop_is_not_taken_for_a_crash(self) -> None:
+        ours = loader(n=2000, kind="processes")
+        batches = iter(ours)
+        next(batches)
+        ours.close()
+        with pytest.raises(AllstepError, match="the loader was closed within a loop over it"):
+            list(batches)
+        assert next(iter(ours)).weight == 10
+        ours.close()
+
+    def test_a_number_is_never_set_back_and_what_is_over_is_not_begun(self) -> None:
+        crew = Processes(Recipe(Singly(pictures(4)), noise_transform()), 0)
+        with ThreadPoolExecutor(4) as pool:
+            numbers = list(pool.map(lambda _: crew.serial(), range(2000)))
+        assert sorted(numbers) == list(range(1, 2001))
+        crew.cancel()
+        assert crew._cell.read() == 2000
+        crew.close()
+
+    def test_a_stop_between_two_pieces_is_seen(self) -> None:
+        """As it happens when the loop ends just before a piece gets its number."""
+        crew = Processes(Recipe(Singly(pictures(4)), noise_transform()), 1)
+        (link,), stop = crew.links, prefetch.Stop()
+
+        def late() -> int:
+            stop.now = True
+            return 7
+
+        link._serial = late
+        with pytest.raises(Stopped):
+            link.work(None, slice(0, 0), stop)  # type: ignore[arg-type]
+        assert not link.busy
+        crew.close()
+
+    def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def stuck(picture: Picture) -> Picture:
             while picture[0, 0, 0] >= 20:
+                (tmp_path / str(os.getpid())).touch()
                 time.sleep(0.1)
             return picture
 
-        monkeypatch.setattr(prefetch, "_PATIENCE", 0.2)
+        monkeypatch.setattr(machinery, "PATIENCE", 0.2)
+        monkeypatch.setattr(prefetch, "PATIENCE", 1e9)  # processes, unlike threads, need not be awaited
         images = pictures(60)
         images[:, 0, 0, 0] = np.arange(60)
         ours = Loader(
@@ -145,7 +183,7 @@ class TestProcesses:
         )
         for batch in ours:
             if batch.position == 10:  # all that is under way now is stuck for good
-                until(lambda: all(link.busy for link in ours._machinery()._processes[0].links))
+                until(lambda: len(list(tmp_path.iterdir())) == 2)
                 break
         until(lambda: not our_threads())
         assert children() == []
@@ -380,6 +418,21 @@ class TestChoice:
             assert crew.kind == kind
             assert f"two threads need {part} of the time of one" in str(crew)
         assert self.choose(noise_transform(), cores=1).kind == "threads"
+
+    def test_threads_for_what_no_process_can_be_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lock = threading.Lock()
+
+        def hold(picture: Picture) -> Picture:
+            with lock:
+                return picture
+
+        monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 1.02)
+        transform = Transform(hold, shape=(4, 4, 3))
+        crew = self.choose(transform)
+        assert (crew.kind, crew.count) == ("threads", 2)
+        assert "cannot be sent to processes: TypeError" in crew.why
+        with pytest.raises(ConfigError, match=r"^hold cannot be sent to worker processes: .*; kind='threads'"):
+            next(iter(loader(kind="processes", transform=transform)))
 
     def test_the_measurement_survives_whatever_a_transform_does(self) -> None:
         def fail(picture: Picture) -> Picture:

@@ -23,6 +23,7 @@ from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError
 
 _PIECE = 8  # samples handed out at once, at most: microseconds of handing out against milliseconds of decoding
+PATIENCE = 1.0  # seconds until processes that are stuck in a sample are ended: starting others takes about as long
 _BLOCK = 400_000  # bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in fresh pages
 
 
@@ -73,7 +74,7 @@ class Machinery:
         processes.free = False
         try:
             works = [link.work for link in processes.links]
-            yield from prefetch.ahead_of_time(shares, works, self.ahead, processes.cancel)
+            yield from prefetch.ahead_of_time(shares, works, self.ahead, processes.cancel, PATIENCE)
         finally:
             processes.free = True
             if processes.broken:

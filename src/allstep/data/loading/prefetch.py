@@ -29,7 +29,7 @@ from allstep.data.loading.share import Filled, Share
 from allstep.data.order import Span
 from allstep.errors import AllstepError
 
-_PATIENCE = 5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
+PATIENCE = 5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
 Work = Callable[[Share, slice, "Stop"], Rows]
 
 
@@ -53,10 +53,17 @@ def one_after_the_other(shares: Iterator[Share], work: Work) -> Generator[tuple[
 
 
 def ahead_of_time(
-    shares: Iterator[Share], works: Sequence[Work], ahead: int, on_stop: Callable[[], None] = lambda: None
+    shares: Iterator[Share],
+    works: Sequence[Work],
+    ahead: int,
+    on_stop: Callable[[], None] = lambda: None,
+    patience: float | None = None,
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """The shares in their order, filled by one thread for each of `works`; `on_stop` hears of the end before threads are awaited."""
-    crew = _Crew(works, on_stop)
+    """The shares in their order, filled by one thread for each of `works`.
+
+    `on_stop` hears of the end before threads are awaited, for `patience` seconds at most.
+    """
+    crew = _Crew(works, on_stop, PATIENCE if patience is None else patience)
     under_way: deque[Share] = deque()
     try:
         while True:
@@ -79,8 +86,8 @@ def ahead_of_time(
 class _Crew:
     """The threads of one iteration."""
 
-    def __init__(self, works: Sequence[Work], on_stop: Callable[[], None]) -> None:
-        self._pid = os.getpid()
+    def __init__(self, works: Sequence[Work], on_stop: Callable[[], None], patience: float) -> None:
+        self._pid, self._patience = os.getpid(), patience
         self._stop, self._on_stop = Stop(), on_stop
         self._queue: SimpleQueue[tuple[Share, slice] | None] = SimpleQueue()
         self._threads = [
@@ -113,7 +120,7 @@ class _Crew:
         for _ in self._threads:
             self._queue.put(None)
         self._on_stop()
-        limit = time.monotonic() + _PATIENCE
+        limit = time.monotonic() + self._patience
         for thread in self._threads:
             if thread is not threading.current_thread():  # the garbage collector may run in any of them
                 thread.join(max(0.0, limit - time.monotonic()))

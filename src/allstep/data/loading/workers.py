@@ -19,6 +19,7 @@ from allstep import machine
 from allstep.data.loading.fill import Recipe, Rows, fill, look, picture_shape
 from allstep.data.loading.prefetch import Stop
 from allstep.data.loading.share import Share
+from allstep.data.loading.workers_process import cannot_travel
 from allstep.data.order import Numbers
 from allstep.errors import ConfigError
 
@@ -70,7 +71,11 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
         return Crew(count, "threads", "one worker")
     part = time_of_two_threads(recipe, numbers)
     why = f"two threads need {part:.2f} of the time of one"
-    return Crew(count, "threads" if part < _WORTH else "processes", why)
+    if part < _WORTH:
+        return Crew(count, "threads", why)
+    if reason := cannot_travel(recipe):
+        return Crew(count, "threads", f"{why}, but the transform or the source cannot be sent to processes: {reason}")
+    return Crew(count, "processes", why)
 
 
 def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:

@@ -21,8 +21,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from contextlib import suppress
-from itertools import count
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -31,7 +31,7 @@ from allstep.data.loading.fill import Recipe, Rows, Stopped
 from allstep.data.loading.memory import SharedBuffer
 from allstep.data.loading.prefetch import Stop
 from allstep.data.loading.share import Share
-from allstep.errors import AllstepError
+from allstep.errors import AllstepError, ConfigError
 
 _LENGTH = struct.Struct("<Q")
 _GRACE = 2.0  # seconds that a process has to end by itself
@@ -44,9 +44,9 @@ class Processes:
     def __init__(self, recipe: Recipe, num: int) -> None:
         self.free = True
         self._pid = os.getpid()
-        payload = cloudpickle.dumps(recipe)
+        payload = _pickled(recipe)
         self._cell = Cell()
-        self._serials = count(1)
+        self._lock = threading.Lock()
         self._last = 0
         self.links = [Link(self, number) for number in range(num)]
         for link in self.links:  # all are starting by now
@@ -59,9 +59,10 @@ class Processes:
         return any(link.busy or link.process.poll() is not None for link in self.links)
 
     def serial(self) -> int:
-        """A number for the next piece."""
-        self._last = max(self._last, serial := next(self._serials))
-        return serial
+        """A number for the next piece; the threads of all links ask."""
+        with self._lock:
+            self._last += 1
+            return self._last
 
     def cancel(self) -> None:
         """Nobody wants what was asked for so far."""
@@ -83,6 +84,7 @@ class Link:
 
     def __init__(self, crew: Processes, number: int) -> None:
         self.busy = False
+        self._hung_up = False
         self._serial, self._number = crew.serial, number
         self._known: set[int] = set()  # numbers of the buffers that the process has mapped
         self.sock, theirs = socket.socketpair()
@@ -91,22 +93,25 @@ class Link:
 
     def work(self, share: Share, piece: slice, stop: Stop) -> Rows:
         """Has a piece filled by the process."""
-        if stop():
+        serial = self._serial()
+        if stop():  # asked after the number was taken: `cancel` comes after the stop, and so knows all numbers that are under way
             raise Stopped
         self.busy = True
         try:
-            answer = self._ask(share, piece)
+            answer = self._ask(share, piece, serial)
         except (OSError, EOFError) as error:
             if stop():
                 raise Stopped from None
+            if self._hung_up:
+                raise AllstepError("the loader was closed within a loop over it; a new loop may begin") from None
             raise AllstepError(self._obituary(share, piece)) from error
         self.busy = False
         return _opened(answer, self.process.pid)
 
-    def _ask(self, share: Share, piece: slice) -> dict[str, Any]:
+    def _ask(self, share: Share, piece: slice, serial: int) -> dict[str, Any]:
         out, buffer = share.rows_of(piece), share.buffer
         question: dict[str, Any] = {
-            "serial": self._serial(),
+            "serial": serial,
             "epoch": share.span.epoch,
             "samples": share.samples[piece],
         }
@@ -140,6 +145,7 @@ class Link:
 
     def hang_up(self) -> None:
         """Tells the process to end."""
+        self._hung_up = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
@@ -151,6 +157,34 @@ class Link:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, content: Any) -> int:
+        return len(content)
+
+
+def cannot_travel(thing: Any) -> str | None:
+    """Why `thing` cannot be sent to another process; None when it can."""
+    try:
+        cloudpickle.dump(thing, _Nowhere())
+    except Exception as error:  # whatever a user's __reduce__ or __getstate__ raises
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _pickled(recipe: Recipe) -> bytes:
+    try:
+        payload: bytes = cloudpickle.dumps(recipe)
+    except Exception as error:
+        operations = recipe.transform.operations if recipe.transform else ()
+        culprit = next((each for each in operations if cannot_travel(each)), recipe.source)
+        raise ConfigError(
+            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' needs no sending"
+        ) from error
+    return payload
 
 
 class Cell:
