@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import os
 import random
 import zlib
 from pathlib import Path
@@ -15,7 +16,7 @@ from allstep.data.sources.checksum import crc32c, mask, masked
 from allstep.data.sources.files import is_remote, open_file, stamp_of
 from allstep.data.sources.mapping import map_file
 from allstep.data.sources.shards import Numbering, expand_braces, list_shards
-from allstep.data.sources.unpack import CUT, packing, unpacked
+from allstep.data.sources.unpack import CUT, DAMAGED, all_content, packing, unpacked
 from allstep.errors import DataError
 
 
@@ -75,6 +76,38 @@ def test_a_remote_file_is_read_by_ranges() -> None:
         open_file("memory://nowhere")
     with pytest.raises(DataError, match="gopher://x: is no URL that fsspec can open"):
         open_file("gopher://x")
+
+
+class Hiccups:
+    """A file system whose first reads of a range fail."""
+
+    def __init__(self, system: Any, errors: list[Exception]) -> None:
+        self._system, self.errors = system, errors
+
+    def cat_file(self, *given: Any, **named: Any) -> Any:
+        if self.errors:
+            raise self.errors.pop()
+        return self._system.cat_file(*given, **named)
+
+
+def test_a_hiccup_of_the_network_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, waits = pytest.importorskip("fsspec").filesystem("memory"), list[float]()
+    monkeypatch.setattr("allstep.data.sources.files.time.sleep", waits.append)
+    memory.pipe("/some/file", b"0123456789")
+    try:
+        file: Any = open_file("memory://some/file")
+        file._system = hiccups = Hiccups(memory, [TimeoutError(), ConnectionResetError()])
+        assert bytes(file.read(3, 4)) == b"3456" and waits == [0.2, 1.0]
+        hiccups.errors = [TimeoutError("late")] * 4
+        with pytest.raises(DataError, match="bytes 0 to 1 cannot be read: TimeoutError: late"):
+            file.read(0, 1)
+        assert len(hiccups.errors) == 1 and len(waits) == 4
+        hiccups.errors = [PermissionError("no")] * 2
+        with pytest.raises(DataError, match="PermissionError"):
+            file.read(0, 1)
+        assert len(hiccups.errors) == 1 and len(waits) == 4
+    finally:
+        memory.rm("/some", recursive=True)
 
 
 def test_shards_of_a_folder_pattern_braces_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +190,10 @@ def test_what_comes_before_the_damage_is_kept_and_marked(tmp_path: Path) -> None
     assert "does not end within its 50000 bytes" in said[1]
     path.write_bytes(packed[:80_000] + bytes(100) + packed[80_100:])
     content = unpacked(str(path), said.append).read_bytes()
-    assert content.endswith(CUT) or content != CONTENT
+    assert content.endswith(DAMAGED) and "damaged near byte" in said[3]
+    path.write_bytes(packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:])  # only the checksum is wrong
+    content = unpacked(str(path), said.append).read_bytes()
+    assert content.endswith(DAMAGED) and CONTENT.startswith(content.removesuffix(DAMAGED))
 
 
 def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,3 +202,25 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
+
+
+def test_what_a_kill_left_in_the_cache_is_cleared_away(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "unpacked"
+    folder.mkdir(parents=True)
+    old, young = folder / "0123-x.part", folder / "4567-y.part"
+    for part in (old, young):
+        part.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
+    target = unpacked(str(tmp_path / "x.gz"), lambda text: None)
+    assert sorted(path.name for path in folder.iterdir()) == sorted((target.name, young.name))  # it may have an owner
+
+
+def test_the_copy_of_a_remote_file_has_no_name_while_it_is_read(tmp_path: Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/some/file", CONTENT)
+    try:
+        with all_content(open_file("memory://some/file"), packed=False) as view:
+            assert view == CONTENT and not list((tmp_path / "cache" / "index").iterdir())
+    finally:
+        memory.rm("/some", recursive=True)

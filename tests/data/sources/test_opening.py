@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,57 @@ def test_an_empty_name_is_not_the_current_folder(folder: Path, monkeypatch: pyte
     monkeypatch.chdir(folder)
     with pytest.raises(DataError, match="no place is given"):
         open_source("")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"x-0.tar": bytes(1024), "notes.md": b""}, TarSource),
+        ({"x.tfrecord": frame(encode({"image": b"x", "label": 0})), "classes.txt": b"a"}, TFRecordSource),
+        ({"cat/x.jpg": b"", "dog/y.jpg": b""}, "only TFRecord and tar files are read, found cat, dog; copy it"),
+        (
+            {"train-images-idx3-ubyte": b"", "train-labels-idx1-ubyte": b""},
+            "found train-images-idx3-ubyte, train-labels",
+        ),
+    ],
+)
+def test_a_folder_behind_a_url(content: dict[str, bytes], kind: Any) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe({f"/v1.0/set/{name}": data for name, data in content.items()})
+    try:
+        for url in ("memory://v1.0/set", "memory://v1.0/set/"):
+            if isinstance(kind, str):
+                with pytest.raises(DataError, match=kind):
+                    open_source(url)
+            else:
+                assert isinstance(open_source(url), kind)
+    finally:
+        memory.rm("/v1.0", recursive=True)
+
+
+def test_what_is_read_from_the_disk_only_is_said_to_be_so() -> None:
+    pytest.importorskip("fsspec")
+    for name in ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "data_batch_1.bin"):
+        with pytest.raises(DataError, match="behind a URL only TFRecord and tar files are read; copy it"):
+            open_source(f"memory://nowhere/{name}")
+    with pytest.raises(DataError, match="behind a URL only"):
+        FolderSource("memory://nowhere")
+    with pytest.raises(DataError, match="not known by its name"):
+        open_source("memory://nowhere")
+
+
+def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> None:
+    def refused(where: Path) -> bool:
+        with pytest.raises(DataError, match="only folders of idx files and CIFAR-10's have a test part"):
+            open_source(where, train=False)
+        return True
+
+    (folder / "tars").mkdir()
+    (folder / "tars" / "x.tar").write_bytes(bytes(1024))
+    assert refused(folder) and refused(folder / "tars") and refused(folder / "tars" / "x.tar")
+    idx.write(folder / "train-images-idx3-ubyte", np.zeros((2, 4, 4), np.uint8))
+    idx.write(folder / "train-labels-idx1-ubyte", np.zeros(2, np.uint8))
+    assert len(open_source(folder)) == 2 and refused(folder) and refused(folder / "train-images-idx3-ubyte")
 
 
 def test_opening_needs_no_torch() -> None:

@@ -270,7 +270,7 @@ def test_checksums_outlive_a_change_until_new_ones_are_stored(tmp_path: Path) ->
     flip(path, path.read_bytes().index(b"picture 2"))
     for source in (TarSource(path), TarSource(path), TarSource(path, checksum=True)):
         assert [sample is None for sample in read_all(source)] == [False, False, True, False, False, False]
-    with pytest.raises(BadSample, match="changed since checksums were stored; .* `allstep data index --checksum`"):
+    with pytest.raises(BadSample, match=r"changed since checksums were stored; .* `allstep data index --checksum`"):
         TarSource(path).read(2)
     write_tar(path, [("new.jpg", b"n"), ("new.cls", b"1"), *pairs(2)])
     assert None not in read_all(TarSource(path))

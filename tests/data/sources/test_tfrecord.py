@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allstep.data.packing.source import with_all_features
 from allstep.data.sources import unpack
 from allstep.data.sources.example import encode
 from allstep.data.sources.files import RemoteFile
@@ -272,3 +273,23 @@ def test_many_threads_read_at_once(write: Write) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: bytes(source.read(number).data), numbers))
     assert found == [b"%d-%d" % divmod(number, 40) for number in numbers]
+
+
+def test_the_text_of_a_class_may_be_missing(tmp_path: Path) -> None:
+    first = {"image/encoded": b"j", "image/class/label": 1, "image/class/text": "cat"}
+    records = [first, {"image/encoded": b"j", "image/class/label": 2}]
+    (tmp_path / "x.tfrecord").write_bytes(b"".join(frame(encode(record)) for record in records))
+    for source in (TFRecordSource(tmp_path), pickle.loads(pickle.dumps(TFRecordSource(tmp_path)))):
+        assert [dict(source.read(number).fields) for number in (0, 1)] == [{"text": b"cat"}, {}]
+    packed = with_all_features(TFRecordSource(tmp_path))
+    assert [dict(packed.read(number).fields) for number in (0, 1)] == [{"image/class/text": b"cat"}, {}]
+
+
+def test_another_process_does_not_take_another_shard_for_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(frame(b"one") + frame(b"two"))
+    pickled = pickle.dumps(TFRecordSource(path, {}))
+    assert len(pickle.loads(pickled)) == 2
+    path.write_bytes(frame(b"zero") + frame(b"one") + frame(b"two"))
+    with pytest.raises(DataError, match=r"x.tfrecord: was changed after it was opened"):
+        pickle.loads(pickled)
