@@ -49,6 +49,12 @@ def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     assert first["loss"] == second["loss"]
 
 
+def test_strict_is_kept_with_the_run(tmp_path: Path) -> None:
+    done = allstep("digits", "epochs=1", "--strict", "--workers", "1", "--out", "out", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_config(str(tmp_path / "out" / "config.yaml")).data.strict
+
+
 def test_the_recipes_are_listed(tmp_path: Path) -> None:
     done = allstep("--list", folder=tmp_path)
     assert all(name in done.stdout for name in RECIPES)

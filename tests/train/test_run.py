@@ -1,5 +1,6 @@
 """Whole runs on the digits: one worker and several do the same; what they tell is right; bad input ends all alike."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import allstep
 from allstep import comm, runlog
 from allstep.data import Batch, Loader
-from allstep.train import agree, read_config
+from allstep.train import agree, build, read_config
 from allstep.train.evaluate import evaluate
 from allstep.train.run import train
 from allstep.train.watch import Record, Result
@@ -92,6 +93,47 @@ def test_the_record_says_what_happened(ranks: Any) -> None:
     assert record.end is not None
     assert record.end["test"]["accuracy"] == result.test.accuracy
     assert len(steps) == 2 * 22
+
+
+class Damaged(Arrays):
+    """Some of the samples of each part cannot be read."""
+
+    def __init__(self, images: Any, labels: Any) -> None:
+        super().__init__(images, labels, bad=DAMAGED)
+
+
+DAMAGED = (3, 70, 71, 200, 350)
+
+
+def run_on_damaged_data(words: list[str]) -> Result:
+    world = allstep.init()
+    build.ArraySource = Damaged  # type: ignore[misc, assignment]
+    out = Path.cwd() / "out"
+    watchers = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
+    return train(read_config("digits", [*SHORT, *words]), world, out, watchers)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_bad_samples_are_skipped_listed_and_counted_over_all_ranks(ranks: Any, size: int) -> None:
+    """Each is bad in the training set, which two parts share, and in the test set."""
+    result = ranks(size, run_on_damaged_data, [])[0]
+    assert result.test.count == 360 - len(DAMAGED)
+    lists = {path.name: path.read_text().splitlines() for path in result.out.glob("quarantine*.jsonl")}
+    assert sum(map(len, lists.values())) == result.num_bad
+    test = [json.loads(line)["number"] for name, lines in lists.items() if "test" in name for line in lines]
+    rest = [json.loads(line)["number"] for name, lines in lists.items() if "test" not in name for line in lines]
+    assert sorted(test) == sorted(set(rest)) == list(DAMAGED)
+    record = runlog.read(result.out / "run.jsonl")
+    assert record.events[0]["num_bad"] == len(DAMAGED)
+    assert record.end is not None
+    assert record.end["num_bad"] == result.num_bad
+
+
+@pytest.mark.parametrize("word", ["data.strict=true", "data.budget=0"])
+def test_strict_and_budget_end_the_run(ranks: Any, word: str) -> None:
+    outcomes = ranks.outcomes(2, run_on_damaged_data, [word])
+    assert all(outcome.exit_code != 0 for outcome in outcomes)
+    assert any("made to be bad" in outcome.output for outcome in outcomes)
 
 
 def diverge() -> None:

@@ -22,6 +22,9 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; else runs/<recipe>-<time>.")] = None,
     data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")
+    ] = False,
     launcher: Annotated[
         str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
     ] = None,
@@ -34,6 +37,7 @@ def train(
         _list()
         return
     source, words = _split(arguments or [])
+    words += ["data.strict=true"] if strict else []
     world = World.detect(launcher)
     if world.launcher == NONE:
         raise typer.Exit(_start(source, words, workers, out, data))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,20 +22,28 @@ from allstep.world import World
 _EVAL_BATCH = 500  # samples per rank: evaluation needs no gradients, so more fit than in training
 
 
-def make_loaders(config: RunConfig, images: ImageSet, world: World) -> dict[str, Loader]:
-    """The three parts: training in a new order every epoch, the others as they lie."""
+def make_loaders(config: RunConfig, images: ImageSet, world: World, out: Path) -> dict[str, Loader]:
+    """The three parts: training in a new order every epoch, the others as they lie. Bad samples are listed in `out`, by part."""
     n = len(images.train)
     held_out = num_validation(config, n)
     seed = config.data.split_seed
     kept = order.kept(np.arange(n - held_out), n, held_out, seed)
-    loader = partial(Loader, world=world)
+    loader = partial(Loader, world=world, strict=config.data.strict, budget=config.data.budget)
     train = ArraySource(images.train.images, images.train.labels)
     test = ArraySource(images.test.images, images.test.labels)
     many = _EVAL_BATCH * world.size
     return {
-        "train": loader(train, batch=config.global_batch, seed=config.seed, numbers=kept),
-        "validation": loader(train, batch=many, seed=None, numbers=order.held_out(n, held_out, seed)),
-        "test": loader(test, batch=many, seed=None),
+        "train": loader(
+            train, batch=config.global_batch, seed=config.seed, numbers=kept, quarantine=out / "quarantine.jsonl"
+        ),
+        "validation": loader(
+            train,
+            batch=many,
+            seed=None,
+            numbers=order.held_out(n, held_out, seed),
+            quarantine=out / "quarantine-validation.jsonl",
+        ),
+        "test": loader(test, batch=many, seed=None, quarantine=out / "quarantine-test.jsonl"),
     }
 
 

@@ -37,6 +37,10 @@ class DataConfig(_Section):
     """Samples held out of the training set; None takes 5,000, or a tenth of a small set."""
     split_seed: Whole = 0
     """Which ones: not the run's seed, so that runs can be compared."""
+    strict: bool = False
+    """The first bad sample ends the run, rather than being skipped and listed in the run folder."""
+    budget: Whole | None = None
+    """Bad samples of a part that each worker may skip; None: 100, or 0.1% of a large set."""
 
 
 class ModelConfig(_Section):

@@ -41,7 +41,7 @@ def train(config: RunConfig, world: World, out: Path, watchers: Sequence[Watcher
     hvd.init()
     config = config.resolved(world.size)
     found, images = _data_on_every_host(config, world)
-    loaders = make_loaders(config, images, world)
+    loaders = make_loaders(config, images, world, out)
     trainer = make_trainer(config, images, loaders["train"].num_samples)
     job = _Job(config, world, trainer, loaders, watchers)
     opening = _opening(job, found, images, out)
@@ -60,7 +60,7 @@ def _run(job: _Job, out: Path) -> Result:
     seconds = time.perf_counter() - started
     training = sum(end.seconds for end in ends)
     speed = job.loaders["train"].num_samples * len(ends) / training
-    return Result(test, ends[-1].validation, speed, training / len(ends), seconds, out)
+    return Result(test, ends[-1].validation, speed, training / len(ends), seconds, out, _num_bad(job))
 
 
 def _epoch(job: _Job, epoch: int) -> EpochEnd:
@@ -77,10 +77,16 @@ def _epoch(job: _Job, epoch: int) -> EpochEnd:
             clock.restart()
     seconds = time.perf_counter() - started
     validation = evaluate(job.trainer.net, job.loaders["validation"], job.trainer.to_input)
-    end = EpochEnd(epoch, last, whole.score(), validation, seconds)
+    end = EpochEnd(epoch, last, whole.score(), validation, seconds, _num_bad(job))
     for watcher in job.watchers:
         watcher.epoch(end)
     return end
+
+
+def _num_bad(job: _Job) -> int:
+    """Samples that were skipped so far, by all ranks; one that two ranks met, in different epochs, counts twice."""
+    mine = sum(loader.num_bad for loader in job.loaders.values())
+    return sum(agree.gather(job.world, mine))
 
 
 def _report(job: _Job, epoch: int, seen: int, mine: Tally, clock: Clock) -> Tally:

@@ -76,6 +76,8 @@ class EpochEnd:
     validation: Score
     seconds: float
     """Of training, without validation."""
+    num_bad: int = 0
+    """Samples found bad and skipped since the run began."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Result:
     seconds: float
     """Of the whole run, from the first batch to the test."""
     out: Path
+    num_bad: int = 0
+    """Samples found bad and skipped."""
 
 
 class Watcher(Protocol):
@@ -106,6 +110,7 @@ class Record:
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
+        self._num_bad = 0
 
     def start(self, opening: Opening) -> None:
         self.log.start(
@@ -124,6 +129,10 @@ class Record:
         self.log.step(**fields.pop("times"), **fields)
 
     def epoch(self, end: EpochEnd) -> None:
+        if end.num_bad > self._num_bad:
+            self._num_bad = end.num_bad
+            text = f"{end.num_bad} samples were found bad and skipped so far; quarantine*.jsonl in the run folder lists them"
+            self.log.event(text, epoch=end.epoch, samples=end.samples, num_bad=end.num_bad)
         self.log.eval(part="validation", epoch=end.epoch, samples=end.samples, **asdict(end.validation))
 
     def end(self, result: Result) -> None:
