@@ -3,7 +3,8 @@
 | first bytes | by | when that fails |
 |---|---|---|
 | JPEG | simplejpeg (`jpeg`), only what a crop needs | Pillow: CMYK, odd sampling, harmless complaints. Broken files are errors at once |
-| anything else (PNG, WebP, BMP, TIFF ...) | OpenCV | Pillow |
+| TIFF | OpenCV, after Pillow has read it: OpenCV hands out strips that it could not unpack | |
+| anything else (PNG, WebP, BMP ...) | OpenCV | Pillow |
 | arrays | as they are | |
 
 A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is dropped, not blended; palettes and
@@ -39,6 +40,7 @@ _FLAGS = {
     3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
 }
 _PILLOW_MODES = {1: "L", 3: "RGB"}
+_TIFF = (b"II*\0", b"MM\0*")
 
 
 def decode(data: Any, channels: int = 3) -> Picture:
@@ -106,6 +108,8 @@ def _with_channels(data: Any, channels: int) -> Picture:
 def _by_opencv(code: memoryview, channels: int) -> Picture:
     if not len(code):
         raise ValueError("no bytes at all")
+    if bytes(code[:4]) in _TIFF:
+        _by_pillow(code, channels)
     try:
         picture = cv2.imdecode(np.frombuffer(code, np.uint8), _FLAGS[channels])
     except cv2.error:
