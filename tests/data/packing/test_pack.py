@@ -24,11 +24,12 @@ from allstep.data.packing.pack import Outcome, pack
 from allstep.data.packing.plan import Options, Origin, Plan, num_shards
 from allstep.data.sources.arrays import ArraySource
 from allstep.data.sources.example import decode, encode
-from allstep.data.sources.framing import frame, read_records
+from allstep.data.sources.framing import frame
 from allstep.data.sources.opening import open_source
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError
 from picture_folders import CLASSES, encoded, make_folder
+from tfrecord_files import read_records
 
 NUM = 24
 

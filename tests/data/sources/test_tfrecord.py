@@ -1,4 +1,4 @@
-"""TFRecord shards as a source. The reference is what was written, by the plain writer of `framing`."""
+"""TFRecord shards as a source. The reference is what was written, by `frame`."""
 
 import pickle
 from collections.abc import Callable
@@ -13,10 +13,11 @@ from allstep.data.packing.source import with_all_features
 from allstep.data.sources import unpack
 from allstep.data.sources.example import encode
 from allstep.data.sources.files import RemoteFile
-from allstep.data.sources.framing import RecordWriter, frame, read_records
+from allstep.data.sources.framing import frame
 from allstep.data.sources.source import BadSample
 from allstep.data.sources.tfrecord import TFRecordSource, is_tfrecord
 from allstep.errors import DataError
+from tfrecord_files import read_records, write_records
 
 Write = Callable[..., Path]
 
@@ -31,11 +32,7 @@ def write(tmp_path: Path) -> Write:
     def write(records: list[Any], name: str = "x.tfrecord") -> Path:
         path = tmp_path / "set" / name
         path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as file:
-            writer = RecordWriter(file)
-            for record in records:
-                writer.write(encode(record) if isinstance(record, dict) else record)
-        return path
+        return write_records(path, (encode(record) if isinstance(record, dict) else record for record in records))
 
     return write
 

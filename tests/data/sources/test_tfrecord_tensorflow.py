@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from allstep.data.sources import example
-from allstep.data.sources.framing import RecordWriter
 from allstep.data.sources.tfrecord import TFRecordSource
+from tfrecord_files import write_records
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +64,7 @@ def write_theirs(tf: Any, path: Path, records: list[bytes], compression: str = "
 def test_the_framing_is_equal_byte_for_byte_and_read_by_both(tf: Any, tmp_path: Path) -> None:
     ours, reference = tmp_path / "ours.tfrecord", tmp_path / "theirs.tfrecord"
     write_theirs(tf, reference, RECORDS)
-    with ours.open("wb") as file:
-        writer = RecordWriter(file)
-        for record in RECORDS:
-            writer.write(record)
+    write_records(ours, RECORDS)
     assert ours.read_bytes() == reference.read_bytes()
     assert list(tf.data.TFRecordDataset(str(ours)).as_numpy_iterator()) == RECORDS
     source = TFRecordSource(reference, features={})

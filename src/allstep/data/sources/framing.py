@@ -7,16 +7,14 @@ offset + 12   length    the data, mostly a tf.train.Example
 ...           4 bytes   masked CRC32C of the data
 ```
 
-`frame` makes one, `RecordWriter` writes many, `read_records` goes through a whole file and stops at the first damage. Finding the places of
-all records, also in a damaged file, is the work of `walk`.
+`frame` makes one, `length_at` and `data_at` read one and check it. Finding the places of all records, also in a damaged file, is the work
+of `walk`.
 """
 
 import struct
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from allstep.data.sources.checksum import masked
-from allstep.errors import DataError
 
 HEADER, FOOTER = 12, 4
 OVERHEAD = HEADER + FOOTER
@@ -36,22 +34,6 @@ def header(length: int) -> bytes:
     return packed + FOOT.pack(masked(packed))
 
 
-class RecordWriter:
-    """Writes records to an open binary file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.nbytes = 0
-        self.num_records = 0
-
-    def write(self, data: Any) -> int:
-        """Adds a record; gives back the offset where it begins."""
-        offset = self.nbytes
-        self.nbytes += self._file.write(frame(data))
-        self.num_records += 1
-        return offset
-
-
 def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -> memoryview:
     """The data, `length` bytes, of the record at `offset`; ValueError when it is not what its checksum was made for."""
     start, end = offset + HEADER, offset + HEADER + length
@@ -63,19 +45,6 @@ def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -
         if found != expected:
             raise ValueError(f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are damaged")
     return data
-
-
-def read_records(content: Any, name: str = "the records") -> Iterator[memoryview]:
-    """The data of all records in `content`, in order, each one checked; DataError at the first damage."""
-    view = memoryview(content).cast("B")
-    offset = 0
-    while offset < len(view):
-        try:
-            length = length_at(view, offset)
-            yield data_at(view, offset, length)
-        except ValueError as error:
-            raise DataError(f"{name}: record at byte {offset}: {error}") from error
-        offset += OVERHEAD + length
 
 
 def length_at(view: memoryview, offset: int) -> int:
