@@ -81,7 +81,7 @@ class Loader:
         world = world or World.alone()
         seed = None if seed is None else _whole("seed", seed)
         self.source, self.transform, self.seed = source, transform, seed
-        self.numbers = None if numbers is None else _checked_numbers(numbers, len(source))
+        self.numbers = None if numbers is None else order.some_of(numbers, len(source))
         self.num_samples = len(source) if self.numbers is None else len(self.numbers)
         self.position = 0
         self._world, self._reader = world, _reader(self.num_samples, seed, world, partition)
@@ -121,7 +121,7 @@ class Loader:
 
     @property
     def num_bad(self) -> int:
-        """Samples that this worker found bad and skipped."""
+        """Samples that this worker found bad and skipped, with those of an earlier run's list that it goes on with."""
         return self._quarantine.num_bad
 
     def __len__(self) -> int:
@@ -281,16 +281,3 @@ def _not_negative(name: str, value: Any) -> int:
     if (number := _whole(name, value)) < 0:
         raise ConfigError(f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}")
     return number
-
-
-def _checked_numbers(numbers: order.Numbers, n: int) -> order.Numbers:
-    numbers = np.asarray(numbers)
-    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-        hint = "; np.flatnonzero makes numbers of a mask" if numbers.dtype.kind == "b" else ""
-        raise ConfigError(
-            f"numbers is a list of whole numbers, those of samples, not a {numbers.dtype} array of shape {numbers.shape}{hint}"
-        )
-    numbers = numbers.astype(np.int64)
-    if numbers.size and not (numbers.min() >= 0 and numbers.max() < n):
-        raise ConfigError(f"numbers are those of samples, 0 to {n - 1}; these are {numbers.min()} to {numbers.max()}")
-    return numbers

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.keys import digest, mixed
+from allstep.errors import ConfigError
 
 Numbers = NDArray[np.int64]
 Partition = Literal["share", "whole"]
@@ -145,6 +146,18 @@ def default_validation(n: int) -> int:
 def share(count: int, rank: int, size: int) -> slice:
     """The piece of a batch of `count` samples that belongs to `rank`; pieces differ by at most one sample and may be empty."""
     return slice(rank * count // size, (rank + 1) * count // size)
+
+
+def some_of(numbers: Sequence[int] | Numbers, n: int) -> Numbers:
+    """`numbers` as given by a user who wants only these of n samples; ConfigError when they cannot be that."""
+    given = np.asarray(numbers)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        hint = "; np.flatnonzero makes numbers of a mask" if given.dtype.kind == "b" else ""
+        found = f"a {given.dtype} array of shape {given.shape}"
+        raise ConfigError(f"numbers is a list of whole numbers, those of samples, not {found}{hint}")
+    if given.size and not (given.min() >= 0 and given.max() < n):
+        raise ConfigError(f"numbers are those of samples, 0 to {n - 1}; these are {given.min()} to {given.max()}")
+    return given.astype(np.int64)
 
 
 def _check_split(n: int, validation: int) -> None:

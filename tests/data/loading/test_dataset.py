@@ -11,6 +11,7 @@ from allstep.data import Loader
 from allstep.data.loading.dataset import SourceDataset, as_dataset
 from allstep.data.sources.source import BadSample
 from allstep.data.transform import Transform
+from allstep.errors import ConfigError
 from sources import Arrays, noise_transform, pictures
 
 
@@ -53,3 +54,8 @@ def test_what_is_bad_and_what_is_not_there_is_an_error() -> None:
         dataset[2]
     with pytest.raises(IndexError, match="0 to 4, not 5"):
         dataset[5]
+
+
+def test_a_mask_is_not_taken_for_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"np\.flatnonzero"):
+        as_dataset(Arrays(pictures(4)), numbers=np.arange(4) > 1)  # type: ignore[arg-type]

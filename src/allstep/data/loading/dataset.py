@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from allstep.data.loading import fill
 from allstep.data.loading.batch import pictures_first
-from allstep.data.order import Numbers
+from allstep.data.order import Numbers, some_of
 from allstep.data.sources.source import BadSample, Source
 from allstep.data.transform import Transform
 
@@ -30,7 +30,8 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
     def __init__(
         self, source: Source, transform: Transform | None = None, seed: int = 0, numbers: Numbers | None = None
     ) -> None:
-        self.source, self.transform, self.seed, self.numbers = source, transform, seed, numbers
+        self.source, self.transform, self.seed = source, transform, seed
+        self.numbers = None if numbers is None else some_of(numbers, len(source))
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # seen by workers that live for many epochs
         self._picture: Any = None
