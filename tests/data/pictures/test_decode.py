@@ -1,5 +1,7 @@
 """From stored bytes to pictures. Reference: Pillow, and the picture that was encoded."""
 
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
