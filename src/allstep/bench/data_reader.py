@@ -20,6 +20,7 @@ from allstep.bench.data_peers import PEERS, RECORDS, SMALL_PEERS, Settings
 
 OURS, PACKED, RAW = "allstep", "allstep, packed", "allstep, raw"
 FOLDERS = {OURS: RECORDS, PACKED: "packed", RAW: "raw"}
+_WITHOUT_END = 1 << 60  # samples
 _DISCARD = 0.35  # of a turn, for what was gathered before it
 _LEAST_DISCARD = 4  # batches
 
@@ -30,8 +31,8 @@ def _allstep(settings: Settings, name: str, *operations: Any) -> Iterator[int]:
 
     source = open_source(str(settings.path / FOLDERS[name]))
     loader = Loader(source, Transform(*operations), batch=settings.batch, seed=0, workers=settings.num_threads)
-    while True:
-        yield from (batch.weight for batch in loader)
+    for batch in loader.batches(0, _WITHOUT_END):  # through the ends of epochs, as tf.data's repeat()
+        yield batch.weight
 
 
 def _large(name: str) -> Callable[[Settings], Iterator[int]]:

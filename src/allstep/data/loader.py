@@ -218,8 +218,8 @@ class Loader:
         return self._ready
 
     def _made_ready(self) -> Machinery:
-        some = self._named(np.arange(min(self.num_samples, 256)))
-        blocks = not self._fields and fill.gives_blocks(self.source, some)
+        some = self._named(np.arange(min(self.num_samples, workers.ENOUGH)))
+        blocks = not self._fields and fill.gives_blocks(self.source, self.transform, some)
         recipe = Recipe(self.source, self.transform, self.seed or 0, self._fields, blocks)
         like = fill.look(self.source, some)
         fill.check_fit(recipe, like)

@@ -19,11 +19,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from allstep.data import Loader
-from allstep.data.loading import machinery, prefetch, workers
+from allstep.data import ArraySource, Loader
+from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
+from allstep.data.loading import fill, machinery, prefetch, workers
 from allstep.data.loading.fill import Recipe, Stopped
 from allstep.data.loading.workers_process import Processes
-from allstep.data.sources.source import Sample
+from allstep.data.sources.source import Block, Sample
 from allstep.data.transform import Transform
 from allstep.errors import AllstepError, ConfigError
 from allstep.world import places
@@ -396,6 +397,13 @@ class Counting(Singly):
         return super().read(number)
 
 
+class Unequal(Singly):
+    """Gives blocks of one sample only, as if no two had one shape."""
+
+    def block(self, numbers: Any) -> Block | None:
+        return Block(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, np.int64)) if len(numbers) == 1 else None
+
+
 def until(true: Callable[[], bool]) -> None:
     """Waits; the test's own limit ends it when that never comes."""
     while not true():
@@ -405,8 +413,19 @@ def until(true: Callable[[], bool]) -> None:
 class TestChoice:
     """Who works when nobody says."""
 
-    def choose(self, transform: Transform | None, cores: int = 2, count: int | str = "auto") -> workers.Crew:
-        return workers.choose(count, "auto", cores, Recipe(Singly(pictures(20)), transform), np.arange(20))
+    def choose(
+        self, transform: Transform | None, cores: int = 2, samples: int = 20, blocks: bool = False
+    ) -> workers.Crew:
+        recipe = Recipe(Singly(pictures(samples)), transform, blocks=blocks)
+        return workers.choose("auto", "auto", cores, recipe, np.arange(samples))
+
+    def test_a_large_set_is_measured_whatever_its_transform(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Decoded pictures leave so little to C that threads do not help."""
+        monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 0.9)
+        assert self.choose(Transform(), samples=workers.ENOUGH - 1).kind == "threads"
+        assert self.choose(Transform(), samples=workers.ENOUGH).kind == "processes"
+        assert self.choose(Transform(), samples=workers.ENOUGH, blocks=True).kind == "threads"
+        assert self.choose(Transform(), samples=workers.ENOUGH, cores=1).kind == "threads"
 
     def test_threads_for_what_leaves_python_free(self) -> None:
         assert (self.choose(Transform()).kind, self.choose(Transform()).count) == ("threads", 2)
@@ -418,6 +437,15 @@ class TestChoice:
             assert crew.kind == kind
             assert f"two threads need {part} of the time of one" in str(crew)
         assert self.choose(noise_transform(), cores=1).kind == "threads"
+
+    def test_blocks_only_where_all_of_it_can_be_done_at_once(self) -> None:
+        """Pictures of several shapes do not stack, and a crop that resizes does not work on a block: asking would only read twice."""
+        numbers = np.arange(20)
+        equal = ArraySource(np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, np.int64))
+        assert fill.gives_blocks(equal, None, numbers)
+        assert fill.gives_blocks(equal, Transform(PadAndCrop(8, 1), Flip()), numbers)
+        assert not fill.gives_blocks(equal, Transform(RandomResizedCrop(8)), numbers)
+        assert not fill.gives_blocks(Unequal(pictures(20)), None, numbers)
 
     def test_threads_for_what_no_process_can_be_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = threading.Lock()

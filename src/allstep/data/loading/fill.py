@@ -22,6 +22,7 @@ from allstep.data.sources.source import BadSample, Block, Sample, Source
 from allstep.data.transform import Transform
 from allstep.errors import ConfigError, DataError
 
+_TRIED = 8  # samples, to see whether they can be had in blocks
 _LOOKED_AT = 200  # samples that are tried for one that is not bad
 
 
@@ -183,9 +184,19 @@ def check_fit(recipe: Recipe, like: Sample | None) -> None:
         )
 
 
-def gives_blocks(source: Source, numbers: Numbers) -> bool:
-    """Whether the source can give many samples at once. One that is bad says nothing, so some are tried."""
-    return any(isinstance(source.block(numbers[i : i + 1]), Block) for i in range(min(8, len(numbers))))
+def gives_blocks(source: Source, transform: Transform | None, numbers: Numbers) -> bool:
+    """Whether many samples can be had at once, and made ready at once: some are tried. Those that are bad say nothing."""
+    some = numbers[:: max(1, len(numbers) // _TRIED)][:_TRIED]
+    good = [number for number in some.tolist() if isinstance(source.block(np.array([number])), Block)]
+    block = source.block(np.array(good)) if good else None
+    if block is None or transform is None:
+        return block is not None
+    try:
+        shape, dtype = picture_shape(transform, Sample(block.data[0]))
+    except ConfigError:  # it is raised again where it can be explained
+        return False
+    out = np.empty((len(good), *shape), dtype)
+    return transform.many(block.data, out, transform.draw(0, 0, np.array(good)))
 
 
 def picture_shape(transform: Transform, like: Sample | None) -> tuple[tuple[int, int, int], np.dtype[Any]]:

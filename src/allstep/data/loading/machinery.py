@@ -22,7 +22,7 @@ from allstep.data.order import Span
 from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError
 
-_PIECE = 8  # samples handed out at once, at most: microseconds of handing out against milliseconds of decoding
+_PIECE = 16  # samples handed out at once, at most: microseconds of handing out against milliseconds of decoding
 PATIENCE = 1.0  # seconds until processes that are stuck in a sample are ended: starting others takes about as long
 _BLOCK = 400_000  # bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in fresh pages
 
@@ -33,7 +33,7 @@ class Machinery:
     def __init__(self, recipe: Recipe, crew: Crew, like: Sample | None, ahead: int | None, *, pin: bool) -> None:
         self.pid = os.getpid()
         self.recipe, self.crew, self.like = recipe, crew, like
-        self.ahead = ahead or max(2, min(8, crew.count + 1 if recipe.blocks else 2))
+        self.ahead = ahead or max(2, min(8, crew.count + 1 if recipe.blocks else 3))
         self._processes: list[Processes] = []
         shared = crew.kind == "processes" and crew.count > 0
         make: type[Buffer] = SharedBuffer if shared else PinnedBuffer if pin else Buffer

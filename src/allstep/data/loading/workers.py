@@ -1,9 +1,11 @@
 """Who fills the batches: nobody but the caller, threads, or processes; chosen by what was asked for, else by measurement.
 
 Threads share everything and start at once, but only one of them runs Python at a time. Our own operations spend their time in C
-without the GIL, so threads are right for them. A user's function may hold it: then a few samples are made ready by one thread and by
-two, and unless two are clearly quicker, processes do the work. Where arrays are only copied out of memory there is nothing to share
-out, and the caller does it by the way.
+without the GIL, so threads are right while decoding is most of the work: two threads make nearly twice as many ImageNet pictures ready
+as one. A user's function may hold the GIL; and where pictures are stored decoded, little is left but Python, and two threads hand the
+GIL to and fro. So some samples are made ready by one thread and by two, and unless two are clearly quicker, processes do the work. A set
+of fewer than `ENOUGH` samples is not worth starting processes for, except for a user's function. Blocks of small arrays go to threads,
+and where arrays are only copied out of memory there is nothing to share out: the caller does it by the way.
 """
 
 import os
@@ -25,8 +27,10 @@ from allstep.errors import ConfigError
 
 Kind = Literal["auto", "threads", "processes"]
 
-_SECONDS = 0.1  # that a measurement should last: less says nothing, more keeps the user waiting
-_WORTH = 0.75  # two threads must need less than this part of one thread's time
+ENOUGH = 256  # samples to try the choice with
+_SECONDS = 0.05  # that a measurement should last: less says nothing, more keeps the user waiting
+_ROUNDS = 3
+_WORTH = 0.65  # two threads must need less than this part of one thread's time
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,12 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
     count = int(workers) if workers != "auto" else cores
     if kind != "auto":
         return Crew(count, kind, "as asked")
-    if recipe.transform is None or recipe.transform.releases_gil:
-        return Crew(count, "threads", "the transform leaves Python free")
     if count == 1:
         return Crew(count, "threads", "one worker")
+    if recipe.transform is None or recipe.blocks:
+        return Crew(count, "threads", "whole blocks leave Python free")
+    if recipe.transform.releases_gil and len(numbers) < ENOUGH:
+        return Crew(count, "threads", "the transform leaves Python free")
     part = time_of_two_threads(recipe, numbers)
     why = f"two threads need {part:.2f} of the time of one"
     if part < _WORTH:
@@ -81,8 +87,9 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
 def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:
     """How long two threads need for some samples, as part of the time that one needs."""
     some = numbers[: _enough(recipe, numbers)]
-    alone = _seconds(recipe, [some])
-    together = _seconds(recipe, np.array_split(some, 2))
+    halves = np.array_split(some, 2)
+    rounds = [(_seconds(recipe, [some]), _seconds(recipe, halves)) for _ in range(_ROUNDS)]
+    alone, together = min(one for one, _ in rounds), min(two for _, two in rounds)  # what nobody disturbed
     return together / max(alone, 1e-9)
 
 
@@ -90,7 +97,7 @@ def _enough(recipe: Recipe, numbers: Numbers) -> int:
     """How many samples last long enough to be timed; the first one, which may import and open things, does not count."""
     _seconds(recipe, [numbers[:1]])
     seconds = _seconds(recipe, [numbers[1:3]]) / 2
-    return int(min(len(numbers), 256, max(4, _SECONDS / max(seconds, 1e-6))))
+    return int(min(len(numbers), ENOUGH, max(4, _SECONDS / max(seconds, 1e-6))))
 
 
 def _seconds(recipe: Recipe, parts: list[Numbers]) -> float:

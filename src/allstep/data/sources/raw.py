@@ -1,4 +1,4 @@
-"""Many records of decoded pictures at once.
+"""Records of decoded pictures, read quickly: one, or many at once.
 
 Records that one packer wrote, of pictures of one size, differ in two places only: the pixels and the label.
 
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.example import next_field, spans
 from allstep.data.sources.features import LABEL, PIXELS, Layout
+from allstep.data.sources.source import Sample
 
+_MOST_MOULDS = 4096  # lengths of records: pictures cut to a longer side have some hundreds
 _BYTES_LIST, _INT64_LIST, _VALUE = 0x0A, 0x1A, 0x0A  # tags of example's lists, and of the values in them
 
 
@@ -92,9 +94,18 @@ def gather(
     return None if data is None else (data, target)
 
 
+def single(record: memoryview, layout: Layout, moulds: dict[int, Mould | None]) -> Sample | None:
+    """One record, its pixels where they lie; None when it fits no mould, and must be decoded with care."""
+    mould = _mould_for(record, layout, moulds)
+    if mould is None or not mould.fits(record):
+        return None
+    pixels = np.frombuffer(record[mould.pixels], np.uint8).reshape(mould.shape)
+    return Sample(pixels, layout.target(mould.number(record)))
+
+
 def _mould_for(record: memoryview, layout: Layout, moulds: dict[int, Mould | None]) -> Mould | None:
     if len(record) not in moulds:
-        if len(moulds) > 64:  # pictures of every size: nothing to gain here
+        if len(moulds) >= _MOST_MOULDS:  # pictures of every size: nothing to gain here
             return None
         moulds[len(record)] = mould_of(record, layout)
     return moulds[len(record)]

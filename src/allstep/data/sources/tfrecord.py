@@ -113,6 +113,7 @@ class TFRecordSource(Source):
         num_classes = num_classes or len(self.classes) or None
         there = self._feature_names() if features is None else ()
         self.layout = layout_for(features, there, labels_from, num_classes)
+        self._has_moulds = self.layout.is_raw and self.layout.label is not None and len(self.layout.features) <= 2
         self._moulds: dict[int, raw.Mould | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,7 +127,9 @@ class TFRecordSource(Source):
     def read(self, number: int) -> Sample:
         shard, row = self._locate(number)
         try:
-            return self.layout.sample(shard.record(row, self._check))
+            record = shard.record(row, self._check)
+            sample = raw.single(record, self.layout, self._moulds) if self._has_moulds else None
+            return sample or self.layout.sample(record)
         except ValueError as error:
             raise BadSample(number, self.place(number), str(error)) from error
 
@@ -135,7 +138,7 @@ class TFRecordSource(Source):
         return Place(shard.where, shard.offset(row))
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
-        if not self.layout.is_raw or self.layout.label is None or len(self.layout.features) > 2 or not len(numbers):
+        if not self._has_moulds or not len(numbers):
             return None
         try:
             located = [self._locate(number) for number in numbers.tolist()]
