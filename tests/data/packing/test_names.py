@@ -10,10 +10,10 @@ from allstep.cli.app import app
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources.example import decode
-from allstep.data.sources.framing import read_records
 from allstep.data.sources.opening import open_source
 from allstep.errors import DataError
 from picture_folders import encoded
+from tfrecord_files import read_records
 
 
 @pytest.fixture(autouse=True)
