@@ -424,8 +424,17 @@ class TestChoice:
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 0.9)
         assert self.choose(Transform(), samples=workers.ENOUGH - 1).kind == "threads"
         assert self.choose(Transform(), samples=workers.ENOUGH).kind == "processes"
-        assert self.choose(Transform(), samples=workers.ENOUGH, blocks=True).kind == "threads"
         assert self.choose(Transform(), samples=workers.ENOUGH, cores=1).kind == "threads"
+
+    def test_blocks_go_to_one_thread_or_to_processes_that_can_open_the_source(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert str(self.choose(Transform(), blocks=True)) == "1 thread (a small set)"
+        crew = self.choose(Transform(), samples=workers.ENOUGH, blocks=True)
+        assert (crew.kind, crew.count) == ("processes", 2)
+        monkeypatch.setattr(workers, "_LIGHT", 1000.0)  # the arrays alone are more
+        crew = self.choose(Transform(), samples=workers.ENOUGH, blocks=True)
+        assert (crew.kind, crew.count) == ("threads", 1)
 
     def test_threads_for_what_leaves_python_free(self) -> None:
         assert (self.choose(Transform()).kind, self.choose(Transform()).count) == ("threads", 2)

@@ -4,8 +4,9 @@ Threads share everything and start at once, but only one of them runs Python at 
 without the GIL, so threads are right while decoding is most of the work: two threads make nearly twice as many ImageNet pictures ready
 as one. A user's function may hold the GIL; and where pictures are stored decoded, little is left but Python, and two threads hand the
 GIL to and fro. So some samples are made ready by one thread and by two, and unless two are clearly quicker, processes do the work. A set
-of fewer than `ENOUGH` samples is not worth starting processes for, except for a user's function. Blocks of small arrays go to threads,
-and where arrays are only copied out of memory there is nothing to share out: the caller does it by the way.
+of fewer than `ENOUGH` samples is not worth starting processes for, except for a user's function. Blocks of small arrays go to one thread,
+or to processes that can open the source themselves. Where arrays are only copied out of memory there is nothing to share out: the caller
+does it by the way.
 """
 
 import os
@@ -30,6 +31,7 @@ Kind = Literal["auto", "threads", "processes"]
 ENOUGH = 256  # samples to try the choice with
 _SECONDS = 0.05  # that a measurement should last: less says nothing, more keeps the user waiting
 _ROUNDS = 3
+_LIGHT = 1e6  # bytes that may be sent to each process: the description of a source, but not arrays in memory
 _WORTH = 0.65  # two threads must need less than this part of one thread's time
 
 
@@ -71,8 +73,10 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
         return Crew(count, kind, "as asked")
     if count == 1:
         return Crew(count, "threads", "one worker")
-    if recipe.transform is None or recipe.blocks:
-        return Crew(count, "threads", "whole blocks leave Python free")
+    if recipe.transform is None:
+        return Crew(count, "threads", "nothing is computed")
+    if recipe.blocks:
+        return _for_blocks(count if workers != "auto" else 1, count, recipe, numbers)
     if recipe.transform.releases_gil and len(numbers) < ENOUGH:
         return Crew(count, "threads", "the transform leaves Python free")
     part = time_of_two_threads(recipe, numbers)
@@ -82,6 +86,17 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
     if reason := cannot_travel(recipe):
         return Crew(count, "threads", f"{why}, but the transform or the source cannot be sent to processes: {reason}")
     return Crew(count, "processes", why)
+
+
+def _for_blocks(num_threads: int, num_processes: int, recipe: Recipe, numbers: Numbers) -> Crew:
+    """Blocks of small pictures are many short calls of numpy: a second thread only takes the GIL from the first."""
+    if len(numbers) < ENOUGH:
+        return Crew(num_threads, "threads", "a small set")
+    if cannot_travel(recipe, _LIGHT):
+        return Crew(
+            num_threads, "threads", "threads hinder each other at blocks, and the source is no light thing to send"
+        )
+    return Crew(num_processes, "processes", "threads hinder each other at blocks")
 
 
 def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:

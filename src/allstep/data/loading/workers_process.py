@@ -13,6 +13,7 @@ A process ends when its socket does or its parent dies (it watches both). One th
 ends with it.
 """
 
+import math
 import mmap
 import os
 import pickle
@@ -160,16 +161,23 @@ class Link:
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
+    """A file that keeps nothing, and takes at most `limit` bytes."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.left = limit, limit
 
     def write(self, content: Any) -> int:
-        return len(content)
+        nbytes = memoryview(content).nbytes
+        self.left -= nbytes
+        if self.left < 0:
+            raise ValueError(f"more than {self.limit:.0f} bytes")
+        return nbytes
 
 
-def cannot_travel(thing: Any) -> str | None:
-    """Why `thing` cannot be sent to another process; None when it can."""
+def cannot_travel(thing: Any, limit: float = math.inf) -> str | None:
+    """Why `thing` cannot be sent to another process, or not in `limit` bytes; None when it can."""
     try:
-        cloudpickle.dump(thing, _Nowhere())
+        cloudpickle.dump(thing, _Nowhere(limit))
     except Exception as error:  # whatever a user's __reduce__ or __getstate__ raises
         return f"{type(error).__name__}: {error}"
     return None
