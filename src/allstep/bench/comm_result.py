@@ -12,7 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from allstep.bench.result import Missing, Row, absences, document
+from allstep.bench.result import Missing, Row, absences, document, save_plot
 from allstep.errors import ConfigError
 
 KB, MB = 1 << 10, 1 << 20
@@ -144,10 +144,7 @@ class CommResult:
         for axes, num_ranks in zip(panels, numbers, strict=True):
             self._draw(axes, num_ranks)
         panels[0].set_ylabel("seconds per allreduce")
-        try:
-            figure.savefig(file)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--plot {file}: {error}") from error
+        save_plot(figure, file)
 
     def _draw(self, axes: Any, num_ranks: int) -> None:
         """The foremost in colours with their range as a band; the others as thin lines of one grey, told apart by their dashes."""

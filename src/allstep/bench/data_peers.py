@@ -116,20 +116,20 @@ def _generator() -> np.random.Generator:
 
 def _dataloader(settings: Settings, decoder: str) -> Iterator[int]:
     import cv2
-    from torch.utils.data import DataLoader
 
     cv2.setNumThreads(0)  # a worker is one thread, as torch makes its own
-    dataset: Any = FilesDataset(settings, decoder)
-    loader = DataLoader(
-        dataset,
-        settings.batch,
-        shuffle=True,
-        num_workers=settings.num_threads,
-        persistent_workers=settings.num_threads > 0,
-    )
+    loader = _shuffled(FilesDataset(settings, decoder), settings)
     while True:
         for data, _ in loader:
             yield len(data)
+
+
+def _shuffled(dataset: Any, settings: Settings) -> Any:
+    """torch's DataLoader, its workers kept from epoch to epoch."""
+    from torch.utils.data import DataLoader
+
+    workers = settings.num_threads
+    return DataLoader(dataset, settings.batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
 
 
 def _webdataset(settings: Settings) -> Iterator[int]:
@@ -248,16 +248,7 @@ class ArraysDataset:
 
 
 def _dataloader_small(settings: Settings) -> Iterator[int]:
-    from torch.utils.data import DataLoader
-
-    dataset: Any = ArraysDataset(settings)
-    loader = DataLoader(
-        dataset,
-        settings.batch,
-        shuffle=True,
-        num_workers=settings.num_threads,
-        persistent_workers=settings.num_threads > 0,
-    )
+    loader = _shuffled(ArraysDataset(settings), settings)
     while True:
         yield from (len(data) for data in loader)
 

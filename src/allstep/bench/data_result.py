@@ -15,13 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 
 from allstep.bench.data_reader import OURS, PACKED, RAW
-from allstep.bench.result import Missing, absences, document
-from allstep.errors import ConfigError
+from allstep.bench.result import Missing, absences, document, save_plot, table_of
 
 STAGES = ("read", "decode", "augment", "collate")
 WHOLE = "one picture"
@@ -97,14 +95,14 @@ class DataResult:
         return f"{row.name}: {stage}-bound; the loader delivers {kept:.0f}% of what {self.num_threads} threads can do alone"
 
     def _speeds(self) -> Table:
-        table = _table("", "images/s", "min", "max", "first batch s", "MB")
+        table = table_of("", "images/s", "min", "max", "first batch s", "MB")
         for row in self.rows:
             figures = [f"{value:,.0f}" for value in (row.speed, min(row.speeds), max(row.speeds))]
             table.add_row(row.name, *figures, f"{row.first:.2f}", f"{row.nbytes / (1 << 20):.0f}")
         return table
 
     def _ratios(self) -> Table:
-        table = _table("times as fast as", *(row.name for row in self.ours))
+        table = table_of("times as fast as", *(row.name for row in self.ours))
         for row in self.rows:
             if row not in self.ours:
                 table.add_row(row.name, *(self._ratio(ours, row) for ours in self.ours))
@@ -116,7 +114,7 @@ class DataResult:
         return f"{ratio:.2f}{verdict}"
 
     def _stages(self) -> Table:
-        table = _table("pictures/s on one thread", *STAGES, WHOLE)
+        table = table_of("pictures/s on one thread", *STAGES, WHOLE)
         for name, speeds in self.stages.items():
             table.add_row(name, *(f"{speeds[stage]:,.0f}" for stage in (*STAGES, WHOLE)))
         return table
@@ -159,14 +157,4 @@ class DataResult:
         axes.invert_yaxis()
         axes.set_xlabel("pictures a second: median, slowest and quickest turn")
         axes.set_title(f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or processes")
-        try:
-            figure.savefig(file)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--plot {file}: {error}") from error
-
-
-def _table(name: str, *figures: str) -> Table:
-    table = Table(Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for head in figures:
-        table.add_column(head, justify="right")
-    return table
+        save_plot(figure, file)

@@ -8,14 +8,17 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from allstep._version import __version__
 from allstep.errors import ConfigError
 from allstep.machine import allowed_cores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,27 @@ class Result:
         axes.invert_yaxis()
         axes.set_xlabel("seconds: median, quickest and slowest")
         axes.set_title(f"allstep bench {self.benchmark}")
-        try:
-            figure.savefig(file)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--plot {file}: {error}") from error
+        save_plot(figure, file)
 
 
 def _distances(row: Row) -> Sequence[float]:
     return row.median - min(row.seconds), max(row.seconds) - row.median
+
+
+def table_of(name: str, *figures: str) -> Table:
+    """An empty table: a column for names, which do not wrap, and one for each kind of figure."""
+    table = Table(Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for head in figures:
+        table.add_column(head, justify="right")
+    return table
+
+
+def save_plot(figure: "Figure", file: Path) -> None:
+    """Draws `figure` there, or says why `--plot` cannot."""
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {file}: {error}") from error
 
 
 def absences(missing: Iterable[Missing]) -> list[str]:

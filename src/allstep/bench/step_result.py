@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 
-from allstep.bench.result import Missing, absences, document
+from allstep.bench.result import Missing, absences, document, save_plot, table_of
 from allstep.errors import ConfigError
 
 ALONE, GLOO, DDP = "independent copies", "DDP on Gloo", "DDP on allstep"
@@ -110,7 +109,7 @@ class StepResult:
         return Group(title, self._speeds(), self._parts())
 
     def _speeds(self) -> Table:
-        table = _table("", "images/s", "speed", "min", "max", "target", "", "MB/rank")
+        table = table_of("", "images/s", "speed", "min", "max", "target", "", "MB/rank")
         for row in self.rows:
             target = self.targets.get(row.name)
             verdict = {True: "met", False: "not met", None: ""}[self.met(row)]
@@ -121,7 +120,7 @@ class StepResult:
         return table
 
     def _parts(self) -> Table:
-        table = _table("ms of a step", "all", "lost", *PARTS)
+        table = table_of("ms of a step", "all", "lost", *PARTS)
         for row in self.rows:
             figures = [self.step_seconds(row), self.lost(row), *(row.parts.get(part) for part in PARTS)]
             table.add_row(row.name, *("-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures))
@@ -171,17 +170,7 @@ class StepResult:
         axes.invert_yaxis()
         axes.set_xlabel("percent of the independent copies' speed: median, slowest and quickest turn; target in red")
         axes.set_title(f"{self.model}, {self.num_ranks} ranks with {self.batch} pictures each")
-        try:
-            figure.savefig(file)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--plot {file}: {error}") from error
-
-
-def _table(name: str, *figures: str) -> Table:
-    table = Table(Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for head in figures:
-        table.add_column(head, justify="right")
-    return table
+        save_plot(figure, file)
 
 
 def task_of(model: str) -> Task:

@@ -1,6 +1,9 @@
 """`allstep bench`: measure allstep beside its peers on this machine."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,18 +33,12 @@ def _root() -> None:
 @bench.command()
 def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -> None:
     """Start two ranks that add up one number: allstep run, torchrun, mpirun, and importing torch alone."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from allstep.bench.launch import contenders, measure_launch
 
     _check(json, plot)
     turns = (repetitions + 1) * sum(not contender.missing for contender in contenders())
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=turns)
-        done = iter(range(turns))
-        result = measure_launch(repetitions, lambda name: bar.update(task, description=name, completed=next(done)))
+    with _bar(turns) as told:
+        result = measure_launch(repetitions, told)
     _show(result, json, plot)
 
 
@@ -56,21 +53,14 @@ def comm(
     plot: Plot = None,
 ) -> None:
     """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each algorithm, Gloo, Open MPI."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from allstep.bench.comm import measure_comm
     from allstep.bench.comm_result import parse_ranks, parse_sizes
 
     _check(json, plot)
     numbers, nbytes = parse_ranks(ranks), parse_sizes(sizes)
     turns = len(numbers) * len(nbytes) * (repetitions + 1)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=turns)
-        result = measure_comm(
-            numbers, nbytes, repetitions, lambda place: bar.update(task, description=place, advance=1)
-        )
+    with _bar(turns) as told:
+        result = measure_comm(numbers, nbytes, repetitions, told)
     _show(result, json, plot)
 
 
@@ -86,23 +76,11 @@ def step(
     plot: Plot = None,
 ) -> None:
     """Train a net: DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from allstep.bench.step import NUM_EXTRA, measure_step
 
     _check(json, plot)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=repetitions + NUM_EXTRA)
-        done = iter(range(repetitions + NUM_EXTRA))
-        result = measure_step(
-            model,
-            num_ranks,
-            repetitions,
-            batch,
-            lambda text: bar.update(task, description=text, completed=next(done)),
-        )
+    with _bar(repetitions + NUM_EXTRA) as told:
+        result = measure_step(model, num_ranks, repetitions, batch, told)
     _show(result, json, plot)
 
 
@@ -120,26 +98,24 @@ def data(
     plot: Plot = None,
 ) -> None:
     """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI and tf.data."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from allstep.bench.data import NUM_EXTRA, measure_data
 
     _check(json, plot)
+    with _bar(repetitions + NUM_EXTRA) as told:
+        result = measure_data(where, size, batch, threads, repetitions, max_samples, told)
+    _show(result, json, plot)
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal; it is told `total` times what is begun, and shows how much is done."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=repetitions + NUM_EXTRA)
-        done = iter(range(repetitions + NUM_EXTRA))
-        result = measure_data(
-            where,
-            size,
-            batch,
-            threads,
-            repetitions,
-            max_samples,
-            lambda text: bar.update(task, description=text, completed=next(done)),
-        )
-    _show(result, json, plot)
+        task, done = bar.add_task("", total=total), count()
+        yield lambda text: bar.update(task, description=text, completed=next(done))
 
 
 def _check(json: Path | None, plot: Path | None) -> None:
