@@ -8,6 +8,7 @@ training from that file repeats the run, with any number of workers.
 it, and `resolved` turns it into the first.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Section(BaseModel):
@@ -28,15 +30,36 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which samples."""
+    """Which samples, and what is done to a picture before the net sees it."""
 
     name: str
+    """A set known by name (`allstep data get --list`), or any word for data of your own; then `train` says where it is."""
     folder: Path | None = None
-    """Where the files are; None looks in the usual places."""
-    validation: Whole | None = None
-    """Samples held out of the training set; None takes 5,000, or a tenth of a small set."""
+    """Where the files of a named set are; None looks in the usual places."""
+    train: str | None = None
+    """Data of your own: a folder, pattern or file of whatever `open_source` reads, or "synthetic:1000x224x224"."""
+    validation: Whole | str | None = None
+    """Samples held out of the training set, or the place of a validation set; None takes 5,000, or a tenth of a small set."""
+    test: Whole | str | None = None
+    """The place of the test set, or the samples held out for it; None is the named set's own, else the same number as for validation."""
     split_seed: Whole = 0
-    """Which ones: not the run's seed, so that runs can be compared."""
+    """Which samples are held out: not the run's seed, so that runs can be compared."""
+    augment: str = "none"
+    """What happens to a picture in training: operations of `allstep.data.augment`, as in "PadAndCrop(32, pad=4), Flip()", or a preset."""
+    prepare: str = "none"
+    """What happens to a picture in evaluation, as in "CentreCrop(224)"."""
+    mix: str = "none"
+    """What happens to a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
+    mean: tuple[float, ...] | None = None
+    """Of each channel, from 0 to 255: taken off. None measures it on the training set."""
+    deviation: tuple[Positive, ...] | None = None
+    """Of each channel: divided by. None measures it on the training set."""
+    labels_from: Whole = 0
+    """The label of the first class in TFRecords; ImageNet's begin at 1."""
+    num_classes: Count | None = None
+    """How many classes there are, where the data does not say."""
+    workers: Whole | Literal["auto"] = "auto"
+    """Threads or processes of each rank that make pictures ready; "auto" measures."""
     strict: bool = False
     """The first bad sample ends the run, rather than being skipped and listed in the run folder."""
     budget: Whole | None = None
@@ -46,28 +69,111 @@ class DataConfig(_Section):
 class ModelConfig(_Section):
     """Which net."""
 
-    widths: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 32, 64)
-    hidden: Count = 128
-    norm: Literal["none", "group"] = "none"
+    name: str = "small-cnn"
+    """One of `allstep.models`, or "package.module:factory" of your own, called with num_classes, shape, norm and the options."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """What else it is called with."""
+    norm: Literal["none", "group", "batch", "sync", "ghost"] = "none"
+    """batch: over a worker's samples; sync: over those of all workers; ghost: over `ghost` samples."""
+    norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Of a batch norm's running statistics."""
+    norm_scale: bool = True
+    """Whether batch norms learn a scale beside their shift."""
+    ghost: Count = 32
 
 
 class OptimizerConfig(_Section):
-    """SGD with momentum, its rate given for the batch it was found with."""
+    """The optimizer; its rate is given for the batch it was found with."""
 
+    name: Literal["sgd", "adamw", "lars", "larc", "lamb", "novograd"] = "sgd"
     lr: Positive = 0.1
     base_batch: Count = 128
-    scaling: Literal["linear", "none"] = "linear"
+    scaling: Literal["linear", "square-root", "none"] = "linear"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = True
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Of adamw, lamb and novograd."""
+    trust_coefficient: Positive = 0.001
+    """Of lars and larc."""
     weight_decay: NotNegative = 5e-4
+    decay_all: bool = False
+    """Whether biases and norms are decayed (and scaled by lars, larc, lamb) like the rest."""
+    bias_lr: Positive = 1.0
+    """The rate of biases and norms, as a multiple of the rate."""
+    clip: Positive | None = None
+    """The largest norm of a gradient; a larger one is scaled down to it."""
+    noise: NotNegative = 0.0
+    """Deviation of Gaussian noise added to gradients, at the start; it fades as (1 + updates)^-0.275."""
+    sample_noise: NotNegative = 0.0
+    """Deviation of the random weight of each sample in the loss (its mean is 1)."""
 
 
 class ScheduleConfig(_Section):
     """How the rate goes over the run."""
 
-    shape: Literal["cosine", "linear", "constant"] = "cosine"
+    shape: Literal["cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"] = "cosine"
     warmup: NotNegative = 0.5
-    """Epochs over which the rate rises to its peak."""
+    """Epochs before the rate is at its peak."""
+    warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
+    warmup_from: NotNegative = 0.0
+    """The rate at which the warm-up begins, as a part of the peak."""
+    milestones: tuple[Positive, ...] = ()
+    """Epochs at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9 of the run."""
+    factor: Share = 0.1
+    """By which it does."""
+    power: Positive = 2.0
+    """Of the shape "polynomial"."""
+    end: Share = 0.0
+    """Where the rate ends, as a part of the peak."""
+    keep_updates: bool = False
+    """Train so many epochs longer that there are as many updates as with base_batch (regime adaptation)."""
+
+
+class EvaluationConfig(_Section):
+    """When the net is tried on the validation part, and how."""
+
+    every: Positive = 1.0
+    """Epochs between two evaluations."""
+    mirror: bool = False
+    """Whether a picture's score is the mean of its own and its mirror image's."""
+    patience: Count | None = None
+    """End after so many evaluations without a better one."""
+    stop_at: Share | None = None
+    """End as soon as the validation accuracy is that high."""
+    choose: Literal["last", "best"] = "last"
+    """Which weights are tested at the end: the last ones, or the best on the validation part."""
+
+
+class AverageConfig(_Section):
+    """An exponential moving average of the weights, which is what is evaluated then."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Per update; None: no average."""
+    every: Count = 5
+    """Updates between two looks at the weights."""
+
+
+class GrowthConfig(_Section):
+    """A batch that grows during the run, instead of a rate that falls."""
+
+    at: tuple[Positive, ...] = ()
+    """Epochs at which the batch is multiplied."""
+    factor: Count = 2
+    by_noise: bool = False
+    """Multiply whenever the measured noise scale is above the batch, rather than at given epochs."""
+    most: Count | None = None
+    """The largest batch."""
+
+
+class SaveConfig(_Section):
+    """When checkpoints are written."""
+
+    seconds: Positive | None = 300.0
+    """Between two of them, within an epoch; None: none."""
+    epochs: Positive | None = 1.0
+    """Between two of them; None: none but the last."""
+    keep: Count = 3
+    """The last so many stay, and the best."""
 
 
 class RunConfig(_Section):
@@ -80,12 +186,28 @@ class RunConfig(_Section):
     batch_per_worker: Count | None = None
     accumulation: Count = 1
     """Pieces in which a worker computes its share, one after the other: less memory, same result."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    overfit: Count | None = None
+    """Train on so many samples only, without augmentation, and evaluate on the same: the first test of any model."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Of the arithmetic in the net; the weights are float32 in all but the last."""
+    layout: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
+    """How the net is run; "auto" tries each for a few steps and takes the fastest."""
+    share_weights: bool | Literal["auto"] = "auto"
+    """One copy of the weights for all workers of a host; "auto": where it is right and faster."""
     log_every: Count = 10
     """Steps between two lines of the run record."""
+    noise_scale: bool = False
+    """Whether the gradient noise scale is measured and logged."""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    average: AverageConfig = AverageConfig()
+    growth: GrowthConfig = GrowthConfig()
+    save: SaveConfig = SaveConfig()
 
     def resolved(self, num_workers: int) -> "RunConfig":
         """The same run with its global batch spelled out."""
@@ -98,6 +220,12 @@ class RunConfig(_Section):
         if self.batch is None:
             raise ValueError("the batch depends on the number of workers: call resolved(num_workers) first")
         return self.batch
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the run; more than `epochs` where a large batch keeps its updates (`schedule.keep_updates`)."""
+        factor = max(1.0, self.global_batch / self.optimizer.base_batch) if self.schedule.keep_updates else 1.0
+        return math.ceil(self.epochs * factor)
 
     def to_yaml(self) -> str:
         """As a file that `read_config` reads back to an equal value."""

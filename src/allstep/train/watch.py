@@ -1,7 +1,7 @@
 """What a run tells those who watch it, as plain values, and the watcher that keeps the run record.
 
 Every rank computes these values (they are reduced over all ranks); rank 0 has watchers, the others have none. A watcher implements
-the five methods of `Watcher`; `Record` here writes `run.jsonl`, `display` draws.
+the methods of `Watcher`; `Record` here writes `run.jsonl`, `display` draws, `tensorboard` writes events.
 """
 
 import platform
@@ -24,6 +24,8 @@ class Score:
     loss: float
     accuracy: float
     count: int
+    top5: float = 0.0
+    """The part of samples whose class is among the five likeliest."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Opening:
     """Of each rank."""
     device: str
     data: str
-    data_folder: Path
+    data_folder: Path | str
+    classes: tuple[str, ...]
     num_samples: Mapping[str, int]
     """Of the parts train, validation and test."""
     peak_lr: float
@@ -48,6 +51,13 @@ class Opening:
     flop_per_sample: int
     """Forward and backward."""
     out: Path
+    layout: str = "plain"
+    """How the net is run, and in words why, where it was tried out."""
+    share_weights: bool = False
+    position: int = 0
+    """Samples that were seen before: more than 0 in a run that goes on."""
+    notes: tuple[str, ...] = ()
+    """What else the user should know, a line each."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +74,30 @@ class Progress:
     images_per_second: float
     times: Mapping[str, list[float]]
     """Seconds in input, compute, wait and update, each by rank."""
+    memory: list[int]
+    """Bytes that each rank holds."""
+    batch: int
+    """Samples of an update."""
+    grad_norm: float | None = None
+    noise_scale: float | None = None
+    trust: Mapping[str, float] | None = None
+    """Trust ratio of each layer, where the optimizer has them."""
 
 
 @dataclass(frozen=True)
-class EpochEnd:
-    """An epoch is over."""
+class Evaluated:
+    """The net was tried on the validation part: at the end of an epoch, or more often, or less."""
 
     epoch: int
+    """Epochs of the run that are over, or begun: 1 at the end of the first."""
     samples: int
     train: Score
+    """On the samples trained on since the last evaluation."""
     validation: Score
     seconds: float
-    """Of training, without validation."""
+    """Of training since then, without evaluations."""
+    is_best: bool = False
+    """Whether no validation accuracy was higher before."""
     num_bad: int = 0
     """Samples found bad and skipped since the run began."""
 
@@ -89,8 +111,16 @@ class Result:
     images_per_second: float
     seconds_per_epoch: float
     seconds: float
-    """Of the whole run, from the first batch to the test."""
+    """Of the whole run, from the first batch to the test; of this part of it, where it was resumed."""
     out: Path
+    samples: int = 0
+    """Trained on."""
+    best: Score | None = None
+    """The best on the validation part."""
+    chosen: str = "last"
+    """Which weights were tested: the last or the best."""
+    why: str = ""
+    """Why the run ended before its last epoch, if it did."""
     num_bad: int = 0
     """Samples found bad and skipped."""
 
@@ -100,7 +130,9 @@ class Watcher(Protocol):
 
     def start(self, opening: Opening) -> None: ...
     def progress(self, progress: Progress) -> None: ...
-    def epoch(self, end: EpochEnd) -> None: ...
+    def evaluated(self, evaluated: Evaluated) -> None: ...
+    def saved(self, samples: int, path: Path) -> None: ...
+    def event(self, text: str, **figures: Any) -> None: ...
     def end(self, result: Result) -> None: ...
     def close(self) -> None: ...
 
@@ -122,21 +154,32 @@ class Record:
             parameters=opening.parameters,
             bytes=opening.nbytes,
             flop_per_sample=opening.flop_per_sample,
+            layout=opening.layout,
+            share_weights=opening.share_weights,
+            position=opening.position,
         )
 
     def progress(self, progress: Progress) -> None:
         fields = asdict(progress)
-        self.log.step(**fields.pop("times"), **fields)
+        known = {name: value for name, value in fields.items() if value is not None}
+        self.log.step(**known.pop("times"), **known)
 
-    def epoch(self, end: EpochEnd) -> None:
-        if end.num_bad > self._num_bad:
-            self._num_bad = end.num_bad
-            text = f"{end.num_bad} samples were found bad and skipped so far; quarantine*.jsonl in the run folder lists them"
-            self.log.event(text, epoch=end.epoch, samples=end.samples, num_bad=end.num_bad)
-        self.log.eval(part="validation", epoch=end.epoch, samples=end.samples, **asdict(end.validation))
+    def evaluated(self, evaluated: Evaluated) -> None:
+        if evaluated.num_bad > self._num_bad:
+            self._num_bad = evaluated.num_bad
+            text = f"{evaluated.num_bad} samples were found bad and skipped so far; quarantine*.jsonl in the run folder lists them"
+            self.log.event(text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad)
+        fields = asdict(evaluated.validation)
+        self.log.eval(part="validation", epoch=evaluated.epoch, samples=evaluated.samples, best=evaluated.is_best, **fields)
+
+    def saved(self, samples: int, path: Path) -> None:
+        self.log.checkpoint(samples=samples, path=path.name)
+
+    def event(self, text: str, **figures: Any) -> None:
+        self.log.event(text, **figures)
 
     def end(self, result: Result) -> None:
-        self.log.eval(part="test", **asdict(result.test))
+        self.log.eval(part="test", samples=result.samples, **asdict(result.test))
         fields = asdict(result)
         self.log.end(**{**fields, "out": str(result.out)})
 
