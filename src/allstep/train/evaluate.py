@@ -1,17 +1,29 @@
 """Evaluation: every sample counts once, over all ranks, however many there are.
 
-Each rank sums over its share; the sums and the counts are added over the ranks, and only then divided. No sample is padded or repeated.
+```
+rank 0   its share   sums (loss, correct, top5, count) ──┐
+rank 1   its share   sums                               ─┼─ added over the ranks, and only then divided: Score
+rank 2   no samples  zeros                              ─┘
+```
+
+No sample is padded or repeated. Dropout and norms are in evaluation mode meanwhile, each part of the net then goes back to the mode it
+was in. What is wrong with the data on one rank ends all of them alike.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from allstep import comm
 from allstep.data import Batch, Loader
+from allstep.errors import DataError
+from allstep.train import agree
+from allstep.train.mistakes import Mistakes
 from allstep.train.watch import Score
 
 ToInput = Callable[[torch.Tensor], torch.Tensor]
@@ -23,44 +35,110 @@ class Tally:
 
     loss: float = 0.0
     correct: float = 0.0
+    top5: float = 0.0
+    """Samples whose class is among the five likeliest, or among all where there are fewer."""
     count: float = 0.0
 
     def add(self, loss: torch.Tensor, logits: torch.Tensor, target: torch.Tensor) -> None:
-        """Counts some samples, given the sum of their losses."""
-        self.loss += loss.item()
-        self.correct += (logits.argmax(1) == target).sum().item()
+        """Counts some samples, given the sum of their losses. `target` holds classes, or (n, classes) shares of which the largest counts.
+
+        The device is waited for once.
+        """
+        classes = as_classes(target)
+        five = logits.topk(min(5, logits.shape[1]), sorted=False).indices
+        correct, top5 = (logits.argmax(1) == classes).sum(), (five == classes[:, None]).sum()
+        sums = torch.stack((loss.detach().double(), correct.double(), top5.double())).tolist()
+        self.loss, self.correct, self.top5 = self.loss + sums[0], self.correct + sums[1], self.top5 + sums[2]
         self.count += len(target)
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.loss + other.loss, self.correct + other.correct, self.count + other.count)
+        return Tally(*(mine + theirs for mine, theirs in zip(self.sums(), other.sums(), strict=True)))
+
+    def sums(self) -> list[float]:
+        """As plain numbers, to be sent; `Tally(*sums)` is the way back."""
+        return list(astuple(self))
 
     def score(self) -> Score:
         """The means; of no samples they are 0."""
         count = max(1.0, self.count)
-        return Score(self.loss / count, self.correct / count, round(self.count))
+        return Score(self.loss / count, self.correct / count, round(self.count), self.top5 / count)
 
 
 @torch.no_grad()
-def evaluate(net: nn.Module, loader: Loader, to_input: ToInput) -> Score:
-    """The net's score on all samples of `loader`, the shares of all ranks together."""
-    net.eval()
-    mine = Tally()
-    for batch in loader.batches():
-        if batch.weight:
-            _count(net, batch, to_input, mine)
-    net.train()
+def evaluate(
+    net: nn.Module, loader: Loader, to_input: ToInput, *, mirror: bool = False, mistakes: Mistakes | None = None
+) -> Score:
+    """The net's score on all samples of `loader`, the shares of all ranks together.
+
+    mirror: a picture's logits are the mean of its own and its mirror image's. mistakes: collects what this rank's share got wrong.
+    """
+
+    def count_share() -> Tally:
+        tally = Tally()
+        for batch in loader.batches():
+            if batch.weight:
+                _count(batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes)
+        return tally
+
+    with _evaluating(net):
+        mine = agree.everyone(comm.init(), count_share)
     return all_ranks(mine).score()
+
+
+def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> torch.Tensor:
+    """The net's logits, in float32 or better."""
+    logits: torch.Tensor = net(pictures)
+    if mirror:
+        logits = (logits + net(pictures.flip(-1))) / 2
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def all_ranks(mine: Tally) -> Tally:
     """The sum of all ranks' tallies."""
-    sums = torch.tensor([mine.loss, mine.correct, mine.count], dtype=torch.float64)
+    sums = torch.tensor(mine.sums(), dtype=torch.float64)
     dist.all_reduce(sums)
     return Tally(*sums.tolist())
 
 
-def _count(net: nn.Module, batch: Batch, to_input: ToInput, tally: Tally) -> None:
-    pictures = to_input(batch.data)
-    target = batch.target.to(pictures.device)
-    logits = net(pictures)
+def as_classes(target: torch.Tensor) -> torch.Tensor:
+    """The class of each sample; of soft targets, (n, classes), the one with the largest share."""
+    return target if target.ndim == 1 else target.argmax(1)
+
+
+def check_targets(batch: Batch, num_classes: int, loader: Loader) -> None:
+    """A DataError that names the first sample of `batch` whose class is none of the net's."""
+    target = batch.target
+    if target.ndim > 1 and target.shape[1] != num_classes:
+        raise _wrong(batch, 0, loader, f"its target has {target.shape[1]} classes, the net has {num_classes}")
+    if target.ndim > 1 or not bool(((target < 0) | (target >= num_classes)).any()):
+        return
+    row, label = next((row, label) for row, label in enumerate(target.tolist()) if not 0 <= label < num_classes)
+    raise _wrong(batch, row, loader, f"its label is {label}, the net's classes are 0 to {num_classes - 1}")
+
+
+def _wrong(batch: Batch, row: int, loader: Loader, what: str) -> DataError:
+    number = int(batch.samples[row])
+    place = loader.source.place(number)
+    return DataError(
+        f"sample {number} ({place}): {what}; mend the labels, or set data.num_classes and data.labels_from"
+    )
+
+
+def _count(batch: Batch, logits: torch.Tensor, loader: Loader, tally: Tally, mistakes: Mistakes | None) -> None:
+    check_targets(batch, logits.shape[1], loader)
+    target = batch.target.to(logits.device)
     tally.add(functional.cross_entropy(logits, target, reduction="sum"), logits, target)
+    if mistakes is not None:
+        mistakes.add(batch.data, batch.samples, logits, as_classes(target))
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """The net in evaluation mode; each of its parts then goes back to the mode it was in (one may be frozen)."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
