@@ -11,7 +11,11 @@ The gradients do not go through the engine: nothing is negotiated in a step (see
 whose sizes differ from rank to rank, are gathered by name.
 
 Beyond Horovod: `optimizer.weight = n` before a backward says how many samples are behind this rank's (mean) loss; the result is then the
-mean over all samples of all ranks, however unevenly they are spread. A rank without samples sets 0.
+mean over all samples of all ranks, however unevenly they are spread. A rank without samples sets 0. And a step can be taken in two parts,
+so that waiting and updating can be timed apart:
+
+    optimizer.reduce_gradients()
+    optimizer.apply()
 """
 
 import os
@@ -27,7 +31,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from allstep.comm.gradients import Gradients, Named, Rule
-from allstep.errors import CommError
+from allstep.errors import CommError, UserError
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -43,6 +47,10 @@ _KINDS = {Average: ReduceOp.SUM, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: Redu
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): the gradients are reduced a "
     "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
+)
+_REDUCED = (
+    "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks already. Call optimizer.apply() to use them, "
+    "or optimizer.discard() to leave them"
 )
 _UNUSED = (
     "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing. Was the model given other parameters "
@@ -119,6 +127,15 @@ def _shared_weights(optimizer: Optimizer, op: int, compression: Any) -> type:
     return SharedWeights
 
 
+@contextmanager
+def horovods_errors() -> Iterator[None]:
+    """What goes wrong between ranks within it is raised as Horovod's error."""
+    try:
+        yield
+    except CommError as error:
+        raise HorovodInternalError(str(error)) from error
+
+
 class Distributed(Optimizer):
     """What is added to the wrapped class. Attributes with Horovod's names are those that scripts are known to look at."""
 
@@ -147,6 +164,7 @@ class Distributed(Optimizer):
         self.weight: float | None = None
         self._handles: dict[Tensor, Any] = {}
         self._synchronized = False
+        self._reduced = False  # by `reduce_gradients`, and `apply` has not come yet
         self._should_synchronize = True
         self._warned = False
         self._requires_update: set[Parameter] = set()
@@ -193,6 +211,7 @@ class Distributed(Optimizer):
 
     def synchronize(self) -> None:
         """Wait until the gradients are those of all ranks. `step` calls it; call it yourself to look at them before (clipping)."""
+        self._check_not_reduced("synchronize")
         if self._is_member and self._requires_update:
             self._announce()
             self._reduce()
@@ -202,10 +221,8 @@ class Distributed(Optimizer):
     def _announce(self) -> None:
         """Tell that a step begins: ranks that have joined take part in it."""
         self._steps += 1
-        try:
+        with horovods_errors():
             running().notice(self._key, self._steps)
-        except CommError as error:
-            raise HorovodInternalError(str(error)) from error
 
     def _end_of_pass(self) -> None:
         self._handles.clear()
@@ -213,7 +230,7 @@ class Distributed(Optimizer):
         self._reset_delays()
 
     def _reduce(self, absent: bool = False) -> None:
-        try:
+        with horovods_errors():
             if self._gradients is None:
                 group = gradient_group(self.process_set)
                 key = f"{self._key}/{len(self.param_groups)}"
@@ -228,8 +245,6 @@ class Distributed(Optimizer):
                     assert parameter.grad is not None
                     parameter.grad = parameter.grad.to_sparse(1)
                 self._warn_if_unused(self._gradients, sparse)
-        except CommError as error:
-            raise HorovodInternalError(str(error)) from error
 
     @property
     def _key(self) -> str:
@@ -273,18 +288,54 @@ class Distributed(Optimizer):
         for parameter in self._allreduce_delay:
             self._allreduce_delay[parameter] = self.backward_passes_per_step
 
+    # A step in two parts
+
+    def reduce_gradients(self) -> None:
+        """The first half of a step: each rank gets the mean gradients of what it updates, which with `share_weights` is a part of them.
+
+        `apply` must follow, or `discard`. Between them the weights must not be read when they are shared: another rank may be at its half.
+        """
+        self._check_not_reduced("reduce_gradients")
+        self._reduce_what_we_update()
+        self._reduced = True
+
+    def apply(self) -> None:
+        """The second half of a step: the update alone."""
+        if not self._reduced:
+            raise UserError(
+                "optimizer.apply(): there are no reduced gradients. Call optimizer.reduce_gradients() before each apply()"
+            )
+        self._reduced = False
+        self._opt_called = True  # for torch's schedulers, which otherwise warn that there was no step
+        self._apply()
+
+    def discard(self) -> None:
+        """Instead of `apply`, on all ranks: the gradients are not used, the weights stay as they are."""
+        self._reduced = self._synchronized = False
+
+    def _check_not_reduced(self, name: str) -> None:
+        if self._reduced:
+            raise UserError(_REDUCED.format(name))
+
+    def _reduce_what_we_update(self) -> None:
+        self.synchronize()
+
+    def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._synchronized = False
+        return super().step(closure)
+
     # torch's own methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step, on the gradients of all ranks: with a closure, on those of each of its evaluations."""
+        self._check_not_reduced("step")
         if self._should_synchronize and closure is not None:
             closure = self._synchronizing(closure)
         elif self._should_synchronize:
             if self._synchronized:
                 warnings.warn(_TWICE, stacklevel=2)
             self.synchronize()
-        self._synchronized = False
-        return super().step(closure)
+        return self._apply(closure)
 
     def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluate() -> Any:
@@ -319,7 +370,7 @@ class Distributed(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._handles.clear()
-        self._synchronized = False
+        self._synchronized = self._reduced = False
         self._reset_delays()
         super().load_state_dict(state_dict)
 

@@ -23,11 +23,9 @@ from torch.nn import Parameter
 
 from allstep.comm.owned import OwnedGradients
 from allstep.comm.ownership import Piece
-from allstep.errors import CommError
-from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.reported_gradients import ReportedGradients
 from allstep.torch.groups import gradient_group
-from allstep.torch.optimizer import Distributed
+from allstep.torch.optimizer import Distributed, horovods_errors
 from allstep.torch.shared_state import SharedState, is_elementwise, memory_order
 from allstep.torch.wrapping import like
 
@@ -49,13 +47,12 @@ class SharedWeights(Distributed):
         self._sparse_as_dense = True  # owners add where gradients lie, so they must lie somewhere
         wrapped = type(self).__bases__[1]
         whole = not getattr(wrapped, "elementwise", wrapped in _ELEMENTWISE)
-        try:
+        with horovods_errors():
             group = gradient_group(self.process_set)
             self._owned = _ReportedOwned(group, f"{self._key}/shared", self._named, self._rule(), whole)
-        except CommError as error:
-            raise HorovodInternalError(str(error)) from error
         self._pieces = {piece: self._tensor_of(piece, whole) for piece in self._owned.own_pieces}
         self._shared_state = SharedState(self._owned)
+        self._used: set[int] = set()  # parameters, by number, that the next update changes
         self._known: set[int] = set()  # parameters that have been updated since: their state is in shared memory
         self._given: dict[int, dict[str, Any]] = {}  # whole state from before the next step, by number
         self._inner = _optimizer_of(wrapped, self, self._pieces, self._owned)
@@ -73,36 +70,45 @@ class SharedWeights(Distributed):
     # A step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._check_not_reduced("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        try:
-            self._update()
-        except CommError as error:
-            raise HorovodInternalError(str(error)) from error
+        if self._should_synchronize and not self._synchronized:
+            self._reduce_what_we_update()
+        else:
+            self._use_what_is_there()
+        self._apply()
         return loss
 
-    def _update(self) -> None:
+    def _reduce_what_we_update(self) -> None:
         owned = self._owned
-        owned.put_back()
-        if self._should_synchronize and not self._synchronized:
+        with horovods_errors():
+            owned.put_back()
             self._announce()
             sparse = owned.reduce(self.weight)
-            assert not sparse
-            self._warn_if_unused(owned, sparse)
-            used = owned.used
-            self._end_of_pass()
-        else:
-            owned.meet()  # nobody still computes with the weights that are about to change
-            used = {i for i, each in enumerate(owned.named) if each.parameter.grad is not None}
+        assert not sparse
+        self._warn_if_unused(owned, sparse)
+        self._used = owned.used
+        self._end_of_pass()
+
+    def _use_what_is_there(self) -> None:
+        """Every rank has all gradients already, reduced and perhaps changed by hand."""
+        with horovods_errors():
+            self._owned.put_back()
+            self._owned.meet()  # nobody still computes with the weights that are about to change
+        self._used = {i for i, each in enumerate(self._owned.named) if each.parameter.grad is not None}
+
+    def _apply(self, closure: Callable[[], Any] | None = None) -> None:
         self._synchronized = False
-        self._take_gradients(used)
+        self._take_gradients(self._used)
         self._copy_settings()
         self._inner.step()
-        self._keep_state(used)
-        owned.meet()
-        owned.tell_autograd()
+        with horovods_errors():
+            self._keep_state(self._used)
+            self._owned.meet()
+        self._owned.tell_autograd()
 
     def _take_gradients(self, used: set[int]) -> None:
         for piece, tensor in self._pieces.items():
