@@ -1,0 +1,137 @@
+"""Whether the run should stop early: the queue system has sent a signal, or the time it was given is nearly over.
+
+```
+queue's warning   SIGTERM or SIGUSR1    -> noted, not acted on: the step under way is finished
+queue's limit     --max-time            -> before it is over, by what a step and a checkpoint take (at least 1 s)
+
+time given  |------ training ------|- step, save -|
+            start                  why: "--max-time ..."
+```
+
+A `Stopping` knows only about its own rank. The loop adds what `why` says to a collective of every step, so that all ranks stop after the
+same one, save, and exit with 75 ("saved, resubmit me").
+
+The clock runs from the launch where `ALLSTEP_STARTED` (seconds since 1970) tells when that was: workers that took a minute to find each
+other have a minute less. Without it, it runs from here.
+"""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from allstep.errors import ConfigError
+
+STARTED = "ALLSTEP_STARTED"
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_LEAST_MARGIN = 1.0
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNITS_PATTERN = re.compile("".join(rf"(?:([\d.]+){unit})?" for unit in _UNITS), re.IGNORECASE)
+_COLONS_PATTERN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+class Stopping:
+    """Notes the first reason to stop. Within `with` it takes the signals (in the main thread, where Python allows it).
+
+    max_seconds: None for no limit. clock: seconds, for tests.
+    """
+
+    def __init__(self, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_seconds = max_seconds
+        self._clock = clock
+        self._end = None if max_seconds is None else clock() - seconds_since_launch() + max_seconds
+        self._cost = 0.0
+        self._why: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._process = os.getpid()
+
+    @property
+    def why(self) -> str | None:
+        """The reason, once there is one; it stays. Costs well under a microsecond."""
+        if self._why is None and self._end is not None and self._end - self._clock() < self._margin:
+            self._why = self._time_is_over()
+        return self._why
+
+    def note_cost(self, seconds: float) -> None:
+        """What a step and a checkpoint took together. The most that was ever noted is kept free at the end."""
+        self._cost = max(self._cost, seconds)
+
+    @property
+    def _margin(self) -> float:
+        return max(_LEAST_MARGIN, self._cost)
+
+    def _time_is_over(self) -> str:
+        assert self._end is not None
+        left = self._end - self._clock()
+        given = f"--max-time {self._max_seconds:g} s"
+        if left <= _LEAST_MARGIN:
+            return f"{given} is over"
+        return f"{given} is over in {left:.1f} s, and a step with a checkpoint takes up to {self._cost:.1f} s"
+
+    def __enter__(self) -> "Stopping":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that Python did not set
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a process that was forked from us must die of it, as its parent means it to
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self._why is None:
+            self._why = signal.Signals(number).name
+
+
+def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
+    """Seconds since the launch that `ALLSTEP_STARTED` tells of; 0 when it does not, or lies in the future (clocks of hosts differ)."""
+    text = (os.environ if env is None else env).get(STARTED)
+    if not text:
+        return 0.0
+    try:
+        passed = time.time() - float(text)
+    except ValueError:
+        raise ConfigError(f"{STARTED}={text!r} is not a number of seconds since 1970") from None
+    return max(0.0, passed)
+
+
+def parse_time(text: str) -> float:
+    """Seconds, from 90, 90s, 15m, 1h30m, 1.5h, or as Slurm writes them: 30:00 (minutes), 1:30:00, 1-12 (days, hours), 1-12:00:00.
+
+    A bare number is seconds (Slurm would take it for minutes).
+    """
+    seconds = _parse(text.strip())
+    if seconds is None or not 0 < seconds < float("inf"):
+        raise ConfigError(f"--max-time {text!r} is not a time above 0: write 90 (seconds), 15m, 1h30m or 1:30:00")
+    return seconds
+
+
+def _parse(text: str) -> float | None:
+    try:
+        if re.fullmatch(r"[\d.]+", text):
+            return float(text)
+        if text and (match := _UNITS_PATTERN.fullmatch(text)):
+            return sum(float(part) * unit for part, unit in zip(match.groups(), _UNITS.values(), strict=True) if part)
+    except ValueError:  # 1.2.3
+        return None
+    match = _COLONS_PATTERN.fullmatch(text)
+    return None if match is None else _with_colons(*match.groups())
+
+
+def _with_colons(days: str | None, first: str, second: str | None, third: str | None) -> float | None:
+    """With days the first number is hours; else two numbers are minutes and seconds. Only the first of all may be 60 and more."""
+    d, a, b, c = (int(part or 0) for part in (days, first, second, third))
+    if max(b, c) >= 60 or (days is not None and a >= 24):
+        return None
+    if days is None and third is None:
+        return 60 * a + b
+    return 86400 * d + 3600 * a + 60 * b + c

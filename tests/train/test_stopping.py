@@ -1,0 +1,149 @@
+"""When a run stops early: signals as the kernel delivers them, a clock that the test turns, times as Slurm's manual writes them."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep.errors import ConfigError
+from allstep.train.stopping import STARTED, Stopping, parse_time, seconds_since_launch
+from ranks import Ranks
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STARTED, raising=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_noted_and_old_handlers_come_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with Stopping() as stopping:
+        assert stopping.why is None
+        os.kill(os.getpid(), number)
+        assert stopping.why == number.name
+        os.kill(os.getpid(), signal.SIGUSR1)  # the first one counts
+        assert stopping.why == number.name
+    assert signal.getsignal(number) is before
+    assert stopping.why == number.name
+
+
+def test_another_thread_takes_no_signals_but_knows_the_time() -> None:
+    before, clock, found = signal.getsignal(signal.SIGTERM), Clock(), []
+
+    def body() -> None:
+        with Stopping(5, clock) as stopping:
+            found.append(signal.getsignal(signal.SIGTERM))
+            clock.now += 10
+            found.append(stopping.why)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert found == [before, "--max-time 5 s is over"]
+
+
+def test_the_time_is_over_a_second_before_its_end() -> None:
+    clock = Clock()
+    stopping = Stopping(3600, clock)
+    clock.now += 3598.9
+    assert stopping.why is None
+    clock.now += 0.2
+    assert stopping.why == "--max-time 3600 s is over"
+
+
+def test_a_dear_checkpoint_stops_sooner_and_says_so() -> None:
+    clock = Clock()
+    stopping = Stopping(100, clock)
+    stopping.note_cost(30)
+    stopping.note_cost(20)  # the dearest counts
+    clock.now += 69
+    assert stopping.why is None
+    clock.now += 2
+    why = stopping.why
+    assert why == "--max-time 100 s is over in 29.0 s, and a step with a checkpoint takes up to 30.0 s"
+    clock.now += 50
+    assert stopping.why == why
+
+
+def test_the_clock_starts_at_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setenv(STARTED, str(time.time() - 1000))
+    assert Stopping(5000, clock).why is None
+    assert Stopping(900, clock).why == "--max-time 900 s is over"
+
+
+def test_a_launch_in_the_future_is_now_and_nonsense_is_an_error() -> None:
+    assert seconds_since_launch({STARTED: str(time.time() + 1000)}) == 0
+    with pytest.raises(ConfigError, match="ALLSTEP_STARTED='soon'"):
+        seconds_since_launch({STARTED: "soon"})
+
+
+def fork_and_wait() -> tuple[int, str | None]:
+    """A child that was forked within: what SIGTERM does to it."""
+    ready, say_ready = os.pipe()
+    with Stopping() as stopping:
+        child = os.fork()
+        if child == 0:
+            os.write(say_ready, b"!")  # Python forgets signals that come during the fork itself
+            for _ in range(6000):
+                time.sleep(0.01)
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status), stopping.why
+
+
+def test_a_forked_child_still_dies_of_a_signal(ranks: Ranks) -> None:
+    """A pool of workers ends its processes by SIGTERM; they must not note it instead."""
+    assert ranks(1, fork_and_wait) == [(-signal.SIGTERM, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("15m", 900),
+        ("1h30m", 5400),
+        ("1H30M5S", 5405),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        (" 1:30:00 ", 5400),
+        ("30:00", 1800),
+        ("100:30", 6030),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("1-00:00:01", 86401),
+    ],
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-5", "soon", "1h30", "30m1h", "1:60", "1:2:3:4", "1.2.3", ".", "inf", "1-24", "5 m"]
+)
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--max-time .* is not a time above 0: write 90"):
+        parse_time(text)
+
+
+@given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
+def test_units_and_colons_say_the_same(days: int, hours: int, minutes: int, seconds: int) -> None:
+    expected = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    assert parse_time(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == expected
+    assert parse_time(f"{days}d{hours}h{minutes}m{seconds}s") == expected
