@@ -25,12 +25,14 @@ from allstep.models.norms import Norm, no_norm
 
 
 class AlexNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, 3, height, width), both sides at least 63 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 63 pixels."""
 
-    def __init__(self, num_classes: int = 1000, *, dropout: float = 0.5, norm: Norm = no_norm) -> None:
+    def __init__(
+        self, num_classes: int = 1000, *, channels: int = 3, dropout: float = 0.5, norm: Norm = no_norm
+    ) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            *_block(nn.Conv2d(3, 64, 11, stride=4, padding=2), norm, pool=True),
+            *_block(nn.Conv2d(channels, 64, 11, stride=4, padding=2), norm, pool=True),
             *_block(nn.Conv2d(64, 192, 5, padding=2), norm, pool=True),
             *_block(nn.Conv2d(192, 384, 3, padding=1), norm, pool=False),
             *_block(nn.Conv2d(384, 256, 3, padding=1), norm, pool=False),

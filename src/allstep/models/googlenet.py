@@ -83,22 +83,24 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, 3, height, width), both sides at least 15 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 15 pixels."""
 
-    def __init__(self, num_classes: int = 1000, *, dropout: float = 0.2, norm: Norm = nn.BatchNorm2d) -> None:
+    def __init__(
+        self, num_classes: int = 1000, *, channels: int = 3, dropout: float = 0.2, norm: Norm = nn.BatchNorm2d
+    ) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            *(_convolution(3, 64, 7, norm, stride=2), nn.MaxPool2d(3, stride=2, ceil_mode=True)),
+            *(_convolution(channels, 64, 7, norm, stride=2), nn.MaxPool2d(3, stride=2, ceil_mode=True)),
             *(_convolution(64, 64, 1, norm), _convolution(64, 192, 3, norm)),
         )
-        channels = 192
+        wide = 192
         for stage, pool in zip(_STAGES, (3, 3, 2), strict=True):
             self.features.append(nn.MaxPool2d(pool, stride=2, ceil_mode=True))
             for ways in stage:
-                self.features.append(Inception(channels, ways, norm))
-                channels = ways.wide
+                self.features.append(Inception(wide, ways, norm))
+                wide = ways.wide
         self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(channels, num_classes)
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(wide, num_classes)
         )
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:

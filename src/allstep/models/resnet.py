@@ -102,12 +102,13 @@ class ResNet(nn.Module):
         depths: Sequence[int],
         num_classes: int = 1000,
         *,
+        channels: int = 3,
         norm: Norm = nn.BatchNorm2d,
         zero_last_norm: bool = False,
         small_pictures: bool = False,
     ) -> None:
         super().__init__()
-        enter = _convolution(3, 64, 3) if small_pictures else _convolution(3, 64, 7, 2)
+        enter = _convolution(channels, 64, 3) if small_pictures else _convolution(channels, 64, 7, 2)
         halve = nn.Identity() if small_pictures else nn.MaxPool2d(3, stride=2, padding=1)
         self.stem = nn.Sequential(enter, norm(64), nn.ReLU(inplace=True), halve)
         self.stages, channels = nn.Sequential(), 64
@@ -143,6 +144,10 @@ def start_at_zero(norm: nn.Module) -> None:
         raise ConfigError(
             f"zero_last_norm: {type(norm).__name__} has no weight that could start at zero; choose a norm that has one, "
             "or zero_last_norm=False"
+        )
+    if not weight.requires_grad:
+        raise ConfigError(
+            "zero_last_norm: a norm without a scale that learns would stay at zero; choose one of the two"
         )
     nn.init.zeros_(weight)
 

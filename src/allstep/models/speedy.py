@@ -6,7 +6,7 @@ picture (3, 32, 32)
   group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x 15
   group                                                                   256 x  7 x  7
   group                                                                   256 x  3 x  3
-  3x3 max-pool -> linear, no bias -> x 1/9                                 num_classes
+  max-pool over all -> linear, no bias -> x 1/9                            num_classes
 ```
 
 The first convolution is not trained: `whiten(pictures)` sets it to the directions in which 2x2 patches of training pictures vary, each
@@ -24,7 +24,7 @@ _PATCH = 2
 
 
 class Speedy(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 25 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 9 pixels."""
 
     def __init__(
         self,

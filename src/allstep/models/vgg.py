@@ -25,13 +25,19 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolu
 
 
 class Vgg16(nn.Module):
-    """Logits (n, num_classes) for pictures (n, 3, height, width), both sides at least 32 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 32 pixels."""
 
     def __init__(
-        self, num_classes: int = 1000, *, hidden: int = 4096, dropout: float = 0.5, norm: Norm = no_norm
+        self,
+        num_classes: int = 1000,
+        *,
+        channels: int = 3,
+        hidden: int = 4096,
+        dropout: float = 0.5,
+        norm: Norm = no_norm,
     ) -> None:
         super().__init__()
-        self.features, channels = nn.Sequential(), 3
+        self.features = nn.Sequential()
         for wide, depth in _STAGES:
             for _ in range(depth):
                 self.features.extend([nn.Conv2d(channels, wide, 3, padding=1), norm(wide), nn.ReLU(inplace=True)])

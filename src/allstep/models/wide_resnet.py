@@ -94,18 +94,24 @@ class _SmallPictures(nn.Module):
 
 
 class CifarResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, 3, height, width). depth: 20, 32, 44, 56, 110, or any other 6n+2."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width). depth: 20, 32, 44, 56, 110, or any other 6n+2."""
 
     def __init__(
-        self, depth: int = 20, num_classes: int = 10, *, norm: Norm = nn.BatchNorm2d, zero_last_norm: bool = False
+        self,
+        depth: int = 20,
+        num_classes: int = 10,
+        *,
+        channels: int = 3,
+        norm: Norm = nn.BatchNorm2d,
+        zero_last_norm: bool = False,
     ) -> None:
-        blocks, stages, channels = _blocks(depth, 2), nn.Sequential(), 16
+        blocks, stages, before = _blocks(depth, 2), nn.Sequential(), 16
         for wide in _WIDTHS:
             for place in range(blocks):
-                stages.append(_Plain(channels, wide, 2 if wide != channels and not place else 1, norm))
-                channels = wide
-        stem = nn.Sequential(_convolution(3, 16), norm(16), nn.ReLU(inplace=True))
-        super().__init__(stem, stages, nn.Identity(), channels, num_classes)
+                stages.append(_Plain(before, wide, 2 if wide != before and not place else 1, norm))
+                before = wide
+        stem = nn.Sequential(_convolution(channels, 16), norm(16), nn.ReLU(inplace=True))
+        super().__init__(stem, stages, nn.Identity(), before, num_classes)
         if zero_last_norm:
             for block in stages:
                 assert isinstance(block, _Plain)
@@ -113,7 +119,7 @@ class CifarResNet(_SmallPictures):
 
 
 class WideResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, 3, height, width). WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width). WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4."""
 
     def __init__(
         self,
@@ -121,16 +127,17 @@ class WideResNet(_SmallPictures):
         widen: int = 10,
         num_classes: int = 10,
         *,
+        channels: int = 3,
         dropout: float = 0.0,
         norm: Norm = nn.BatchNorm2d,
     ) -> None:
-        blocks, stages, channels = _blocks(depth, 4), nn.Sequential(), 16
+        blocks, stages, before = _blocks(depth, 4), nn.Sequential(), 16
         for number, narrow in enumerate(_WIDTHS):
             for place in range(blocks):
-                stages.append(_Wide(channels, narrow * widen, 2 if number and not place else 1, norm, dropout))
-                channels = narrow * widen
-        leave = nn.Sequential(norm(channels), nn.ReLU(inplace=True))
-        super().__init__(_convolution(3, 16), stages, leave, channels, num_classes)
+                stages.append(_Wide(before, narrow * widen, 2 if number and not place else 1, norm, dropout))
+                before = narrow * widen
+        leave = nn.Sequential(norm(before), nn.ReLU(inplace=True))
+        super().__init__(_convolution(channels, 16), stages, leave, before, num_classes)
 
 
 def _blocks(depth: int, rest: int) -> int:

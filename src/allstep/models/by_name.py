@@ -1,0 +1,265 @@
+"""A net from its name, as a config has it: one of ours ("resnet50"), or a user's factory ("package.module:factory").
+
+```
+name ----> factory -------called with what it takes of-------> net ----one picture of zeros, if it is a user's----> net
+            num_classes, shape, channels, norm                      logits (1, num_classes), or an error
+            and all of the options
+```
+
+`shape` is (channels, height, width) of a picture, `norm` makes a norm layer from a number of channels. A factory that does not want one
+of them leaves it out: `def factory(num_classes)` is enough. Options it does not know are errors. A net takes pictures (n, channels,
+height, width) and returns one tensor of logits (n, num_classes), in training and in evaluation; a tuple (GoogLeNet's side exits in other
+libraries) is refused here, before training.
+
+A user's module is looked for in the current folder first, as with `python -m`, then among what is installed.
+
+`check_name` and `check_shape` need no torch, so that a launcher can call them before any worker starts.
+"""
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module, invalidate_caches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allstep.errors import ConfigError, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from allstep.models.norms import Norm
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Named:
+    """One of our nets: where its factory is, the smallest side of a picture that it takes, what its name has settled."""
+
+    home: str
+    smallest: int = 1
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+
+NAMES: Mapping[str, Named] = {
+    "small-cnn": Named("cnn:SmallCnn"),
+    "lenet": Named("lenet:LeNet", 4),
+    "alexnet": Named("alexnet:AlexNet", 63),
+    "googlenet": Named("googlenet:GoogLeNet", 15),
+    "vgg16": Named("vgg:Vgg16", 32),
+    **{f"resnet{depth}": Named(f"resnet:resnet{depth}") for depth in (18, 34, 50, 101)},
+    **{
+        f"cifar-resnet{depth}": Named("wide_resnet:CifarResNet", settled={"depth": depth})
+        for depth in (20, 32, 44, 56, 110)
+    },
+    "wide-resnet": Named("wide_resnet:WideResNet"),
+    "speedy": Named("speedy:Speedy", 9),
+}
+"""Our nets."""
+
+
+def check_name(name: str) -> None:
+    """ConfigError unless `name` is one of `NAMES`, or a factory's whose module can be looked for."""
+    if ":" not in name:
+        if name not in NAMES:
+            own = "one of your own is written package.module:factory"
+            raise ConfigError(f"no net is called {name!r} ({own}); {did_you_mean(name, NAMES)}")
+        return
+    module, _, factory = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *factory.split(".")]):
+        raise ConfigError(f"model {name!r}: expected package.module:factory, such as nets.small:make")
+    with _current_folder():
+        top = module.partition(".")[0]
+        if top not in sys.modules and find_spec(top) is None:
+            raise _no_module(name, top)
+
+
+def check_shape(name: str, shape: Shape) -> None:
+    """ConfigError when pictures of `shape` (channels, height, width) are too small for the net; of a user's net nothing is known."""
+    net, (_, height, width) = NAMES.get(name), shape
+    if net is not None and min(height, width) < net.smallest:
+        raise ConfigError(
+            f"model {name}: expected pictures of at least {net.smallest}x{net.smallest} pixels, these are {height}x{width}: "
+            f"choose a net for smaller ones, such as small-cnn, or enlarge them: data.augment and data.prepare 'Resize({net.smallest})'"
+        )
+
+
+def make_model(
+    name: str, *, num_classes: int, shape: Shape, norm: "Norm", options: Mapping[str, Any] | None = None
+) -> "nn.Module":
+    """The net called `name` for pictures of `shape` (channels, height, width); `options` are further arguments of its factory.
+
+    Everything that a user can get wrong is a ConfigError of one line.
+    """
+    check_name(name)
+    check_shape(name, shape)
+    given = {"num_classes": num_classes, "shape": shape, "channels": shape[0], "norm": norm}
+    if name in NAMES:
+        named = NAMES[name]
+        factory = _attribute(import_module(f"allstep.models.{named.home.partition(':')[0]}"), named.home)
+        return _called(name, factory, given, options or {}, named.settled)
+    with _current_folder():
+        net = _called(name, _users_factory(name), given, options or {}, {})
+        _try(name, net, num_classes, shape)
+    return net
+
+
+def _called(
+    name: str,
+    factory: Callable[..., Any],
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    settled: Mapping[str, Any],
+) -> "nn.Module":
+    from torch import nn
+
+    arguments = {**_arguments(name, factory, given, options, settled), **settled}
+    try:
+        net = factory(**arguments)
+    except UserError as error:
+        raise ConfigError(f"model {name}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"model {name}: the factory raised {_in_one_line(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"model {name}: the factory returned {_kind(net)}, expected a torch.nn.Module")
+    return net
+
+
+def _arguments(
+    name: str,
+    factory: Callable[..., Any],
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    settled: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Of what is given all that the factory takes, and the options, which it must take."""
+    parameters = _parameters(factory)
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    by_name = {key for key, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if takes_all:  # it passes on what it gets, and the number of classes is what every factory knows
+        by_name.add("num_classes")
+    open_to = by_name - given.keys() - settled.keys()
+    for key in options:
+        if key in given or key in settled:
+            raise ConfigError(f"model.options.{key}: {_whence(key, settled)}, leave it out")
+        if key not in open_to and not takes_all:
+            raise ConfigError(f"model {name} has no option {key!r}; {_nearest(key, open_to)}")
+    arguments = {key: value for key, value in given.items() if key in by_name} | dict(options)
+    for key in parameters:
+        if key in open_to and key not in options and parameters[key].default is inspect.Parameter.empty:
+            raise ConfigError(f"model {name} needs the option {key!r}: model.options.{key}=...")
+    return arguments
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What the factory takes; one that does not say gets the number of classes."""
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return {"num_classes": inspect.Parameter("num_classes", inspect.Parameter.KEYWORD_ONLY)}
+
+
+def _whence(key: str, settled: Mapping[str, Any]) -> str:
+    if key in settled:
+        return f"the net's name says that it is {settled[key]}"
+    return {"norm": "it is set by model.norm", "num_classes": "it is set by the data or data.num_classes"}.get(
+        key, "it is taken from the data"
+    )
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    """The nearest option, and always the list: there are few."""
+    if not known:
+        return "it has none"
+    near = did_you_mean(key, known)
+    every = f"known are: {', '.join(sorted(known))}"
+    return near if near == every else f"{near} {every}"
+
+
+def _users_factory(name: str) -> Callable[..., Any]:
+    module, _, _ = name.partition(":")
+    try:
+        home = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise _no_module(name, error.name) from error
+        raise ConfigError(f"model {name}: importing {module} failed: {_in_one_line(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"model {name}: importing {module} failed: {_in_one_line(error)}") from error
+    factory = _attribute(home, name)
+    if not callable(factory):
+        raise ConfigError(f"model {name}: it is {_kind(factory)}, expected a function or class that makes a net")
+    return factory  # type: ignore[no-any-return]
+
+
+def _attribute(home: Any, name: str) -> Any:
+    module, _, path = name.partition(":")
+    found = home
+    for part in path.split("."):
+        if not hasattr(found, part):
+            public = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
+            raise ConfigError(f"model {name}: {module} has no {part!r}; {did_you_mean(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def _try(name: str, net: "nn.Module", num_classes: int, shape: Shape) -> None:
+    """One picture through a user's net, so that what does not fit is told before training. The net is left as it was."""
+    import torch
+
+    like = next((each for each in net.parameters() if each.is_floating_point()), torch.empty(0))
+    training = [(module, module.training) for module in net.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = net.eval()(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
+    except Exception as error:
+        size = " x ".join(map(str, shape))
+        raise ConfigError(f"model {name}: it cannot take a picture of {size}: {_in_one_line(error)}") from error
+    finally:
+        for module, was in training:
+            module.training = was
+    if not isinstance(logits, torch.Tensor):
+        raise ConfigError(
+            f"model {name}: it returned {_kind(logits)}, expected one tensor of logits (n, {num_classes})"
+        )
+    if logits.shape != (1, num_classes):
+        raise ConfigError(
+            f"model {name}: one picture gave logits of shape {tuple(logits.shape)}, expected (1, {num_classes}), one for each class"
+        )
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Kind, words and place of an error that is not ours."""
+    words = " ".join(str(error).split())
+    words = f"{words[:300]} ..." if len(words) > 300 else words
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    shown = "" if isinstance(error, SyntaxError | ModuleNotFoundError) else place  # the words of these say where
+    return f"{type(error).__name__}: {words}{shown}" if words else f"{type(error).__name__}{shown}"
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _no_module(name: str, module: str) -> ConfigError:
+    return ConfigError(f"model {name}: there is no module {module!r} in {Path.cwd()} nor among what is installed")
+
+
+@contextmanager
+def _current_folder() -> Iterator[None]:
+    """The current folder is the first that modules are looked for in."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    invalidate_caches()
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a user's module may have changed the list
+            sys.path.remove(folder)
