@@ -1,14 +1,26 @@
 """What a run tells those who watch it, as plain values, and the watcher that keeps the run record.
 
-Every rank computes these values (they are reduced over all ranks); rank 0 has watchers, the others have none. A watcher implements
-the methods of `Watcher`; `Record` here writes `run.jsonl`, `display` draws, `tensorboard` writes events.
+```
+run ── Opening, Progress, Evaluated, Result ──> Watchers ─┬─> Record        run.jsonl
+                                                          ├─> Display       the terminal
+                                                          ├─> TensorBoard   tensorboard/
+                                                          └─> your own      a subclass of Watcher
+```
+
+Every rank computes these values (they are reduced over all ranks); rank 0 has watchers, the others have none. A watcher overrides
+those methods of `Watcher` that it cares for. What goes wrong in one of them does not end the run: `Watchers` tells the others.
+`saved` and `event` may come from another thread than the rest.
 """
 
+import math
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from allstep._version import __version__
 from allstep.machine import allowed_cores
@@ -125,27 +137,92 @@ class Result:
     """Samples found bad and skipped."""
 
 
-class Watcher(Protocol):
-    """Is told how a run goes."""
+class Watcher:
+    """Is told how a run goes. Each method may be left as it is: it does nothing."""
 
-    def start(self, opening: Opening) -> None: ...
-    def progress(self, progress: Progress) -> None: ...
-    def evaluated(self, evaluated: Evaluated) -> None: ...
-    def saved(self, samples: int, path: Path) -> None: ...
-    def event(self, text: str, **figures: Any) -> None: ...
-    def end(self, result: Result) -> None: ...
-    def close(self) -> None: ...
+    def start(self, opening: Opening) -> None:
+        """Training begins, or goes on."""
+
+    def progress(self, progress: Progress) -> None:
+        """Some steps were done. Called every `log_every` steps, between two of them: be quick."""
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        """The validation part was scored."""
+
+    def saved(self, samples: int, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def event(self, text: str, **figures: Any) -> None:
+        """Something worth telling, in words, with the figures behind it."""
+
+    def end(self, result: Result) -> None:
+        """The run is over. A run that fails does not come here."""
+
+    def close(self) -> None:
+        """Nothing more will be told, however the run went."""
 
 
-class Record:
-    """Writes what it is told to the run record."""
+class Watchers(Watcher):
+    """Tells several watchers. One that fails is left out from then on; one whose disk is full, or the like, is kept: it may recover.
+
+    Either is told to the others, once.
+    """
+
+    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
+        self.watchers = list(watchers)
+        self._failed: set[int] = set()
+
+    def start(self, opening: Opening) -> None:
+        self._tell("start", opening)
+
+    def progress(self, progress: Progress) -> None:
+        self._tell("progress", progress)
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        self._tell("evaluated", evaluated)
+
+    def saved(self, samples: int, path: Path) -> None:
+        self._tell("saved", samples, path)
+
+    def event(self, text: str, **figures: Any) -> None:
+        self._tell("event", text, **figures)
+
+    def end(self, result: Result) -> None:
+        self._tell("end", result)
+
+    def close(self) -> None:
+        self._tell("close")
+
+    def _tell(self, method: str, *values: Any, **figures: Any) -> None:
+        for watcher in tuple(self.watchers):
+            try:
+                getattr(watcher, method)(*values, **figures)
+            except Exception as error:
+                self._note(watcher, error, is_last_word=method == "close")
+
+    def _note(self, watcher: Watcher, error: Exception, is_last_word: bool) -> None:
+        may_recover = isinstance(error, OSError)
+        if not may_recover and watcher in self.watchers:
+            self.watchers.remove(watcher)
+        is_new, name = id(watcher) not in self._failed, type(watcher).__name__
+        self._failed.add(id(watcher))
+        if is_new and not is_last_word:
+            after = "" if may_recover else "; it is told nothing more"
+            self.event(f"{name} failed, the run goes on: {type(error).__name__}: {error}{after}")
+
+
+class Record(Watcher):
+    """Writes what it is told to the run record. Lines that the disk does not take are kept and tried again before the next one."""
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
         self._num_bad = 0
+        self._lines: deque[tuple[str, dict[str, Any]]] = deque(maxlen=100_000)
+        self._lock = threading.Lock()
 
     def start(self, opening: Opening) -> None:
-        self.log.start(
+        self._write(
+            "start",
             version=__version__,
             config=opening.config.model_dump(mode="json"),
             world={**asdict(opening.world), "hosts": list(opening.hosts), "threads": list(opening.threads)},
@@ -160,31 +237,66 @@ class Record:
         )
 
     def progress(self, progress: Progress) -> None:
-        fields = asdict(progress)
-        known = {name: value for name, value in fields.items() if value is not None}
-        self.log.step(**known.pop("times"), **known)
+        known = {field.name: getattr(progress, field.name) for field in fields(progress)}
+        times = known.pop("times")
+        self._write("step", **times, **{name: value for name, value in known.items() if value is not None})
 
     def evaluated(self, evaluated: Evaluated) -> None:
         if evaluated.num_bad > self._num_bad:
             self._num_bad = evaluated.num_bad
             text = f"{evaluated.num_bad} samples were found bad and skipped so far; quarantine*.jsonl in the run folder lists them"
-            self.log.event(text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad)
-        fields = asdict(evaluated.validation)
-        self.log.eval(part="validation", epoch=evaluated.epoch, samples=evaluated.samples, best=evaluated.is_best, **fields)
+            self.event(text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad)
+        score = asdict(evaluated.validation)
+        self._write(
+            "eval",
+            part="validation",
+            epoch=evaluated.epoch,
+            samples=evaluated.samples,
+            best=evaluated.is_best,
+            **score,
+        )
 
     def saved(self, samples: int, path: Path) -> None:
-        self.log.checkpoint(samples=samples, path=path.name)
+        self._write("checkpoint", samples=samples, path=path.name)
 
     def event(self, text: str, **figures: Any) -> None:
-        self.log.event(text, **figures)
+        self._write("event", text=text, **figures)
 
     def end(self, result: Result) -> None:
-        self.log.eval(part="test", samples=result.samples, **asdict(result.test))
-        fields = asdict(result)
-        self.log.end(**{**fields, "out": str(result.out)})
+        self._write("eval", part="test", samples=result.samples, **asdict(result.test))
+        self._write("end", **{**asdict(result), "out": str(result.out)})
 
     def close(self) -> None:
-        self.log.close()
+        try:
+            self._write_all()
+        finally:
+            self.log.close()
+
+    def _write(self, kind: str, **values: Any) -> None:
+        self._lines.append((kind, {"time": time.time(), **values}))
+        self._write_all()
+
+    def _write_all(self) -> None:
+        """All lines that wait, in their order."""
+        with self._lock:
+            while self._lines:
+                kind, values = self._lines.popleft()
+                try:
+                    getattr(self.log, kind)(**_plain(values))
+                except OSError:
+                    self._lines.appendleft((kind, values))
+                    raise
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it. Numbers that are not finite become None: a gradient that overflowed is no reason to fail."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else str(value)
 
 
 def _machine(device: str) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""What watchers are told: the record reads back, a watcher that fails ends nothing, a full disk loses no line."""
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allstep import runlog
+from allstep.train import watch
+from allstep.train.watch import Evaluated, Progress, Record, Result, Score, Watcher, Watchers
+
+SCORE = Score(0.5, 0.9, 360, 0.99)
+TIMES = {"input": [0.1, 0.2], "compute": [1.0, 1.0], "wait": [0.2, 0.1], "update": [0.05, 0.05]}
+
+
+def progress(samples: int, **others: Any) -> Progress:
+    return Progress(0, samples, 1.0, 0.5, 0.1, 1.35, 640.0, TIMES, [1000, 2000], 64, **others)
+
+
+class Memory(Watcher):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def progress(self, progress: Progress) -> None:
+        self.told.append(progress.samples)
+
+    def event(self, text: str, **figures: Any) -> None:
+        self.told.append((text, figures))
+
+
+class Failing(Watcher):
+    def __init__(self, error: Exception) -> None:
+        self.error, self.calls = error, 0
+
+    def progress(self, progress: Progress) -> None:
+        self.calls += 1
+        raise self.error
+
+    def event(self, text: str, **figures: Any) -> None:
+        raise self.error
+
+    def close(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "calls", "words"),
+    [
+        (
+            ValueError("of its own"),
+            1,
+            "Failing failed, the run goes on: ValueError: of its own; it is told nothing more",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left"),
+            3,
+            "Failing failed, the run goes on: OSError: [Errno 28] No space left",
+        ),
+    ],
+)
+def test_a_watcher_that_fails_is_told_once_and_ends_nothing(error: Exception, calls: int, words: str) -> None:
+    failing, before, after = Failing(error), Memory(), Memory()
+    watchers = Watchers([before, failing, after])
+    for samples in (1, 2, 3):
+        watchers.progress(progress(samples))
+    watchers.close()
+    assert failing.calls == calls
+    assert before.told == [1, (words, {}), 2, 3]
+    assert after.told == [(words, {}), 1, 2, 3]
+
+
+def test_every_method_reaches_every_watcher(tmp_path: Path) -> None:
+    names: list[str] = []
+
+    def noting(name: str) -> Callable[..., None]:
+        return lambda self, *values, **figures: names.append(name)
+
+    methods = [name for name in vars(Watcher) if not name.startswith("_")]
+    noted = type("Noted", (Watcher,), {name: noting(name) for name in methods})()
+    watchers = Watchers([Watcher(), noted])
+    values = {"saved": (1, tmp_path), "close": ()}
+    for name in methods:
+        getattr(watchers, name)(*values.get(name, ("text",)))
+    assert names == methods
+
+
+def test_the_record_reads_back(tmp_path: Path) -> None:
+    record = Record(runlog.RunLog(tmp_path / "run.jsonl"))
+    record.progress(progress(640, grad_norm=float("inf"), trust={"conv1": 0.1, "fc": float("nan")}))
+    record.evaluated(Evaluated(1, 1294, SCORE, SCORE, 2.0, is_best=True, num_bad=2))
+    record.saved(1294, tmp_path / "checkpoints" / "000000001294")
+    record.event("a word", where=tmp_path)
+    record.end(Result(SCORE, SCORE, 640.0, 2.0, 5.0, tmp_path, 1294, best=SCORE))
+    record.close()
+    found = runlog.read(tmp_path / "run.jsonl")
+    step = {name: value for name, value in found.steps[0].items() if name not in ("kind", "time")}
+    told = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}} | TIMES
+    assert step == {name: value for name, value in told.items() if name not in ("times", "noise_scale")}
+    assert [(line["part"], line["samples"], line["top5"]) for line in found.evals] == [
+        ("validation", 1294, 0.99),
+        ("test", 1294, 0.99),
+    ]
+    assert found.evals[0]["best"] is True
+    assert found.checkpoints[0]["path"] == "000000001294"
+    assert [line.get("num_bad") for line in found.events] == [2, None]
+    assert found.events[1]["where"] == str(tmp_path)
+    assert found.end is not None and found.end["best"]["accuracy"] == 0.9
+
+
+def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, memory = runlog.RunLog(tmp_path / "run.jsonl"), Memory()
+    watchers = Watchers([Record(log), memory])
+    clock = iter(range(100))
+    monkeypatch.setattr(watch.time, "time", lambda: float(next(clock)))
+    watchers.progress(progress(1))
+    with monkeypatch.context() as patch:
+
+        def full(**fields: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(log, "step", full)
+        watchers.progress(progress(2))
+        watchers.progress(progress(3))
+    watchers.progress(progress(4))
+    watchers.close()
+    found = runlog.read(tmp_path / "run.jsonl")
+    assert [line["samples"] for line in found.steps] == [1, 2, 3, 4]
+    assert [line["time"] for line in found.steps] == sorted(line["time"] for line in found.steps)
+    assert "No space left" in found.events[0]["text"]
+    assert [told for told in memory.told if isinstance(told, int)] == [1, 2, 3, 4]
