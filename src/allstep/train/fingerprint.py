@@ -1,0 +1,172 @@
+"""Whether all ranks still have the same weights: two numbers of 8 bytes from each rank say it, and no step waits for them.
+
+All ranks begin with the same weights and apply the same updates, so they must stay equal, bit for bit. A broken memory cell, or a line of
+a user's code that acts on one rank only, breaks that without a sign. So every few hundred steps:
+
+```
+step n     start(n)   hash of each tensor -> hash of these hashes, of parameters and of buffers -> an all_gather begins
+step n+1   finish()   they differ? -> gather the hashes of all tensors, as they were at step n -> name the first tensor, and the ranks
+```
+
+The hash of a tensor reads its bytes as 64-bit numbers x and folds them, row by row of 1024, until one number is left (all modulo 2^64):
+
+```
+x[r, c]  ->  y[r] = sum over c of x[r, c] * w[c]   ->  the next x[r] = y[r] xor (y[r] >> 32)      w: odd random numbers, others in each fold
+```
+
+Each place has a factor of its own, so that differences at two places do not cancel, as they would in a plain sum; the shift brings down
+what is in the high bits, where a product has little room. Whole numbers add up
+the same in any order, so the number of threads does not matter. NaNs are equal when their bits are. Memory is read in the order in which it
+lies, so ranks must have the same layout (channels-last or not), as they do here.
+
+Where the ranks of a host share one copy of the parameters (`shared`), only the first rank of each host looks at them; 0 is the word of the
+others for "not looked". Buffers, such as the running statistics of norms, are each rank's own in any case.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from allstep.errors import AllstepError
+from allstep.world import World
+
+_ROW = 1024
+_FOLDS = 5  # enough for 2^50 numbers
+_NOT_LOOKED = 0
+
+
+class Fingerprint:
+    """Compares the weights of all ranks. `start` and `finish` are collectives: all ranks call them at the same steps."""
+
+    def __init__(self, net: nn.Module, world: World, shared: bool = False) -> None:
+        self._net = net
+        self._size = world.size
+        self._looks_at_parameters = not shared or world.local_rank == 0
+        self._step = 0
+        self._hashes = self._gathered = torch.empty(0)
+        self._work: Any = None
+
+    @torch.no_grad()
+    def start(self, step: int) -> None:
+        """After the update of `step`: computes this rank's hashes and sends them on their way."""
+        self.finish()
+        self._step = step
+        tensors = [tensor for _, tensor in tensors_of(self._net)]
+        if not tensors:
+            return
+        self._hashes = torch.stack([self._hash_of(tensor).to(tensors[0].device) for tensor in tensors])
+        mine = self._summary(tensors)
+        self._gathered = mine.new_empty((self._size, *mine.shape))
+        self._work = dist.all_gather([*self._gathered], mine, async_op=True)
+
+    def finish(self) -> None:
+        """At a later step, or at the end of the run. Raises AllstepError, on all ranks, when their weights differed."""
+        if self._work is None:
+            return
+        self._work.wait()
+        self._work = None
+        if any(_differ(values) for values in self._gathered.T.tolist()):
+            raise AllstepError(self._difference())
+
+    def _summary(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Of the parameters and of the buffers."""
+        learned = torch.tensor([isinstance(tensor, nn.Parameter) for tensor in tensors], device=self._hashes.device)
+        of_parameters = _folded(self._hashes * learned) * self._looks_at_parameters
+        return torch.stack([of_parameters, _folded(self._hashes * ~learned)])
+
+    def _hash_of(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) and not self._looks_at_parameters:
+            return tensor.new_full((), _NOT_LOOKED, dtype=torch.int64)
+        return hash_of(tensor)
+
+    def _difference(self) -> str:
+        gathered = self._hashes.new_empty((self._size, len(self._hashes)))
+        dist.all_gather([*gathered], self._hashes)
+        by_tensor = gathered.T.tolist()
+        differ = [number for number, values in enumerate(by_tensor) if _differ(values)]
+        names = [name for name, _ in tensors_of(self._net)]
+        odd = _odd_ones(by_tensor[differ[0]])
+        return (
+            f"the weights are not equal on all workers after step {self._step}: the first of {len(differ)} tensors (of {len(names)}) that "
+            f"differ is {names[differ[0]]!r}, on {_ranks(odd)}. Either code of yours changes weights on some ranks only (look for random "
+            "numbers and for conditions on the rank), or a memory or processor there makes errors. Checkpoints since the last "
+            "comparison may be wrong too: resume from one before it"
+        )
+
+
+def tensors_of(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, in the order of the modules; what several modules share comes once."""
+    seen = set()
+    for prefix, module in net.named_modules():
+        own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
+        for name, tensor in own:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+
+def hash_of(tensor: Tensor) -> Tensor:
+    """A whole number (int64, no dimensions) made of all bytes of the tensor."""
+    octets = _in_a_row(tensor.detach()).view(torch.uint8)
+    whole = octets.numel() // 8 * 8
+    numbers = octets[:whole].view(torch.int64)
+    if whole < octets.numel():
+        numbers = torch.cat([numbers, octets[whole:].to(torch.int64)])
+    return _folded(numbers)
+
+
+def _in_a_row(tensor: Tensor) -> Tensor:
+    """One-dimensional, as memory has it where that is dense, and beginning where a 64-bit number may."""
+    dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    flat = tensor.as_strided((tensor.numel(),), (1,)) if dense else tensor.contiguous().view(-1)
+    return flat.clone() if flat.storage_offset() * flat.element_size() % 8 else flat
+
+
+def _folded(numbers: Tensor) -> Tensor:
+    for weights in _weights(numbers.device):
+        whole = numbers.numel() // _ROW * _ROW
+        rest = numbers[whole:]
+        last = _times(rest.view(1, -1), weights[: rest.numel()])
+        numbers = torch.cat([_times(numbers[:whole].view(-1, _ROW), weights), last])
+        numbers = numbers ^ (numbers >> 32)
+        if numbers.numel() == 1:
+            return numbers[0] | 1  # a tensor of zeros was looked at, too
+    raise AssertionError("more numbers than any memory holds")
+
+
+def _times(rows: Tensor, weights: Tensor) -> Tensor:
+    """Only the CPU multiplies matrices of whole numbers."""
+    return rows.mv(weights) if rows.device.type == "cpu" else (rows * weights).sum(1)
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """Python's own generator: the same numbers with every version of everything."""
+    draw = random.Random(8)
+    rows = [[draw.getrandbits(63) | 1 for _ in range(_ROW)] for _ in range(_FOLDS)]
+    return torch.tensor(rows, dtype=torch.int64, device=device)
+
+
+def _differ(values: Sequence[int]) -> bool:
+    return len({value for value in values if value != _NOT_LOOKED}) > 1
+
+
+def _odd_ones(values: Sequence[int]) -> dict[int, int]:
+    """The ranks that differ from what most have, or where two values have as many, from the first rank; each with its value."""
+    counts = Counter(
+        value for value in values if value != _NOT_LOOKED
+    )  # in the order of the ranks, which decides a tie
+    usual = counts.most_common(1)[0][0]
+    return {rank: value for rank, value in enumerate(values) if value not in (usual, _NOT_LOOKED)}
+
+
+def _ranks(odd: dict[int, int]) -> str:
+    names = ", ".join(str(rank) for rank in odd)
+    alike = "" if len(odd) == 1 or len(set(odd.values())) > 1 else ", which agree with each other"
+    return f"rank{'s' if len(odd) > 1 else ''} {names}{alike}"
