@@ -6,7 +6,8 @@ Every rank has gradients of everything; the owner of a piece wants the sum of al
     meet
     add        what the others staged for me, to my own gradient, where it lies
 
-A block holds parts of one large piece, or many small ones side by side; which, is worked out once (`Schedule`).
+A block holds parts of one large piece, or many small ones side by side; which, is worked out once (`Schedule`). Where squared norms are
+wanted (`squares`), each part is squared right before it is scaled and right after it was added, while it is in the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 from allstep.comm import recorder
 from allstep.comm.arena import TURNS, Arena, Call
 from allstep.comm.ownership import Piece
+from allstep.comm.squares import Squares
 from allstep.comm.summing import add_up
 
 
@@ -62,24 +64,44 @@ def filled(pieces: Sequence[Piece], numel: int) -> list[list[Part]]:
     return blocks
 
 
-def deliver(arena: Arena, schedule: Schedule, gradients: Mapping[int, Tensor], scale: float, call: Call) -> None:
-    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners' own are added to in place."""
+def deliver(
+    arena: Arena,
+    schedule: Schedule,
+    gradients: Mapping[int, Tensor],
+    scale: float,
+    call: Call,
+    own: Squares | None = None,
+    mean: Squares | None = None,
+) -> None:
+    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners' own are added to in place.
+
+    own, mean: are shown all of our gradients, and the sums that we own.
+    """
     for turn in range(schedule.num_turns):
         blocks = schedule.blocks[turn % TURNS]
         for owner in arena.others:
-            _stage(blocks[arena.rank][owner], schedule.parts(owner, turn), gradients, scale)
+            _stage(blocks[arena.rank][owner], schedule.parts(owner, turn), gradients, scale, own)
         arena.meet(call)
         for part in schedule.parts(arena.rank, turn):
             if part.number in gradients:
-                own = gradients[part.number][part.start : part.end]
-                recorder.during(recorder.ADDING, _add, arena, blocks, part, own, scale)
+                mine = gradients[part.number][part.start : part.end]
+                if own is not None:
+                    own.add(mine)
+                recorder.during(recorder.ADDING, _add, arena, blocks, part, mine, scale)
+                if mean is not None:
+                    mean.add(mine)
     arena.meet(call)  # nobody may stage the next operation while another still reads this one
 
 
-def _stage(block: Tensor, parts: Sequence[Part], gradients: Mapping[int, Tensor], scale: float) -> None:
+def _stage(
+    block: Tensor, parts: Sequence[Part], gradients: Mapping[int, Tensor], scale: float, own: Squares | None
+) -> None:
     for number, start, end, at in parts:
         if number in gradients:
-            torch.mul(gradients[number][start:end], scale, out=block[at : at + end - start])
+            part = gradients[number][start:end]
+            if own is not None:
+                own.add(part)
+            torch.mul(part, scale, out=block[at : at + end - start])
 
 
 def _add(arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float) -> None:

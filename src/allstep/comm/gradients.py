@@ -4,7 +4,7 @@ autograd puts a gradient wherever it likes, and a script may set it to None, rep
 is attached to parameters here: `reduce` takes the gradients as it finds them, and leaves the result in the same place.
 
 ```
-header      for each parameter: has this rank a gradient?  and: how many samples     one small sum, first
+header      for each parameter: has this rank a gradient?  and: how many samples     one small sum, first (`header`)
 large       each gradient by itself, where it lies                                   no copy
 small       together, in one buffer that the ranks share                             copied in and out, all in one call
 ```
@@ -16,11 +16,13 @@ through the store; after that a step exchanges no names.
 **Buckets.** Between hosts gradients travel while the rest is still being computed: parameters are cut into buckets, last layers first, and
 `ready` starts the reduction of each bucket as soon as its gradients are there, in the agreed order, in a thread. On one host all cores are
 busy computing, so there is one bucket, and it is reduced at the end by whoever waits: less waiting for each other, nothing lost.
+
+**Norms**, if wanted, are taken on the way (`squares`): `norms` after `reduce` has them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,17 +30,23 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, _make_nccl_premul_sum
 from torch.nn import Parameter
 
+from allstep.comm import summing
 from allstep.comm.agreement import Named as Named
 from allstep.comm.agreement import agreed_order
 from allstep.comm.group import AllstepGroup
+from allstep.comm.header import Header as Header
+from allstep.comm.header import absent_words, header_of, words_of
 from allstep.comm.local import LocalMover
+from allstep.comm.mover import Mover
+from allstep.comm.packs import Pack, flat_in_memory, make_pack
+from allstep.comm.plan import call_of, words
 from allstep.comm.queue import InLine, Queue
-from allstep.comm.shared import shared_empty
-from allstep.errors import CollectiveMismatch
+from allstep.comm.squares import NOTHING, GradientNorms, Squares, Wanted, share_of
+from allstep.errors import UserError
 
 LARGE = 1 << 20  # bytes from which on a gradient is reduced by itself, where it lies
 BUCKET = 25 << 20  # bytes that travel together while the rest is still being computed
-_SPARSE = float(1 << 20)  # in the header: a sparse gradient; sums of up to a million ranks stay apart
+_BLOCK = 1 << 18  # elements that stay in the cache from one use to the next
 _EXACT = (torch.float32, torch.float64)
 
 Compress = Callable[[Tensor], tuple[Tensor, Any]]
@@ -59,22 +67,6 @@ class Rule:
     compress: Compress | None = None
     decompress: Decompress | None = None
     densify: bool = False
-
-
-class Header(NamedTuple):
-    """What all ranks together say of a bucket."""
-
-    dense: list[bool]  # by parameter: whether some rank has a gradient
-    sparse: list[bool]
-    scale: float  # by which our own gradients are multiplied before they are added
-
-
-@dataclass
-class Pack:
-    """Small gradients of one kind that travel together."""
-
-    flat: Tensor
-    views: dict[int, Tensor]  # by the number of the parameter
 
 
 @dataclass
@@ -108,44 +100,75 @@ class Gradients:
         self._queue = Queue()
         self._started: list[InLine] = []
         self._weight: float | None = None
+        self._wanted = NOTHING
+        self._absent = False
         self._sparse: list[Named] = []
         self._dense: set[int] = set()
         self._densified: list[Named] = []
         self.densified: list[Named] = []  # those of the last step that were sparse on some rank and are dense now
         self.used: set[int] = set()  # parameters, by number, for which some rank had a gradient in the last step
+        self.present = group.size()  # ranks that took part in it
+        self.own: Squares | None = None  # of our own gradients, while they are measured
+        self.mean: Squares | None = None  # of our part of the result
 
     # A step
 
-    def ready(self, parameter: Parameter, weight: float | None = None) -> None:
-        """The gradient of this parameter is complete. weight: as in `reduce`; the same in all calls of a step."""
+    def ready(self, parameter: Parameter, weight: float | None = None, wanted: Wanted = NOTHING) -> None:
+        """The gradient of this parameter is complete. weight, wanted: as in `reduce`; the same in all calls of a step."""
         if not self.overlap or not self._buckets:
             return
-        self._weight = weight
+        self._weight, self._wanted = weight, wanted
         bucket = self._bucket_of[id(parameter)]
         bucket.missing -= 1
         while len(self._started) < len(self._buckets) and self._buckets[len(self._started)].missing <= 0:
             self._start()
 
-    def reduce(self, weight: float | None = None, absent: bool = False) -> list[Named]:
+    def reduce(self, weight: float | None = None, absent: bool = False, wanted: Wanted = NOTHING) -> list[Named]:
         """Wait until every gradient is what the rule says. Returns those that are sparse on some rank: they are left to the caller.
 
         weight: the samples behind this rank's gradients, which are then taken for a mean over them; on all ranks or on none.
         absent: this rank has nothing to add and wants nothing; it takes part so that the others can go on.
+        wanted: what `norms` shall know afterwards; alike on all ranks that are not absent.
         """
+        if self._started and wanted != self._wanted:
+            raise UserError(
+                "measure_norms or clip_norm was changed after backward() had begun: gradients of this step are on their way already. Set "
+                "them before it"
+            )
         self._agree()
-        self._weight = weight
-        if absent:
-            for bucket in self._buckets:
-                self._reduce(bucket, absent=True)
-        elif self.overlap:
+        self._weight, self._absent, self._wanted = weight, absent, wanted
+        if self.overlap and not absent:
             self._finish()
         else:
             for bucket in self._buckets:
-                self._reduce(bucket)
+                self._reduce(bucket, absent)
         self.used, self._dense = self._dense, set()
         self.densified, self._densified = self._densified, []
         sparse, self._sparse = self._sparse, []
         return sparse
+
+    def norms(self) -> GradientNorms | None:
+        """Of the last `reduce`, if it measured them. All ranks call it together after each, also those that were absent."""
+        if self.mean is None:
+            return None
+        size, rank = self.group.size(), self.group.rank()
+        told = np.zeros(2 * size + 1)
+        told[rank] = self.own.total() if self.own is not None else 0.0
+        told[size + rank] = 0.0 if self._absent else 1.0 if self._weight is None else self._weight
+        told[-1] = self.mean.total()
+        self._all_reduce(torch.from_numpy(told), ReduceOp.SUM)
+        own = tuple(told[:size].tolist()) if self.own is not None else ()
+        self.own = self.mean = None
+        return GradientNorms(own, tuple(told[size:-1].tolist()), float(told[-1]))
+
+    def scale_by(self, factor: float) -> None:
+        """Multiply what `reduce` left, but for sparse gradients."""
+        torch._foreach_mul_(list(self._reduced().values()), factor)
+
+    def _reduced(self) -> dict[int, Tensor]:
+        """The dense gradients of the last step, by number."""
+        found = {number: self.named[number].parameter.grad for number in sorted(self.used)}
+        return {number: gradient.detach() for number, gradient in found.items() if gradient is not None}
 
     def _start(self) -> None:
         bucket = self._buckets[len(self._started)]
@@ -165,37 +188,30 @@ class Gradients:
     def _reduce(self, bucket: Bucket, absent: bool = False) -> None:
         with torch.no_grad():
             header = self._exchange_header(bucket, absent)
+            scale = self._scale(header)
             used = [i for i, used in zip(bucket.numbers, header.dense, strict=True) if used]
             self._dense.update(used)
-            gradients = {i: self._gradient(i, header.scale, absent) for i in used}
+            gradients = {i: self._gradient(i, scale, absent) for i in used}
             if self.rule.compress is None:
-                self._sum(bucket, gradients, header.scale)
+                self._sum(bucket, gradients, scale)
             else:
-                self._sum_compressed(gradients, header.scale)
+                self._sum_compressed(gradients, scale)
 
     def _exchange_header(self, bucket: Bucket, absent: bool) -> Header:
-        """One small sum: flags of the parameters, ranks that are present, ranks that told their samples, samples."""
-        count = len(bucket.numbers)
-        words = [0.0] * (count + 3)
-        if not absent:
-            for place, number in enumerate(bucket.numbers):
-                gradient = self.named[number].parameter.grad
-                if gradient is not None:
-                    words[place] = _SPARSE if gradient.is_sparse else 1.0
-            words[count:] = [1.0, 0.0 if self._weight is None else 1.0, float(self._weight or 0.0)]
-        summed = np.array(words)  # torch.tensor takes more than twice as long for a list
-        self._all_reduce(torch.from_numpy(summed), ReduceOp.SUM)
-        *flags, present, told, samples = summed.tolist()
-        if told and told != present:
-            raise CollectiveMismatch(
-                f"{told:.0f} of {present:.0f} ranks told how many samples are behind their gradients: tell it on all or on none",
-                rank=self.group.rank(),
-                op="gradients",
-            )
-        sparse = [flag >= _SPARSE for flag in flags]
-        dense = [bool(flag) and not is_sparse for flag, is_sparse in zip(flags, sparse, strict=True)]
-        header = Header(dense, sparse, self._scale(bool(told), samples))
-        return self._sort_out_sparse(bucket, header, absent) if any(sparse) else header
+        """Also gets ready to measure what the ranks want measured, which one that is absent learns here."""
+        if absent:
+            said = absent_words(len(bucket.numbers))
+        else:
+            gradients = [self.named[number].parameter.grad for number in bucket.numbers]
+            said = words_of(gradients, self._weight, self._wanted)
+        self._all_reduce(torch.from_numpy(said), ReduceOp.SUM)
+        found = header_of(said, self.group.rank())
+        self.present = found.present
+        if found.wanted.own and self.own is None:
+            self.own = Squares()
+        if found.wanted.mean and self.mean is None:
+            self.mean = Squares()
+        return self._sort_out_sparse(bucket, found, absent) if any(found.sparse) else found
 
     def _sort_out_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
         """Those that are sparse on some rank are left out, or made dense on all."""
@@ -210,11 +226,12 @@ class Gradients:
         either = [dense or is_sparse for dense, is_sparse in zip(header.dense, header.sparse, strict=True)]
         return header._replace(dense=either)
 
-    def _scale(self, by_samples: bool, samples: float) -> float:
+    def _scale(self, header: Header) -> float:
+        """By what our own gradients are multiplied before they are added."""
         if not self.rule.mean:
             return self.rule.factor
-        if by_samples:
-            return self.rule.factor * (self._weight or 0.0) / max(samples, 1e-300)
+        if header.samples is not None:
+            return self.rule.factor * (self._weight or 0.0) / max(header.samples, 1e-300)
         return self.rule.factor / self.group.size()
 
     def _gradient(self, number: int, scale: float, absent: bool) -> Tensor:
@@ -233,7 +250,7 @@ class Gradients:
         small = {number for pack in bucket.packs for number in pack.views}
         for number, gradient in gradients.items():
             if number not in small:
-                self._scaled_sum(flat_in_memory(gradient), scale)
+                self._large_sum(flat_in_memory(gradient), scale)
         for pack in bucket.packs:
             numbers = [number for number in pack.views if number in gradients]
             if not numbers:
@@ -242,17 +259,50 @@ class Gradients:
             if len(numbers) < len(pack.views):
                 pack.flat.zero_()
             torch._foreach_copy_(views, found)
-            self._scaled_sum(pack.flat, scale)
+            self._measured_sum(pack.flat, scale)
             torch._foreach_copy_(found, views)
 
     def _sum_compressed(self, gradients: dict[int, Tensor], scale: float) -> None:
         assert self.rule.compress is not None
         assert self.rule.decompress is not None
         for gradient in gradients.values():
+            if self.own is not None:
+                self.own.add(flat_in_memory(gradient))
             small, context = self.rule.compress(gradient)
             small = small.clone() if small.data_ptr() == gradient.data_ptr() else small
             self._scaled_sum(small.view(-1) if small.is_contiguous() else small, scale)
             gradient.copy_(self.rule.decompress(small, context))
+            self._measure_mean(flat_in_memory(gradient))
+
+    def _large_sum(self, flat: Tensor, scale: float) -> None:
+        """Of one gradient, where it lies. On one host it is measured block by block as it is staged and added."""
+        local = self.group.local
+        if self.mean is None or not (flat.numel() and self._scales_on_the_way(flat) and _on_one_host(local)):
+            self._measured_sum(flat, scale)
+            return
+        assert isinstance(local, LocalMover)
+        call = call_of(words("sum with norms", flat.dtype, flat.shape))
+        local.carry_out(call, summing.large, flat, torch.add, call, True, scale, self.own, self.mean)
+
+    def _measured_sum(self, flat: Tensor, scale: float) -> None:
+        """Our own is measured as it is scaled, the result afterwards."""
+        if self.own is not None:
+            for block in torch.split(flat, _BLOCK):
+                self.own.add(block)
+                if flat.is_floating_point():
+                    block.mul_(scale)
+            scale = 1.0 if flat.is_floating_point() else scale
+        self._scaled_sum(flat, scale)
+        self._measure_mean(flat)
+
+    def _measure_mean(self, flat: Tensor) -> None:
+        """Our part of a result that all ranks have."""
+        if self.mean is not None:
+            self.mean.add(share_of(flat, self.group.rank(), self.group.size()))
+
+    def _scales_on_the_way(self, tensor: Tensor) -> bool:
+        """Decided alike on all ranks, whose scales may differ."""
+        return tensor.dtype in _EXACT and self.rule.kind == ReduceOp.SUM and tensor.device.type == "cpu"
 
     def _scaled_sum(self, tensor: Tensor, scale: float) -> None:
         """The sum of the ranks' tensors, each times its scale, in place."""
@@ -318,40 +368,16 @@ class Gradients:
             parameter = self.named[number].parameter
             if _nbytes(parameter) < LARGE and parameter.numel():
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(number)
-        return [self._make_pack(numbers, dtype, device) for (dtype, device), numbers in kinds.items()]
-
-    def _make_pack(self, numbers: list[int], dtype: torch.dtype, device: torch.device) -> Pack:
-        shapes = [self.named[number].parameter for number in numbers]
-        total = sum(parameter.numel() for parameter in shapes)
-        real = torch.view_as_real(torch.empty(0, dtype=dtype)).dtype if dtype.is_complex else dtype
-        count = total * (2 if dtype.is_complex else 1)
-        flat = shared_empty(count, real, self.group) if device.type == "cpu" else torch.empty(count, device=device)
-        whole = torch.view_as_complex(flat.view(-1, 2)) if dtype.is_complex else flat
-        views, start = {}, 0
-        for number, parameter in zip(numbers, shapes, strict=True):
-            views[number] = whole.as_strided(parameter.shape, dense_strides(parameter), start)
-            start += parameter.numel()
-        return Pack(flat, views)
+        return [make_pack(self.group, self.named, numbers) for numbers in kinds.values()]
 
 
 def _crosses_hosts(group: AllstepGroup) -> bool:
-    local = group.local
-    return group.size() > 1 and not (isinstance(local, LocalMover) and local.way is None)
+    return group.size() > 1 and not _on_one_host(group.local)
+
+
+def _on_one_host(local: Mover | None) -> bool:
+    return isinstance(local, LocalMover) and local.way is None
 
 
 def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """Those of a new tensor like it: its own, if it fills its memory without gaps."""
-    return torch.empty_like(parameter, device="meta").stride()
-
-
-def flat_in_memory(gradient: Tensor) -> Tensor:
-    """The elements as they lie in memory: they lie as on the other ranks, so their order does not matter."""
-    if gradient.is_complex():
-        gradient = torch.view_as_real(gradient)
-    if gradient.is_contiguous():
-        return gradient.view(-1)
-    return gradient.as_strided((gradient.numel(),), (1,))

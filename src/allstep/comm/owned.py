@@ -13,7 +13,7 @@ A parameter that lost its place (`model.to(...)`, `load_state_dict(assign=True)`
 as shape and dtype are the same; else that is an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,12 +22,14 @@ from torch.nn import Parameter
 
 from allstep.comm.arena import Arena
 from allstep.comm.delivering import Schedule, deliver
-from allstep.comm.gradients import LARGE, Bucket, Gradients, Named, Pack, Rule, dense_strides, flat_in_memory
+from allstep.comm.gradients import LARGE, Bucket, Gradients, Named, Rule
 from allstep.comm.group import AllstepGroup
 from allstep.comm.local import LocalMover
 from allstep.comm.ownership import Piece, by_elements, by_whole_parameters
+from allstep.comm.packs import Pack, dense_strides, flat_in_memory
 from allstep.comm.plan import call_of
 from allstep.comm.segment import share
+from allstep.comm.squares import share_of
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 
@@ -143,18 +145,15 @@ class OwnedGradients(Gradients):
             flats = {
                 number: flat_in_memory(gradient) for number, gradient in gradients.items() if gradient.dtype == dtype
             }
-            self.local.carry_out(self._meeting, deliver, schedule, flats, scale, self._meeting)
+            mean = self.mean if self.local.way is None else None  # over several hosts it is not yet the mean
+            self.local.carry_out(self._meeting, deliver, schedule, flats, scale, self._meeting, self.own, mean)
         self._cross(gradients)
 
     def _cross(self, gradients: dict[int, Tensor]) -> None:
         """Sums of our pieces over all hosts: large ones where they lie, small ones together."""
         if self.local.way is None:
             return
-        pieces = [
-            flat_in_memory(gradients[number])[start:end]
-            for number, start, end in self.own_pieces
-            if number in gradients
-        ]
+        pieces = self._pieces_of(gradients)
         small: dict[torch.dtype, list[Tensor]] = {}
         for piece in pieces:
             if piece.numel() * piece.element_size() < LARGE:
@@ -166,8 +165,22 @@ class OwnedGradients(Gradients):
             self._carry(packed)
             torch._foreach_copy_(together, torch.split_with_sizes(packed, [piece.numel() for piece in together]))
 
+    def _pieces_of(self, gradients: Mapping[int, Tensor]) -> list[Tensor]:
+        """What we own of these gradients, flat."""
+        return [
+            flat_in_memory(gradients[number])[start:end]
+            for number, start, end in self.own_pieces
+            if number in gradients
+        ]
+
+    def scale_by(self, factor: float) -> None:
+        """Multiply what `reduce` left to us."""
+        torch._foreach_mul_(self._pieces_of(self._reduced()), factor)
+
     def _carry(self, flat: Tensor) -> None:
         self.local.carry_out(self._meeting, lambda _: self._cross_with(flat))
+        if self.mean is not None:  # every host has it
+            self.mean.add(share_of(flat, self.local.layout.host, len(self.local.layout.hosts)))
 
     def _cross_with(self, flat: Tensor) -> None:
         assert self.local.way is not None

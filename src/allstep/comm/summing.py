@@ -16,6 +16,9 @@ block, and writes the sum into the tensors of all. Two exchanges: all inputs are
 
 Everything is added in the order of ranks, so the results have the same bits on every rank and in every run, the bits that one process
 would get that adds them up in this order.
+
+Where squared norms are wanted (`squares`), `large` takes them of each block while it is in the cache: `own` of our values before they are
+scaled, `mean` of our part of the sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +28,7 @@ import torch
 from torch import Tensor
 
 from allstep.comm.arena import TURNS, Arena, Call
+from allstep.comm.squares import Squares
 
 Combine = Callable[..., Any]
 _SHARED_BLOCK = 256 << 10
@@ -53,29 +57,54 @@ def small(
 
 
 def large(
-    arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool = True, scale: float | None = None
+    arena: Arena,
+    flat: Tensor,
+    combine: Combine,
+    call: Call,
+    keep: bool = True,
+    scale: float | None = None,
+    own: Squares | None = None,
+    mean: Squares | None = None,
 ) -> None:
     """keep: whether this rank wants the result. scale: what its values are first multiplied by, block by block as they pass."""
-    if arena.size == 2:
-        _each_for_itself(arena, flat, combine, call, keep, scale)
-    else:
-        _by_slices(arena, flat, combine, call, keep, scale)
+    way = _each_for_itself if arena.size == 2 else _by_slices
+    way(arena, flat, combine, call, keep, scale, own, mean)
 
 
-def _each_for_itself(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool, scale: float | None) -> None:
+def _each_for_itself(
+    arena: Arena,
+    flat: Tensor,
+    combine: Combine,
+    call: Call,
+    keep: bool,
+    scale: float | None,
+    own: Squares | None,
+    mean: Squares | None,
+) -> None:
     """Two ranks: both stage a block, meet, and add the other's to their own. As many bytes as by slices, in two steps, not five."""
     numel = arena.block_numel(flat.dtype, 1, flat.numel())
     blocks = arena.blocks(flat.dtype, numel, 1)
     for k, part in enumerate(torch.split(flat, numel)):
         values = [_front(blocks[k % TURNS][rank][0], part) for rank in range(arena.size)]
-        _stage(part, values[arena.rank], scale)
+        _stage(part, values[arena.rank], scale, own)
         arena.meet(call)
         if keep:
             combine(values[0], values[1], out=part)
+        if mean is not None and k % arena.size == arena.rank:
+            mean.add(part)
     arena.meet(call)  # nobody may stage the next operation while another still reads this one
 
 
-def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: bool, scale: float | None) -> None:
+def _by_slices(
+    arena: Arena,
+    flat: Tensor,
+    combine: Combine,
+    call: Call,
+    keep: bool,
+    scale: float | None,
+    own: Squares | None,
+    mean: Squares | None,
+) -> None:
     """The pipeline of the module's docstring."""
     size, rank = arena.size, arena.rank
     numel = arena.block_numel(flat.dtype, size + 1, -(-flat.numel() // size))
@@ -87,11 +116,16 @@ def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: b
         if k < len(slices):
             for owner, part in enumerate(slices[k]):
                 if owner != rank:
-                    _stage(part, _front(now[rank][owner], part), scale)
+                    _stage(part, _front(now[rank][owner], part), scale, own)
         if k > 0 and rank < len(slices[k - 1]):
+            mine = slices[k - 1][rank]
+            if own is not None:
+                own.add(mine)
             if scale is not None:
-                slices[k - 1][rank].mul_(scale)
-            _add_up_mine(arena, slices[k - 1][rank], before, combine)
+                mine.mul_(scale)
+            _add_up_mine(arena, mine, before, combine)
+            if mean is not None:
+                mean.add(_front(before[rank][size], mine))
         arena.meet(call)
         if k > 0 and keep:
             for owner, part in enumerate(slices[k - 1]):
@@ -99,8 +133,10 @@ def _by_slices(arena: Arena, flat: Tensor, combine: Combine, call: Call, keep: b
     arena.meet(call)  # nobody may stage the next operation while another still copies out of this one
 
 
-def _stage(part: Tensor, place: Tensor, scale: float | None) -> None:
+def _stage(part: Tensor, place: Tensor, scale: float | None, own: Squares | None) -> None:
     """Scaled on the way: a pass less over the memory, and the input is as it was if the ranks then find that they do not agree."""
+    if own is not None:
+        own.add(part)
     if scale is None:
         place.copy_(part)
     else:
