@@ -12,13 +12,9 @@ import pytest
 from allstep import runlog
 from allstep.train import watch
 from allstep.train.watch import Evaluated, Progress, Record, Result, Score, Watcher, Watchers
+from openings import progress
 
 SCORE = Score(0.5, 0.9, 360, 0.99)
-TIMES = {"input": [0.1, 0.2], "compute": [1.0, 1.0], "wait": [0.2, 0.1], "update": [0.05, 0.05]}
-
-
-def progress(samples: int, **others: Any) -> Progress:
-    return Progress(0, samples, 1.0, 0.5, 0.1, 1.35, 640.0, TIMES, [1000, 2000], 64, **others)
 
 
 class Memory(Watcher):
@@ -100,7 +96,8 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     record.close()
     found = runlog.read(tmp_path / "run.jsonl")
     step = {name: value for name, value in found.steps[0].items() if name not in ("kind", "time")}
-    told = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}} | TIMES
+    told = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}}
+    told |= told["times"]
     assert step == {name: value for name, value in told.items() if name not in ("times", "noise_scale")}
     assert [(line["part"], line["samples"], line["top5"]) for line in found.evals] == [
         ("validation", 1294, 0.99),
