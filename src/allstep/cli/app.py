@@ -11,6 +11,7 @@ from allstep.cli.doctor import doctor
 from allstep.cli.horovod_path import horovod_path
 from allstep.cli.report import report
 from allstep.cli.run import run
+from allstep.cli.study import study
 from allstep.cli.train import train
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def _root(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
 app.command()(report)
+app.add_typer(study)
 app.add_typer(data)
 app.add_typer(bench)
 app.command()(doctor)

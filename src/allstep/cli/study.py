@@ -1,0 +1,164 @@
+"""`allstep study`: many runs that together answer a question. Give the same command again and it goes on where it was cut."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from allstep.plan import Study
+    from allstep.plan.findings import Findings
+    from allstep.plan.trial import Results
+
+study = typer.Typer(
+    name="study",
+    help="Answer a question by many runs: how large a batch may be, and what it costs.",
+    no_args_is_help=True,
+)
+
+Arguments = Annotated[
+    list[str],
+    typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in every run."),
+]
+Out = Annotated[Path, typer.Option(help="The study's folder; one that holds the same study goes on.")]
+Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each on one core; else one per core.")
+]
+Retry = Annotated[bool, typer.Option("--retry", help="Try those again that failed.")]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Begin, say how many runs there are and how long they will take, and stop.")
+]
+
+
+@study.command()
+def batch(
+    arguments: Arguments,
+    out: Out,
+    batches: Annotated[str, typer.Option(help="Samples of an update.")] = "128,1024,4096,8192",
+    remedies: Annotated[
+        str, typer.Option(help="What is tried against the loss.")
+    ] = "plain,linear,warmup,ghost,lars,lamb",
+    remedy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:KEY=VALUE,...", help="A remedy of your own, or another form of a known one."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of each cell; exceptions as in 1,128=3,4096/lars=3.")] = "1",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of every run; else the recipe's.")] = None,
+    goal: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="A validation accuracy to which updates and seconds are counted."),
+    ] = None,
+    data: Data = None,
+    jobs: Jobs = None,
+    retry: Retry = False,
+    estimate: Estimate = False,
+) -> None:
+    """Accuracy by batch and remedy, after the same number of epochs."""
+    from allstep.plan.batch_study import BatchGrid, parse_batches, parse_seeds
+    from allstep.plan.batch_table import BatchTable
+    from allstep.plan.remedies import chosen
+    from allstep.plan.training import found
+
+    recipe, words = _split(arguments)
+    config, named = found(recipe, words, data)
+    tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
+    asked = BatchGrid(
+        recipe=recipe,
+        words=(*named, *words),
+        base_batch=config.optimizer.base_batch,
+        epochs=epochs or config.epochs,
+        goal=goal,
+        remedies=tried,
+        seeds=parse_seeds(seeds, parse_batches(batches), list(tried)),
+    )
+    _answer(asked.study(), lambda results: BatchTable(asked, results), out, jobs, retry, estimate)
+
+
+@study.command()
+def updates(
+    arguments: Arguments,
+    out: Out,
+    batches: Annotated[str, typer.Option(help="Samples of an update.")] = "32,128,512,2048",
+    rates: Annotated[int, typer.Option(min=1, help="Tried for each batch, at most.")] = 6,
+    goal: Annotated[float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")] = 0.85,
+    epochs: Annotated[int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")] = None,
+    every: Annotated[
+        float, typer.Option(help="Epochs between two evaluations: how finely updates are counted.")
+    ] = 0.05,
+    data: Data = None,
+    jobs: Jobs = None,
+    retry: Retry = False,
+    estimate: Estimate = False,
+) -> None:
+    """Updates to a goal by batch, with the best of a few rates each, beside the published shape."""
+    from allstep.plan.batch_study import parse_batches
+    from allstep.plan.training import found
+    from allstep.plan.updates_study import UpdatesSearch
+    from allstep.plan.updates_table import UpdatesTable
+
+    recipe, words = _split(arguments)
+    config, named = found(recipe, words, data)
+    asked = UpdatesSearch(
+        recipe=recipe,
+        words=(*named, *words),
+        lr=config.optimizer.lr,
+        base_batch=config.optimizer.base_batch,
+        batches=tuple(parse_batches(batches)),
+        num_rates=rates,
+        goal=goal,
+        epochs=epochs or config.epochs,
+        every=every,
+        seed=config.seed,
+    )
+    _answer(asked.study(), lambda results: UpdatesTable(asked, results), out, jobs, retry, estimate)
+
+
+def _split(arguments: list[str]) -> tuple[str, list[str]]:
+    from allstep.errors import ConfigError
+
+    sources = [argument for argument in arguments if "=" not in argument]
+    if len(sources) != 1:
+        found = ", ".join(map(repr, sources)) or "none"
+        raise ConfigError(f"expected one recipe or config file, found {found}; keys are set by key=value")
+    return sources[0], [argument for argument in arguments if "=" in argument]
+
+
+def _answer(
+    asked: "Study", findings: "Callable[[Results], Findings]", out: Path, jobs: int | None, retry: bool, estimate: bool
+) -> None:
+    """Runs the study and writes what it found, also when it was interrupted."""
+    from allstep.machine import allowed_cores
+    from allstep.plan import StudyFolder, run
+    from allstep.plan.display import shown
+    from allstep.plan.findings import write_findings
+    from allstep.plan.runner import collect
+
+    folder, lanes = StudyFolder(out), jobs or allowed_cores()
+    if retry:
+        folder.forget_failures()
+    interrupted = False
+    try:
+        with shown(lanes) as watcher:
+            results = run(
+                asked, folder, lanes, watcher, until=lambda state: estimate and state.seconds_left is not None
+            )
+    except KeyboardInterrupt:
+        interrupted, results = True, collect(asked, folder)
+    print(write_findings(folder, findings(results), results, shlex.join(["allstep", *sys.argv[1:]])))
+    _conclude(asked, results, interrupted)
+
+
+def _conclude(asked: "Study", results: "Results", interrupted: bool) -> None:
+    failed = [name for name, outcome in results.items() if outcome.status == "failed"]
+    if failed:
+        print(f"{len(failed)} of {len(results)} runs failed; --retry tries them again", file=sys.stderr)
+    if interrupted:
+        print(f"interrupted; the same command goes on: {len(results)} runs have ended", file=sys.stderr)
+        raise typer.Exit(130)
+    if results and len(failed) == len(results):
+        raise typer.Exit(1)

@@ -1,0 +1,39 @@
+"""What a study leaves behind in its folder: `table.md` for people, `table.json` for programs, `study.png`."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Any, Protocol
+
+from allstep._version import __version__
+from allstep.machine import allowed_cores
+from allstep.plan.folder import StudyFolder, write_whole
+from allstep.plan.trial import Results
+
+
+class Findings(Protocol):
+    """A study's tables."""
+
+    def markdown(self) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
+    def draw(self, file: Path) -> None: ...
+
+
+def write_findings(folder: StudyFolder, findings: Findings, results: Results, command: str) -> str:
+    """Writes all three; the table. The same results give the same files, however often the study was cut."""
+    page = "\n".join([findings.markdown(), *_failures(results), f"Made by `{command}`.", ""])
+    machine = {"system": platform.platform(), "cores": allowed_cores(), "python": platform.python_version()}
+    whole = {"version": __version__, "command": command, "machine": machine, **findings.as_json()}
+    write_whole(folder.path / "table.md", page)
+    write_whole(folder.path / "table.json", json.dumps(whole, indent=2) + "\n")
+    findings.draw(folder.path / "study.png")
+    return page
+
+
+def _failures(results: Results) -> list[str]:
+    """A line for each trial that failed, its last words last."""
+    failed = [outcome for outcome in results.values() if outcome.status == "failed"]
+    if not failed:
+        return []
+    lines = [f"- {outcome.trial.name}: {outcome.reason.splitlines()[-1]}" for outcome in failed]
+    return ["## Failed", "", *lines, ""]

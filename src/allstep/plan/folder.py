@@ -1,0 +1,176 @@
+"""The folder of a study.
+
+```
+DIR/
+  study.json             what is asked; whoever goes on must ask the same
+  study.lock             held by the process that runs it
+  runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
+  output/<trial>.txt     what a trial printed
+  output/<trial>.lock    held as long as a process of that trial lives
+  ended/<trial>.json     of a trial that did not end by itself: whether it was stopped or failed, and why
+  table.md, ...          what the study found
+```
+
+How a trial stands is read from here and nowhere else: an `end` line in its record, a note in `ended/`, or neither; then it was cut, or
+never begun.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from allstep import runlog
+from allstep._version import __version__
+from allstep.errors import ConfigError
+from allstep.plan.study import Study
+from allstep.plan.trial import Outcome, Trial
+from allstep.runlog import RunRecord
+
+_TAIL_LINES = 12
+_TAIL_BYTES = 4000
+
+
+class StudyFolder:
+    """Where a study lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @contextmanager
+    def held(self, study: Study) -> Iterator[None]:
+        """For one process at a time, and for one study."""
+        lock = self._take()
+        try:
+            self._agree(study)
+            yield
+        finally:
+            lock.release()
+
+    def _take(self) -> FileLock:
+        try:
+            for part in ("runs", "output", "ended"):
+                (self.path / part).mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / "study.lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{self.path}: another process runs a study here; wait for its end, or give another folder with --out"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename or self.path}: cannot be written: {error.strerror or error}; give another folder with --out"
+            ) from error
+        return lock
+
+    def _agree(self, study: Study) -> None:
+        """Writes down what is asked, or sees that it is what was asked before."""
+        file = self.path / "study.json"
+        asked = json.loads(json.dumps(dict(study.arguments)))
+        if file.exists():
+            problems = list(_differences(_arguments(file), asked, study.growing))
+            if problems:
+                raise ConfigError(
+                    f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give another folder with --out"
+                )
+        write_whole(file, json.dumps({"version": __version__, "arguments": asked}, indent=2) + "\n")
+
+    def run(self, trial: Trial) -> Path:
+        """Its run folder."""
+        return self.path / "runs" / trial.name
+
+    def output(self, trial: Trial) -> Path:
+        """The file with what it printed."""
+        return self.path / "output" / f"{trial.name}.txt"
+
+    def lock(self, trial: Trial) -> Path:
+        """The file that its processes keep locked."""
+        return self.path / "output" / f"{trial.name}.lock"
+
+    def _note(self, trial: Trial) -> Path:
+        return self.path / "ended" / f"{trial.name}.json"
+
+    def outcome(self, trial: Trial) -> Outcome | None:
+        """How it ended; None when it has not."""
+        note, record = self._note(trial), self.record(trial)
+        if note.exists():
+            said = json.loads(note.read_text())
+            return Outcome(trial, said["status"], record, said["reason"])
+        return Outcome(trial, "done", record) if record.end is not None else None
+
+    def record(self, trial: Trial) -> RunRecord:
+        """As far as it got."""
+        file = self.run(trial) / "run.jsonl"
+        return runlog.read(file) if file.exists() else RunRecord()
+
+    def write_note(self, outcome: Outcome) -> None:
+        """Of a trial that did not end by itself."""
+        said = {"status": outcome.status, "reason": outcome.reason}
+        write_whole(self._note(outcome.trial), json.dumps(said, indent=2) + "\n")
+
+    def forget_failures(self) -> int:
+        """Trials that failed may be tried again; how many there are."""
+        failed = [note for note in (self.path / "ended").glob("*.json") if '"failed"' in note.read_text()]
+        for note in failed:
+            note.unlink()
+        return len(failed)
+
+    def make_ready(self, trial: Trial) -> bool:
+        """Whether there is something to go on from; what a trial that cannot go on has left is removed."""
+        begun = (self.run(trial) / "run.jsonl").exists()
+        if begun and trial.resume:
+            return True
+        if self.run(trial).exists():
+            shutil.rmtree(self.run(trial))
+        self.output(trial).unlink(missing_ok=True)
+        return False
+
+    def tail(self, trial: Trial) -> str:
+        """The last lines that it printed."""
+        try:
+            with self.output(trial).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:])
+
+
+def write_whole(file: Path, text: str) -> None:
+    """A reader, or a kill, never sees half of it."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.replace(file)
+
+
+def _arguments(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text())["arguments"]
+        assert isinstance(found, dict)
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise ConfigError(f"{file}: is not the description of a study; give another folder with --out") from None
+    return found
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any], growing: frozenset[str]) -> Iterator[str]:
+    for key in dict.fromkeys([*was, *now]):
+        if key in was and key in now and (was[key] == now[key] or (key in growing and _grew(was[key], now[key]))):
+            continue
+        yield f"{key} was {_shown(was.get(key))}, now {_shown(now.get(key))}"
+
+
+def _grew(was: Any, now: Any) -> bool:
+    """Whether `now` has all that `was` had."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return all(key in now and (was[key] == now[key] or _grew(was[key], now[key])) for key in was)
+    if isinstance(was, list) and isinstance(now, list):
+        return all(each in now for each in was)
+    return isinstance(was, int) and isinstance(now, int) and was <= now
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value)

@@ -1,0 +1,38 @@
+"""A trial that is a run of `allstep train` with one worker."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from allstep.plan.trial import FOLDER, Trial
+from allstep.train.config import RunConfig
+from allstep.train.prepare import prepare
+from allstep.train.source import read_config
+from allstep.world import NONE
+
+_EPOCH_SECONDS = 10.0  # a first guess; the forecast measures
+_STEP_SAMPLES = (
+    16.0  # a step costs as much as the arithmetic of so many samples, whatever the batch; a first guess, too
+)
+
+
+def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, Any]) -> Trial:
+    """The run of `recipe` with `words` on top. A config that cannot be right is an error here, before anything runs."""
+    config = read_config(recipe, words).resolved(1)
+    command = (sys.executable, "-m", "allstep", "train", recipe, "--workers", "1", "--launcher", NONE)
+    return Trial(
+        name=name,
+        command=(*command, "--out", FOLDER, *words),
+        resume=("--resume", "auto"),
+        seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.global_batch),
+        epochs=config.num_epochs,
+        facts=facts,
+    )
+
+
+def found(recipe: str, words: Sequence[str], data: Path | None = None) -> tuple[RunConfig, list[str]]:
+    """The config of the recipe, its data found, and words that say where: no run may fall back on other data than the rest."""
+    config = read_config(recipe, words)
+    named = [f"data.name={config.data.name}", *([f"data.folder={data.absolute()}"] if data else [])]
+    return prepare(recipe, [*words, *named], None).config, named

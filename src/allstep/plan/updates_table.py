@@ -1,0 +1,123 @@
+"""What a study of updates to a goal found, beside what was published."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from allstep.plan.fit import Fit, fit
+from allstep.plan.markdown import table
+from allstep.plan.published import FASHION_MNIST, SOURCE
+from allstep.plan.runs_read import RunFigures
+from allstep.plan.trial import Results, Trial
+from allstep.plan.updates_study import UpdatesSearch, fewest
+
+
+@dataclass(frozen=True)
+class Row:
+    """A batch: the best rate and the fewest updates (None: no rate got there), and all that was tried."""
+
+    batch: int
+    best: tuple[float, int] | None
+    tried: tuple[tuple[float, RunFigures], ...]
+    before: "Row | None"
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times fewer updates than the batch before."""
+        if self.best is None or self.before is None or self.before.best is None:
+            return None
+        return self.before.best[1] / self.best[1]
+
+    @property
+    def published_ratio(self) -> float | None:
+        """The same of the published points."""
+        if self.before is None or not {self.batch, self.before.batch} <= set(FASHION_MNIST):
+            return None
+        return FASHION_MNIST[self.before.batch] / FASHION_MNIST[self.batch]
+
+
+@dataclass(frozen=True)
+class UpdatesTable:
+    """A row for each batch."""
+
+    search: UpdatesSearch
+    results: Results
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        found: list[Row] = []
+        for batch in sorted(self.search.batches):
+            ended, _ = self.search.chain(batch, self.results)
+            tried = tuple((float(trial.facts["lr"]), run) for trial, run in _by_rate(ended))
+            found.append(Row(batch, fewest(ended), tried, found[-1] if found else None))
+        return found
+
+    def points(self) -> dict[int, int]:
+        """Fewest updates by batch, where some rate got there."""
+        return {row.batch: row.best[1] for row in self.rows if row.best is not None}
+
+    def fit(self) -> Fit | None:
+        """S = Smin + Emin / B through them."""
+        return fit(list(self.points()), list(self.points().values()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Every single figure."""
+        found = self.fit()
+        return {
+            "rows": [
+                {
+                    "batch": row.batch,
+                    "rate": row.best and row.best[0],
+                    "updates": row.best and row.best[1],
+                    "ratio": row.ratio,
+                    "tried": [{"rate": lr, **asdict(run)} for lr, run in row.tried],
+                }
+                for row in self.rows
+            ],
+            "fit": found and asdict(found),
+            "published": {str(batch): updates for batch, updates in FASHION_MNIST.items()},
+        }
+
+    def markdown(self) -> str:
+        """The whole page."""
+        head = ["batch", "updates", "samples", "best rate", "times fewer", "published", "times fewer", "rates tried"]
+        parts = [
+            f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by batch",
+            f"The best of at most {self.search.num_rates} constant rates for each batch, one seed.",
+            table(head, [_cells(row) for row in self.rows]),
+            *self._fit_in_words(),
+            f"Published, as a shape: {SOURCE}.",
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def _fit_in_words(self) -> list[str]:
+        found = self.fit()
+        if found is None:
+            return []
+        return [
+            f"The fit S = Smin + Emin / B: Smin {found.fewest_updates:.0f} updates, Emin {found.fewest_samples:.0f} samples, "
+            f"critical batch {found.critical_batch:.0f}, rms {found.rms:.0%}."
+        ]
+
+    def draw(self, file: Path) -> None:
+        """Updates against the batch, and the same relative to one batch beside the published shape."""
+        from allstep.plan.updates_plot import draw
+
+        draw(self, file)
+
+
+def _by_rate(ended: list[tuple[Trial, RunFigures]]) -> list[tuple[Trial, RunFigures]]:
+    return sorted(ended, key=lambda each: float(each[0].facts["lr"]))
+
+
+def _cells(row: Row) -> list[str]:
+    rate, updates = (f"{row.best[0]:g}", str(row.best[1])) if row.best else ("-", "not reached" if row.tried else "-")
+    samples = str(row.best[1] * row.batch) if row.best else "-"
+    tried = ", ".join(f"{lr:g}: {run.reached.updates if run.reached else run.status}" for lr, run in row.tried)
+    published = str(FASHION_MNIST.get(row.batch, "-"))
+    return [str(row.batch), updates, samples, rate, _times(row.ratio), published, _times(row.published_ratio), tried]
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1f}"
