@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,7 +115,7 @@ def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monk
     log, memory = runlog.RunLog(tmp_path / "run.jsonl"), Memory()
     watchers = Watchers([Record(log), memory])
     clock = iter(range(100))
-    monkeypatch.setattr(watch.time, "time", lambda: float(next(clock)))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(time=lambda: float(next(clock))))
     watchers.progress(progress(1))
     with monkeypatch.context() as patch:
 

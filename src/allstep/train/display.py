@@ -1,91 +1,153 @@
-"""What the terminal shows: a banner, a progress bar with a line per epoch, and a table at the end.
+"""What the terminal shows: a banner, a progress bar with a line per evaluation, and a table at the end.
 
-Where standard output is not a terminal the bar is left out and everything is plain lines, so that a log file stays readable.
+```
+allstep 0.1.0 trains digits
+  workers    2, 1 thread each                        what runs, where, on what
+epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.0 s
+epoch 2/2  ━━━━━━━━━━━━━━━  loss 0.3  ...            on a terminal only: redrawn in place by a thread of its own
+
+  test accuracy   91.23% of 360 pictures
+look at it: allstep report runs/digits-20260101-120000
+```
+
+Where standard output is not a terminal the bar is left out and everything is plain lines, so that a log file stays readable: one per
+evaluation, and at most one a minute in between. Text is shown as it is: square brackets in a path are no colours.
 """
 
+import shlex
+import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from allstep._version import __version__
 from allstep.train.config import RunConfig
-from allstep.train.watch import EpochEnd, Opening, Progress, Result
+from allstep.train.watch import Evaluated, Opening, Pace, Progress, Result, Score, Watcher
+
+_TOP5_FROM = 11  # classes: with fewer, the right one is among five too often to say much
+_QUIET = 60.0  # seconds between two lines of a kind that a bar would show, where there is no bar
 
 
-class Display:
+class Display(Watcher):
     """Draws a run."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
-        self.epochs = 0
-        self.num_train = 0
+        self.epochs = self.num_train = 1
+        self.with_top5 = False
         self.bar: Bar | None = None
-        self.task: TaskID | None = None
+        self.task = TaskID(0)
+        self._pace = Pace()
+        self._last = {"progress": 0.0, "saved": float("-inf")}
 
     def start(self, opening: Opening) -> None:
-        self.epochs, self.num_train = opening.config.epochs, opening.num_samples["train"]
-        self._print(f"[bold]allstep {__version__}[/] trains [bold]{opening.config.recipe}[/]")
+        self._last["progress"] = time.monotonic()
+        self.epochs, self.num_train = opening.config.num_epochs, max(1, opening.num_samples["train"])
+        self.with_top5 = len(opening.classes) >= _TOP5_FROM
+        self._print(f"allstep {__version__} trains {opening.config.recipe}", "bold")
         for name, value in banner(opening):
             self._print(f"  {name:<10} {value}")
         for line in warnings(opening.config):
-            self._print(f"[yellow]warning:[/] {line}")
+            self._print(f"warning: {line}", "yellow")
+        for note in opening.notes:
+            self._print(f"note: {note}")
         if self.console.is_terminal:
             self.bar = _bar(self.console)
-            self.task = self.bar.add_task("", total=self.num_train * self.epochs, epoch=f"1/{self.epochs}", figures="")
+            total, epoch = self.num_train * self.epochs, f"{opening.position // self.num_train + 1}/{self.epochs}"
+            self.task = self.bar.add_task(
+                "", total=total, completed=opening.position, epoch=epoch, figures="", saved=""
+            )
             self.bar.start()
 
     def progress(self, progress: Progress) -> None:
-        if self.bar is not None and self.task is not None:
-            figures = f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%}  {progress.images_per_second:,.0f} images/s"
-            epoch = f"{progress.epoch + 1}/{self.epochs}"
-            self.bar.update(self.task, completed=progress.samples, epoch=epoch, figures=figures)
+        self._pace.add(progress)
+        epoch = f"{progress.epoch + 1}/{self.epochs}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=progress.samples, epoch=epoch, figures=_figures(progress))
+        elif self._is_time("progress"):
+            self._print(f"epoch {epoch}  {progress.samples:,} samples  {_figures(progress)}")
 
-    def epoch(self, end: EpochEnd) -> None:
-        speed = self.num_train / end.seconds
-        self._print(
-            f"epoch {end.epoch + 1:>{len(str(self.epochs))}}/{self.epochs}  loss {end.train.loss:.3f}  "
-            f"accuracy {end.train.accuracy:.1%}  validation {end.validation.accuracy:.1%}  "
-            f"{speed:,.0f} images/s  {end.seconds:.1f} s"
-        )
+    def evaluated(self, evaluated: Evaluated) -> None:
+        over, rest = divmod(evaluated.samples, self.num_train)
+        epoch = f"{evaluated.samples / self.num_train:.2f}" if rest else f"{over}"
+        validation = f"validation {self._accuracy(evaluated.validation)}"
+        parts = [
+            f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}",
+            f"loss {evaluated.train.loss:.3f}",
+            f"accuracy {evaluated.train.accuracy:.1%}",
+            f"{validation} best" if evaluated.is_best else f"{validation}     ",
+            f"{self._pace.take(evaluated):,.0f} images/s",
+            f"{evaluated.seconds:.1f} s",
+        ]
+        parts += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
+        self._print("  ".join(parts))
+
+    def saved(self, samples: int, path: Path) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, saved=f"  saved at {samples:,}")
+        elif self._is_time("saved"):
+            self._print(f"saved after {samples:,} samples", "dim")
+
+    def event(self, text: str, **figures: Any) -> None:
+        self._print(f"note: {text}")
 
     def end(self, result: Result) -> None:
         self.close()
         table = Table(box=box.SIMPLE, show_header=False)
-        for name, value in figures(result):
-            table.add_row(name, value)
+        for name, value in final_figures(result, self.with_top5):
+            table.add_row(Text(name), Text(value))
         self.console.print(table)
-        self._print(f"run folder: {result.out}")
+        self._print(f"look at it: allstep report {shlex.quote(str(result.out))}")
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
 
-    def _print(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True)
+    def _is_time(self, kind: str) -> bool:
+        """Whether a line of that kind may come again."""
+        now = time.monotonic()
+        if now - self._last[kind] < _QUIET:
+            return False
+        self._last[kind] = now
+        return True
+
+    def _accuracy(self, score: Score) -> str:
+        return f"{score.accuracy:.1%} (top-5 {score.top5:.1%})" if self.with_top5 else f"{score.accuracy:.1%}"
+
+    def _print(self, line: str, style: str | None = None) -> None:
+        self.console.print(line, soft_wrap=True, markup=False, style=style)
 
 
 def banner(opening: Opening) -> list[tuple[str, str]]:
     """Names and values of the lines that say what will run, and where."""
+    config, num_workers = opening.config, len(opening.hosts)
     parts = ", ".join(f"{count:,} {part}" for part, count in opening.num_samples.items())
-    return [
+    threads = f"{_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each"
+    lines = [
         ("hosts", _hosts(opening.hosts)),
-        (
-            "workers",
-            f"{len(opening.hosts)}, {_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each",
-        ),
+        ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
         ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
-        ("net", f"{opening.parameters:,} parameters, {opening.flop_per_sample / 1e6:.1f} MFLOP per picture"),
-        ("batch", batch_sum(opening.config, len(opening.hosts))),
-        ("rate", rate_line(opening.config, opening.peak_lr)),
-        ("run folder", str(opening.out)),
+        ("net", f"{opening.parameters:,} parameters, {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture"),
+        ("layout", opening.layout),
     ]
+    if num_workers > 1:
+        lines += [("weights", "one copy on each host" if opening.share_weights else "each worker has its own")]
+    if config.precision != "float32":
+        lines += [("precision", config.precision)]
+    lines += [("batch", batch_sum(config, num_workers)), ("rate", rate_line(config, opening.peak_lr))]
+    if opening.position:
+        lines += [("goes on", f"after {opening.position:,} samples")]
+    return [*lines, ("run folder", str(opening.out))]
 
 
 def batch_sum(config: RunConfig, num_workers: int) -> str:
@@ -115,24 +177,38 @@ def warnings(config: RunConfig) -> list[str]:
     return []
 
 
-def figures(result: Result) -> list[tuple[str, str]]:
-    """Names and values of the final table."""
-    return [
-        ("test accuracy", f"{result.test.accuracy:.2%} of {result.test.count:,} pictures"),
-        ("test loss", f"{result.test.loss:.4f}"),
+def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, str]]:
+    """Names and values of the final table: what may be quoted first."""
+    test, best = result.test, result.best
+    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} pictures")]
+    lines += [("test top-5", f"{test.top5:.2%}")] if with_top5 else []
+    lines += [
         ("images/s", f"{result.images_per_second:,.0f}"),
         ("seconds per epoch", f"{result.seconds_per_epoch:.1f}"),
+        ("validation accuracy", f"{result.validation.accuracy:.2%}"),
+    ]
+    lines += [("best validation", f"{best.accuracy:.2%}")] if best is not None else []
+    lines += [
+        ("weights tested", f"the {result.chosen} ones"),
+        ("test loss", f"{test.loss:.4f}"),
         ("seconds in all", f"{result.seconds:.1f}"),
     ]
+    lines += [("bad samples", f"{result.num_bad:,} skipped")] if result.num_bad else []
+    lines += [("ended early", result.why)] if result.why else []
+    return lines
+
+
+def _figures(progress: Progress) -> str:
+    return f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%}  {progress.images_per_second:,.0f} images/s"
 
 
 def _bar(console: Console) -> Bar:
     return Bar(
-        TextColumn("epoch {task.fields[epoch]}"),
+        TextColumn("epoch {task.fields[epoch]}", markup=False),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
         TimeRemainingColumn(compact=True),
-        TextColumn("left"),
+        TextColumn("left{task.fields[saved]}", markup=False),
         console=console,
         transient=True,
     )

@@ -29,21 +29,20 @@ from pathlib import Path
 from typing import Any
 
 from allstep.data.sources.framing import frame
-from allstep.train.watch import Evaluated, Opening, Progress, Result, Score, Watcher
+from allstep.train.watch import Evaluated, Opening, Pace, Progress, Result, Score, Watcher
 
-FOLDER = "tensorboard"
 _MOST_WORKERS = 16
 _MOST_WAITING = 10_000  # events, when a disk stands still; those after it are lost
 
 
 class TensorBoard(Watcher):
-    """Writes events into `folder`/tensorboard."""
+    """Writes events into `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / FOLDER
+        self.folder = folder
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="allstep-tensorboard", daemon=True)
-        self._num_train = 0
+        self._num_train, self._pace = 0, Pace()
         self._error: Exception | None = None
         self._is_silent = False
 
@@ -55,13 +54,13 @@ class TensorBoard(Watcher):
         self._thread.start()
 
     def progress(self, progress: Progress) -> None:
+        self._pace.add(progress)
         self._figures(progress.samples, dict(_of_progress(progress)))
 
     def evaluated(self, evaluated: Evaluated) -> None:
-        epochs = evaluated.train.count / max(1, self._num_train)
         figures = _of_score("validation", evaluated.validation) | {"num_bad": evaluated.num_bad}
-        if epochs:
-            figures["seconds_per_epoch"] = evaluated.seconds / epochs
+        if speed := self._pace.take(evaluated):
+            figures["seconds_per_epoch"] = self._num_train / speed
         self._figures(evaluated.samples, figures)
 
     def end(self, result: Result) -> None:
@@ -71,7 +70,6 @@ class TensorBoard(Watcher):
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
-        self._raise_once()
 
     def _figures(self, samples: int, figures: Mapping[str, float]) -> None:
         values = [{"tag": tag, "simple_value": value} for tag, value in figures.items()]

@@ -137,6 +137,26 @@ class Result:
     """Samples found bad and skipped."""
 
 
+class Pace:
+    """How fast training went since the last evaluation, from the words about its progress: a run that was resumed in between knows
+    only its own part."""
+
+    def __init__(self) -> None:
+        self._samples = self._seconds = 0.0
+
+    def add(self, progress: Progress) -> None:
+        self._samples += progress.images_per_second * progress.seconds
+        self._seconds += progress.seconds
+
+    def take(self, evaluated: Evaluated) -> float:
+        """Images per second up to this evaluation; 0 when nobody knows."""
+        samples, seconds = self._samples, self._seconds
+        self._samples = self._seconds = 0.0
+        if not seconds:
+            samples, seconds = evaluated.train.count, evaluated.seconds
+        return samples / seconds if seconds else 0.0
+
+
 class Watcher:
     """Is told how a run goes. Each method may be left as it is: it does nothing."""
 
