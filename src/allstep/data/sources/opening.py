@@ -46,15 +46,16 @@ def open_source(
 ) -> Source:
     """The samples at `where`, whatever they are.
 
-    `features`, `labels_from`, `num_classes` and `check` are TFRecordSource's; `train` chooses between the two parts of a folder that
-    holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be built.
+    `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records, tars and made-up pictures. `train`
+    chooses between the two parts of a folder that holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be
+    built.
     """
     if isinstance(where, Source):
         return where
     if where == "":  # Path("") would be the current folder
         raise DataError("no place is given: expected a file, folder, pattern or URL")
     if isinstance(where, str) and is_synthetic(where):
-        return synthetic(where)
+        return synthetic(where, num_classes)
 
     def records(where: Where) -> Source:
         return TFRecordSource(
@@ -62,7 +63,7 @@ def open_source(
         )
 
     def tars(where: Where) -> Source:
-        return TarSource(where, progress=progress)
+        return TarSource(where, num_classes=num_classes, progress=progress)
 
     if folder := _folder(where):
         return _open_folder(folder, records, tars, train, progress)

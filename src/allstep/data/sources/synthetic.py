@@ -92,12 +92,12 @@ def is_synthetic(text: str) -> bool:
     return text.startswith(_SCHEME)
 
 
-def synthetic(text: str) -> SyntheticSource:
-    """The source that `text`, such as "synthetic:1000x224x224", names."""
+def synthetic(text: str, num_classes: int | None = None) -> SyntheticSource:
+    """The source that `text`, such as "synthetic:1000x224x224", names; of 1,000 classes when nobody says."""
     numbers = text.removeprefix(_SCHEME).split("x")
     if len(numbers) > 3 or not all(number.isascii() and number.isdigit() for number in numbers):
         raise ConfigError(f"{text}: expected {_SCHEME}NUMBERxHEIGHTxWIDTH, such as {_SCHEME}1000x224x224")
-    return SyntheticSource(*map(int, numbers))
+    return SyntheticSource(*map(int, numbers), num_classes=num_classes or 1000)
 
 
 def _picture(shape: tuple[int, int, int], seed: int, number: int) -> NDArray[np.uint8]:
