@@ -1,4 +1,4 @@
-"""A step in two parts, `reduce_gradients` and `apply`, with norms and clipping: N workers against plain torch in one process, in float64."""
+"""A step in two parts, `reduce_gradients` and `apply`, with norms and clipping: N workers against plain torch in one process."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def estimate(small_sq: float, small: float, large_sq: float, large: float) -> Es
     return Estimate(gradient_sq, (small_sq - large_sq) / (1 / small - 1 / large))
 
 
-def from_workers(norms_sq: Sequence[float], counts: Sequence[int], mean_sq: float) -> Estimate:
+def from_workers(norms_sq: Sequence[float], counts: Sequence[float], mean_sq: float) -> Estimate:
     """From the squared norm of each worker's mean gradient, its samples, and the squared norm of the mean over all samples.
 
     Workers may have different numbers of samples, or none. Weighted by them, p workers with B samples in all are as one batch of B / p:

@@ -11,11 +11,8 @@ The gradients do not go through the engine: nothing is negotiated in a step (see
 whose sizes differ from rank to rank, are gathered by name.
 
 Beyond Horovod: `optimizer.weight = n` before a backward says how many samples are behind this rank's (mean) loss; the result is then the
-mean over all samples of all ranks, however unevenly they are spread. A rank without samples sets 0. And a step can be taken in two parts,
-so that waiting and updating can be timed apart:
-
-    optimizer.reduce_gradients()
-    optimizer.apply()
+mean over all samples of all ranks, however unevenly they are spread. A rank without samples sets 0. A step can be taken in two parts,
+with norms and clipping: see `two_parts`.
 """
 
 import os
@@ -31,7 +28,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from allstep.comm.gradients import Gradients, Named, Rule
-from allstep.errors import CommError, UserError
+from allstep.comm.squares import values_of
+from allstep.errors import CommError
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -41,16 +39,13 @@ from allstep.torch.compression import Compression
 from allstep.torch.groups import gradient_group
 from allstep.torch.mpi_ops import Adasum, Average, Max, Min, Product, Sum, allreduce, sparse_allreduce_async
 from allstep.torch.parameter_names import check_names, split_groups
+from allstep.torch.two_parts import TwoParts
 from allstep.torch.wrapping import wrapped
 
 _KINDS = {Average: ReduceOp.SUM, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: ReduceOp.MAX, Product: ReduceOp.PRODUCT}
 _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): the gradients are reduced a "
     "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
-)
-_REDUCED = (
-    "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks already. Call optimizer.apply() to use them, "
-    "or optimizer.discard() to leave them"
 )
 _UNUSED = (
     "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing. Was the model given other parameters "
@@ -122,9 +117,10 @@ def _shared_weights(optimizer: Optimizer, op: int, compression: Any) -> type:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("share_weights does not work with LBFGS, which moves all parameters as one")
+    from allstep.torch.shared_ratios import SharedRatios
     from allstep.torch.shared_weights import SharedWeights
 
-    return SharedWeights
+    return SharedRatios if hasattr(optimizer, "trust_ratios") else SharedWeights
 
 
 @contextmanager
@@ -136,7 +132,7 @@ def horovods_errors() -> Iterator[None]:
         raise HorovodInternalError(str(error)) from error
 
 
-class Distributed(Optimizer):
+class Distributed(TwoParts):
     """What is added to the wrapped class. Attributes with Horovod's names are those that scripts are known to look at."""
 
     def _attach(
@@ -151,6 +147,7 @@ class Distributed(Optimizer):
         process_set: ProcessSet,
     ) -> None:
         global _made
+        self._attach_parts()
         self._number, _made = _made, _made + 1
         self._named = named
         self._parameter_names = {parameter: name for name, parameter in named}
@@ -163,8 +160,6 @@ class Distributed(Optimizer):
         self.process_set = process_set
         self.weight: float | None = None
         self._handles: dict[Tensor, Any] = {}
-        self._synchronized = False
-        self._reduced = False  # by `reduce_gradients`, and `apply` has not come yet
         self._should_synchronize = True
         self._warned = False
         self._requires_update: set[Parameter] = set()
@@ -205,7 +200,7 @@ class Distributed(Optimizer):
         if left == 0:
             self._handles[parameter] = None
             if self._gradients is not None:
-                self._gradients.ready(parameter, self.weight)
+                self._gradients.ready(parameter, self.weight, self._wanted())
 
     # Reducing
 
@@ -215,6 +210,8 @@ class Distributed(Optimizer):
         if self._is_member and self._requires_update:
             self._announce()
             self._reduce()
+        else:
+            self._measure_alone([p.grad for _, p in self._named if p.grad is not None], self.weight)
         self._end_of_pass()
         self._synchronized = True
 
@@ -235,16 +232,15 @@ class Distributed(Optimizer):
                 group = gradient_group(self.process_set)
                 key = f"{self._key}/{len(self.param_groups)}"
                 self._gradients = ReportedGradients(group, key, self._named, self._rule())
-            sparse = self._gradients.reduce(self.weight, absent)
-            if not absent:
-                self._reduce_sparse(sparse)
-                for (
-                    _,
-                    parameter,
-                ) in self._gradients.densified:  # what comes in sparse goes out sparse: SparseAdam takes nothing else
-                    assert parameter.grad is not None
-                    parameter.grad = parameter.grad.to_sparse(1)
-                self._warn_if_unused(self._gradients, sparse)
+            sparse = self._gradients.reduce(self.weight, absent, self._wanted())
+            if absent:
+                self._gradients.norms()
+                return
+            self._measure(self._gradients, self._reduce_sparse(sparse, self._gradients))
+            for _, parameter in self._gradients.densified:
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.to_sparse(1)  # it came in sparse, and SparseAdam takes nothing else
+            self._warn_if_unused(self._gradients, sparse)
 
     @property
     def _key(self) -> str:
@@ -266,7 +262,8 @@ class Distributed(Optimizer):
         self._steps = number
         self._reduce(absent=True)
 
-    def _reduce_sparse(self, sparse: list[Named]) -> None:
+    def _reduce_sparse(self, sparse: list[Named], gradients: Gradients) -> list[Tensor]:
+        """Of these parameters, by name. Returns what comes out; our own are measured on the way."""
         waiting = []
         for name, parameter in sparse:
             gradient = parameter.grad
@@ -274,10 +271,13 @@ class Distributed(Optimizer):
                 gradient = torch.zeros_like(parameter).to_sparse(1)
             elif not gradient.is_sparse:
                 gradient = gradient.to_sparse(1)
+            if gradients.own is not None:
+                gradients.own.add(values_of(gradient))
             op = Average if self.op == Average else Sum
             waiting.append((parameter, sparse_allreduce_async(gradient, name, op, process_set=self.process_set)))
         for parameter, finish in waiting:
             parameter.grad = finish()
+        return [parameter.grad for _, parameter in sparse if parameter.grad is not None]
 
     def _warn_if_unused(self, gradients: Gradients, sparse: list[Named]) -> None:
         if not gradients.used and not sparse and not self._warned:
@@ -288,34 +288,7 @@ class Distributed(Optimizer):
         for parameter in self._allreduce_delay:
             self._allreduce_delay[parameter] = self.backward_passes_per_step
 
-    # A step in two parts
-
-    def reduce_gradients(self) -> None:
-        """The first half of a step: each rank gets the mean gradients of what it updates, which with `share_weights` is a part of them.
-
-        `apply` must follow, or `discard`. Between them the weights must not be read when they are shared: another rank may be at its half.
-        """
-        self._check_not_reduced("reduce_gradients")
-        self._reduce_what_we_update()
-        self._reduced = True
-
-    def apply(self) -> None:
-        """The second half of a step: the update alone."""
-        if not self._reduced:
-            raise UserError(
-                "optimizer.apply(): there are no reduced gradients. Call optimizer.reduce_gradients() before each apply()"
-            )
-        self._reduced = False
-        self._opt_called = True  # for torch's schedulers, which otherwise warn that there was no step
-        self._apply()
-
-    def discard(self) -> None:
-        """Instead of `apply`, on all ranks: the gradients are not used, the weights stay as they are."""
-        self._reduced = self._synchronized = False
-
-    def _check_not_reduced(self, name: str) -> None:
-        if self._reduced:
-            raise UserError(_REDUCED.format(name))
+    # The parts of a step
 
     def _reduce_what_we_update(self) -> None:
         self.synchronize()
@@ -370,7 +343,7 @@ class Distributed(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._handles.clear()
-        self._synchronized = self._reduced = False
+        self._forget_reduced()
         self._reset_delays()
         super().load_state_dict(state_dict)
 

@@ -87,8 +87,9 @@ class SharedWeights(Distributed):
         with horovods_errors():
             owned.put_back()
             self._announce()
-            sparse = owned.reduce(self.weight)
-        assert not sparse
+            sparse = owned.reduce(self.weight, wanted=self._wanted())
+            assert not sparse
+            self._measure(owned, [])
         self._warn_if_unused(owned, sparse)
         self._used = owned.used
         self._end_of_pass()
