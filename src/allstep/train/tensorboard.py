@@ -1,10 +1,10 @@
 """TensorBoard events: `tensorboard --logdir RUN` draws the run while it goes on. The x axis counts samples, as everything here does.
 
 ```
-run ──figures──> queue ──> thread: Event message, TFRecord frame, one write   ─>  RUN/tensorboard/events.out.tfevents.*
+run ──Progress──> queue ──> thread: tags and figures, Event message, TFRecord frame, one write ──> events.out.tfevents.*
 ```
 
-The run pays for putting a dictionary on a queue. The message classes are tensorboard's own, the framing is that of our TFRecords: the
+The run pays for putting what it is told on a queue. The message classes are tensorboard's own, the framing is that of our TFRecords: the
 writers of torch and tensorboard import all of TensorFlow where it is installed, which takes seconds.
 
 A run that goes on writes a further file, which begins by taking back what an earlier part told of samples after the checkpoint.
@@ -24,7 +24,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,15 @@ from allstep.train.watch import Evaluated, Opening, Pace, Progress, Result, Scor
 _MOST_WORKERS = 16
 _MOST_WAITING = 10_000  # events, when a disk stands still; those after it are lost
 
+_Event = dict[str, Any]  # the fields of TensorBoard's message
+
 
 class TensorBoard(Watcher):
     """Writes events into `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[tuple[float, Callable[[], _Event]] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="allstep-tensorboard", daemon=True)
         self._num_train, self._pace = 0, Pace()
         self._error: Exception | None = None
@@ -48,38 +50,34 @@ class TensorBoard(Watcher):
 
     def start(self, opening: Opening) -> None:
         self._num_train = opening.num_samples["train"]
-        self._put({"file_version": "brain.Event:2"})
+        self._put(lambda: {"file_version": "brain.Event:2"})
         if opening.position:
-            self._put({"session_log": {"status": "START"}, "step": opening.position + 1})
+            self._put(lambda: {"session_log": {"status": "START"}, "step": opening.position + 1})
         self._thread.start()
 
     def progress(self, progress: Progress) -> None:
         self._pace.add(progress)
-        self._figures(progress.samples, dict(_of_progress(progress)))
+        self._put(lambda: _event(progress.samples, dict(_of_progress(progress))))
 
     def evaluated(self, evaluated: Evaluated) -> None:
         figures = _of_score("validation", evaluated.validation) | {"num_bad": evaluated.num_bad}
         if speed := self._pace.take(evaluated):
             figures["seconds_per_epoch"] = self._num_train / speed
-        self._figures(evaluated.samples, figures)
+        self._put(lambda: _event(evaluated.samples, figures))
 
     def end(self, result: Result) -> None:
-        self._figures(result.samples, _of_score("test", result.test))
+        self._put(lambda: _event(result.samples, _of_score("test", result.test)))
 
     def close(self) -> None:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
 
-    def _figures(self, samples: int, figures: Mapping[str, float]) -> None:
-        values = [{"tag": tag, "simple_value": value} for tag, value in figures.items()]
-        self._put({"step": samples, "summary": {"value": values}})
-
-    def _put(self, event: dict[str, Any]) -> None:
+    def _put(self, make: Callable[[], _Event]) -> None:
         self._raise_once()
         if not self._is_silent:
             try:
-                self._queue.put_nowait({"wall_time": time.time(), **event})
+                self._queue.put_nowait((time.time(), make))
             except queue.Full:
                 return
 
@@ -102,8 +100,14 @@ class TensorBoard(Watcher):
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"  # read in the order of names
         with path.open("ab", buffering=0) as file:
-            while (event := self._queue.get()) is not None:
-                file.write(frame(Event(**event).SerializeToString()))
+            while (told := self._queue.get()) is not None:
+                when, make = told
+                file.write(frame(Event(wall_time=when, **make()).SerializeToString()))
+
+
+def _event(samples: int, figures: Mapping[str, float]) -> _Event:
+    values = [{"tag": tag, "simple_value": value} for tag, value in figures.items()]
+    return {"step": samples, "summary": {"value": values}}
 
 
 def _of_score(part: str, score: Score) -> dict[str, float]:
