@@ -132,3 +132,15 @@ def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monk
     assert [line["time"] for line in found.steps] == sorted(line["time"] for line in found.steps)
     assert "No space left" in found.events[0]["text"]
     assert [told for told in memory.told if isinstance(told, int)] == [1, 2, 3, 4]
+
+
+def test_the_sink_in_the_documentation_works(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    code = page.read_text().split("## Other sinks")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    watchers = Watchers([names["Csv"](tmp_path / "scores.csv")])
+    watchers.progress(progress(640))
+    watchers.evaluated(Evaluated(1, 1000, SCORE, SCORE, 2.0))
+    watchers.close()
+    assert (tmp_path / "scores.csv").read_text().split() == ["1,1000,0.5,0.9"]
