@@ -162,8 +162,13 @@ class Gradients:
         return GradientNorms(own, tuple(told[size:-1].tolist()), float(told[-1]))
 
     def scale_by(self, factor: float) -> None:
-        """Multiply what `reduce` left, but for sparse gradients."""
-        torch._foreach_mul_(list(self._reduced().values()), factor)
+        """Multiply what `reduce` left to us, but for sparse gradients."""
+        gradients = self._to_scale()
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def _to_scale(self) -> list[Tensor]:
+        return list(self._reduced().values())
 
     def _reduced(self) -> dict[int, Tensor]:
         """The dense gradients of the last step, by number."""

@@ -173,9 +173,8 @@ class OwnedGradients(Gradients):
             if number in gradients
         ]
 
-    def scale_by(self, factor: float) -> None:
-        """Multiply what `reduce` left to us."""
-        torch._foreach_mul_(self._pieces_of(self._reduced()), factor)
+    def _to_scale(self) -> list[Tensor]:
+        return self._pieces_of(self._reduced())
 
     def _carry(self, flat: Tensor) -> None:
         self.local.carry_out(self._meeting, lambda _: self._cross_with(flat))

@@ -10,7 +10,7 @@ in the cache anyway. Between hosts, through Gloo and on GPUs what was or will be
 the parts together and gives every rank the same figures.
 
 A block is also as much as is added up in the gradient's own precision: in float32 the squares of 60 million elements at once are off by
-0.3%, in blocks by some 1e-6. Blocks are added in float64.
+0.3%, in blocks by less than 1e-6 (3e-5 at worst, when all are equal). Blocks are added in float64.
 """
 
 from typing import NamedTuple

@@ -137,4 +137,4 @@ def alone(gradients: list[Tensor], weight: float | None, wanted: Wanted) -> Grad
 
 def _scale(gradients: list[Tensor], factor: float) -> None:
     for gradient in gradients:
-        gradient.detach().mul_(factor)
+        gradient.mul_(factor)  # not of detach(): a sparse one would keep its values
