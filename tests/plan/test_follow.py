@@ -25,7 +25,7 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(LINES, max_size=12), st.lists(st.integers(0, 200), max_size=8))
 def test_however_it_is_cut(written: list[bytes], cuts: list[int]) -> None:
     text = b"".join(written)

@@ -34,17 +34,23 @@ def draw(table: "BatchTable", file: Path) -> None:
 
 
 def set_log_y(axes: Any) -> None:
-    """For what ranges over orders of magnitude, if there is anything."""
-    if axes.lines:
+    """For what ranges over orders of magnitude."""
+    if _has_points(axes):
         axes.set_yscale("log")
 
 
 def set_batch_axis(axes: Any, batches: Sequence[int]) -> None:
     """Powers of two, with the batches as ticks."""
-    axes.set_xscale("log", base=2)
+    if _has_points(axes):
+        axes.set_xscale("log", base=2)
     axes.set_xticks(list(batches), [str(batch) for batch in batches])
     axes.set_xlabel("batch")
     axes.grid(alpha=0.3)
+
+
+def _has_points(axes: Any) -> bool:
+    """An empty axis cannot be logarithmic."""
+    return any(len(line.get_xdata()) for line in axes.lines)
 
 
 def _draw_lines(axes: Any, table: "BatchTable", values: "Callable[[Cell], list[float]]", line: str = "-") -> None:
