@@ -28,8 +28,8 @@ def test_recipes_bear_their_names_and_are_described(recipe: str) -> None:
 
 
 def test_words_change_keys() -> None:
-    config = read_config("digits", ["epochs=3", "optimizer.lr=2e-1", "model.widths=[4, 8]", "optimizer.nesterov=no"])
-    assert (config.epochs, config.optimizer.lr, config.model.widths) == (3, 0.2, (4, 8))
+    config = read_config("digits", ["epochs=3", "optimizer.lr=2e-1", "model.options.widths=[4, 8]", "optimizer.nesterov=no"])
+    assert (config.epochs, config.optimizer.lr, config.model.options["widths"]) == (3, 0.2, [4, 8])
     assert not config.optimizer.nesterov
     assert config.optimizer.momentum == RECIPES["digits"]().optimizer.momentum
 
@@ -89,9 +89,12 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("optimizer.lr=", "config key 'optimizer.lr': expected a valid number, found None"),
         (
             "schedule.shape=round",
-            "config key 'schedule.shape': expected 'cosine', 'linear' or 'constant', found 'round'",
+            "config key 'schedule.shape': expected 'cosine', 'linear', 'constant', 'step', 'polynomial', 'exponential' or 'one-cycle', found",
         ),
-        ("model.widths=[]", "config key 'model.widths': "),
+        ("model.widths=[]", "unknown config key 'model.widths'"),
+        ("data.workers=many", "config key 'data.workers': expected a valid integer or 'auto', found 'many'"),
+        ("share_weights=maybe", "config key 'share_weights': expected a valid boolean"),
+        ("optimizer.betas=[0.9]", "config key 'optimizer.betas': expected"),
         ("epochs=[1", "'epochs=[1': the value is not YAML"),
         ("epochs", "expected key=value, found 'epochs'"),
         ("=3", "expected key=value, found '=3'"),
@@ -100,6 +103,21 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
 )
 def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
     assert expected in complaint(word)
+
+
+def test_a_section_with_a_name_may_be_given_as_its_name() -> None:
+    config = read_config("digits", ["model=package.module:factory", "model.options.depth=3", "optimizer=lamb"])
+    assert (config.model.name, config.optimizer.name) == ("package.module:factory", "lamb")
+    assert config.model.options == {"depth": 3}, "the recipe's options belong to the recipe's net"
+
+
+def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("recipe: digits\n# mine\noptimizer:\n  momentum: 0.9\n  lr: fast\n")
+    assert f"{path}, line 5: config key 'optimizer.lr': expected a valid number" in complaint(source=str(path))
+    assert complaint("optimizer.lr=slow", source=str(path)).startswith("config key 'optimizer.lr'")
+    path.write_text("recipe: digits\nsaving:\n  keep: 2\n")
+    assert f"{path}, line 3: unknown config key 'saving.keep'; did you mean 'save.keep'?" == complaint(source=str(path))
 
 
 def test_unknown_recipes_are_corrected() -> None:

@@ -12,6 +12,7 @@ import allstep.torch as hvd
 from allstep.data import Loader
 from allstep.models import SmallCnn
 from allstep.train.loop import Clock, Trainer, accumulate_gradients, step
+from allstep.train.precision import Precision
 from sources import Arrays
 
 RANDOM = np.random.default_rng(0)
@@ -37,7 +38,14 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), rate), model.named_parameters(), backward_passes_per_step=accumulation
     )
-    return Trainer(model, optimizer, lambda seen: rate, lambda x: x, accumulation)
+    return Trainer(
+        net=model,
+        optimizer=optimizer,
+        rate=lambda seen: rate,
+        to_input=lambda x: x,
+        precision=Precision("float32", torch.device("cpu")),
+        pieces=accumulation,
+    )
 
 
 def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:

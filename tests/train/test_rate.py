@@ -3,7 +3,7 @@
 import pytest
 
 from allstep.train import read_config
-from allstep.train.build import learning_rate, peak_rate
+from allstep.train.rate import learning_rate, peak_rate
 
 
 def test_it_rises_to_its_peak_and_falls_to_nothing() -> None:

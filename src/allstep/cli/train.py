@@ -6,10 +6,26 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+_RESUBMIT = 75
+_AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What was asked for, as plain values."""
+
+    source: str
+    words: list[str] = field(default_factory=list)
+    out: Path | None = None
+    data: Path | None = None
+    resume: bool = False
+    max_time: str | None = None
 
 
 def train(
@@ -21,9 +37,22 @@ def train(
         int | None, typer.Option("--workers", "-n", min=1, help="How many; else one per GPU, or per core, up to 8.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; else runs/<recipe>-<time>.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="auto|DIR", help="auto: go on with the run in --out, if there is one. DIR: with the one there."),
+    ] = None,
+    max_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")
+    ] = False,
+    overfit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="One step of everything, in a folder that is removed: data, step, evaluate, save, load.")
     ] = False,
     launcher: Annotated[
         str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
@@ -36,54 +65,83 @@ def train(
     if list_recipes:
         _list()
         return
-    source, words = _split(arguments or [])
-    words += ["data.strict=true"] if strict else []
+    words = [word for word, wanted in (("data.strict=true", strict), (f"overfit={overfit}", overfit)) if wanted]
+    request = _request(arguments or [], words, out, data, resume, max_time)
     world = World.detect(launcher)
     if world.launcher == NONE:
-        raise typer.Exit(_start(source, words, workers, out, data))
+        raise typer.Exit(_start(request, workers))
     from allstep.train.workers import check_num_workers
 
     check_num_workers(workers, world)
-    from allstep.train.worker import Asked, work
-
-    work(Asked(source, words, data, out), launcher)
+    raise typer.Exit(_work(request, launcher))
 
 
 def _list() -> None:
     from allstep.train.recipes import RECIPES
 
     for name, recipe in RECIPES.items():
-        print(f"{name:<16} {recipe.__doc__}")
+        print(f"{name:<20} {recipe.__doc__}")
 
 
-def _split(arguments: list[str]) -> tuple[str, list[str]]:
-    """The recipe or file, and the words that change it."""
+def _request(
+    arguments: list[str], words: list[str], out: Path | None, data: Path | None, resume: str | None, max_time: str | None
+) -> _Request:
+    """The words of the command line, checked against each other."""
     from allstep.errors import ConfigError
     from allstep.train.recipes import DEFAULT
 
     sources = [argument for argument in arguments if "=" not in argument]
+    words = [*(argument for argument in arguments if "=" in argument), *words]
     if len(sources) > 1:
         raise ConfigError(
             f"expected one recipe or config file, found {', '.join(map(repr, sources))}; keys are set by key=value"
         )
-    return (sources[0] if sources else DEFAULT), [argument for argument in arguments if "=" in argument]
+    if resume == _AUTO and out is None:
+        raise ConfigError("--resume auto goes on with the run in --out DIR, so it needs that; or give --resume DIR")
+    if resume not in (None, _AUTO):
+        assert resume is not None
+        if out is not None and out != Path(resume):
+            raise ConfigError(f"--resume {resume} and --out {out} name two folders; give one of them")
+        out = Path(resume)
+        sources = sources or [str(out / "config.yaml")]
+    source = sources[0] if sources else DEFAULT
+    return _Request(source, words, out, data, resume is not None, max_time)
 
 
-def _start(source: str, words: list[str], workers: int | None, out: Path | None, data: Path | None) -> int:
+def _start(request: _Request, workers: int | None) -> int:
     """Check everything, then start the workers; their exit status."""
     from allstep.launch import launch
-    from allstep.train.folder import make_run_folder
+    from allstep.train.folder import claim_folder
     from allstep.train.prepare import check, prepare
+    from allstep.train.stopping import parse_time
     from allstep.train.workers import default_num_workers
 
-    prepared = prepare(source, words, data, _show_download)
+    if request.max_time is not None:
+        parse_time(request.max_time)
+    prepared = prepare(request.source, request.words, request.data, _show_download)
     check(prepared)
     if prepared.note:
         print(f"allstep: {prepared.note}", file=sys.stderr)
     num_workers = workers or default_num_workers(prepared.config)
-    folder = make_run_folder(prepared.config.resolved(num_workers), out)
-    command = [sys.executable, "-m", "allstep", "train", str(folder / "config.yaml"), "--out", str(folder)]
+    claimed = claim_folder(prepared.config.resolved(num_workers), request.out, request.resume)
+    if claimed.has_ended:
+        print(f"allstep: {claimed.path}: this run has ended; look at it with `allstep report {claimed.path}`")
+        return 0
+    command = [sys.executable, "-m", "allstep", "train", str(claimed.path / "config.yaml"), "--out", str(claimed.path)]
+    command += ["--resume", _AUTO] if claimed.goes_on else []
+    command += ["--max-time", request.max_time] if request.max_time is not None else []
     return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
+
+
+def _work(request: _Request, launcher: str | None) -> int:
+    """As a worker; the exit status."""
+    from allstep.train.run import Paused
+    from allstep.train.stopping import parse_time
+    from allstep.train.worker import Asked, work
+
+    seconds = parse_time(request.max_time) if request.max_time is not None else None
+    result = work(Asked(request.source, request.words, request.data, request.out, request.resume, seconds), launcher)
+    return _RESUBMIT if isinstance(result, Paused) else 0
 
 
 def _show_download(name: str, done: int, total: int | None) -> None:

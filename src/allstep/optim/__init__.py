@@ -6,8 +6,8 @@ its large-batch form. Noise: `NoisyGradients` and `sample_weights` add some, `Ru
 batch is worth it.
 """
 
-from allstep.optim.draws import generator
-from allstep.optim.gradient_noise import NoisyGradients
+from allstep.optim.draws import generator, step_seed
+from allstep.optim.gradient_noise import NoisyGradients, add_noise
 from allstep.optim.groups import groups, is_exempt
 from allstep.optim.lamb import LAMB
 from allstep.optim.larc import LARC
@@ -48,6 +48,7 @@ __all__ = [
     "SCHEDULES",
     "Scaled",
     "WARM_UPS",
+    "add_noise",
     "advice",
     "constant",
     "cosine",
@@ -69,6 +70,7 @@ __all__ = [
     "scale",
     "square_root_scaling",
     "squared_norm",
+    "step_seed",
     "steps",
     "warm_up",
 ]

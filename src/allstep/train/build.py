@@ -1,104 +1,134 @@
-"""Puts the parts of a run together as its config says: loaders, net, optimizer, rate."""
+"""Puts net and optimizer of a run together, as its config says.
+
+The order matters: weights are equal on all ranks (drawn from the seed, or from a checkpoint) before the optimizer is made, and the
+optimizer has its state before it is shared out.
+"""
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import allstep.torch as hvd
-from allstep.data import ImageSet, Loader, order
-from allstep.data.sources.arrays import ArraySource
-from allstep.models import NORMS, SmallCnn
-from allstep.optim import SCALINGS, SCHEDULES, warm_up
-from allstep.train.config import RunConfig
-from allstep.train.evaluate import ToInput
-from allstep.train.loop import Trainer
-from allstep.train.prepare import num_validation
+from allstep import norm, optim
+from allstep.data import Batch
+from allstep.data.pictures.draws import Draws
+from allstep.models.by_name import make_model
+from allstep.models.norms import make_norm
+from allstep.optim import groups, noise_variance
+from allstep.train.config import OptimizerConfig, RunConfig
+from allstep.train.parts import Parts
+from allstep.train.rate import peak_rate
 from allstep.world import World
 
-_EVAL_BATCH = 500  # samples per rank: evaluation needs no gradients, so more fit than in training
+SHARE_FROM_BYTES = 100_000_000
+"""Weights from this size on are shared by the workers of a host: there it was measured to be faster (docs/measured.md)."""
 
 
-def make_loaders(config: RunConfig, images: ImageSet, world: World, out: Path) -> dict[str, Loader]:
-    """The three parts: training in a new order every epoch, the others as they lie. Bad samples are listed in `out`, by part."""
-    n = len(images.train)
-    held_out = num_validation(config, n)
-    seed = config.data.split_seed
-    kept = order.kept(np.arange(n - held_out), n, held_out, seed)
-    loader = partial(Loader, world=world, strict=config.data.strict, budget=config.data.budget)
-    train = ArraySource(images.train.images, images.train.labels)
-    test = ArraySource(images.test.images, images.test.labels)
-    many = _EVAL_BATCH * world.size
-    return {
-        "train": loader(
-            train, batch=config.global_batch, seed=config.seed, numbers=kept, quarantine=out / "quarantine.jsonl"
-        ),
-        "validation": loader(
-            train,
-            batch=many,
-            seed=None,
-            numbers=order.held_out(n, held_out, seed),
-            quarantine=out / "quarantine-validation.jsonl",
-        ),
-        "test": loader(test, batch=many, seed=None, quarantine=out / "quarantine-test.jsonl"),
-    }
+def make_device(config: RunConfig) -> torch.device:
+    """Where this rank computes; `comm.init` has chosen its GPU."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("unreachable: prepare looks first")
+    use_gpu = config.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 
-def make_trainer(config: RunConfig, images: ImageSet, num_train: int) -> Trainer:
-    """The net, with equal weights on all ranks, and what trains it for epochs of `num_train` samples."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def make_net(config: RunConfig, parts: Parts) -> nn.Module:
+    """The net with its first weights, which depend on the seed only."""
     torch.manual_seed(config.seed)
-    norm = NORMS[config.model.norm]
-    widths, hidden = config.model.widths, config.model.hidden
-    net = SmallCnn(images.num_classes, images.picture_shape, widths=widths, hidden=hidden, norm=norm).to(device)
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs do not know it
-    return Trainer(
-        net=net,
-        optimizer=hvd.DistributedOptimizer(
-            _optimizer(config, net), net.named_parameters(), backward_passes_per_step=config.accumulation
-        ),
-        rate=learning_rate(config, num_train),
-        to_input=_to_input(images, device),
-        accumulation=config.accumulation,
+    section = config.model
+    kind = "batch" if section.norm in ("sync", "ghost") else section.norm
+    net = make_model(
+        section.name,
+        num_classes=parts.num_classes,
+        shape=parts.shape,
+        norm=make_norm(kind, momentum=section.norm_momentum, scale=section.norm_scale),
+        options=dict(section.options),
     )
+    if section.norm == "sync":
+        return norm.convert(net, sync=True)
+    return norm.convert(net, ghost=section.ghost) if section.norm == "ghost" else net
 
 
-def _optimizer(config: RunConfig, net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: RunConfig, net: nn.Module) -> torch.optim.Optimizer:
+    """Of this rank alone, on the whole net. Biases and norms are a group of their own."""
+    named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
     section = config.optimizer
+    both = groups(named, exempt=lambda name, parameter: False) if section.decay_all else groups(named)
+    for group in both:
+        group["rate_factor"] = section.bias_lr if group["exempt"] else 1.0
+    return _MAKERS[section.name](both, peak_rate(config), section)
+
+
+def _sgd(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
     nesterov = section.nesterov and section.momentum > 0
-    return torch.optim.SGD(
-        net.parameters(),
-        peak_rate(config),
-        momentum=section.momentum,
-        nesterov=nesterov,
-        weight_decay=section.weight_decay,
+    return torch.optim.SGD(params, lr, momentum=section.momentum, nesterov=nesterov, weight_decay=section.weight_decay)
+
+
+def _layerwise(kind: type[optim.LARS]) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
+    def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
+        coefficient, decay = section.trust_coefficient, section.weight_decay
+        return kind(params, lr, section.momentum, decay, section.nesterov, trust_coefficient=coefficient)
+
+    return make
+
+
+def _adaptive(kind: Any) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
+    def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = kind(params, lr, betas=section.betas, weight_decay=section.weight_decay)
+        return made
+
+    return make
+
+
+_MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "adamw": _adaptive(torch.optim.AdamW),
+    "lars": _layerwise(optim.LARS),
+    "larc": _layerwise(optim.LARC),
+    "lamb": _adaptive(optim.LAMB),
+    "novograd": _adaptive(optim.NovoGrad),
+}
+
+
+def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torch.device) -> bool:
+    """Whether the workers of a host keep one copy of the weights."""
+    if config.share_weights != "auto":
+        return bool(config.share_weights) and world.size > 1
+    one_host = 1 < world.size == world.local_size
+    whole_gradients = config.precision == "float16" or config.optimizer.noise > 0  # what then happens to them needs all of them
+    nbytes = sum(each.numel() * each.element_size() for each in net.parameters())
+    return one_host and device.type == "cpu" and not whole_gradients and nbytes >= SHARE_FROM_BYTES
+
+
+def distribute(config: RunConfig, net: nn.Module, optimizer: torch.optim.Optimizer, share: bool) -> Any:
+    """The optimizer, with the gradients of all ranks."""
+    named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    made = hvd.DistributedOptimizer(
+        optimizer, named, backward_passes_per_step=config.accumulation, share_weights=share
     )
+    made.clip_norm = config.optimizer.clip
+    return made
 
 
-def peak_rate(config: RunConfig) -> float:
-    """The highest rate of the run: the recipe's, scaled to the batch."""
-    section = config.optimizer
-    return SCALINGS[section.scaling](section.lr, config.global_batch, section.base_batch)
+def make_noise(config: RunConfig) -> Callable[[int], float] | None:
+    """Variance of the noise on gradients, by samples seen."""
+    eta, batch = config.optimizer.noise, config.global_batch
+    return (lambda seen: float(eta / (1 + seen / batch) ** 0.55)) if eta else None
 
 
-def learning_rate(config: RunConfig, num_train: int) -> Callable[[int], float]:
-    """The rate by samples seen. The warm-up counts the batch to come as well: a first step at rate 0 would be wasted."""
-    peak, shape, batch = peak_rate(config), SCHEDULES[config.schedule.shape], config.global_batch
-    warmup, total = config.schedule.warmup * num_train, config.epochs * num_train
-    return lambda seen: peak * warm_up(seen + batch, warmup) * shape(seen - warmup, total - warmup)
+def make_weigh(config: RunConfig) -> Callable[[Batch], Tensor] | None:
+    """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of workers."""
+    like = config.optimizer.noise_like
+    deviation = noise_variance(config.global_batch, like) ** 0.5 if like else 0.0
+    if not deviation:
+        return None
 
+    def weigh(batch: Batch) -> Tensor:
+        angle, radius = Draws(config.seed, batch.epoch, batch.samples).uniform("noise_like", 2).T
+        normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)  # Box and Muller 1958
+        return torch.from_numpy(1.0 + deviation * normal).float()
 
-def _to_input(images: ImageSet, device: torch.device) -> ToInput:
-    """From stored pictures to what the net wants: floats with mean 0 and deviation 1 over (a part of) the training set."""
-    some = images.train.images[:: max(1, len(images.train) // 5000)].astype("float32")
-    mean, deviation = float(some.mean()), max(float(some.std()), 1e-6)
-    shape = images.picture_shape
-
-    def to_input(stored: torch.Tensor) -> torch.Tensor:
-        return stored.to(device, torch.float32).sub_(mean).div_(deviation).view(-1, *shape)
-
-    return to_input
+    return weigh

@@ -10,14 +10,16 @@ gradients, `update` of the weights.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from allstep.data import Batch
-from allstep.torch.optimizer import Distributed
+from allstep.optim import add_noise, squared_norm, step_seed
 from allstep.train.evaluate import Tally, ToInput
+from allstep.train.precision import Precision
 
 PHASES = ("input", "compute", "wait", "update")
 
@@ -39,31 +41,59 @@ class Clock:
         self.seconds[phase] += now - self.last
         self.last = now
 
+    def skip(self) -> None:
+        """What has passed since the last lap belongs to none: evaluation, or a copy for a checkpoint."""
+        self.last = time.perf_counter()
 
-@dataclass(frozen=True)
+
+class GradientSize(NamedTuple):
+    """The squared norm of the mean gradient over so many samples."""
+
+    squared: float
+    count: int
+
+
+@dataclass(kw_only=True)
 class Trainer:
     """What a step works with."""
 
     net: nn.Module
-    optimizer: Distributed
+    optimizer: Any
+    """What `hvd.DistributedOptimizer` returns."""
     rate: Callable[[int], float]
     """The learning rate, by samples seen."""
     to_input: ToInput
-    accumulation: int = 1
+    precision: Precision
+    pieces: int = 1
+    """In which a worker computes its share, one after the other."""
+    label_smoothing: float = 0.0
+    noise: Callable[[int], float] | None = None
+    """Variance of the noise on gradients, by samples seen."""
+    weigh: Callable[[Batch], Tensor] | None = None
+    """Random weights for the samples of a share."""
+    seed: int = 0
+    rank: int = 0
+    first_piece: GradientSize | None = None
+    """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how noisy its gradients are."""
+    watches_first_piece: bool = False
 
 
 def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
     """One update of the weights from one global batch; the tally of this rank's share of it."""
     clock.lap("input")
-    set_rate(trainer.optimizer, trainer.rate(batch.position))
-    trainer.optimizer.zero_grad()
-    trainer.optimizer.weight = batch.weight
+    optimizer = trainer.optimizer
+    set_rate(optimizer, trainer.rate(batch.position))
+    torch.manual_seed(step_seed(trainer.seed, batch.position, trainer.rank))  # dropout's numbers, in a resumed run too
+    optimizer.zero_grad()
+    optimizer.weight = batch.weight
     tally = accumulate_gradients(trainer, batch)
     clock.lap("compute")
-    trainer.optimizer.synchronize()
+    optimizer.reduce_gradients()
     clock.lap("wait")
-    with trainer.optimizer.skip_synchronize():
-        trainer.optimizer.step()
+    if finish_gradients(trainer, batch.position):
+        optimizer.apply()
+    else:
+        optimizer.discard()
     clock.lap("update")
     return tally
 
@@ -71,20 +101,43 @@ def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
 def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
     """Adds the gradients of the mean loss over the share, piece by piece; a share without samples adds none."""
     tally = Tally()
-    pieces = min(trainer.accumulation, batch.weight) or 1
-    for data, target in zip(batch.data.tensor_split(pieces), batch.target.tensor_split(pieces), strict=True):
+    weights = trainer.weigh(batch) if trainer.weigh is not None else batch.data.new_ones(0)
+    pieces = min(trainer.pieces, batch.weight) or 1
+    for data, target, weight in zip(*(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True):
         if not len(data):
             continue
         pictures = trainer.to_input(data)
         target = target.to(pictures.device)
-        logits = trainer.net(pictures)
-        loss = functional.cross_entropy(logits, target, reduction="sum")
-        (loss / batch.weight).backward()  # type: ignore[no-untyped-call]  # torch's own
-        tally.add(loss.detach(), logits.detach(), target)
+        with trainer.precision.autocast():
+            logits = trainer.net(pictures)
+        losses = functional.cross_entropy(logits, target, reduction="none", label_smoothing=trainer.label_smoothing)
+        weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
+        (weighed.sum() * (trainer.precision.scale / batch.weight)).backward()
+        tally.add(losses.detach().sum(), logits.detach(), target)
+        if trainer.watches_first_piece and tally.count == len(target) < batch.weight:
+            trainer.first_piece = _size_of_gradient(trainer, len(target), batch.weight)
     return tally
 
 
+def _size_of_gradient(trainer: Trainer, count: int, weight: int) -> GradientSize:
+    """What is there after the first piece, as the mean over its samples rather than over all of the share."""
+    gradients = [parameter.grad for parameter in trainer.net.parameters() if parameter.grad is not None]
+    return GradientSize(squared_norm(gradients) * (weight / count) ** 2, count)
+
+
+def finish_gradients(trainer: Trainer, seen: int) -> bool:
+    """Takes float16's scale off the reduced gradients and adds the noise that was asked for; False: leave this step out."""
+    if trainer.precision.scale == 1.0 and trainer.noise is None:
+        return True
+    parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    if not trainer.precision.unscale([each.grad for each in parameters if each.grad is not None]):
+        return False
+    if trainer.noise is not None:
+        add_noise(parameters, trainer.noise(seen), trainer.seed, seen)
+    return True
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The same rate for all parameters."""
+    """The rate for all parameters; a group that has a `rate_factor` gets so many times it."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)

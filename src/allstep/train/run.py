@@ -1,148 +1,371 @@
-"""A whole run, as each worker runs it: training with a validation per epoch, and one test at the end.
+"""A whole run, as each worker runs it.
 
-The test set is read once, after the last update; nothing is ever chosen by it.
+```
+for each batch:   step ── together (one small sum over the ranks) ── log ── evaluate ── save
+at the end:       test, once
+```
+
+What is due when (an evaluation, a checkpoint, a larger batch) depends on the position alone, so that a resumed run does the same; only
+checkpoints by the clock do not, and they change nothing. The test set is read once, after the last update; nothing is chosen by it.
 """
 
+import copy
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+import torch.distributed as dist
 
 import allstep.torch as hvd
-from allstep import data
-from allstep.data import ImageSet, Loader
-from allstep.errors import AllstepError
-from allstep.train import agree
-from allstep.train.build import make_loaders, make_trainer, peak_rate
+from allstep.comm.squares import GradientNorms
+from allstep.data import Batch
+from allstep.errors import CheckpointError, UserError
+from allstep.optim import RunningNoiseScale, estimate, from_workers
+from allstep.train import agree, checkpoint
+from allstep.train.capture import capture
+from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
-from allstep.train.evaluate import Tally, evaluate
-from allstep.train.loop import PHASES, Clock, Trainer, step
-from allstep.train.prepare import find_data
-from allstep.train.watch import EpochEnd, Opening, Progress, Result, Score, Watcher
+from allstep.train.evaluate import Tally, check_targets, evaluate
+from allstep.train.fingerprint import Fingerprint
+from allstep.train.job import Job, make_job
+from allstep.train.loop import PHASES, Clock, step
+from allstep.train.mistakes import Mistakes
+from allstep.train.opening import memory_in_use, opening
+from allstep.train.restore import averaged_weights, load_weights
+from allstep.train.saving import Saved, Saver
+from allstep.train.standing import crossed
+from allstep.train.stopping import Stopping
+from allstep.train.watch import Evaluated, Progress, Result, Score, Watcher, Watchers
 from allstep.world import World
+
+_COMPARE_EVERY = 500  # updates between two comparisons of the ranks' weights
 
 
 @dataclass(frozen=True)
-class _Job:
-    """The parts of a run, put together."""
+class Paused:
+    """The run stopped before its end, saved, and wants to be started again."""
 
-    config: RunConfig
-    world: World
-    trainer: Trainer
-    loaders: Mapping[str, Loader]
-    watchers: Sequence[Watcher]
+    samples: int
+    why: str
 
 
-def train(config: RunConfig, world: World, out: Path, watchers: Sequence[Watcher] = ()) -> Result:
-    """Trains as `config` says, on all ranks of `world`. `watchers` are told how it goes; only rank 0 needs any."""
+def train(
+    config: RunConfig,
+    world: World,
+    out: Path,
+    watchers: Sequence[Watcher] = (),
+    *,
+    snapshot: Snapshot | None = None,
+    max_seconds: float | None = None,
+) -> Result | Paused:
+    """Trains as `config` says, on all ranks of `world`. `watchers` are told how it goes; only rank 0 needs any.
+
+    snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save before they are over.
+    """
     hvd.init()
-    config = config.resolved(world.size)
-    found, images = _data_on_every_host(config, world)
-    loaders = make_loaders(config, images, world, out)
-    trainer = make_trainer(config, images, loaders["train"].num_samples)
-    job = _Job(config, world, trainer, loaders, watchers)
-    opening = _opening(job, found, images, out)
-    for watcher in watchers:
-        watcher.start(opening)
-    result = _run(job, out)
-    for watcher in watchers:
-        watcher.end(result)
+    with Stopping(max_seconds) as stopping:
+        job = make_job(config.resolved(world.size), world, out, snapshot)
+        told = Watchers(watchers)
+        told.start(opening(job, with_flop=bool(watchers)))
+        run = _Run(job, told, stopping)
+        try:
+            result = run.go()
+        finally:
+            run.close()
+    if isinstance(result, Result):
+        told.end(result)
     return result
 
 
-def _run(job: _Job, out: Path) -> Result:
-    started = time.perf_counter()
-    ends = [_epoch(job, epoch) for epoch in range(job.config.epochs)]
-    test = evaluate(job.trainer.net, job.loaders["test"], job.trainer.to_input)
-    seconds = time.perf_counter() - started
-    training = sum(end.seconds for end in ends)
-    speed = job.loaders["train"].num_samples * len(ends) / training
-    return Result(test, ends[-1].validation, speed, training / len(ends), seconds, out, _num_bad(job))
+class _Run:
+    """A job on its way."""
 
+    def __init__(self, job: Job, watchers: Watcher, stopping: Stopping) -> None:
+        self.job, self.watchers, self.stopping = job, watchers, stopping
+        self.clock, self.since_log = Clock(), Tally()
+        self.news: deque[Saved] = deque()
+        self.saver: Saver | None = None
+        if job.world.rank == 0:
+            self.saver = Saver(job.out / "checkpoints", job.config.save.keep, self.news.append)
+            self.saver.best = job.standing.best_samples if job.standing.best else None
+        self.fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
+        self.validation: Score | None = None
+        self.first_sample = job.standing.samples
+        self.training_seconds = self.seconds_since_evaluation = 0.0
+        self.last_save = time.monotonic()
 
-def _epoch(job: _Job, epoch: int) -> EpochEnd:
-    loader = job.loaders["train"]
-    first, last = epoch * loader.num_samples, (epoch + 1) * loader.num_samples
-    started = time.perf_counter()
-    clock, part, whole = Clock(), Tally(), Tally()
-    for number, batch in enumerate(loader.batches(first, last), start=1):
-        part = part + step(job.trainer, batch, clock)
-        seen = min(batch.position + loader.batch, last)
-        if number % job.config.log_every == 0 or seen == last:
-            whole = whole + _report(job, epoch, seen, part, clock)
-            part = Tally()
-            clock.restart()
-    seconds = time.perf_counter() - started
-    validation = evaluate(job.trainer.net, job.loaders["validation"], job.trainer.to_input)
-    end = EpochEnd(epoch, last, whole.score(), validation, seconds, _num_bad(job))
-    for watcher in job.watchers:
-        watcher.epoch(end)
-    return end
+    # The way
 
+    def go(self) -> Result | Paused:
+        """To the end, or until somebody says stop."""
+        started = time.perf_counter()
+        standing, batches = self.job.standing, self._batches()
+        self.clock.restart()
+        while not (why := self._over()):
+            before = standing.samples
+            stop = self._step(batches)
+            self._after_step(before)
+            if stop:
+                return self._pause()
+        batches.close()
+        self._final_save()
+        return self._result(started, why)
 
-def _num_bad(job: _Job) -> int:
-    """Samples that were skipped so far, by all ranks; one that two ranks met, in different epochs, counts twice."""
-    mine = sum(loader.num_bad for loader in job.loaders.values())
-    return sum(agree.gather(job.world, mine))
+    def _over(self) -> str:
+        """Why there is no further step; empty when there is."""
+        job, section = self.job, self.job.config.evaluation
+        if job.standing.samples >= job.total:
+            return "all epochs are done"
+        if section.patience is not None and job.standing.worse >= section.patience:
+            return f"no better validation accuracy in {job.standing.worse} evaluations (evaluation.patience)"
+        if section.stop_at is not None and job.standing.best and job.standing.best.accuracy >= section.stop_at:
+            return f"the validation accuracy is {job.standing.best.accuracy:.2%} (evaluation.stop_at)"
+        return ""
 
+    def _batches(self) -> Iterator[Batch]:
+        job = self.job
+        job.loaders["train"].batch = job.standing.batch
+        return job.loaders["train"].batches(job.standing.samples, job.total)
 
-def _report(job: _Job, epoch: int, seen: int, mine: Tally, clock: Clock) -> Tally:
-    """Tells the watchers what all ranks did since the last report; the tally of it."""
-    by_rank = agree.gather(job.world, (mine, clock.seconds))
-    total = sum((tally for tally, _ in by_rank), Tally())
-    score = total.score()
-    rate = job.trainer.optimizer.param_groups[0]["lr"]
-    _check_finite(score, seen, rate)
-    seconds = sum(clock.seconds.values())
-    times = {phase: [spent[phase] for _, spent in by_rank] for phase in PHASES}
-    speed = score.count / seconds
-    progress = Progress(epoch, seen, score.loss, score.accuracy, rate, seconds, speed, times)
-    for watcher in job.watchers:
-        watcher.progress(progress)
-    return total
+    def _step(self, batches: Iterator[Batch]) -> bool:
+        """One update, and what all ranks learn of it; whether to stop."""
+        job, standing = self.job, self.job.standing
+        batch, error = self._take(batches)
+        job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
+        mine = step(job.trainer, batch, self.clock)
+        wants_to_stop = self.stopping.why is not None
+        *sums, stop, wrong = job.statistics.average(batch.weight, [*mine.sums(), wants_to_stop, error is not None])
+        if wrong:
+            agree.everyone(job.world, lambda: _raise(error))
+        self._note(Tally(*sums), batch)
+        standing.samples = min(standing.samples + standing.batch, self._epoch_end(standing.samples))
+        standing.updates += 1
+        return stop > 0
 
+    def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
+        """The next share. Where there is something wrong with it, an empty one, so that this step can end and all ranks hear of it."""
+        try:
+            batch = next(batches)
+            check_targets(batch, self.job.parts.num_classes, self.job.loaders["train"])
+            return batch, None
+        except UserError as error:
+            return self._empty(), error
 
-def _check_finite(score: Score, seen: int, rate: float) -> None:
-    if not score.loss < float("inf"):
-        raise AllstepError(
-            f"the loss is {score.loss} after {seen} samples, at rate {rate:g}: a lower optimizer.lr may help"
+    def _empty(self) -> Batch:
+        nothing = torch.zeros((0, *self.job.parts.shape), dtype=torch.uint8)
+        samples, position = self.job.standing.samples, self.job.standing.samples
+        none = torch.zeros(0, dtype=torch.int64)
+        return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
+
+    def _epoch_end(self, position: int) -> int:
+        return (position // self.job.num_train + 1) * self.job.num_train
+
+    def _note(self, total: Tally, batch: Batch) -> None:
+        """What the step of all ranks came to."""
+        job = self.job
+        self.since_log, job.standing.since = self.since_log + total, job.standing.since + total
+        norms = job.trainer.optimizer.norms
+        # TEMP guard
+        if job.noise is not None and norms is not None:
+            self._measure_noise(job.noise, norms)
+        if job.average is not None:
+            job.average.update()
+
+    def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms) -> None:
+        """From how much the gradients of ranks differ, or of the first piece and the whole where there is one rank."""
+        first, weight = self.job.trainer.first_piece, sum(norms.weights)
+        if sum(each > 0 for each in norms.weights) > 1:
+            noise.add(from_workers(norms.own, norms.weights, norms.mean))
+        elif first is not None and first.count < weight:
+            noise.add(estimate(first.squared, first.count, norms.mean, weight))
+
+    # What is due
+
+    def _after_step(self, before: int) -> None:
+        job, standing = self.job, self.job.standing
+        if standing.updates % _COMPARE_EVERY == 0:
+            self.fingerprint.start(standing.updates)
+        elif standing.updates % _COMPARE_EVERY == 1:
+            self.fingerprint.finish()
+        ends = standing.samples == job.total
+        evaluates = ends or crossed(before, standing.samples, job.config.evaluation.every * job.num_train)
+        if evaluates or standing.updates % job.config.log_every == 0:
+            self._log()
+        is_best = self._evaluate() if evaluates else False
+        self._grow(before)
+        per_epoch = job.config.save.epochs
+        if is_best or ends or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train):
+            self._save(is_best)
+        elif job.config.save.seconds is not None and time.monotonic() - self.last_save >= job.config.save.seconds:
+            self._save()
+        self._tell_news()
+        self.clock.skip()
+
+    def _logs_next(self) -> bool:
+        return (self.job.standing.updates + 1) % self.job.config.log_every == 0
+
+    def _log(self) -> None:
+        """Tells the watchers what all ranks did since the last time."""
+        job, seconds = self.job, sum(self.clock.seconds.values())
+        mine = torch.tensor([*self.clock.seconds.values(), memory_in_use()], dtype=torch.float64)
+        by_rank = [torch.empty_like(mine) for _ in range(job.world.size)]
+        dist.all_gather(by_rank, mine)
+        *times, memory = torch.stack(by_rank).T.tolist()
+        score, norms = self.since_log.score(), job.trainer.optimizer.norms
+        progress = Progress(
+            epoch=(job.standing.samples - 1) // job.num_train,
+            samples=job.standing.samples,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            lr=job.trainer.optimizer.param_groups[0]["lr"],
+            seconds=seconds,
+            images_per_second=score.count / max(seconds, 1e-9),
+            times=dict(zip(PHASES, times, strict=True)),
+            memory=[int(each) for each in memory],
+            batch=job.standing.batch,
+            grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.precision.scale),
+            noise_scale=finite(job.noise.scale) if job.noise is not None else None,
+            trust=self._trust_ratios(),
+        )
+        self.watchers.progress(progress)
+        self.training_seconds += seconds
+        self.seconds_since_evaluation += seconds
+        self.since_log = Tally()
+        self.clock.restart()
+
+    def _trust_ratios(self) -> dict[str, float] | None:
+        """Of each layer, where the optimizer has them."""
+        ratios = getattr(self.job.trainer.optimizer, "trust_ratios", None)
+        return None if ratios is None else dict(ratios())
+
+    def _evaluate(self) -> bool:
+        """On the validation part; whether this is the best so far."""
+        job, standing = self.job, self.job.standing
+        trained = standing.since.score()
+        self.validation = evaluate(
+            job.evaluated_net, job.loaders["validation"], job.trainer.to_input, mirror=job.config.evaluation.mirror
+        )
+        is_best = standing.note(self.validation)
+        epoch = -(-standing.samples // job.num_train)
+        seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
+        evaluated = Evaluated(epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad())
+        self.watchers.evaluated(evaluated)
+        return is_best
+
+    def _grow(self, before: int) -> None:
+        """A larger batch from here on, if it is time for one."""
+        job = self.job
+        batch = job.growth.batch(before, job.standing.samples, job.noise)
+        if batch != job.standing.batch:
+            self.watchers.event(f"the batch grows from {job.standing.batch} to {batch}", samples=job.standing.samples, batch=batch)
+            job.standing.batch = job.loaders["train"].batch = batch
+            job.set_pieces(job.growth.pieces(batch, job.world.size, job.config.accumulation))
+
+    def _num_bad(self) -> int:
+        """Samples that were skipped so far, by all ranks; one that two ranks met, in different epochs, counts twice."""
+        mine = sum(loader.num_bad for loader in self.job.loaders.values())
+        return sum(agree.gather(self.job.world, mine))
+
+    # Checkpoints
+
+    def _save(self, best: bool = False) -> None:
+        """Rank 0 copies its tensors and goes on; nobody else need do anything, for all have the same."""
+        if self.saver is not None:
+            self.last_save = time.monotonic()
+            self.saver.save(capture(self.job), best)
+
+    def _tell_news(self) -> None:
+        """What the writer of checkpoints has to say."""
+        while self.news:
+            saved = self.news.popleft()
+            if saved.path is not None:
+                self.stopping.note_cost(saved.seconds)
+                self.watchers.saved(saved.samples, saved.path)
+            else:
+                kept = "what was saved before is kept, and the run goes on"
+                self.watchers.event(f"checkpoint {saved.samples:012} was not written: {saved.error}; {kept}", samples=saved.samples)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        if self.saver is not None:
+            self.saver.close()
+        self._tell_news()
+
+    def _final_save(self) -> None:
+        """A run that ended early is at no place where it would have saved anyway."""
+        if self.job.standing.samples < self.job.total:
+            self._save()
+
+    def _pause(self) -> Paused:
+        standing = self.job.standing
+        self._save()
+        self.close()
+        why = agree.gather(self.job.world, self.stopping.why)
+        reason = next((each for each in why if each is not None), "a worker was told to stop")
+        self.watchers.event(f"stopped and saved after {standing.samples} of {self.job.total} samples: {reason}", samples=standing.samples)
+        return Paused(standing.samples, reason)
+
+    # The end
+
+    def _result(self, started: float, why: str) -> Result:
+        job, standing = self.job, self.job.standing
+        if self.validation is None:  # resumed after the last step
+            self.validation = evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input)
+        net, chosen = self._chosen_net()
+        mistakes = Mistakes(job.parts.classes)
+        mirror = job.config.evaluation.mirror
+        test = evaluate(net, job.loaders["test"], job.trainer.to_input, mirror=mirror, mistakes=mistakes)
+        if problem := mistakes.write(job.out, job.world):
+            self.watchers.event(problem)
+        trained = standing.samples - self.first_sample
+        speed = trained / self.training_seconds if trained else 0.0
+        return Result(
+            test=test,
+            validation=self.validation,
+            images_per_second=speed,
+            seconds_per_epoch=job.num_train / speed if speed else 0.0,
+            seconds=time.perf_counter() - started,
+            out=job.out,
+            samples=standing.samples,
+            best=standing.best,
+            chosen=chosen,
+            why=why if standing.samples < job.total else "",
+            num_bad=self._num_bad(),
         )
 
-
-def _data_on_every_host(config: RunConfig, world: World) -> tuple[data.Found, ImageSet]:
-    """One rank of each host looks for the data first, so that what must be downloaded is downloaded once."""
-    agree.everyone(world, lambda: find_data(config) if world.local_rank == 0 else None)
-    found = agree.everyone(world, lambda: find_data(config))
-    return found, agree.everyone(world, lambda: data.load(found))
-
-
-def _opening(job: _Job, found: data.Found, images: ImageSet, out: Path) -> Opening:
-    parameters = list(job.trainer.net.parameters())
-    device = parameters[0].device
-    places = agree.gather(job.world, (job.world.host, torch.get_num_threads()))
-    return Opening(
-        config=job.config,
-        world=job.world,
-        hosts=tuple(host for host, _ in places),
-        threads=tuple(threads for _, threads in places),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        data=found.title,
-        data_folder=found.folder,
-        num_samples={part: loader.num_samples for part, loader in job.loaders.items()},
-        peak_lr=peak_rate(job.config),
-        parameters=sum(p.numel() for p in parameters),
-        nbytes=sum(p.numel() * p.element_size() for p in parameters),
-        flop_per_sample=_flop_per_sample(job.trainer, images) if job.watchers else 0,
-        out=out,
-    )
+    def _chosen_net(self) -> tuple[torch.nn.Module, str]:
+        """The net that is tested, and which that is."""
+        job = self.job
+        last = job.evaluated_net
+        if job.config.evaluation.choose == "last" or job.standing.best_samples == job.standing.samples:
+            return last, job.config.evaluation.choose
+        self.close()
+        path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
+        snapshot, problem = agree.rank_0_decides(job.world, lambda: _read_or_not(path))
+        if snapshot is None:
+            self.watchers.event(f"the best weights cannot be read, the last ones are tested: {problem}")
+            return last, "last"
+        best = copy.deepcopy(last)
+        load_weights(best, averaged_weights(snapshot) or snapshot.weights)
+        return best, "best"
 
 
-def _flop_per_sample(trainer: Trainer, images: ImageSet) -> int:
-    """Floating-point operations of one sample, forward and backward, counted by torch; a multiply-add counts two."""
-    picture = trainer.to_input(torch.from_numpy(images.train.images[:1].copy()))
-    with FlopCounterMode(display=False) as counter:
-        torch.autograd.grad(trainer.net(picture).sum(), list(trainer.net.parameters()))
-    return int(counter.get_total_flops())
+def _read_or_not(path: Path) -> tuple[Snapshot | None, str]:
+    try:
+        return checkpoint.read(path), ""
+    except CheckpointError as error:
+        return None, str(error)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _raise(error: UserError | None) -> None:
+    if error is not None:
+        raise error

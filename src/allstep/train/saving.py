@@ -6,11 +6,12 @@ training  ──step──step──[copy]──step──step──step──[c
 ```
 
 One is written at a time. If the disk is so slow that the next one comes before the last is done, the newest waits and replaces one that
-waited. The last `keep` checkpoints stay, and the best one. A disk that is full costs that checkpoint, and nothing else: what was there
+waited, unless that is the best one. The last `keep` checkpoints stay, and the best one. A disk that is full costs that checkpoint, and nothing else: what was there
 stays, the run goes on, and whoever listens is told.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ class Saved:
     samples: int
     path: Path | None
     error: OSError | None = None
+    seconds: float = 0.0
+    """That writing it took."""
 
 
 class Saver:
@@ -35,7 +38,7 @@ class Saver:
         self.folder, self.keep, self.tell = folder, keep, tell
         self.best: int | None = None
         """Samples of the checkpoint that must stay, whatever comes."""
-        self._next: Snapshot | None = None
+        self._waiting: list[Snapshot] = []
         self._ending = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="allstep-saver", daemon=True)
@@ -47,7 +50,7 @@ class Saver:
         with self._changed:
             if best:
                 self.best = snapshot.samples
-            self._next = copied
+            self._waiting = [each for each in self._waiting if each.samples == self.best] + [copied]
             self._changed.notify()
 
     def close(self) -> None:
@@ -64,18 +67,18 @@ class Saver:
     def _take(self) -> Snapshot | None:
         """The one that waits, as soon as there is one; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._next is not None or self._ending)
-            snapshot, self._next = self._next, None
-            return snapshot
+            self._changed.wait_for(lambda: self._waiting or self._ending)
+            return self._waiting.pop(0) if self._waiting else None
 
     def _write(self, snapshot: Snapshot) -> Saved:
+        started = time.monotonic()
         try:
             path = checkpoint.write(self.folder, snapshot)
         except OSError as error:
             return Saved(snapshot.samples, None, error)
         for old in outdated(checkpoint.written(self.folder), self.keep, self.best):
             checkpoint.remove(old)
-        return Saved(snapshot.samples, path)
+        return Saved(snapshot.samples, path, seconds=time.monotonic() - started)
 
 
 def outdated(newest_first: Sequence[Path], keep: int, best: int | None) -> list[Path]:

@@ -4,10 +4,13 @@
     allstep train digits epochs=3 optimizer.lr=0.2    a recipe with two keys changed
     allstep train mine.yaml batch=512                 a file (its key `recipe` names what it starts from) with one key changed
 
+A section that has a name may be given as that name: `model=package.module:factory` is `model.name=...`. A net's options belong to the
+net: another `model.name` drops those of the recipe.
+
 Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +21,27 @@ from allstep.train.config import RunConfig, known_keys, validated
 from allstep.train.recipes import DEFAULT, RECIPES
 
 
+NAMED_SECTIONS = ("data", "model", "optimizer")
+FREE = "model.options"
+"""Whatever the net takes."""
+
+
 def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None) -> RunConfig:
     """The config from `source` (a recipe's name or a YAML file) with `words` ("key=value") on top.
 
     `instead` starts from another recipe than the one that was named.
     """
-    layers = read_layers(source, words)
+    layers = [_spelled_out(layer) for layer in read_layers(source, words)]
     recipe = instead or _recipe(layers)
     if recipe not in RECIPES:
         raise ConfigError(f"no recipe is called {recipe!r}; {did_you_mean(recipe, RECIPES)}")
+    place = _places(source, layers[-1])
     whole = RECIPES[recipe]().model_dump()
     for layer in layers:
-        _check_keys(layer)
+        _check_keys(layer, place)
+        _drop_options(whole, layer)
         _merge(whole, _one_batch(layer))
-    return validated({**whole, "recipe": recipe})
+    return validated({**whole, "recipe": recipe}, place)
 
 
 def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
@@ -42,8 +52,8 @@ def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
 
 def names_data(source: str, words: Sequence[str]) -> bool:
     """Whether the user asked for a data set himself, rather than for a recipe that has one."""
-    sections = [layer.get("data") for layer in read_layers(source, words)]
-    return any(isinstance(section, Mapping) and section.get("name") for section in sections)
+    sections = [_spelled_out(layer).get("data") for layer in read_layers(source, words)]
+    return any(isinstance(section, Mapping) and (section.get("name") or section.get("train")) for section in sections)
 
 
 def _recipe(layers: Sequence[Mapping[str, Any]]) -> str:
@@ -66,13 +76,31 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def _places(source: str, said: Mapping[str, Any]) -> Callable[[str], str]:
+    """Where in the file a key was set, in words; nothing for keys that the words of the command line, `said`, have set."""
+    lines: dict[str, int] = {}
+    if _is_file(source):
+        _note_lines(yaml.compose(Path(source).read_text(), Loader=yaml.SafeLoader), "", lines)
+    said_keys = set(_flat(said))
+    return lambda key: f"{source}, line {lines[key]}: " if key in lines and key not in said_keys else ""
+
+
+def _note_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        lines[name] = key.start_mark.line + 1
+        _note_lines(value, f"{name}.", lines)
+
+
 def _from_words(words: Sequence[str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"expected key=value, found {word!r}")
-        _merge(layer, _nested(key, _parsed(word, value)))
+        _merge(layer, _spelled_out(_nested(key, _parsed(word, value))))
     return layer
 
 
@@ -97,6 +125,17 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
             into[key] = value
 
 
+def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """With `{"name": ...}` in place of a section's name."""
+    return {key: {"name": value} if key in NAMED_SECTIONS and isinstance(value, str) else value for key, value in layer.items()}
+
+
+def _drop_options(whole: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    section = layer.get("model")
+    if isinstance(section, Mapping) and section.get("name", whole["model"]["name"]) != whole["model"]["name"]:
+        whole["model"]["options"] = {}
+
+
 def _flat(layer: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in layer.items():
         if isinstance(value, Mapping):
@@ -105,16 +144,18 @@ def _flat(layer: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _check_keys(layer: Mapping[str, Any]) -> None:
+def _check_keys(layer: Mapping[str, Any], place: Callable[[str], str]) -> None:
     known = list(known_keys())
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key in _flat(layer):
+        if key.startswith(FREE):
+            continue
         if key in sections:
             raise ConfigError(
-                f"config key {key!r} is a section: expected one of its keys, such as {_within(key, known)}"
+                f"{place(key)}config key {key!r} is a section: expected one of its keys, such as {_within(key, known)}"
             )
         if key not in known:
-            raise ConfigError(f"unknown config key {key!r}; {_suggestion(key, known)}")
+            raise ConfigError(f"{place(key)}unknown config key {key!r}; {_suggestion(key, known)}")
 
 
 def _within(section: str, known: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ before the step, so with momentum m
 
     mean over ranks of  (1 - m) old + m batch_r   =   (1 - m) old + m (mean over ranks of batch_r)
 
-A worker without samples has weight 0 and takes the others'. All of them travel in one small vector: 77 KB for ResNet-18.
+A worker without samples has weight 0 and takes the others'. All of them travel in one small vector: 77 KB for ResNet-18; and with
+them what the workers have to say to each other after each step: how it went, and whether anybody wants to stop.
 """
 
 from collections.abc import Sequence
@@ -25,15 +26,18 @@ class Statistics:
         self.buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
     @torch.no_grad()
-    def average(self, weight: int) -> None:
-        """After a step in which this rank had `weight` samples; a collective, unless the net has no such norms."""
-        if not self.buffers or dist.get_world_size() == 1:
-            return
-        mine = torch.cat([buffer.double().flatten() for buffer in self.buffers])
-        total = torch.cat([mine * weight, mine.new_full((1,), weight)])
+    def average(self, weight: int, more: Sequence[float] = ()) -> list[float]:
+        """After a step in which this rank had `weight` samples: equal statistics on all ranks, and the sums of `more` over them."""
+        if not (self.buffers or more) or dist.get_world_size() == 1:
+            return list(more)
+        mine = [(buffer.double() * weight).flatten() for buffer in self.buffers]
+        total = torch.cat([*(each.cpu() for each in mine), torch.tensor([weight, *more], dtype=torch.float64)])
         dist.all_reduce(total)
-        if total[-1] > 0:  # a step without any samples leaves all as they are
-            _copy(total[:-1] / total[-1], self.buffers)
+        flat, rest = total.split([len(total) - 1 - len(more), 1 + len(more)])
+        count, *sums = rest.tolist()
+        if count > 0 and len(flat):  # a step without any samples leaves all as they are
+            _copy(flat / count, self.buffers)
+        return sums
 
 
 def _copy(flat: torch.Tensor, buffers: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
 """What one worker does, from its start to its end: join the others, agree on the run, train.
 
-Rank 0 reads the config, looks for the data and makes the run folder; the others take its word. So a file that only rank 0's host has,
-or a name made from the time, means the same everywhere.
+Rank 0 reads the config, looks for the data, makes the run folder or finds the checkpoint to go on from; the others take its word. So a
+file that only rank 0's host has, or a name made from the time, means the same everywhere.
 """
 
 import sys
@@ -12,13 +12,15 @@ from pathlib import Path
 import allstep.torch as hvd
 from allstep import comm
 from allstep.runlog import RunLog
-from allstep.train import agree
+from allstep.train import agree, checkpoint
+from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.display import Display
-from allstep.train.folder import make_run_folder
+from allstep.train.folder import Claimed, claim_folder
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
-from allstep.train.run import train
+from allstep.train.run import Paused, train
+from allstep.train.tensorboard import TensorBoard
 from allstep.train.watch import Record, Result, Watcher
 from allstep.world import World
 
@@ -31,15 +33,21 @@ class Asked:
     words: Sequence[str] = ()
     data: Path | None = None
     out: Path | None = None
+    resume: bool = False
+    max_seconds: float | None = None
 
 
-def work(asked: Asked, launcher: str | None = None) -> Result:
-    """Runs in every worker."""
+def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
+    """Runs in every worker. None: the run had ended before."""
     world = comm.init(launcher)
-    config, out = agree.rank_0_decides(world, lambda: _decide(asked, world))
-    watchers = _watchers(out) if world.rank == 0 else []
+    config, claimed, snapshot, notes = agree.rank_0_decides(world, lambda: _decide(asked, world))
+    if claimed.has_ended:
+        return None
+    watchers = _watchers(claimed.path) if world.rank == 0 else []
+    for note in notes if world.rank == 0 else []:
+        say(note)
     try:
-        result = train(config, world, out, watchers)
+        result = train(config, world, claimed.path, watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
     finally:
         for watcher in watchers:
             watcher.close()
@@ -48,13 +56,30 @@ def work(asked: Asked, launcher: str | None = None) -> Result:
     return result
 
 
-def _decide(asked: Asked, world: World) -> tuple[RunConfig, Path]:
+def _decide(asked: Asked, world: World) -> tuple[RunConfig, Claimed, Snapshot | None, list[str]]:
     prepared = prepare(asked.source, asked.words, asked.data)
-    if prepared.note:
-        print(f"allstep: {prepared.note}", file=sys.stderr, flush=True)
     config = prepared.config.resolved(world.size)
-    return config, make_run_folder(config, asked.out)
+    claimed = claim_folder(config, asked.out, asked.resume)
+    notes = [prepared.note] if prepared.note else []
+    if claimed.has_ended:
+        say(ended(claimed))
+    if not claimed.goes_on or claimed.has_ended:
+        return config, claimed, None, notes
+    found = checkpoint.newest(claimed.path / "checkpoints")
+    notes += [f"not used: {complaint}" for complaint in found.complaints]
+    notes += [] if found.snapshot else [f"{claimed.path}: has no whole checkpoint, so the run begins anew"]
+    return config, claimed, found.snapshot, notes
+
+
+def ended(claimed: Claimed) -> str:
+    """Why there is nothing to do."""
+    return f"{claimed.path}: this run has ended; look at it with `allstep report {claimed.path}`"
+
+
+def say(line: str) -> None:
+    """A line beside the output of the run."""
+    print(f"allstep: {line}", file=sys.stderr, flush=True)
 
 
 def _watchers(out: Path) -> list[Watcher]:
-    return [Record(RunLog(out / "run.jsonl")), Display()]
+    return [Record(RunLog(out / "run.jsonl")), TensorBoard(out / "tensorboard"), Display()]

@@ -1,0 +1,193 @@
+"""A run, put together: the data, the net and what trains it, on one rank.
+
+```
+config ──> parts (data) ──> loaders
+   │          │ shape, classes
+   ├──────> net <── checkpoint, if the run goes on
+   │          │ layout (plain, channels-last, compiled)
+   └──────> optimizer <── its state ──> shared out among the ranks (hvd.DistributedOptimizer)
+```
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import allstep.torch as hvd
+from allstep.data import Loader
+from allstep.optim import RunningNoiseScale
+from allstep.train import agree, build
+from allstep.train.average import Average
+from allstep.train.checkpoint import Snapshot
+from allstep.train.config import RunConfig
+class Growth:  # TEMP
+    def __init__(self,c,b,n): self.b=b
+    def state(self): return {}
+    def load(self,s): pass
+    def batch(self,a,b,n): return self.b
+from allstep.train.loop import Trainer
+from allstep.train.evaluate import ToInput
+from allstep.train.parts import Parts, make_loaders, make_to_input, measure, open_parts
+from allstep.train.precision import Precision
+from allstep.train.rate import learning_rate
+from allstep.train.restore import averaged_weights, load_optimizer, load_weights
+from allstep.train.standing import Standing
+from allstep.train.statistics import Statistics
+from allstep.world import World
+
+_PICTURES_TO_WHITEN = 5000
+
+
+@dataclass
+class Job:
+    """The parts of a run on this rank."""
+
+    config: RunConfig
+    world: World
+    out: Path
+    parts: Parts
+    loaders: Mapping[str, Loader]
+    trainer: Trainer
+    statistics: Statistics
+    standing: Standing
+    growth: Growth
+    average: Average | None = None
+    noise: RunningNoiseScale | None = None
+    shares_weights: bool = False
+    layout: str = "plain"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole run."""
+        return self.config.num_epochs * self.num_train
+
+    @property
+    def num_train(self) -> int:
+        """Samples of an epoch."""
+        return self.loaders["train"].num_samples
+
+    @property
+    def evaluated_net(self) -> nn.Module:
+        """Whose score counts: the average's, where there is one."""
+        return self.trainer.net if self.average is None else self.average.net
+
+    def set_pieces(self, pieces: int) -> None:
+        """In how many a worker computes its share."""
+        self.trainer.pieces = pieces
+        self.trainer.optimizer.set_backward_passes_per_step(pieces)
+
+
+def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | None = None) -> Job:
+    """All ranks together. With a snapshot, the run goes on from there."""
+    parts = _data_on_every_host(config, world)
+    device = build.make_device(config)
+    precision = Precision(config.precision, device)
+    loaders = make_loaders(config, parts, world, out, device)
+    standing = Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
+    if snapshot is not None:
+        agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
+        precision.load(snapshot.state["precision"])
+    to_input = make_to_input(parts.mean, parts.deviation, device, precision.dtype, config.layout != "plain")
+    net = _net(config, world, parts, loaders, to_input, snapshot).to(device, precision.dtype)
+    notes: list[str] = []
+    chosen = _laid_out(config, world, net, loaders, to_input, notes)
+    share = build.shares_weights(config, world, net, device)
+    optimizer = build.make_optimizer(config, net)
+    if snapshot is not None:
+        load_optimizer(optimizer, snapshot)
+    trainer = Trainer(
+        net=net,
+        optimizer=build.distribute(config, net, optimizer, share),
+        rate=learning_rate(config, loaders["train"].num_samples),
+        to_input=to_input,
+        precision=precision,
+        pieces=config.accumulation,
+        label_smoothing=config.label_smoothing,
+        noise=build.make_noise(config),
+        weigh=build.make_weigh(config),
+        seed=config.seed,
+        rank=world.rank,
+        watches_first_piece=measures_noise(config) and world.size == 1,
+    )
+    return Job(
+        config=config,
+        world=world,
+        out=out,
+        parts=parts,
+        loaders=loaders,
+        trainer=trainer,
+        statistics=Statistics(net),
+        standing=standing,
+        growth=_growth(config, loaders, snapshot),
+        average=_average(config, net, snapshot),
+        noise=_noise(config, world, snapshot),
+        shares_weights=share,
+        layout=chosen,
+        notes=notes,
+    )
+
+
+def _data_on_every_host(config: RunConfig, world: World) -> Parts:
+    """One rank of each host looks for the data first, so that what must be downloaded or indexed is so once."""
+    agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
+    parts = agree.everyone(world, lambda: open_parts(config))
+    return replace(parts, **agree.rank_0_decides(world, lambda: measure(parts)))
+
+
+def _net(
+    config: RunConfig, world: World, parts: Parts, loaders: Mapping[str, Loader], to_input: ToInput, snapshot: Snapshot | None
+) -> nn.Module:
+    """With equal weights on all ranks: rank 0's."""
+    net = agree.everyone(world, lambda: build.make_net(config, parts))
+    if snapshot is not None:
+        agree.everyone(world, lambda: load_weights(net, snapshot.weights))
+    elif hasattr(net, "whiten"):
+        net.whiten(to_input(_some_pictures(loaders["validation"])))
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    return net
+
+
+def _some_pictures(loader: Loader) -> torch.Tensor:
+    """The first pictures of a part, as they are evaluated."""
+    return next(iter(loader.batches())).data[:_PICTURES_TO_WHITEN]
+
+
+def _laid_out(
+    config: RunConfig, world: World, net: nn.Module, loaders: Mapping[str, Loader], to_input: ToInput, notes: list[str]
+) -> str:
+    """Brings the net into the layout that was asked for, or that is the fastest; its name."""
+    net.to(memory_format=torch.channels_last)
+    return "channels-last"
+
+
+def _average(config: RunConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
+    section = config.average
+    if section.decay is None:
+        return None
+    average = Average(net, section.decay, section.every)
+    if snapshot is not None:
+        average.load(averaged_weights(snapshot), snapshot.state["average"]["updates"])
+    return average
+
+
+def measures_noise(config: RunConfig) -> bool:
+    """Whether the noise scale of gradients is wanted."""
+    return config.noise_scale or config.growth.by_noise
+
+
+def _noise(config: RunConfig, world: World, snapshot: Snapshot | None) -> RunningNoiseScale | None:
+    if not measures_noise(config):
+        return None
+    return RunningNoiseScale(**snapshot.state["noise"]) if snapshot is not None else RunningNoiseScale()
+
+
+def _growth(config: RunConfig, loaders: Mapping[str, Loader], snapshot: Snapshot | None) -> Growth:
+    growth = Growth(config.growth, config.global_batch, loaders["train"].num_samples)
+    if snapshot is not None:
+        growth.load(snapshot.state["growth"])
+    return growth

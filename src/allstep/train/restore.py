@@ -1,0 +1,61 @@
+"""From a checkpoint back to a net and its optimizer: what does not fit is said by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from allstep.errors import CheckpointError
+from allstep.train import optimizer_state
+from allstep.train.checkpoint import Snapshot, Tensors
+
+AVERAGE = "/average"
+"""Ends the name of a tensor of the moving average, among those of the optimizer."""
+
+
+def load_weights(net: nn.Module, weights: Tensors, where: str = "the checkpoint") -> None:
+    """The checkpoint's weights. Raises CheckpointError with the tensors that differ when it is of another net."""
+    ours, theirs = net.state_dict(), weights
+    if problems := list(differences(ours, theirs)):
+        some = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        raise CheckpointError(f"{where}: belongs to another net: {some}")
+    net.load_state_dict(dict(theirs))
+
+
+def differences(ours: Tensors, theirs: Tensors) -> list[str]:
+    """In which tensors two nets differ, in words."""
+    words = [f"the checkpoint has no {name}" for name in ours if name not in theirs]
+    words += [f"the net has no {name}" for name in theirs if name not in ours]
+    for name in ours:
+        if name in theirs and (ours[name].shape, ours[name].dtype) != (theirs[name].shape, theirs[name].dtype):
+            words.append(f"{name} is {_like(theirs[name])} in the checkpoint and {_like(ours[name])} in the net")
+    return words
+
+
+def _like(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def averaged_weights(snapshot: Snapshot) -> Tensors:
+    """The moving average of the weights, or nothing where the run had none."""
+    return {
+        name.removesuffix(AVERAGE): tensor for name, tensor in snapshot.optimizer.items() if name.endswith(AVERAGE)
+    }
+
+
+def optimizer_tensors(snapshot: Snapshot) -> Tensors:
+    """The optimizer's own."""
+    return {name: tensor for name, tensor in snapshot.optimizer.items() if not name.endswith(AVERAGE)}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
+    """The checkpoint's state into an optimizer that was not yet shared out."""
+    names = parameter_names(optimizer.state_dict())
+    state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
+    optimizer.load_state_dict(state)
+
+
+def parameter_names(state: Mapping[str, Any]) -> list[str]:
+    """Names of the parameters in the order of an optimizer's state_dict."""
+    return [name for group in state["param_groups"] for name in group["param_names"]]

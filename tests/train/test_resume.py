@@ -1,0 +1,150 @@
+"""Runs that are killed, told to stop, or run out of time, and go on: the same bits at the end as if nothing had happened."""
+
+import filecmp
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from allstep import runlog
+from allstep.train import checkpoint
+from ranks import clean_environment
+
+# A net with all that could differ: running statistics, dropout, a moving average, random crops, uneven batches.
+WORDS = [
+    *("digits", "epochs=6", "batch=50", "save.seconds=0.05", "save.keep=2", "log_every=1", "data.validation=100"),
+    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "average.decay=0.9"),
+    *("data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
+]
+ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+
+
+def command(out: Path, *words: str, workers: int = 2) -> list[str]:
+    return [sys.executable, "-m", "allstep", "train", *WORDS, "--workers", str(workers), "--out", str(out), *words]
+
+
+def complete(out: Path, *words: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(out, *words, workers=workers), env=ENVIRONMENT, capture_output=True, text=True, timeout=150
+    )
+
+
+@contextmanager
+def started(out: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A run under way, whose remains are cleared away."""
+    with (out.parent / "output").open("a") as output:
+        run = subprocess.Popen(
+            command(out, *words), env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            yield run
+        finally:
+            kill_all(run)
+
+
+def family(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(run.pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_all(run: subprocess.Popen[str]) -> None:
+    for process in family(run):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            pass
+    run.wait(30)
+
+
+def wait_for_samples(run: subprocess.Popen[str], out: Path, samples: int) -> None:
+    """Until the run has logged that many, or has ended."""
+    log = out / "run.jsonl"
+    while run.poll() is None:
+        if log.exists() and any(line.get("samples", 0) >= samples for line in runlog.lines(log)):
+            return
+        time.sleep(0.02)
+
+
+def final_checkpoint(out: Path) -> Path:
+    return checkpoint.written(out / "checkpoints")[0]
+
+
+def assert_same_end(ours: Path, theirs: Path) -> None:
+    first, second = final_checkpoint(ours), final_checkpoint(theirs)
+    assert first.name == second.name
+    names = sorted(path.name for path in first.iterdir())
+    assert names == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
+    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
+    tests = [runlog.read(out / "run.jsonl").evals[-1] for out in (ours, theirs)]
+    assert tests[0]["part"] == "test"
+    assert tests[0]["loss"] == tests[1]["loss"]
+
+
+TOTAL = 6 * 1337
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbs."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    done = complete(out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.soak(10)
+def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
+    """With -9, at random samples: the launcher and all workers, or one worker alone, whose loss ends the others."""
+    out, draw = tmp_path / "run", random.Random(time.time_ns() if os.environ.get("ALLSTEP_SOAK") else 0)
+    for position in sorted(draw.sample(range(100, TOTAL), 5)):
+        with started(out, "--resume", "auto") as run:
+            wait_for_samples(run, out, position)
+            victims = family(run)
+            if draw.random() < 0.5 and len(victims) > 2:
+                victims[-1].kill()
+                run.wait(60)
+    done = complete(out, "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    assert_same_end(out, undisturbed)
+
+
+def test_told_to_stop_it_saves_and_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        with started(out, "--resume", "auto") as run:
+            wait_for_samples(run, out, TOTAL // (3 if number == signal.SIGTERM else 2))
+            run.send_signal(number)
+            assert run.wait(60) == 75
+    assert len([line for line in runlog.read(out / "run.jsonl").events if "stopped and saved" in line["text"]]) == 2
+    done = complete(out, "--resume", str(out))
+    assert done.returncode == 0, done.stderr
+    assert_same_end(out, undisturbed)
+    again = complete(out, "--resume", "auto")
+    assert again.returncode == 0
+    assert "this run has ended" in again.stdout + again.stderr
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with started(out, "save.keep=20") as run:
+        wait_for_samples(run, out, TOTAL // 2)
+    newest = final_checkpoint(out)
+    weights = newest / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    done = complete(out, "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    assert f"{newest.name}/weights.safetensors: its bytes changed" in done.stderr
+    assert_same_end(out, undisturbed)
