@@ -19,7 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from allstep.data import ArraySource, Loader
+from allstep.data import ArraySource, Cutmix, Loader, Mixup
 from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
 from allstep.data.loading import fill, machinery, prefetch, workers
 from allstep.data.loading.fill import Recipe, Stopped
@@ -89,6 +89,18 @@ class TestProcesses:
         assert torch.equal(torch.cat([share.data for share in together]), expected)
         assert [n for share in together for n in share.samples.tolist()] == [n for batch in numbers for n in batch]
         assert all(1 <= each.num_bad <= 3 for each in ranks)
+
+    def test_the_batch_part_of_a_transform_is_not_left_out(self) -> None:
+        """Its random numbers are drawn here, not in the processes. Some samples are bad. Reference: one loop."""
+        made = noise_transform(batch=[Cutmix(1.0, num_classes=60), Mixup(0.3, num_classes=60)])
+        here, there = (
+            list(loader(transform=made, bad=(5, 17), **options).batches(13, 80))
+            for options in ({"workers": 0}, {"workers": 1, "kind": "processes"})
+        )
+        for expected, found in zip(here, there, strict=True):
+            assert torch.equal(found.data, expected.data)
+            assert torch.equal(found.target, expected.target)
+            assert found.target.shape == (found.weight, 60)
 
     def test_they_stay_over_epochs_and_batch_sizes_and_end_with_the_loader(self) -> None:
         ours = loader(kind="processes")

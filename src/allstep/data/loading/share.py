@@ -124,7 +124,12 @@ class Share:
         }
         rows = sorted(bad)
         keep = np.setdiff1d(np.arange(len(self.samples)), rows) if rows else None
-        draws = self._draws.take(keep) if self._draws is not None and keep is not None else self._draws
+        draws = self._draws
+        if (
+            draws is None and self.recipe.transform is not None
+        ):  # worker processes drew their own; the batch part needs some here
+            draws = Draws(self.recipe.seed, self.span.epoch, self.samples)
+        draws = draws.take(keep) if draws is not None and keep is not None else draws
         names = self.recipe.fields
         filled = Filled(
             data=self._data(parts, rows),
