@@ -1,0 +1,92 @@
+"""The loaders of a run: training in a new order every epoch, augmented; validation and test as they lie, prepared.
+
+With `overfit` all three have the same few training samples, and none is augmented: a net that cannot learn these by heart has a mistake
+in it.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from allstep.data import Loader
+from allstep.data.spelled import spelled_mix
+from allstep.data.transform import Transform
+from allstep.errors import ConfigError
+from allstep.train.config import RunConfig
+from allstep.train.parts import Parts
+from allstep.train.pictures import make_transform
+from allstep.world import World
+
+_MOST, _VALUES = (
+    500,
+    6_000_000,
+)  # of an evaluation batch of one rank: no gradients are kept, so more fits than in training
+
+
+def make_loaders(
+    config: RunConfig, parts: Parts, world: World, out: Path, device: torch.device | None = None
+) -> dict[str, Loader]:
+    """By part: train, validation, test. Bad samples are listed in `out`; `config` knows its global batch."""
+    check_batch(config, len(parts.train))
+    section = config.data
+    loader = partial(
+        Loader,
+        world=world,
+        workers=section.workers,
+        strict=section.strict,
+        budget=section.budget,
+        device=device,
+    )
+    train, validation, test = parts.train, parts.validation, parts.test
+    if config.overfit is not None:
+        train = validation = test = parts.train.first(config.overfit)
+    many = _evaluation_batch(config, parts, world.size) * world.size
+    loaders = {
+        "train": loader(
+            train.source,
+            transform=_training(config, parts),
+            batch=config.global_batch,
+            seed=config.seed,
+            numbers=train.numbers,
+            quarantine=out / "quarantine.jsonl",
+        )
+    }
+    for name, part in (("validation", validation), ("test", test)):
+        loaders[name] = loader(
+            part.source,
+            transform=make_transform("prepare", section, part.seen),
+            batch=many,
+            seed=None,
+            numbers=part.numbers,
+            quarantine=out / f"quarantine-{name}.jsonl",
+        )
+    return loaders
+
+
+def check_batch(config: RunConfig, num_train: int) -> None:
+    """ConfigError when there are fewer training samples than the run wants at once."""
+    if config.overfit is not None:
+        if config.overfit > num_train:
+            raise ConfigError(
+                f"config key 'overfit': expected at most the {num_train} training samples, found {config.overfit}"
+            )
+        return
+    if config.batch is not None and config.batch > num_train:
+        raise ConfigError(
+            f"config key 'batch': a batch of {config.batch} is larger than the training set, which has {num_train} samples"
+        )
+
+
+def _training(config: RunConfig, parts: Parts) -> Transform | None:
+    seen = parts.train.seen
+    if config.overfit is not None:
+        return make_transform("prepare", config.data, seen)
+    return make_transform("augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes)
+
+
+def _evaluation_batch(config: RunConfig, parts: Parts, size: int) -> int:
+    """Samples of one rank: as many as in training, or more where pictures are small."""
+    channels, height, width = parts.evaluated_shape
+    trained = config.global_batch // (size * config.accumulation)
+    return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))

@@ -1,0 +1,58 @@
+"""From stored pictures to what a net wants: floats, of mean 0 and deviation 1 in each channel, on its device.
+
+```
+batch.data   uint8 (n, height, width), or (n, channels, height, width) in the memory of (n, height, width, channels)
+             | to the device, as bytes: a quarter of what floats would be
+             | to floats, in memory of their own
+             | - mean, x 1/deviation, where they lie
+input        (n, channels, height, width), channels-last or plain
+```
+
+Three colours lie side by side, and subtracting three figures from rows of three is slow. So the figures are repeated as often as a row has
+pixels, and whole rows are subtracted: three to six times as fast on a CPU (256 pictures of 32x32, or 32 of 224x224).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+ToInput = Callable[[Tensor], Tensor]
+
+
+def make_to_input(
+    mean: Sequence[float] | None,
+    deviation: Sequence[float] | None,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    channels_last: bool = True,
+) -> ToInput:
+    """A function from the pictures of a batch to a net's input; what it is given is left as it was."""
+    if mean is None or deviation is None:
+        raise ValueError("mean and deviation are not known yet: measure(parts) first")
+    shift = torch.tensor(mean, dtype=torch.float64).to(device, dtype)
+    scale = (1 / torch.tensor(deviation, dtype=torch.float64)).to(device, dtype)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    rows: dict[int, tuple[Tensor, Tensor]] = {}  # the figures, repeated for each width of pictures
+
+    def to_input(stored: Tensor) -> Tensor:
+        pictures = stored.to(device, non_blocking=True)
+        pictures = pictures.unsqueeze(1) if pictures.ndim == 3 else pictures
+        if len(shift) > 1 and pictures.is_contiguous(memory_format=torch.channels_last):
+            width = pictures.shape[3]
+            if width not in rows:
+                rows[width] = shift.repeat(width), scale.repeat(width)
+            made = _by_rows(pictures, dtype, *rows[width])
+        else:
+            made = pictures.to(dtype, copy=True).sub_(shift.view(1, -1, 1, 1)).mul_(scale.view(1, -1, 1, 1))
+        return made.contiguous(memory_format=memory_format)
+
+    return to_input
+
+
+def _by_rows(pictures: Tensor, dtype: torch.dtype, shift: Tensor, scale: Tensor) -> Tensor:
+    """Of channels-last pictures, whose rows are width x channels values one after the other."""
+    lying = pictures.permute(0, 2, 3, 1)
+    made = lying.to(dtype, copy=True)
+    made.view(-1, len(shift)).sub_(shift).mul_(scale)
+    return made.permute(0, 3, 1, 2)
