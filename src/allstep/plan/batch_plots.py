@@ -21,6 +21,7 @@ def draw(table: "BatchTable", file: Path) -> None:
     if table.grid.goal is not None:
         _draw_lines(axes[1], table, lambda cell: cell.updates, line="none")
         _draw_fits(axes[1], table)
+        axes[1].set_title("dashed: S = Smin + Emin / B", fontsize="small")
         axes[1].set_ylabel(f"updates to {table.grid.goal:.0%} validation accuracy")
         _draw_lines(axes[2], table, lambda cell: cell.seconds)
         axes[2].set_ylabel(f"seconds of training to {table.grid.goal:.0%}, one core")
@@ -35,8 +36,12 @@ def draw(table: "BatchTable", file: Path) -> None:
 
 def set_log_y(axes: Any) -> None:
     """For what ranges over orders of magnitude."""
+    from matplotlib.ticker import LogFormatter
+
     if _has_points(axes):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
 
 
 def set_batch_axis(axes: Any, batches: Sequence[int]) -> None:
@@ -59,7 +64,9 @@ def _draw_lines(axes: Any, table: "BatchTable", values: "Callable[[Cell], list[f
         cells = [cell for cell in _cells(table, name) if values(cell)]
         colour = f"C{number}"
         batches = [cell.batch for cell in cells]
-        axes.plot(batches, [fmean(values(cell)) for cell in cells], line, color=colour, marker="o", label=name)
+        axes.plot(
+            batches, [fmean(values(cell)) for cell in cells], linestyle=line, color=colour, marker="o", label=name
+        )
         single = [(cell.batch, value) for cell in cells for value in values(cell)]
         axes.plot([x for x, _ in single], [y for _, y in single], ".", color=colour, alpha=0.4)
 

@@ -25,9 +25,10 @@ def draw(table: "UpdatesTable", file: Path) -> None:
         _draw_relative(right, ours, at, "o-", f"{table.search.recipe}, {1 - table.search.goal:.0%} error")
         _draw_relative(right, FASHION_MNIST, at, "s--", SOURCE)
         right.set_ylabel(f"updates, relative to those of batch {at}")
-    for axes in (left, right):
+    everywhere = sorted({*table.search.batches, *(batch for batch in FASHION_MNIST if batch.bit_count() == 1)})
+    for axes, batches in ((left, table.search.batches), (right, everywhere)):
         set_log_y(axes)
-        set_batch_axis(axes, table.search.batches)
+        set_batch_axis(axes, batches)
         if axes.lines:
             axes.legend(fontsize="small")
     figure.savefig(file)
