@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import allstep
@@ -86,6 +88,25 @@ def test_the_report_reads_the_worst_of_all_ranks(
     for mistake in found:
         assert mistake.number is not None
         assert (pixels(mistake.source) == images[mistake.number].squeeze()).all()
+
+
+@settings(max_examples=1000 if os.environ.get("ALLSTEP_SOAK") else 20)
+@given(
+    order=st.permutations(range(12)), cuts=st.sets(st.integers(1, 11)), keep=st.integers(1, 8), levels=st.integers(1, 4)
+)
+def test_batches_do_not_matter(order: list[int], cuts: set[int], keep: int, levels: int) -> None:
+    """In whatever batches and order samples come, also with many equal probabilities: the worst are the same, and all are counted."""
+    rng = np.random.default_rng(levels)
+    logits = torch.from_numpy(rng.integers(0, levels, (12, 3)).astype(np.float32))
+    target, pictures = torch.from_numpy(rng.integers(0, 3, 12)), torch.zeros(12, 2, 2)
+    mistakes = Mistakes((), keep)
+    for rows in np.split(np.array(order), sorted(cuts)):
+        mistakes.add(pictures[rows], rows, logits[rows], target[rows])
+    shares, taken = logits.softmax(1).max(1)
+    wrong = sorted((-shares[row].item(), row) for row in range(12) if taken[row] != target[row])
+    assert [mistake.order for mistake in mistakes.worst] == wrong[:keep]
+    assert mistakes.counts.sum() == 12
+    assert mistakes.counts.trace() == 12 - len(wrong)
 
 
 def collected(numbers: range, wrong: bool = True, classes: int = 3) -> Mistakes:

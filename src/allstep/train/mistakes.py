@@ -17,6 +17,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Mistake:
     """(height, width, channels) as the net sees it, before normalisation; None where samples are no pictures."""
 
     @property
-    def rank(self) -> tuple[float, int]:
+    def order(self) -> tuple[float, int]:
         """The worst is the smallest; where two are equally bad the number decides, so that any number of workers finds the same."""
         return -self.probability, self.number
 
@@ -61,7 +62,8 @@ class Mistakes:
         self.classes, self.keep = tuple(classes), keep
         self.worst: list[Mistake] = []
         """The worst first."""
-        self._counts = np.zeros((0, 0), np.int64)
+        self.counts = np.zeros((0, 0), np.int64)
+        """counts[label][predicted] of this rank's share."""
 
     def add(self, data: torch.Tensor, samples: NDArray[np.int64], logits: torch.Tensor, target: torch.Tensor) -> None:
         """Counts a batch: its pictures, their numbers, what the net said, and the classes."""
@@ -72,7 +74,7 @@ class Mistakes:
         for row in self._candidates(likely, taken != labels, samples):
             number, label, wrong = int(samples[row]), int(labels[row]), int(taken[row])
             self.worst.append(Mistake(float(likely[row]), number, label, wrong, _picture(data[row])))
-        self.worst = heapq.nsmallest(self.keep, self.worst, key=lambda mistake: mistake.rank)
+        self.worst = heapq.nsmallest(self.keep, self.worst, key=lambda mistake: mistake.order)
 
     def write(self, folder: Path, world: World) -> str | None:
         """Brings the ranks together and writes `folder`/mistakes on rank 0; every rank must call it. Says so if the disk did not let it."""
@@ -81,7 +83,7 @@ class Mistakes:
         if world.rank != 0:
             return None
         try:
-            _write(folder / FOLDER, self._named(len(counts)) if len(counts) else (), counts, entries)
+            _write(folder / FOLDER, self._named(len(counts)), counts, entries)
         except OSError as error:
             return f"the mistakes of this evaluation could not be written to {FOLDER}/: {error}"
         return None
@@ -89,11 +91,11 @@ class Mistakes:
     def _count(self, labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> None:
         if num_classes <= _MOST_CLASSES:
             self._grow(max(num_classes, len(self.classes)))
-            np.add.at(self._counts, (labels, predicted), 1)
+            np.add.at(self.counts, (labels, predicted), 1)
 
     def _grow(self, size: int) -> None:
-        more = max(0, min(size, _MOST_CLASSES) - len(self._counts))
-        self._counts = np.pad(self._counts, (0, more)) if more else self._counts
+        more = max(0, min(size, _MOST_CLASSES) - len(self.counts))
+        self.counts = np.pad(self.counts, (0, more)) if more else self.counts
 
     def _candidates(
         self, likely: NDArray[np.float64], wrong: NDArray[np.bool_], samples: NDArray[np.int64]
@@ -106,20 +108,18 @@ class Mistakes:
 
     def _all_counts(self, world: World) -> NDArray[np.int64]:
         """Of all ranks, on rank 0. A rank without samples has not heard how many classes there are."""
-        self._grow(max(agree.gather(world, len(self._counts))))
-        sums = torch.from_numpy(self._counts.copy())
+        self._grow(max(agree.gather(world, len(self.counts))))
+        sums = torch.from_numpy(self.counts.copy())
         if sums.numel():
             dist.reduce(sums, 0)
         return sums.numpy()
 
     def _all_worst(self, world: World) -> list[dict[str, Any]]:
         """The worst of all ranks, each with its PNG. Only pictures of those that are chosen travel."""
-        ranks = sorted(
-            rank for found in agree.gather(world, [mistake.rank for mistake in self.worst]) for rank in found
-        )
-        chosen = set(ranks[: self.keep])
-        mine = [(mistake.rank, self._entry(mistake)) for mistake in self.worst if mistake.rank in chosen]
-        everyone = [pair for found in agree.gather(world, mine) for pair in found]
+        orders = agree.gather(world, [mistake.order for mistake in self.worst])
+        chosen = set(heapq.nsmallest(self.keep, chain.from_iterable(orders)))
+        mine = [(mistake.order, self._entry(mistake)) for mistake in self.worst if mistake.order in chosen]
+        everyone = chain.from_iterable(agree.gather(world, mine))
         return [entry for _, entry in sorted(everyone, key=lambda pair: pair[0])]
 
     def _entry(self, mistake: Mistake) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Mistakes:
         }
 
     def _named(self, size: int) -> tuple[str, ...]:
-        return self.classes + tuple(map(str, range(len(self.classes), size)))
+        return self.classes[:size] + tuple(map(str, range(len(self.classes), size)))
 
 
 def to_png(picture: NDArray[Any], largest: int = _LARGEST) -> bytes:
