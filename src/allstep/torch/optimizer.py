@@ -135,6 +135,8 @@ def horovods_errors() -> Iterator[None]:
 class Distributed(TwoParts):
     """What is added to the wrapped class. Attributes with Horovod's names are those that scripts are known to look at."""
 
+    _overlap: bool | None = None  # whether gradients travel during backward(); None: as `Gradients` finds it best
+
     def _attach(
         self,
         named: list[Named],
@@ -231,7 +233,7 @@ class Distributed(TwoParts):
             if self._gradients is None:
                 group = gradient_group(self.process_set)
                 key = f"{self._key}/{len(self.param_groups)}"
-                self._gradients = ReportedGradients(group, key, self._named, self._rule())
+                self._gradients = ReportedGradients(group, key, self._named, self._rule(), self._overlap)
             sparse = self._gradients.reduce(self.weight, absent, self._wanted())
             if absent:
                 self._gradients.norms()

@@ -42,6 +42,8 @@ class _ReportedOwned(ReportedGradients, OwnedGradients):
 class SharedWeights(Distributed):
     """What is added to the wrapped class instead of `Distributed`."""
 
+    _overlap = False  # who will get the gradients is known when `step` or `synchronize` is called
+
     def _attach(self, *settings: Any) -> None:
         super()._attach(*settings)
         self._sparse_as_dense = True  # owners add where gradients lie, so they must lie somewhere
