@@ -49,7 +49,7 @@ def cifar10() -> RunConfig:
         data=DataConfig(
             name="cifar10",
             validation=1000,
-            augment='PadAndCrop(32, pad=2, mode="reflect"), Flip(alternate=True)',
+            augment='PadAndCrop(32, pad=2, mode="reflect"), Flip(alternating=True)',
         ),
         model=ModelConfig(name="speedy", norm="batch", norm_momentum=0.4, norm_scale=False),
         optimizer=OptimizerConfig(lr=0.1, base_batch=1024, momentum=0.85, weight_decay=0.0153, bias_lr=64.0),
@@ -73,7 +73,7 @@ def imagenet() -> RunConfig:
             labels_from=1,
             num_classes=1000,
         ),
-        model=ModelConfig(name="resnet50", norm="batch", options={"zero_init": True}),
+        model=ModelConfig(name="resnet50", norm="batch", options={"zero_last_norm": True}),
         optimizer=OptimizerConfig(lr=0.1, base_batch=256, weight_decay=1e-4),
         schedule=ScheduleConfig(shape="step", milestones=(30, 60, 80), warmup=5, warmup_from=1 / 32),
         save=SaveConfig(seconds=900),
