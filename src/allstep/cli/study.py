@@ -24,7 +24,10 @@ Arguments = Annotated[
     list[str],
     typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in every run."),
 ]
-Out = Annotated[Path, typer.Option(help="The study's folder; one that holds the same study goes on.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The study's folder, else studies/<recipe>-<study>; one that holds the same study goes on."),
+]
 Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each on one core; else one per core.")
@@ -38,7 +41,6 @@ Estimate = Annotated[
 @study.command()
 def batch(
     arguments: Arguments,
-    out: Out,
     batches: Annotated[str, typer.Option(help="Samples of an update.")] = "128,1024,4096,8192",
     remedies: Annotated[
         str, typer.Option(help="What is tried against the loss.")
@@ -53,6 +55,7 @@ def batch(
         float | None,
         typer.Option(min=0.0, max=1.0, help="A validation accuracy to which updates and seconds are counted."),
     ] = None,
+    out: Out = None,
     data: Data = None,
     jobs: Jobs = None,
     retry: Retry = False,
@@ -76,13 +79,13 @@ def batch(
         remedies=tried,
         seeds=parse_seeds(seeds, parse_batches(batches), list(tried)),
     )
-    _answer(asked.study(), lambda results: BatchTable(asked, results), out, jobs, retry, estimate)
+    folder = out or _usual_folder(recipe, "batch")
+    _answer(asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
 
 
 @study.command()
 def updates(
     arguments: Arguments,
-    out: Out,
     batches: Annotated[str, typer.Option(help="Samples of an update.")] = "32,128,512,2048",
     rates: Annotated[int, typer.Option(min=1, help="Tried for each batch, at most.")] = 6,
     goal: Annotated[float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")] = 0.85,
@@ -90,6 +93,7 @@ def updates(
     every: Annotated[
         float, typer.Option(help="Epochs between two evaluations: how finely updates are counted.")
     ] = 0.05,
+    out: Out = None,
     data: Data = None,
     jobs: Jobs = None,
     retry: Retry = False,
@@ -115,7 +119,8 @@ def updates(
         every=every,
         seed=config.seed,
     )
-    _answer(asked.study(), lambda results: UpdatesTable(asked, results), out, jobs, retry, estimate)
+    folder = out or _usual_folder(recipe, "updates")
+    _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:
@@ -128,6 +133,11 @@ def _split(arguments: list[str]) -> tuple[str, list[str]]:
     return sources[0], [argument for argument in arguments if "=" in argument]
 
 
+def _usual_folder(recipe: str, question: str) -> Path:
+    """Without the time in its name: the same command finds it again."""
+    return Path("studies") / f"{Path(recipe).stem}-{question}"
+
+
 def _answer(
     asked: "Study", findings: "Callable[[Results], Findings]", out: Path, jobs: int | None, retry: bool, estimate: bool
 ) -> None:
@@ -137,28 +147,27 @@ def _answer(
     from allstep.plan.display import shown
     from allstep.plan.findings import write_findings
     from allstep.plan.runner import collect
+    from allstep.plan.runs_read import has_diverged
 
-    folder, lanes = StudyFolder(out), jobs or allowed_cores()
-    if retry:
-        folder.forget_failures()
-    interrupted = False
+    folder, lanes, interrupted = StudyFolder(out), jobs or allowed_cores(), False
     try:
         with shown(lanes) as watcher:
             results = run(
-                asked, folder, lanes, watcher, until=lambda state: estimate and state.seconds_left is not None
+                asked, folder, lanes, watcher, lambda state: estimate and state.seconds_left is not None, retry
             )
     except KeyboardInterrupt:
         interrupted, results = True, collect(asked, folder)
-    print(write_findings(folder, findings(results), results, shlex.join(["allstep", *sys.argv[1:]])))
-    _conclude(asked, results, interrupted)
-
-
-def _conclude(asked: "Study", results: "Results", interrupted: bool) -> None:
-    failed = [name for name, outcome in results.items() if outcome.status == "failed"]
-    if failed:
-        print(f"{len(failed)} of {len(results)} runs failed; --retry tries them again", file=sys.stderr)
+    if not estimate:
+        print(write_findings(folder, findings(results), results, shlex.join(["allstep", *sys.argv[1:]])))
+        _tell_failures(results)
     if interrupted:
-        print(f"interrupted; the same command goes on: {len(results)} runs have ended", file=sys.stderr)
+        print(f"interrupted after {len(results)} runs have ended; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
-    if results and len(failed) == len(results):
+    if any(outcome.status == "failed" and not has_diverged(outcome) for outcome in results.values()):
         raise typer.Exit(1)
+
+
+def _tell_failures(results: "Results") -> None:
+    num_failed = sum(outcome.status == "failed" for outcome in results.values())
+    if num_failed:
+        print(f"{num_failed} of {len(results)} runs failed; --retry tries them again", file=sys.stderr)

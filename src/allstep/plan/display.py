@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import indent
 from typing import Any
 
 from allstep.plan.forecast import in_words
@@ -46,6 +47,8 @@ class Lines(Watcher):
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
         self.say(f"{outcome.trial.name}: {in_a_line(outcome)}, after {in_words(seconds)}")
+        if outcome.status == "failed":
+            self.say(indent(outcome.reason, "    "))
 
     def say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -105,8 +108,6 @@ def summary(state: State) -> str:
 def in_a_line(outcome: Outcome) -> str:
     """How a trial ended, and how good it was then."""
     scores = [line for line in outcome.record.evals if isinstance(line.get("accuracy"), int | float)]
-    reason = outcome.reason.splitlines()
-    why = f" ({reason[0]})" if reason and outcome.status == "stopped" else ""
-    last = f": {reason[-1]}" if reason and outcome.status == "failed" else ""
-    good = f", {scores[-1].get('part', '')} accuracy {scores[-1]['accuracy']:.2%}" if scores and not last else ""
-    return f"{outcome.status}{why}{last}{good}"
+    why = f" ({outcome.reason})" if outcome.status == "stopped" else ""
+    good = f", {scores[-1].get('part', '')} accuracy {scores[-1]['accuracy']:.2%}" if scores else ""
+    return f"{outcome.status}{why}{good}"

@@ -112,12 +112,11 @@ class StudyFolder:
         said = {"status": outcome.status, "reason": outcome.reason}
         write_whole(self._note(outcome.trial), json.dumps(said, indent=2) + "\n")
 
-    def forget_failures(self) -> int:
-        """Trials that failed may be tried again; how many there are."""
-        failed = [note for note in (self.path / "ended").glob("*.json") if '"failed"' in note.read_text()]
-        for note in failed:
-            note.unlink()
-        return len(failed)
+    def forget_failures(self) -> None:
+        """Trials that failed may be tried again."""
+        for note in (self.path / "ended").glob("*.json"):
+            if json.loads(note.read_text())["status"] == "failed":
+                note.unlink()
 
     def make_ready(self, trial: Trial) -> bool:
         """Whether there is something to go on from; what a trial that cannot go on has left is removed."""

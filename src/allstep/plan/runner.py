@@ -72,12 +72,15 @@ def run(
     lanes: int,
     watcher: Watcher | None = None,
     until: Callable[[State], bool] = lambda state: False,
+    retry: bool = False,
 ) -> dict[str, Outcome]:
     """Runs what `study` wants, `lanes` trials at a time; how all of it ended.
 
-    `until` ends it early, for instance once there is a forecast. What ran then goes on the next time.
+    `until` ends it early, for instance once there is a forecast. What ran then goes on the next time. `retry`: those that failed, too.
     """
     with folder.held(study):
+        if retry:
+            folder.forget_failures()
         runner = _Runner(study, folder, lanes, watcher or Watcher())
         try:
             runner.go(until)
