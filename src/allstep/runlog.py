@@ -12,7 +12,9 @@ that is killed leaves at most a torn last line. Readers skip what they cannot pa
 so an old reader can follow a new writer.
 """
 
+import errno
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,7 +92,11 @@ class RunLog:
 
     def _write(self, kind: str, fields: Fields) -> None:
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        data = line.encode() + b"\n"
+        before = os.fstat(self._file.fileno()).st_size
+        if self._file.write(data) != len(data):  # a disk that is nearly full takes a part of it without a word
+            os.ftruncate(self._file.fileno(), before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

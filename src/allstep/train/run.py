@@ -246,15 +246,17 @@ class _Run:
         """On the validation part; whether this is the best so far."""
         job, standing = self.job, self.job.standing
         trained = standing.since.score()
-        self.validation = evaluate(
-            job.evaluated_net, job.loaders["validation"], job.trainer.to_input, mirror=job.config.evaluation.mirror
-        )
+        self.validation = self._validate()
         is_best = standing.note(self.validation)
         epoch = -(-standing.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad())
         self.watchers.evaluated(evaluated)
         return is_best
+
+    def _validate(self) -> Score:
+        job, mirror = self.job, self.job.config.evaluation.mirror
+        return evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input, mirror=mirror)
 
     def _grow(self, before: int) -> None:
         """A larger batch from here on, if it is time for one."""
@@ -314,10 +316,9 @@ class _Run:
     def _result(self, started: float, why: str) -> Result:
         job, standing = self.job, self.job.standing
         if self.validation is None:  # resumed after the last step
-            self.validation = evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input)
+            self.validation = self._validate()
         net, chosen = self._chosen_net()
-        mistakes = Mistakes(job.parts.classes)
-        mirror = job.config.evaluation.mirror
+        mistakes, mirror = Mistakes(job.parts.classes), job.config.evaluation.mirror
         test = evaluate(net, job.loaders["test"], job.trainer.to_input, mirror=mirror, mistakes=mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.watchers.event(problem)

@@ -21,7 +21,7 @@ from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
 from allstep.train.run import Paused, train
 from allstep.train.tensorboard import TensorBoard
-from allstep.train.watch import Record, Result, Watcher
+from allstep.train.watch import Record, Result, Watcher, Watchers
 from allstep.world import World
 
 
@@ -49,8 +49,7 @@ def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
     try:
         result = train(config, world, claimed.path, watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
     finally:
-        for watcher in watchers:
-            watcher.close()
+        Watchers(watchers).close()
     hvd.shutdown()
     comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
     return result
