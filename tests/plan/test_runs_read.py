@@ -47,6 +47,14 @@ def test_what_a_resumed_run_told_twice_counts_once() -> None:
     assert (run.test, run.validation, run.updates, run.reached) == (0.88, 0.9, 3, found)
 
 
+def test_a_loss_that_is_no_number_has_diverged() -> None:
+    told = record(lines([0.1], test=0.1))
+    lost = RunRecord(told.starts, ({**told.steps[0], "loss": None},), told.evals, ends=told.ends)
+    assert figures(Outcome(fake("a", []), "done", told), 100, None).status == "done"
+    run = figures(Outcome(fake("a", []), "done", lost), 100, None)
+    assert run.diverged and run.test is None and run.validation is None
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "diverged"),
     [

@@ -36,7 +36,7 @@ class RunFigures:
 
     @property
     def diverged(self) -> bool:
-        """Whether it failed because its loss went out of bounds, which is a result, not an accident."""
+        """Whether its loss left all bounds, which is a result, not an accident."""
         return self.status == "diverged"
 
 
@@ -44,19 +44,24 @@ def figures(outcome: Outcome, batch: int, goal: float | None) -> RunFigures:
     """What a trial with this batch found."""
     record = outcome.record
     seen = int(kept(record.steps)[-1]["samples"]) if kept(record.steps) else 0
+    whole = outcome.status == "done" and not has_diverged(outcome)
     return RunFigures(
         name=outcome.trial.name,
         status="diverged" if has_diverged(outcome) else outcome.status,
-        test=_last_accuracy(record, "test") if outcome.status == "done" else None,
-        validation=_last_accuracy(record, "validation") if outcome.status == "done" else None,
+        test=_last_accuracy(record, "test") if whole else None,
+        validation=_last_accuracy(record, "validation") if whole else None,
         updates=num_updates(record, seen, batch),
         reached=None if goal is None else reached(record, batch, goal),
     )
 
 
 def has_diverged(outcome: Outcome) -> bool:
-    """`train` ends such a run with an error that says so."""
-    return outcome.status == "failed" and "diverge" in outcome.reason
+    """Whether the loss left all bounds: `train` ended the run with an error that says so, or its last loss is no number."""
+    if outcome.status == "failed":
+        return "diverge" in outcome.reason
+    last = outcome.record.steps[-1] if outcome.record.steps else {"loss": 0.0}
+    loss = last.get("loss")
+    return not (isinstance(loss, int | float) and math.isfinite(loss))
 
 
 def kept(lines: Iterable[Fields]) -> list[Fields]:

@@ -1,0 +1,63 @@
+"""`allstep study` as the user types it: real runs once, and what it says to bad input."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from allstep import runlog
+from allstep.cli.app import app
+from allstep.errors import ConfigError
+
+
+def allstep(*words: str) -> str:
+    result = CliRunner().invoke(app, ["study", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call runs nothing and finds the same; a third asks another question."""
+    monkeypatch.setattr(sys, "argv", ["allstep", "study", "batch"])
+    words = ["batch", "digits", "--batches", "64,256", "--remedies", "plain", "--epochs", "1", "--goal", "0.01"]
+    words += ["--out", str(tmp_path), "evaluation.every=1", "data.workers=0"]
+    said = allstep(*words)
+    assert "2 runs, " in said and "256-plain-seed0: done, test accuracy" in said
+    table = (tmp_path / "table.md").read_text()
+    found = json.loads((tmp_path / "table.json").read_text())
+    for cell in found["cells"]:
+        (run,) = cell["runs"]
+        record = runlog.read(tmp_path / "runs" / run["name"] / "run.jsonl")
+        assert run["test"] == record.ends[0]["test"]["accuracy"]
+        config = record.start["config"]
+        assert (config["batch"], config["epochs"], config["seed"]) == (cell["batch"], 1, 0)
+        assert record.start["world"]["threads"] == [1]
+        assert run["reached"]["updates"] == run["updates"] == {64: 21, 256: 6}[cell["batch"]]  # of 1,294 samples
+    again = allstep(*words)
+    assert "runs, " not in again and table in again
+    assert (tmp_path / "table.md").read_text() == table
+    with pytest.raises(ConfigError, match=r"goal was 0\.01, now not given"):
+        allstep(*[word for word in words if word not in ("--goal", "0.01")])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["batch", "digist"], "no recipe is called 'digist'; did you mean 'digits'?"),
+        (["batch", "epochs=3"], "expected one recipe or config file, found none"),
+        (["batch", "digits", "epoch=1"], "unknown config key 'epoch'"),
+        (["batch", "digits", "--remedies", "magic"], "no remedy is called 'magic'"),
+        (["batch", "digits", "--remedy", "x:no.key=1", "--remedies", "x"], "unknown config key 'no.key'"),
+        (["batch", "digits", "--batches", "none"], "--batches: expected sizes such as 128,1024,4096, found 'none'"),
+        (["updates", "digits", "--batches", "0"], "--batches"),
+        (["updates", "digits", "--every", "0"], "config key 'evaluation.every'"),
+        (["updates", "digits", "--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_told_before_anything_runs(tmp_path: Path, words: list[str], complaint: str) -> None:
+    with pytest.raises((ConfigError, RuntimeError)) as caught:
+        allstep(*words, "--out", str(tmp_path / "study"))
+    assert complaint in str(caught.value)
+    assert not (tmp_path / "study" / "runs").exists() or not list((tmp_path / "study" / "runs").iterdir())
