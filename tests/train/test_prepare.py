@@ -10,10 +10,10 @@ import pytest
 import allstep.data.sets.known
 from allstep.data.sets.named import FILES, NAMED, NamedSet
 from allstep.data.sources import idx
-from allstep.errors import ConfigError, DataError
+from allstep.errors import ConfigError, DataError, UserError
 from allstep.train import read_config
-from allstep.train.folder import make_run_folder
-from allstep.train.prepare import check, num_validation, prepare
+from allstep.train.folder import claim_folder
+from allstep.train.prepare import check, prepare
 from allstep.train.workers import choose_num_workers, count_gpus, default_num_workers
 
 
@@ -56,7 +56,7 @@ def test_the_folder_is_kept_in_the_config(tmp_path: Path, monkeypatch: pytest.Mo
         shape = (40, 4, 4) if "images" in name else (40,)
         idx.write(tmp_path / name, np.zeros(shape, np.uint8))
     monkeypatch.chdir(tmp_path.parent)
-    prepared = prepare("digits", folder=Path(tmp_path.name))
+    prepared = prepare("digits", ["batch=8"], folder=Path(tmp_path.name))
     assert prepared.config.data.folder == tmp_path
     check(prepared)
     (tmp_path / FILES[3]).write_bytes((tmp_path / FILES[3]).read_bytes()[:-7])
@@ -64,15 +64,61 @@ def test_the_folder_is_kept_in_the_config(tmp_path: Path, monkeypatch: pytest.Mo
         check(prepared)
 
 
-def test_validation_samples() -> None:
-    config = read_config("digits")
-    assert num_validation(config, 60000) == 5000
-    assert num_validation(config, 1437) == 143
-    assert num_validation(config, 4) == 1
-    assert num_validation(read_config("digits", ["data.validation=7"]), 60) == 7
-    for wrong in (0, 60):
-        with pytest.raises(ConfigError, match=r"'data.validation': expected 1 to 59 of 60 samples"):
-            num_validation(read_config("digits", [f"data.validation={wrong}"]), 60)
+WRONG = [
+    (["model.name=resnet5"], "no net is called 'resnet5' .*did you mean 'resnet50'"),
+    (["model.name=no_such_module:net"], "no module 'no_such_module'"),
+    (["data.mean=[3]"], "data.mean is given without data.deviation"),
+    (["data.deviation=[3]"], "data.deviation is given without data.mean"),
+    (["data.mean=[1, 2]", "data.deviation=[1, 2]"], "'data.mean': expected 1 figure.*found 2"),
+    (["batch=4000"], "a batch of 4000 is larger than the training set, which has 1294 samples"),
+    (["batch_per_worker=700"], "a batch of 1400 is larger than the training set, which has 1294 samples"),
+    (["accumulation=100"], "a batch of 64 cannot be computed in 100 pieces"),
+    (["overfit=5000"], "'overfit': expected 1 to 1294 training samples, found 5000"),
+    (["schedule.milestones=[3]"], "milestones belong to schedule.shape=step, and the shape is cosine"),
+    (
+        ["schedule.milestones=[3, 30, 40]", "schedule.shape=step"],
+        r"epoch 30 never comes, the run has 20: write .*=\[3\]",
+    ),
+    (["growth.at=[4, 2]"], "'growth.at': expected growing epochs, found 4, 2"),
+    (["growth.at=[20]"], "epoch 20 never comes, the run has 20"),
+    (["growth.at=[2]", "growth.by_noise=true"], "two ways to decide"),
+    (["growth.most=32"], "'growth.most': expected at least the batch, 64, found 32"),
+    (["model.norm=ghost", "model.ghost=128"], "a ghost batch of 128 samples is larger than the batch, which has 64"),
+    (["data.augment=Flp()"], "'data.augment': no operation is called 'Flp'; did you mean 'Flip'"),
+    (["data.prepare=Flp()"], "'data.prepare': no operation"),
+    (["data.mix=Flip()"], "'data.mix': Flip works on single pictures"),
+    (["data.validation=1437"], "'data.validation': expected 1 to 1436 of 1437 samples, found 1437"),
+    (["data.validation=0"], "'data.validation': expected 1 to 1436 of 1437 samples, found 0"),
+    (["data.num_classes=9"], "the training set has 10 classes"),
+    (["data.name=digit"], "no data set is called 'digit' .*did you mean 'digits'"),
+    (["model.name=vgg16"], "expected pictures of at least 32x32 pixels, these are 8x8"),
+    (["data.augment=Resize(16)"], "small-cnn takes pictures of one size.*16x16 and 8x8"),
+    (["data.train=/no/such/place"], "data.train: /no/such/place: no such file or folder"),
+    (["data.train=x", "data.folder=y"], "data.folder=.*y is where a named set lies, and data.train=.*x names"),
+]
+
+
+@pytest.mark.parametrize(("words", "complaint"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_what_cannot_run_is_told_before_anything_starts(words: list[str], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) as caught:
+        check(prepare("digits", words), num_workers=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
+    words = ["batch_per_worker=16", "model.norm=ghost", "model.ghost=32"]
+    check(prepare("digits", words), num_workers=2)
+    with pytest.raises(ConfigError, match="larger than the batch, which has 16"):
+        check(prepare("digits", words), num_workers=1)
+
+
+def test_places_are_kept_as_they_are_meant_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["data.train=here/train-*.tfrecord", "data.validation=7", "data.test=https://host/x.tar"]
+    section = prepare("digits", words).config.data
+    assert section.train == str(tmp_path / "here" / "train-*.tfrecord")
+    assert (section.validation, section.test) == (7, "https://host/x.tar")
+    assert prepare("digits", ["data.train=synthetic:10x8x8"]).config.data.train == "synthetic:10x8x8"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +150,7 @@ def test_how_many_workers_here() -> None:
 def test_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = read_config("digits").resolved(1)
-    folders = [make_run_folder(config, None) for _ in range(3)]
+    folders = [claim_folder(config, None).path for _ in range(3)]
     assert len(set(folders)) == 3
     assert all(folder.parent == Path("runs") and folder.name.startswith("digits-") for folder in folders)
     assert read_config(str(folders[0] / "config.yaml")) == config
@@ -112,14 +158,14 @@ def test_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     config = read_config("digits").resolved(1)
-    assert make_run_folder(config, tmp_path / "out") == tmp_path / "out"
-    make_run_folder(config, tmp_path / "out")  # no run in it so far
+    assert claim_folder(config, tmp_path / "out").path == tmp_path / "out"
+    claim_folder(config, tmp_path / "out")  # no run in it so far
     (tmp_path / "out" / "run.jsonl").touch()
     with pytest.raises(ConfigError, match="already holds a run"):
-        make_run_folder(config, tmp_path / "out")
+        claim_folder(config, tmp_path / "out")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
-        make_run_folder(config, tmp_path / "file")
+        claim_folder(config, tmp_path / "file")
 
 
 def test_no_torch_before_the_workers() -> None:

@@ -39,16 +39,21 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Named:
-    """One of our nets: where its factory is, the smallest side of a picture that it takes, what its name has settled."""
+    """One of our nets."""
 
     home: str
+    """Module and name of its factory."""
     smallest: int = 1
+    """Pixels that a side of a picture has at least."""
+    sized: bool = False
+    """Whether it takes pictures of one size only: the one that it was made for."""
     settled: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that its name says."""
 
 
 NAMES: Mapping[str, Named] = {
-    "small-cnn": Named("cnn:SmallCnn"),
-    "lenet": Named("lenet:LeNet", 4),
+    "small-cnn": Named("cnn:SmallCnn", sized=True),
+    "lenet": Named("lenet:LeNet", 4, sized=True),
     "alexnet": Named("alexnet:AlexNet", 63),
     "googlenet": Named("googlenet:GoogLeNet", 15),
     "vgg16": Named("vgg:Vgg16", 32),
@@ -79,13 +84,25 @@ def check_name(name: str) -> None:
             raise _no_module(name, top)
 
 
-def check_shape(name: str, shape: Shape) -> None:
-    """ConfigError when pictures of `shape` (channels, height, width) are too small for the net; of a user's net nothing is known."""
-    net, (_, height, width) = NAMES.get(name), shape
-    if net is not None and min(height, width) < net.smallest:
+def check_shape(name: str, shape: Shape, evaluated: Shape | None = None) -> None:
+    """ConfigError when the net cannot take pictures of `shape` (channels, height, width), or those that it is evaluated on.
+
+    Of a user's net nothing is known.
+    """
+    net = NAMES.get(name)
+    if net is None:
+        return
+    for _, height, width in (shape, evaluated or shape):
+        if min(height, width) < net.smallest:
+            raise ConfigError(
+                f"model {name}: expected pictures of at least {net.smallest}x{net.smallest} pixels, these are {height}x{width}: choose a "
+                f"net for smaller ones, such as small-cnn, or enlarge them by data.augment and data.prepare: Resize({net.smallest})"
+            )
+    if net.sized and evaluated is not None and evaluated != shape:
+        sizes = " and ".join("x".join(map(str, each[1:])) for each in (shape, evaluated))
         raise ConfigError(
-            f"model {name}: expected pictures of at least {net.smallest}x{net.smallest} pixels, these are {height}x{width}: "
-            f"choose a net for smaller ones, such as small-cnn, or enlarge them: data.augment and data.prepare 'Resize({net.smallest})'"
+            f"model {name} takes pictures of one size, and those of training and evaluation have {sizes}: let data.augment and "
+            "data.prepare end at the same"
         )
 
 

@@ -12,10 +12,10 @@ import torch
 from allstep.data import Loader
 from allstep.data.spelled import spelled_mix
 from allstep.data.transform import Transform
-from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
 from allstep.train.parts import Parts
 from allstep.train.pictures import make_transform
+from allstep.train.prepare import check_batch
 from allstep.world import World
 
 _MOST, _VALUES = (
@@ -62,20 +62,6 @@ def make_loaders(
             quarantine=out / f"quarantine-{name}.jsonl",
         )
     return loaders
-
-
-def check_batch(config: RunConfig, num_train: int) -> None:
-    """ConfigError when there are fewer training samples than the run wants at once."""
-    if config.overfit is not None:
-        if config.overfit > num_train:
-            raise ConfigError(
-                f"config key 'overfit': expected at most the {num_train} training samples, found {config.overfit}"
-            )
-        return
-    if config.batch is not None and config.batch > num_train:
-        raise ConfigError(
-            f"config key 'batch': a batch of {config.batch} is larger than the training set, which has {num_train} samples"
-        )
 
 
 def _training(config: RunConfig, parts: Parts) -> Transform | None:

@@ -1,4 +1,9 @@
-"""Makes sure that a run can run, before anything is started: reads its config, finds its data and reads that once.
+"""Makes sure that a run can run, before anything is started: reads its config, finds its data, opens it once.
+
+```
+prepare    config, its keys fitted together (`fitting`), a named set found or downloaded
+check      the data opened as the workers will (`parts`), and held against the config: batch, net, labels
+```
 
 Whatever is wrong ends here, as one line. No torch in here: a launcher can afford it.
 """
@@ -8,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep import data
-from allstep.data import order
-from allstep.data.sets.fetch import Progress
-from allstep.errors import ConfigError, DataError
-from allstep.train.config import RunConfig
+from allstep.data.sources.files import is_remote
+from allstep.data.sources.synthetic import is_synthetic
+from allstep.errors import ConfigError, DataError, did_you_mean
+from allstep.models.by_name import check_shape
+from allstep.train.config import DataConfig, RunConfig
+from allstep.train.fitting import check_config
+from allstep.train.parts import Parts, Progress, open_parts
 from allstep.train.recipes import DEFAULT, SMALLEST
 from allstep.train.source import names_data, read_config
 
@@ -21,7 +29,6 @@ class Prepared:
     """A run that can start. `note` is something the user should know about it."""
 
     config: RunConfig
-    found: data.Found
     note: str | None = None
 
 
@@ -32,39 +39,64 @@ def prepare(
 
     A recipe whose data is nowhere gives way to the smallest one, which needs nothing but the package.
     """
-    config = _with_folder(read_config(source, words), folder)
+    config = _with_places(read_config(source, words), folder)
+    check_config(config)
     try:
-        return Prepared(config, find_data(config, progress))
+        find_data(config, progress)
+        return Prepared(config)
     except DataError as error:
         if config.data.folder is not None or names_data(source, words):
             raise
         config = read_config(source, words, instead=SMALLEST)
-        note = f"training on the {data.named_set(SMALLEST).title} that come with allstep: {error}"
-        return Prepared(config, find_data(config), note)
+        check_config(config)
+        return Prepared(config, f"training on the {data.named_set(SMALLEST).title} that come with allstep: {error}")
 
 
-def find_data(config: RunConfig, progress: Progress | None = None) -> data.Found:
-    """Where the data of `config` is."""
-    return data.find(data.named_set(config.data.name), config.data.folder, progress)
+def find_data(config: RunConfig, progress: Progress | None = None) -> None:
+    """Makes sure that a named set is there, downloaded if need be. Data of the user's own is looked at when it is opened."""
+    if config.data.train is None:
+        if config.data.name not in data.NAMED:
+            raise ConfigError(
+                f"no data set is called {config.data.name!r} (data of your own is named by data.train=FOLDER); "
+                f"{did_you_mean(config.data.name, data.NAMED)}"
+            )
+        data.find(data.named_set(config.data.name), config.data.folder, progress)
 
 
-def num_validation(config: RunConfig, num_train: int) -> int:
-    """How many of `num_train` samples are held out."""
-    asked = config.data.validation
-    if asked is not None and not 1 <= asked < num_train:
+def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = None) -> Parts:
+    """Opens the data, so that what is wrong with it is found before workers are; the parts of the run."""
+    config = prepared.config.resolved(num_workers)
+    check_config(config)
+    parts = open_parts(config, progress=progress)
+    check_batch(config, len(parts.train))
+    check_shape(config.model.name, parts.shape, parts.evaluated_shape)
+    return parts
+
+
+def check_batch(config: RunConfig, num_train: int) -> None:
+    """ConfigError when there are fewer training samples than the run wants at once; a smaller set is just what `overfit` asks for."""
+    if config.overfit is not None:
+        if config.overfit > num_train:
+            raise ConfigError(
+                f"config key 'overfit': expected 1 to {num_train} training samples, found {config.overfit}"
+            )
+    elif config.global_batch > num_train:
         raise ConfigError(
-            f"config key 'data.validation': expected 1 to {num_train - 1} of {num_train} samples, found {asked}"
+            f"config key 'batch': a batch of {config.global_batch} is larger than the training set, which has {num_train} samples"
         )
-    return asked or max(1, order.default_validation(num_train))
 
 
-def check(prepared: Prepared) -> None:
-    """Reads all of the data, so that a damaged file is found before workers are."""
-    images = data.load(prepared.found)
-    num_validation(prepared.config, len(images.train))
+def _with_places(config: RunConfig, folder: Path | None) -> RunConfig:
+    """The same with places that mean the same in every folder, so that the config can be run from elsewhere."""
+    section = config.data
+    chosen = folder or section.folder
+    places = {key: _absolute(getattr(section, key)) for key in ("train", "validation", "test")}
+    moved: DataConfig = section.model_copy(update={"folder": chosen and chosen.absolute(), **places})
+    return config.model_copy(update={"data": moved})
 
 
-def _with_folder(config: RunConfig, folder: Path | None) -> RunConfig:
-    chosen = folder or config.data.folder
-    section = config.data.model_copy(update={"folder": chosen and chosen.absolute()})
-    return config.model_copy(update={"data": section})
+def _absolute(where: int | str | None) -> int | str | None:
+    """A path of this machine from its root on; a URL, made-up pictures and a number as they are."""
+    if not isinstance(where, str) or not where or is_remote(where) or is_synthetic(where):
+        return where
+    return str(Path(where).expanduser().absolute())
