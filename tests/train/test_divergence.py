@@ -1,0 +1,159 @@
+"""A loss that goes wrong: what the watch says against slow rules over the whole history; remedies against the facts that ask for them."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep.train.config import RunConfig, validated
+from allstep.train.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
+
+FALLING = [2.3 * 0.97**step for step in range(100)]  # to 0.11
+
+
+def watched(losses: list[float]) -> list[Spike | Diverged]:
+    watch = LossWatch()
+    return [found for loss in losses if (found := watch.see(loss, 1)) is not None]
+
+
+def config(**values: object) -> RunConfig:
+    return validated({"recipe": "test", "data": {"name": "digits"}, "batch": 128, "epochs": 20, **values})
+
+
+KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
+
+
+def test_a_good_run_says_nothing() -> None:
+    assert watched(FALLING) == []
+    assert watched([2.3] * 10 + [0.001] * 50 + [0.1, 1.0] + [0.001] * 50) == []  # one hard sample at a low loss
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_ends_the_run_at_once(loss: float) -> None:
+    (found,) = watched([*FALLING, loss])
+    assert isinstance(found, Diverged)
+    assert found.step == 101
+    assert str(found).startswith(f"the loss is {loss} at step 101; the best so far was 0.1")
+    (first,) = watched([loss])
+    assert str(first) == f"the loss is {loss} at step 1"
+
+
+def test_a_spike_that_comes_back_is_an_event() -> None:
+    (found,) = watched([*FALLING, 5.0, 9.0, 3.0, 0.2, 0.1])
+    assert isinstance(found, Spike)
+    assert (found.step, found.steps, found.peak) == (101, 3, 9.0)
+    assert str(found).startswith("the loss rose to 9 at step 101 (best so far 0.1")
+    assert str(found).endswith(") and came back after 3 steps")
+
+
+def test_a_spike_that_stays_is_the_end() -> None:
+    assert watched([*FALLING, *[5.0] * 50]) == []
+    (found,) = watched([*FALLING, *[5.0] * 51])
+    assert isinstance(found, Diverged)
+    assert (found.step, found.since, found.loss) == (151, 101, 5.0)
+    assert "and it has been beyond 10 times that since step 101" in str(found)
+
+
+def test_a_net_that_falls_back_to_guessing_is_found() -> None:
+    assert isinstance(watched([*FALLING, *[math.log(10)] * 60])[0], Diverged)
+
+
+def test_a_step_without_samples_says_nothing() -> None:
+    watch = LossWatch()
+    assert watch.see(math.nan, 0) is None
+    assert watch.see(2.0, 4) is None
+    assert (watch.step, watch.best) == (2, pytest.approx(2.0))
+
+
+@given(st.lists(st.floats(0.001, 100), min_size=1, max_size=200), st.integers(0, 200))
+def test_a_watch_from_a_checkpoint_goes_on_alike(losses: list[float], cut: int) -> None:
+    whole, part = LossWatch(), LossWatch()
+    for number, loss in enumerate(losses):
+        if number == cut:
+            part = LossWatch(**json.loads(json.dumps(asdict(part), allow_nan=False)))
+        assert whole.see(loss, 1) == part.see(loss, 1)
+
+
+@given(st.lists(st.floats(0.001, 100), min_size=1, max_size=200))
+def test_against_the_whole_history(losses: list[float]) -> None:
+    """Slow: means over all good losses, weighted by 0.9 per step."""
+    watch, good, best, beyond = LossWatch(), [], math.inf, 0
+    for loss in losses:
+        found = watch.see(loss, 1)
+        if good and loss > max(10 * best, good[0] / 2):
+            beyond += 1
+            assert isinstance(found, Diverged) == (beyond > 50)
+            continue
+        assert isinstance(found, Spike) == (beyond > 0)
+        good.append(loss)
+        weights = [0.9**age for age in range(len(good))][::-1]
+        best = min(best, sum(w * each for w, each in zip(weights, good, strict=True)) / sum(weights))
+        assert watch.best == pytest.approx(best)
+        beyond = 0
+
+
+def keys(lines: list[str]) -> list[str]:
+    return [line.split(":")[0] for line in lines]
+
+
+def test_remedies_follow_the_facts() -> None:
+    assert keys(remedies(KNOWN, config())) == ["optimizer.clip=1", "optimizer.lr=0.05"]
+    assert keys(remedies(KNOWN, config(optimizer={"clip": 1.0, "lr": 0.2}))) == ["optimizer.lr=0.1"]
+    assert keys(remedies(KNOWN, config(precision="float16")))[0] == "precision=bfloat16"
+    noisy = config(optimizer={"noise": 0.1})
+    assert "optimizer.noise=0" in keys(remedies(KNOWN, noisy))
+
+
+def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
+    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
+    assert remedies(known, config(batch=512))[0] == (
+        "schedule.warmup=5: the rate rises to 4 times that of base_batch 128 within 0.5 epochs"
+    )
+    assert keys(remedies(known, config(batch=512, epochs=8)))[0] == "schedule.warmup=2"
+    assert keys(remedies(known, config(batch=512, schedule={"warmup": 5})))[0] == "optimizer.clip=1"
+    assert (
+        keys(remedies(known, config(batch=512, schedule={"warmup_kind": "none"})))[0] == "schedule.warmup_kind=gradual"
+    )
+    assert keys(remedies(known, config(batch=512, optimizer={"scaling": "none"})))[0] == "optimizer.clip=1"
+
+
+@pytest.mark.parametrize(("name", "other"), [("sgd", "lars"), ("adamw", "lamb")])
+def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, other: str) -> None:
+    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096)
+    found = keys(remedies(known, config(batch=4096, optimizer={"name": name})))
+    assert found[:3] == ["schedule.warmup=5", f"optimizer.name={other}", "optimizer.scaling=square-root"]
+    found = keys(remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"})))
+    assert not any(key.startswith(("optimizer.name", "optimizer.scaling")) for key in found)
+
+
+def test_bad_input_comes_first() -> None:
+    suspects = [Suspect(0, 5), Suspect(1, 17, "train.tar, member 17.jpg", is_finite=False)]
+    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=128, suspects=suspects)
+    assert remedies(known, config(precision="float16"))[0].startswith(
+        "look at the samples 17: as input of the net they are not finite"
+    )
+
+
+def test_the_whole_message() -> None:
+    suspects = [Suspect(number // 6, 100 + number) for number in range(11)] + [
+        Suspect(1, 7, "b.tfrecord, record 7", is_finite=False)
+    ]
+    known = Circumstances(103_936, 2.17, 0.8, 128, 3.1e5, suspects, Path("runs/a/checkpoints/000000100000"))
+    assert explain(Diverged(812, math.nan, 0.4123, 812), known, config(optimizer={"lr": 0.8})) == (
+        "the loss is nan at step 812; the best so far was 0.4123 (103,936 samples seen, epoch 2.17; rate 0.8, batch 128, "
+        "gradient norm 3.1e+05)\n"
+        "samples of that step: 7 (b.tfrecord, record 7) on rank 1, 100 on rank 0, 101 on rank 0, 102 on rank 0, 103 on rank 0, "
+        "104 on rank 0, 105 on rank 0, 106 on rank 1 and 4 more\n"
+        "what to try, the likeliest first:\n"
+        "  look at the samples 7: as input of the net they are not finite, so the data or data.mean, data.deviation are wrong\n"
+        "  optimizer.clip=1: the gradient's norm was 3.1e+05\n"
+        "  optimizer.lr=0.4: half of what it is\n"
+        "the last good checkpoint is kept: runs/a/checkpoints/000000100000"
+    )
+    assert explain(Diverged(1, math.inf, None, 1), KNOWN, config()).endswith(
+        "no checkpoint was written while all was well"
+    )
