@@ -96,3 +96,26 @@ class TestTheCommand:
         outcome = CliRunner().invoke(app, ["data", "show", str(folder), "--out", out.format(tmp=tmp_path)])
         assert getattr(outcome.exception, "exit_code", None) == 2
         assert "\n" not in str(outcome.exception)
+
+    def test_the_augmentation_of_a_recipe(self, tmp_path: Path) -> None:
+        """On the recipe's own data, or on a set that is given; the same pictures as with its operations spelled out."""
+        recipe, spelled_out, other = (str(tmp_path / f"{name}.png") for name in ("recipe", "spelled", "other"))
+        mine = tmp_path / "mine.yaml"
+        mine.write_text("recipe: digits\nseed: 3\ndata: {augment: 'PadAndCrop(8, pad=2), Flip()'}\n")
+        for words in (
+            ["--recipe", str(mine), "--out", recipe],
+            ["digits", "--augment", "PadAndCrop(8, pad=2), Flip()", "--seed", "3", "--out", spelled_out],
+            [str(make_folder(tmp_path / "photos", height=130, width=120)), "--recipe", "imagenet", "--out", other],
+        ):
+            outcome = CliRunner().invoke(app, ["data", "show", *words, "--samples", "2", "--epochs", "2"])
+            assert outcome.exit_code == 0, outcome.output
+        assert Path(recipe).read_bytes() == Path(spelled_out).read_bytes()
+        assert "RandomResizedCrop(size=(224, 224)" in outcome.output
+
+    @pytest.mark.parametrize(
+        "words", [[], ["digits", "--augment", "Flip()", "--recipe", "digits"], ["--recipe", "digit"]]
+    )
+    def test_what_says_too_little_or_too_much(self, words: list[str], tmp_path: Path) -> None:
+        outcome = CliRunner().invoke(app, ["data", "show", *words, "--out", str(tmp_path / "x.png")])
+        assert getattr(outcome.exception, "exit_code", None) == 2
+        assert "\n" not in str(outcome.exception)

@@ -183,14 +183,23 @@ def verify(
 
 @data.command()
 def show(
-    src: Src,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.png", help="The picture to write.")],
+    src: Annotated[
+        str | None, typer.Argument(metavar="SRC", help="As in the other commands; else the data of --recipe.")
+    ] = None,
     augment: Annotated[
-        str, typer.Option("--augment", help='"RandomResizedCrop(224), Flip()", or imagenet, cifar10, fashion-mnist.')
-    ] = "imagenet",
+        str | None,
+        typer.Option(
+            "--augment", help='"RandomResizedCrop(224), Flip()", or imagenet (the default), cifar10, fashion-mnist.'
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", metavar="NAME", help="A recipe or config file, whose augmentation is shown."),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Rows: samples, spread over the set.")] = 8,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Columns: what each of these epochs sees.")] = 6,
-    seed: Annotated[int, typer.Option("--seed", help="Of the run whose pictures are shown.")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")] = None,
     test: Test = False,
 ) -> None:
     """Draw samples beside what augmentation makes of them."""
@@ -199,10 +208,30 @@ def show(
     from allstep.data.spelled import spelled
 
     _check_folder("--out", out)
-    transform = spelled(augment)
+    src, text, its_seed = _shown(src, augment, recipe)
+    transform = spelled(text)
     with _source(src, test) as source:
-        save(sheet(source, transform, spread(len(source), samples), columns=epochs, seed=seed), out)
-    print(f"{out}: {min(samples, len(source))} samples, {epochs} epochs of {transform.describe()}")
+        numbers = spread(len(source), samples)
+        save(sheet(source, transform, numbers, columns=epochs, seed=its_seed if seed is None else seed), out)
+    print(f"{out}: {len(numbers)} samples, {epochs} epochs of {transform.describe()}")
+
+
+def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[str, str, int]:
+    """Whose pictures, what is done to them, and the run's seed."""
+    from allstep.errors import ConfigError
+
+    if augment is not None and recipe is not None:
+        raise ConfigError(
+            f"--augment {augment!r} and --recipe {recipe} both say what is done to pictures; give one of them"
+        )
+    if recipe is None:
+        if src is None:
+            raise ConfigError("whose pictures? give a set (SRC), or a recipe that has one (--recipe NAME)")
+        return src, augment or "imagenet", 0
+    from allstep.train.source import read_config
+
+    config = read_config(recipe)
+    return src or config.data.train or config.data.name, config.data.augment, config.seed
 
 
 @data.command()
