@@ -181,8 +181,14 @@ def test_updates_and_seconds_to_the_goal(results: dict[str, Outcome]) -> None:
     assert cells[256, "plain"].updates == [8, 8]
     assert cells[1024, "lars"].updates == [3, 3] and cells[1024, "lars"].seconds == [6.0, 6.0]
     assert cells[1024, "plain"].shown(cells[1024, "plain"].updates, ".0f") == "not reached"
-    found = BatchTable(ASKED, results).fit("plain")
-    assert found is not None and found(64) == pytest.approx(32) and found(256) == pytest.approx(8)
+    assert BatchTable(ASKED, results).fit("plain") is None  # two batches got there
+
+
+def test_the_fit(results: dict[str, Outcome]) -> None:
+    """All are better than 25% after an epoch of 1,000 samples: 16, 4 and 1 updates, so twice the batch, half the updates."""
+    found = BatchTable(replace(ASKED, goal=0.25), results).fit("plain")
+    assert found is not None and found.rms < 1e-9
+    assert found.fewest_updates == pytest.approx(0, abs=1e-6) and found.fewest_samples == pytest.approx(1024)
 
 
 def test_programs_get_every_figure(folder: StudyFolder, results: dict[str, Outcome]) -> None:
@@ -194,7 +200,7 @@ def test_programs_get_every_figure(folder: StudyFolder, results: dict[str, Outco
         ("256-plain-seed1", 0.87),
     ]
     assert whole["choices"][2]["won_back"] == pytest.approx(0.5)
-    assert set(whole["fits"]) == {"plain", "linear", "lars"}
+    assert whole["fits"] == {}
 
 
 def test_a_table_of_nothing_yet(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ def test_exact_points_give_the_curve_back(fewest_updates: float, fewest_samples:
     assert found(256) == pytest.approx(fewest_updates + fewest_samples / 256)
 
 
-def test_two_points_lie_on_it() -> None:
-    """From S1 = a + b/B1 and S2 = a + b/B2."""
-    found = fit([100, 400], [90, 30])
-    assert found is not None
-    assert (found.fewest_updates, found.fewest_samples) == pytest.approx((10, 8000))
-    assert found.critical_batch == pytest.approx(800)
+def test_three_points_by_hand() -> None:
+    """With Emin at its edge, 0, the closed form for Smin is sum(1/S) / sum(1/S^2): rising points ask for that."""
+    found = fit([100, 200, 400], [10, 20, 40])
+    assert found is not None and found.fewest_samples == 0
+    assert found.fewest_updates == pytest.approx((1 / 10 + 1 / 20 + 1 / 40) / (1 / 100 + 1 / 400 + 1 / 1600))
+    assert found.critical_batch == 0
 
 
 def test_the_published_points() -> None:
@@ -48,13 +48,13 @@ def test_neither_term_is_negative(updates: list[float]) -> None:
         assert found.critical_batch == float("inf")
 
 
-def test_one_batch_is_no_curve() -> None:
+def test_two_batches_are_no_curve() -> None:
     assert fit([], []) is None
-    assert fit([128, 128], [100, 120]) is None
+    assert fit([128, 256, 128], [100, 80, 120]) is None
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from(BATCHES), st.floats(10, 10_000)), min_size=2, max_size=6))
+@given(st.lists(st.tuples(st.sampled_from(BATCHES), st.floats(10, 10_000)), min_size=3, max_size=6))
 def test_nothing_is_better(points: list[tuple[int, float]]) -> None:
     """Against every point of a grid over both terms."""
     batches, updates = (np.array(each, float) for each in zip(*points, strict=True))

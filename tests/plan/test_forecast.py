@@ -28,14 +28,16 @@ def test_the_pace_is_that_of_the_work_done() -> None:
     assert forecast.pace == pytest.approx(2.0)
     assert forecast.left(trial("a"), record(5.0, 0.25)) == pytest.approx(15.0)
     assert forecast.left(trial("b", 30.0)) == pytest.approx(60.0)
-    forecast.learn(trial("a"), record(30.0, 1.0, ended=True), wall=33.0)
+    forecast.learn(trial("a"), record(24.0, 0.8), since=95.0)
+    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 5.0)  # and what it takes to start
+    forecast.learn_end(trial("a"), record(30.0, 1.0, ended=True), wall=37.0)
     assert forecast.pace == pytest.approx(3.0)
-    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 3.0)  # and what it takes to start
+    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 7.0)  # and to end
 
 
 def test_a_run_that_ends_early_counts_for_what_it_did() -> None:
     forecast = Forecast()
-    forecast.learn(trial("a"), record(6.0, 0.5, ended=True), wall=6.0)
+    forecast.learn_end(trial("a"), record(6.0, 0.5, ended=True), wall=6.0)
     assert forecast.pace == pytest.approx(6.0 / 5.0)
 
 

@@ -42,6 +42,20 @@ def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         allstep(*[word for word in words if word not in ("--goal", "0.01")])
 
 
+def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens to the processes then, test_runner looks at."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("allstep.plan.run", interrupted)
+    (tmp_path / "runs").mkdir()
+    result = CliRunner().invoke(app, ["study", "batch", "digits", "--remedies", "plain", "--out", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "interrupted after 0 runs have ended; the same command goes on" in result.output
+    assert "| 4096  |     - |" in (tmp_path / "table.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

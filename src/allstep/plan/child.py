@@ -16,7 +16,9 @@ class Child:
     """A command that runs on one core and writes to `output`, after what is there already. It ends when we end."""
 
     def __init__(self, command: Sequence[str], output: Path, lock: Path, env: Mapping[str, str]) -> None:
-        self.began = time.monotonic()
+        self.began_at = time.time()
+        """The time, as records have it."""
+        self._began = time.monotonic()
         with output.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", leash.__file__, str(lock), *command],
@@ -35,7 +37,7 @@ class Child:
     @property
     def seconds(self) -> float:
         """Since it was started."""
-        return time.monotonic() - self.began
+        return time.monotonic() - self._began
 
     def exit_code(self) -> int | None:
         """None while it runs."""

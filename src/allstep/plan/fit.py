@@ -32,12 +32,12 @@ class Fit:
 
 
 def fit(batches: Sequence[float], updates: Sequence[float]) -> Fit | None:
-    """Least squares of the relative distances, neither term below 0; None with fewer than 2 different batches.
+    """Least squares of the relative distances, neither term below 0; None with fewer than 3 batches, which any such curve fits.
 
     Updates range over orders of magnitude and scatter by a part of themselves, so distances count as parts: minimise
     |A x - 1|^2 with A's rows (1, 1/B) / S. With two unknowns the minimum under x >= 0 is the free one, or lies on an edge.
     """
-    if len(set(batches)) < 2:
+    if len(set(batches)) < 3:
         return None
     b, s = np.asarray(batches, float), np.asarray(updates, float)
     rows = np.stack([1 / s, 1 / (b * s)], axis=1)

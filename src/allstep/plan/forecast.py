@@ -5,7 +5,7 @@ A trial says how long it should take (`Trial.seconds`); the pace is how much lon
     pace = seconds worked / seconds that this much of the work should have taken
 
 over all trials that have a record, of earlier calls too. So the first steps of the first trials give a forecast, and every step after
-makes it better. What a trial takes besides (the start of its process) is measured when trials end.
+makes it better. What a trial takes besides (the start of its process, mostly) is measured, too.
 """
 
 import heapq
@@ -25,17 +25,23 @@ class Forecast:
 
     def __init__(self) -> None:
         self._worked: dict[str, tuple[float, float]] = {}  # by trial: seconds, and what they should have been
-        self._besides: list[float] = []
+        self._besides: dict[str, float] = {}
         self._sure = False
 
-    def learn(self, trial: Trial, record: RunRecord, wall: float | None = None) -> None:
-        """How far a trial is, or, with the seconds from its process's start to its end, how it ended."""
+    def learn(self, trial: Trial, record: RunRecord, since: float | None = None) -> None:
+        """How far a trial is. since: the time at which we started its process, if we did."""
         done, worked = trial.fraction(record), seconds_worked(record)
         if done:
             self._worked[trial.name] = (worked, done * trial.seconds)
-        if wall is not None:
-            self._sure = True
-            self._besides.append(max(0.0, wall - worked))
+        if since is not None and record.starts:
+            self._besides[trial.name] = max(0.0, record.starts[-1]["time"] - since)
+
+    def learn_end(self, trial: Trial, record: RunRecord, wall: float) -> None:
+        """How a trial ended, and the seconds from its process's start to its end."""
+        self.learn(trial, record)
+        self._sure = True
+        if len(record.starts) == 1:
+            self._besides[trial.name] = max(0.0, wall - seconds_worked(record))
 
     @property
     def pace(self) -> float | None:
@@ -48,7 +54,9 @@ class Forecast:
     def left(self, trial: Trial, record: RunRecord | None = None) -> float:
         """Seconds until a trial ends that has not begun, or that has this record. Only with a pace."""
         done = (trial.fraction(record) or 0.0) if record else 0.0
-        return (self.pace or 1.0) * trial.seconds * (1 - done) + (0.0 if record else fmean(self._besides or [0.0]))
+        return (self.pace or 1.0) * trial.seconds * (1 - done) + (
+            0.0 if record else fmean(self._besides.values() or [0.0])
+        )
 
 
 def in_lanes(running: Iterable[float], waiting: Iterable[float], lanes: int) -> float:

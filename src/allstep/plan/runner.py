@@ -177,7 +177,7 @@ class _Runner:
     def _apply_rule(self) -> None:
         for each in list(self.running.values()):
             record = each.follower.record()
-            self.forecast.learn(each.trial, record)
+            self.forecast.learn(each.trial, record, each.child.began_at)
             reason = self.study.stop(each.trial, record, self.results) if self.study.stop else None
             if reason is not None:
                 each.child.close()
@@ -190,8 +190,7 @@ class _Runner:
             self.folder.write_note(outcome)
         del self.running[each.trial.name]
         self.results[each.trial.name] = outcome
-        wall = each.child.seconds if len(outcome.record.starts) == 1 else None
-        self.forecast.learn(each.trial, outcome.record, wall)
+        self.forecast.learn_end(each.trial, outcome.record, each.child.seconds)
         self.watcher.ended(outcome, each.child.seconds)
 
     def _state(self) -> State:

@@ -59,8 +59,7 @@ def has_diverged(outcome: Outcome) -> bool:
     """Whether the loss left all bounds: `train` ended the run with an error that says so, or its last loss is no number."""
     if outcome.status == "failed":
         return "diverge" in outcome.reason
-    last = outcome.record.steps[-1] if outcome.record.steps else {"loss": 0.0}
-    loss = last.get("loss")
+    loss = outcome.record.steps[-1].get("loss", 0.0) if outcome.record.steps else 0.0
     return not (isinstance(loss, int | float) and math.isfinite(loss))
 
 
