@@ -4,15 +4,16 @@ from itertools import product
 
 import pytest
 
-from allstep.plan.forecast import Forecast, in_lanes, in_words, seconds_worked
+from allstep.plan.forecast import Forecast, in_lanes, in_words, measured
 from allstep.plan.trial import Trial
 from allstep.runlog import RunRecord
 
 
 def record(seconds: float, done: float, ended: bool = False) -> RunRecord:
+    """Starts at 100; 2 s later it has done a tenth, and `done` after so many seconds more."""
     start = {"time": 100.0, "data": {"train": 1000}}
-    step = {"time": 100.0 + seconds, "samples": int(done * 4000)}
-    return RunRecord(starts=(start,), steps=(step,), ends=({"time": 100.0 + seconds},) if ended else ())
+    steps = {"time": 102.0, "samples": 400}, {"time": 102.0 + seconds, "samples": 400 + int(done * 4000)}
+    return RunRecord(starts=(start,), steps=steps, ends=({"time": 103.0 + seconds},) if ended else ())
 
 
 def trial(name: str, seconds: float = 10.0) -> Trial:
@@ -22,23 +23,32 @@ def trial(name: str, seconds: float = 10.0) -> Trial:
 def test_the_pace_is_that_of_the_work_done() -> None:
     forecast = Forecast()
     assert forecast.pace is None
-    forecast.learn(trial("a"), record(1.0, 0.05))
-    assert forecast.pace is None  # a second is too little
-    forecast.learn(trial("a"), record(5.0, 0.25))
+    forecast.learn(trial("a"), record(3.0, 0.15))
+    assert forecast.pace is None  # too little
+    forecast.learn(trial("a"), record(8.0, 0.4))
     assert forecast.pace == pytest.approx(2.0)
-    assert forecast.left(trial("a"), record(5.0, 0.25)) == pytest.approx(15.0)
+    assert forecast.left(trial("a"), record(8.0, 0.4)) == pytest.approx(10.0)
     assert forecast.left(trial("b", 30.0)) == pytest.approx(60.0)
     forecast.learn(trial("a"), record(24.0, 0.8), since=95.0)
-    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 5.0)  # and what it takes to start
-    forecast.learn_end(trial("a"), record(30.0, 1.0, ended=True), wall=37.0)
-    assert forecast.pace == pytest.approx(3.0)
-    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 7.0)  # and to end
+    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 7.0)  # and until the first steps are done
+    forecast.learn_end(trial("a"), record(27.0, 0.9, ended=True), wall=37.0)
+    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 10.0)  # and after the last ones
 
 
 def test_a_run_that_ends_early_counts_for_what_it_did() -> None:
     forecast = Forecast()
-    forecast.learn_end(trial("a"), record(6.0, 0.5, ended=True), wall=6.0)
+    forecast.learn_end(trial("a"), record(6.0, 0.5, ended=True), wall=9.0)
     assert forecast.pace == pytest.approx(6.0 / 5.0)
+
+
+def test_trials_that_do_not_say_how_long_they_train() -> None:
+    forecast = Forecast()
+    unsaid = Trial("a", ("true",), seconds=10.0)
+    forecast.learn(unsaid, record(8.0, 0.4))
+    assert forecast.pace is None
+    forecast.learn_end(unsaid, record(27.0, 0.9, ended=True), wall=31.0)
+    assert forecast.pace == pytest.approx(3.0)
+    assert forecast.left(unsaid) == pytest.approx(31.0)
 
 
 def test_lanes_against_a_clock() -> None:
@@ -55,9 +65,12 @@ def test_lanes_against_a_clock() -> None:
 
 
 def test_pauses_are_no_work() -> None:
-    lines = {"starts": ({"time": 0.0}, {"time": 1000.0}), "steps": ({"time": 4.0}, {"time": 1003.0})}
-    assert seconds_worked(RunRecord(**lines)) == 7.0
-    assert seconds_worked(RunRecord()) == 0.0
+    """Resumed after 1,000 s, from a quarter further back."""
+    first = record(8.0, 0.5)
+    again = ({"time": 1000.0, "samples": 1400}, {"time": 1016.0, "samples": 2400})
+    both = RunRecord(starts=(*first.starts, {"time": 999.0}), steps=(*first.steps, *again))
+    assert measured(trial("a"), both) == (24.0, 0.75)
+    assert measured(trial("a"), RunRecord()) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,13 @@ def test_a_search_wants_more_with_each_result(tmp_path: Path) -> None:
 
 
 def test_a_forecast_comes_from_the_first_steps(tmp_path: Path) -> None:
-    """3 s of record for one epoch of four; so it is 9 s for the rest of this one, and 12 s for the one after."""
-    begun = [*lines([0.1]), ["wait", "{run}/never"]]
+    """3 s of record for each epoch; so it is 3 s for the last of four, and 12 s for the run after."""
+    begun = [*lines([0.1, 0.2, 0.3]), ["wait", "{run}/never"]]
     study = asked(*(fake(name, begun, epochs=4, seconds=100.0) for name in "ab"))
     told = Told()
     run(study, StudyFolder(tmp_path), 1, told, until=lambda state: state.seconds_left is not None)
-    assert told.states[-1].seconds_left == pytest.approx(9 + 12)
-    assert told.states[-1].running == {"a": 0.25}
+    assert told.states[-1].seconds_left == pytest.approx(3 + 12)
+    assert told.states[-1].running == {"a": 0.75}
     assert told.states[0].total == 2 and not told.states[0].at_most
 
 

@@ -2,21 +2,20 @@
 
 A trial says how long it should take (`Trial.seconds`); the pace is how much longer, or shorter, trials really take:
 
-    pace = seconds worked / seconds that this much of the work should have taken
+    pace = seconds from the first line about steps to the last / seconds that this much of the work should have taken
 
 over all trials that have a record, of earlier calls too. So the first steps of the first trials give a forecast, and every step after
-makes it better. What a trial takes besides (the start of its process, mostly) is measured, too.
+makes it better. What a trial takes besides is measured, too: until its first line about steps, and, when it has ended, after the last.
 """
 
 import heapq
 from collections.abc import Iterable
-from itertools import pairwise
 from statistics import fmean
 
 from allstep.plan.trial import Trial
-from allstep.runlog import RunRecord
+from allstep.runlog import Fields, RunRecord
 
-_ENOUGH = 2.0
+_ENOUGH = 5.0
 """Seconds of work that must have been measured before a forecast is made from trials that have not ended."""
 
 
@@ -30,18 +29,18 @@ class Forecast:
 
     def learn(self, trial: Trial, record: RunRecord, since: float | None = None) -> None:
         """How far a trial is. since: the time at which we started its process, if we did."""
-        done, worked = trial.fraction(record), seconds_worked(record)
-        if done:
-            self._worked[trial.name] = (worked, done * trial.seconds)
-        if since is not None and record.starts:
-            self._besides[trial.name] = max(0.0, record.starts[-1]["time"] - since)
+        seconds, done = measured(trial, record)
+        if done > 0:
+            self._worked[trial.name] = (seconds, done * trial.seconds)
+        if since is not None and len(record.starts) == 1 and record.steps:
+            self._besides[trial.name] = max(0.0, record.steps[0]["time"] - since)
 
     def learn_end(self, trial: Trial, record: RunRecord, wall: float) -> None:
         """How a trial ended, and the seconds from its process's start to its end."""
         self.learn(trial, record)
         self._sure = True
         if len(record.starts) == 1:
-            self._besides[trial.name] = max(0.0, wall - seconds_worked(record))
+            self._besides[trial.name] = max(0.0, wall - measured(trial, record)[0])
 
     @property
     def pace(self) -> float | None:
@@ -67,12 +66,32 @@ def in_lanes(running: Iterable[float], waiting: Iterable[float], lanes: int) -> 
     return max(free)
 
 
-def seconds_worked(record: RunRecord) -> float:
-    """Of a run; the time between a cut and the next start does not count."""
-    starts = {line["time"] for line in record.starts}
-    every = (record.starts, record.steps, record.evals, record.checkpoints, record.events, record.ends)
-    times = sorted(line["time"] for lines in every for line in lines)
-    return float(sum(after - before for before, after in pairwise(times) if after not in starts))
+def measured(trial: Trial, record: RunRecord) -> tuple[float, float]:
+    """Seconds of work, and how much of the trial they did.
+
+    From the first line about steps to the last one: before the first lie the start and all that is slow only once. A run that was resumed
+    has several such stretches; the time between them does not count. A trial that does not say how long it trains counts when it has ended.
+    """
+    total = trial.num_samples(record)
+    if total is None:
+        return (_from_start_to_end(record), 1.0) if record.end is not None else (0.0, 0.0)
+    stretches = [each for each in _stretches(record) if len(each) > 1]
+    seconds = sum(each[-1]["time"] - each[0]["time"] for each in stretches)
+    samples = sum(each[-1].get("samples", 0) - each[0].get("samples", 0) for each in stretches)
+    return float(seconds), max(0.0, samples / total)
+
+
+def _stretches(record: RunRecord) -> list[list[Fields]]:
+    """The lines about steps, from each start to the next."""
+    ends = [*(start["time"] for start in record.starts[1:]), float("inf")]
+    return [
+        [step for step in record.steps if start["time"] <= step["time"] < end]
+        for start, end in zip(record.starts, ends, strict=False)
+    ]
+
+
+def _from_start_to_end(record: RunRecord) -> float:
+    return float(record.ends[-1]["time"] - record.starts[-1]["time"]) if record.starts else 0.0
 
 
 def in_words(seconds: float) -> str:

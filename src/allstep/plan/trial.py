@@ -42,14 +42,19 @@ class Trial:
         named = [str(folder) if word == FOLDER else word for word in self.command]
         return [*named, *self.resume] if resumed else named
 
-    def fraction(self, record: RunRecord) -> float | None:
-        """How much of it is done, from 0 to 1; None when the record does not say."""
-        if record.end is not None and self.epochs is None:
-            return 1.0
+    def num_samples(self, record: RunRecord) -> float | None:
+        """That it will see; None when it or its record does not say."""
         data = record.start.get("data")
         total = (self.epochs or 0) * data.get("train", 0) if isinstance(data, Mapping) else 0
+        return total if total > 0 else None
+
+    def fraction(self, record: RunRecord) -> float | None:
+        """How much of it is done, from 0 to 1; None when the record does not say."""
+        total = self.num_samples(record)
+        if total is None:
+            return 1.0 if record.end is not None else None
         seen = record.steps[-1].get("samples", 0) if record.steps else 0
-        return min(1.0, seen / total) if total > 0 else None
+        return float(min(1.0, seen / total))
 
 
 @dataclass(frozen=True)
