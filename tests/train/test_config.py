@@ -28,7 +28,9 @@ def test_recipes_bear_their_names_and_are_described(recipe: str) -> None:
 
 
 def test_words_change_keys() -> None:
-    config = read_config("digits", ["epochs=3", "optimizer.lr=2e-1", "model.options.widths=[4, 8]", "optimizer.nesterov=no"])
+    config = read_config(
+        "digits", ["epochs=3", "optimizer.lr=2e-1", "model.options.widths=[4, 8]", "optimizer.nesterov=no"]
+    )
     assert (config.epochs, config.optimizer.lr, config.model.options["widths"]) == (3, 0.2, [4, 8])
     assert not config.optimizer.nesterov
     assert config.optimizer.momentum == RECIPES["digits"]().optimizer.momentum
@@ -89,7 +91,7 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("optimizer.lr=", "config key 'optimizer.lr': expected a valid number, found None"),
         (
             "schedule.shape=round",
-            "config key 'schedule.shape': expected 'cosine', 'linear', 'constant', 'step', 'polynomial', 'exponential' or 'one-cycle', found",
+            "config key 'schedule.shape': expected 'cosine', 'linear', 'constant', 'step', 'polynomial', 'exponential' or 'one-cycle'",
         ),
         ("model.widths=[]", "unknown config key 'model.widths'"),
         ("data.workers=many", "config key 'data.workers': expected a valid integer or 'auto', found 'many'"),

@@ -168,7 +168,11 @@ class TestWhatIsWrong:
                 "'data.validation': expected 1 to 19 of 20 samples, found 20",
             ),
             ([0, 1, 2, 3], {"augment": "Flop()"}, "'data.augment': no operation is called 'Flop'"),
-            ([0, 1, 2, 3], {"mean": (1.0, 2.0), "deviation": (1.0,)}, "'data.mean': expected 1 figures"),
+            (
+                [0, 1, 2, 3],
+                {"mean": (1.0, 2.0), "deviation": (1.0,)},
+                "'data.mean': expected one figure for each of 1 channels, found 2",
+            ),
             ([0, 1, 2, 3], {"train": "nowhere"}, "data.train: nowhere: no such file or folder"),
             ([0, 1, 2, 3], {"test": "nowhere"}, "data.test: nowhere: no such file or folder"),
             ([0, 1, 2, 3], {"test": "synthetic:9x6x5"}, "have 1 channels, those in synthetic 3"),

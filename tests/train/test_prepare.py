@@ -69,7 +69,7 @@ WRONG = [
     (["model.name=no_such_module:net"], "no module 'no_such_module'"),
     (["data.mean=[3]"], "data.mean is given without data.deviation"),
     (["data.deviation=[3]"], "data.deviation is given without data.mean"),
-    (["data.mean=[1, 2]", "data.deviation=[1, 2]"], "'data.mean': expected 1 figure.*found 2"),
+    (["data.mean=[1, 2]", "data.deviation=[1, 2]"], "'data.mean': expected one figure for each of 1 channels, found 2"),
     (["batch=4000"], "a batch of 4000 is larger than the training set, which has 1294 samples"),
     (["batch_per_worker=700"], "a batch of 1400 is larger than the training set, which has 1294 samples"),
     (["accumulation=100"], "a batch of 64 cannot be computed in 100 pieces"),

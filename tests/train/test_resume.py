@@ -42,7 +42,12 @@ def started(out: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A run under way, whose remains are cleared away."""
     with (out.parent / "output").open("a") as output:
         run = subprocess.Popen(
-            command(out, *words), env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command(out, *words),
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         try:
             yield run

@@ -39,10 +39,13 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder; else runs/<recipe>-<time>.")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="auto|DIR", help="auto: go on with the run in --out, if there is one. DIR: with the one there."),
+        typer.Option(
+            metavar="auto|DIR", help="auto: go on with the run in --out, if there is one. DIR: with the one there."
+        ),
     ] = None,
     max_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00.")
+        str | None,
+        typer.Option(metavar="TIME", help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
     strict: Annotated[
@@ -52,7 +55,10 @@ def train(
         int | None, typer.Option(min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="One step of everything, in a folder that is removed: data, step, evaluate, save, load.")
+        bool,
+        typer.Option(
+            "--dry-run", help="One step of everything, in a folder that is removed: data, step, evaluate, save, load."
+        ),
     ] = False,
     launcher: Annotated[
         str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
@@ -84,7 +90,12 @@ def _list() -> None:
 
 
 def _request(
-    arguments: list[str], words: list[str], out: Path | None, data: Path | None, resume: str | None, max_time: str | None
+    arguments: list[str],
+    words: list[str],
+    out: Path | None,
+    data: Path | None,
+    resume: str | None,
+    max_time: str | None,
 ) -> _Request:
     """The words of the command line, checked against each other."""
     from allstep.errors import ConfigError

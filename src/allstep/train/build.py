@@ -98,7 +98,9 @@ def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torc
     if config.share_weights != "auto":
         return bool(config.share_weights) and world.size > 1
     one_host = 1 < world.size == world.local_size
-    whole_gradients = config.precision == "float16" or config.optimizer.noise > 0  # what then happens to them needs all of them
+    whole_gradients = (
+        config.precision == "float16" or config.optimizer.noise > 0
+    )  # what then happens to them needs all of them
     nbytes = sum(each.numel() * each.element_size() for each in net.parameters())
     return one_host and device.type == "cpu" and not whole_gradients and nbytes >= SHARE_FROM_BYTES
 
@@ -106,9 +108,7 @@ def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torc
 def distribute(config: RunConfig, net: nn.Module, optimizer: torch.optim.Optimizer, share: bool) -> Any:
     """The optimizer, with the gradients of all ranks."""
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-    made = hvd.DistributedOptimizer(
-        optimizer, named, backward_passes_per_step=config.accumulation, share_weights=share
-    )
+    made = hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=config.accumulation, share_weights=share)
     made.clip_norm = config.optimizer.clip
     return made
 

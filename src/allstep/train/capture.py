@@ -28,6 +28,8 @@ def capture(job: Job) -> Snapshot:
         "loader": {**job.loaders["train"].state_dict(), "position": job.standing.samples},
         "precision": job.trainer.precision.state(),
         "growth": job.growth.state(),
+        "watch": asdict(job.watch),
+        "layout": job.layout,
         "pictures": job.parts.picture_facts(),
         "model": job.config.model.model_dump(mode="json"),
     }

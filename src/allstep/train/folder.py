@@ -21,7 +21,17 @@ from allstep import runlog
 from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
 
-MAY_CHANGE = ("log_every", "save.", "layout", "share_weights", "device", "data.folder", "data.workers", "data.strict", "data.budget")
+MAY_CHANGE = (
+    "log_every",
+    "save.",
+    "layout",
+    "share_weights",
+    "device",
+    "data.folder",
+    "data.workers",
+    "data.strict",
+    "data.budget",
+)
 """Keys in which a resumed run may differ from what it was: they do not decide what it computes."""
 
 

@@ -20,17 +20,14 @@ from torch.nn import functional
 import allstep.torch as hvd
 from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
-from allstep.train import agree, build
+from allstep.train import agree, build, layout
 from allstep.train.average import Average
 from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
-class Growth:  # TEMP
-    def __init__(self,c,b,n): self.b=b
-    def state(self): return {}
-    def load(self,s): pass
-    def batch(self,a,b,n): return self.b
-from allstep.train.loop import Trainer
+from allstep.train.divergence import LossWatch
 from allstep.train.evaluate import ToInput
+from allstep.train.growth import Growth, note
+from allstep.train.loop import Trainer
 from allstep.train.parts import Parts, make_loaders, make_to_input, measure, open_parts
 from allstep.train.precision import Precision
 from allstep.train.rate import learning_rate
@@ -55,6 +52,7 @@ class Job:
     statistics: Statistics
     standing: Standing
     growth: Growth
+    watch: LossWatch
     average: Average | None = None
     noise: RunningNoiseScale | None = None
     shares_weights: bool = False
@@ -88,14 +86,16 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     device = build.make_device(config)
     precision = Precision(config.precision, device)
     loaders = make_loaders(config, parts, world, out, device)
-    standing = Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
+    standing = (
+        Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
+    )
     if snapshot is not None:
         agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
         precision.load(snapshot.state["precision"])
     to_input = make_to_input(parts.mean, parts.deviation, device, precision.dtype, config.layout != "plain")
     net = _net(config, world, parts, loaders, to_input, snapshot).to(device, precision.dtype)
-    notes: list[str] = []
-    chosen = _laid_out(config, world, net, loaders, to_input, notes)
+    before = None if snapshot is None else str(snapshot.state["layout"])
+    chosen = _laid_out(config, world, net, parts, precision, to_input, before)
     share = build.shares_weights(config, world, net, device)
     optimizer = build.make_optimizer(config, net)
     if snapshot is not None:
@@ -124,11 +124,12 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         statistics=Statistics(net),
         standing=standing,
         growth=_growth(config, loaders, snapshot),
+        watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
         average=_average(config, net, snapshot),
         noise=_noise(config, world, snapshot),
         shares_weights=share,
-        layout=chosen,
-        notes=notes,
+        layout=chosen.name,
+        notes=[*chosen.notes, *filter(None, [note(config)])],
     )
 
 
@@ -136,18 +137,24 @@ def _data_on_every_host(config: RunConfig, world: World) -> Parts:
     """One rank of each host looks for the data first, so that what must be downloaded or indexed is so once."""
     agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
     parts = agree.everyone(world, lambda: open_parts(config))
-    return replace(parts, **agree.rank_0_decides(world, lambda: measure(parts)))
+    figures = agree.rank_0_decides(world, lambda: measure(parts))
+    return replace(parts, mean=figures["mean"], deviation=figures["deviation"])
 
 
 def _net(
-    config: RunConfig, world: World, parts: Parts, loaders: Mapping[str, Loader], to_input: ToInput, snapshot: Snapshot | None
+    config: RunConfig,
+    world: World,
+    parts: Parts,
+    loaders: Mapping[str, Loader],
+    to_input: ToInput,
+    snapshot: Snapshot | None,
 ) -> nn.Module:
     """With equal weights on all ranks: rank 0's."""
     net = agree.everyone(world, lambda: build.make_net(config, parts))
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
-    elif hasattr(net, "whiten"):
-        net.whiten(to_input(_some_pictures(loaders["validation"])))
+    elif callable(whiten := getattr(net, "whiten", None)):
+        whiten(to_input(_some_pictures(loaders["validation"])))
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     return net
 
@@ -158,11 +165,27 @@ def _some_pictures(loader: Loader) -> torch.Tensor:
 
 
 def _laid_out(
-    config: RunConfig, world: World, net: nn.Module, loaders: Mapping[str, Loader], to_input: ToInput, notes: list[str]
-) -> str:
-    """Brings the net into the layout that was asked for, or that is the fastest; its name."""
-    net.to(memory_format=torch.channels_last)
-    return "channels-last"
+    config: RunConfig,
+    world: World,
+    net: nn.Module,
+    parts: Parts,
+    precision: Precision,
+    to_input: ToInput,
+    before: str | None,
+) -> layout.Chosen:
+    """The net in the layout that was asked for, or that is the fastest; in a run that goes on, in the one it had."""
+
+    def loss_of(net: nn.Module, pictures: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with precision.autocast():
+            return functional.cross_entropy(net(pictures), target)
+
+    share = -(-config.global_batch // (world.size * config.accumulation))
+    pictures = to_input(torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8))
+    example = pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device)
+    if config.layout != "auto" or before is not None:
+        return layout.settle(net, example, loss_of, world, before or config.layout)
+    steps = config.num_epochs * len(parts.train) / config.global_batch
+    return layout.choose(net, example, loss_of, world, remaining_steps=steps)
 
 
 def _average(config: RunConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:

@@ -7,9 +7,10 @@ The clock splits a rank's time in four: `input` until its share is there, `compu
 gradients, `update` of the weights.
 """
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ class GradientSize(NamedTuple):
     """The squared norm of the mean gradient over so many samples."""
 
     squared: float
-    count: int
+    samples: int
 
 
 @dataclass(kw_only=True)
@@ -76,6 +77,8 @@ class Trainer:
     first_piece: GradientSize | None = None
     """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how noisy its gradients are."""
     watches_first_piece: bool = False
+    not_finite: list[int] = field(default_factory=list)
+    """Rows of the last share whose loss is not a number, or without bounds."""
 
 
 def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
@@ -101,9 +104,12 @@ def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
 def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
     """Adds the gradients of the mean loss over the share, piece by piece; a share without samples adds none."""
     tally = Tally()
+    trainer.not_finite = []
     weights = trainer.weigh(batch) if trainer.weigh is not None else batch.data.new_ones(0)
     pieces = min(trainer.pieces, batch.weight) or 1
-    for data, target, weight in zip(*(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True):
+    for data, target, weight in zip(
+        *(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True
+    ):
         if not len(data):
             continue
         pictures = trainer.to_input(data)
@@ -113,7 +119,12 @@ def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
         losses = functional.cross_entropy(logits, target, reduction="none", label_smoothing=trainer.label_smoothing)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
         (weighed.sum() * (trainer.precision.scale / batch.weight)).backward()
+        row = int(tally.count)
         tally.add(losses.detach().sum(), logits.detach(), target)
+        if not math.isfinite(tally.loss):
+            trainer.not_finite += [
+                row + each for each in losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
+            ]
         if trainer.watches_first_piece and tally.count == len(target) < batch.weight:
             trainer.first_piece = _size_of_gradient(trainer, len(target), batch.weight)
     return tally

@@ -286,7 +286,7 @@ def _given_figures(section: DataConfig, channels: int) -> tuple[Figures | None, 
     for key, figures in (("mean", section.mean), ("deviation", section.deviation)):
         if figures is not None and len(figures) not in (1, channels):
             raise ConfigError(
-                f"config key 'data.{key}': expected {channels} figures, one for each channel, found {len(figures)}"
+                f"config key 'data.{key}': expected one figure for each of {channels} channels, found {len(figures)}"
             )
     if section.mean is None or section.deviation is None:
         return None, None

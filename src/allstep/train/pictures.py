@@ -116,7 +116,7 @@ def _only_size(key: str, seen: Look) -> tuple[int, int]:
         return seen.one_size
     smallest, largest = ("x".join(map(str, size)) for size in (seen.sizes[0], seen.sizes[-1]))
     raise ConfigError(
-        f"config key 'data.{key}': the pictures in {seen.where} and its like have many sizes, from {smallest} to {largest}, and a net "
-        f"needs one: begin with an operation that ends at a size, such as data.augment={PRESETS['imagenet']!r} "
+        f"config key 'data.{key}': pictures such as {seen.where} have many sizes, from {smallest} to {largest}, and a net needs "
+        f"one: begin with an operation that ends at a size, such as data.augment={PRESETS['imagenet']!r} "
         f"data.prepare={PRESETS['imagenet-eval']!r}"
     )

@@ -40,7 +40,9 @@ class Precision:
         if self.name != "float16" or not gradients:
             return True
         overflowed = torch.zeros((), device=self.device)
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflowed, torch.full_like(overflowed, 1 / self.scale))
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            gradients, overflowed, torch.full_like(overflowed, 1 / self.scale)
+        )
         return self._note(bool(overflowed.item()))
 
     def _note(self, overflowed: bool) -> bool:

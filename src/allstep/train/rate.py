@@ -18,7 +18,7 @@ def learning_rate(config: RunConfig, num_train: int) -> Callable[[int], float]:
     peak, schedule = peak_rate(config), config.schedule
     total = config.num_epochs * num_train
     warmup = 0.0 if schedule.warmup_kind == "none" else min(schedule.warmup * num_train, total)
-    rate = Rate(
+    return Rate(
         peak=peak,
         total=total,
         shape=_ending_at(schedule.end, _shape(config, num_train, warmup, total)),
@@ -27,7 +27,6 @@ def learning_rate(config: RunConfig, num_train: int) -> Callable[[int], float]:
         warm_up=schedule.warmup_kind,
         batch=config.global_batch,
     )
-    return rate
 
 
 def _shape(config: RunConfig, num_train: int, warmup: float, total: float) -> Schedule:
@@ -40,7 +39,9 @@ def _shape(config: RunConfig, num_train: int, warmup: float, total: float) -> Sc
     if not schedule.milestones:
         return steps(factor=schedule.factor)
     stretched = config.num_epochs / config.epochs
-    return steps([(each * stretched * num_train - warmup) / (total - warmup) for each in schedule.milestones], schedule.factor)
+    return steps(
+        [(each * stretched * num_train - warmup) / (total - warmup) for each in schedule.milestones], schedule.factor
+    )
 
 
 def _ending_at(end: float, shape: Schedule) -> Schedule:

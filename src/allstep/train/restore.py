@@ -39,9 +39,7 @@ def _like(tensor: torch.Tensor) -> str:
 
 def averaged_weights(snapshot: Snapshot) -> Tensors:
     """The moving average of the weights, or nothing where the run had none."""
-    return {
-        name.removesuffix(AVERAGE): tensor for name, tensor in snapshot.optimizer.items() if name.endswith(AVERAGE)
-    }
+    return {name.removesuffix(AVERAGE): tensor for name, tensor in snapshot.optimizer.items() if name.endswith(AVERAGE)}
 
 
 def optimizer_tensors(snapshot: Snapshot) -> Tensors:

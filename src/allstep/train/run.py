@@ -13,8 +13,8 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,12 +23,14 @@ import torch.distributed as dist
 import allstep.torch as hvd
 from allstep.comm.squares import GradientNorms
 from allstep.data import Batch
-from allstep.errors import CheckpointError, UserError
+from allstep.errors import AllstepError, CheckpointError, UserError
 from allstep.optim import RunningNoiseScale, estimate, from_workers
 from allstep.train import agree, checkpoint
 from allstep.train.capture import capture
 from allstep.train.checkpoint import Snapshot
+from allstep.train.circumstances import circumstances
 from allstep.train.config import RunConfig
+from allstep.train.divergence import Diverged, Spike, explain
 from allstep.train.evaluate import Tally, check_targets, evaluate
 from allstep.train.fingerprint import Fingerprint
 from allstep.train.job import Job, make_job
@@ -126,10 +128,10 @@ class _Run:
             return f"the validation accuracy is {job.standing.best.accuracy:.2%} (evaluation.stop_at)"
         return ""
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch]:
         job = self.job
         job.loaders["train"].batch = job.standing.batch
-        return job.loaders["train"].batches(job.standing.samples, job.total)
+        yield from job.loaders["train"].batches(job.standing.samples, job.total)
 
     def _step(self, batches: Iterator[Batch]) -> bool:
         """One update, and what all ranks learn of it; whether to stop."""
@@ -169,19 +171,30 @@ class _Run:
         job = self.job
         self.since_log, job.standing.since = self.since_log + total, job.standing.since + total
         norms = job.trainer.optimizer.norms
-        # TEMP guard
+        self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
             self._measure_noise(job.noise, norms)
         if job.average is not None:
             job.average.update()
+
+    def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
+        """A spike is told; a loss that has diverged ends the run on all ranks, before it is saved."""
+        if isinstance(verdict, Spike):
+            self.watchers.event(str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best)
+        if isinstance(verdict, Diverged):
+            self.close()
+            known = circumstances(self.job, batch)
+            text = explain(verdict, known, self.job.config)
+            self.watchers.event(text, step=verdict.step, samples=self.job.standing.samples)
+            raise AllstepError(text) if self.job.world.rank == 0 else SystemExit(AllstepError.exit_code)
 
     def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms) -> None:
         """From how much the gradients of ranks differ, or of the first piece and the whole where there is one rank."""
         first, weight = self.job.trainer.first_piece, sum(norms.weights)
         if sum(each > 0 for each in norms.weights) > 1:
             noise.add(from_workers(norms.own, norms.weights, norms.mean))
-        elif first is not None and first.count < weight:
-            noise.add(estimate(first.squared, first.count, norms.mean, weight))
+        elif first is not None and first.samples < weight:
+            noise.add(estimate(first.squared, first.samples, norms.mean, weight))
 
     # What is due
 
@@ -196,7 +209,7 @@ class _Run:
         if evaluates or standing.updates % job.config.log_every == 0:
             self._log()
         is_best = self._evaluate() if evaluates else False
-        self._grow(before)
+        self._grow()
         per_epoch = job.config.save.epochs
         if is_best or ends or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train):
             self._save(is_best)
@@ -228,7 +241,7 @@ class _Run:
             memory=[int(each) for each in memory],
             batch=job.standing.batch,
             grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.precision.scale),
-            noise_scale=finite(job.noise.scale) if job.noise is not None else None,
+            noise_scale=_finite(job.noise.scale) if job.noise is not None else None,
             trust=self._trust_ratios(),
         )
         self.watchers.progress(progress)
@@ -258,12 +271,14 @@ class _Run:
         job, mirror = self.job, self.job.config.evaluation.mirror
         return evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input, mirror=mirror)
 
-    def _grow(self, before: int) -> None:
+    def _grow(self) -> None:
         """A larger batch from here on, if it is time for one."""
         job = self.job
-        batch = job.growth.batch(before, job.standing.samples, job.noise)
+        batch = job.growth.batch(job.standing.samples, job.noise)
         if batch != job.standing.batch:
-            self.watchers.event(f"the batch grows from {job.standing.batch} to {batch}", samples=job.standing.samples, batch=batch)
+            self.watchers.event(
+                f"the batch grows from {job.standing.batch} to {batch}", samples=job.standing.samples, batch=batch
+            )
             job.standing.batch = job.loaders["train"].batch = batch
             job.set_pieces(job.growth.pieces(batch, job.world.size, job.config.accumulation))
 
@@ -289,7 +304,9 @@ class _Run:
                 self.watchers.saved(saved.samples, saved.path)
             else:
                 kept = "what was saved before is kept, and the run goes on"
-                self.watchers.event(f"checkpoint {saved.samples:012} was not written: {saved.error}; {kept}", samples=saved.samples)
+                self.watchers.event(
+                    f"checkpoint {saved.samples:012} was not written: {saved.error}; {kept}", samples=saved.samples
+                )
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -308,7 +325,10 @@ class _Run:
         self.close()
         why = agree.gather(self.job.world, self.stopping.why)
         reason = next((each for each in why if each is not None), "a worker was told to stop")
-        self.watchers.event(f"stopped and saved after {standing.samples} of {self.job.total} samples: {reason}", samples=standing.samples)
+        self.watchers.event(
+            f"stopped and saved after {standing.samples} of {self.job.total} samples: {reason}",
+            samples=standing.samples,
+        )
         return Paused(standing.samples, reason)
 
     # The end

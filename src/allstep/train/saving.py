@@ -6,8 +6,9 @@ training  ──step──step──[copy]──step──step──step──[c
 ```
 
 One is written at a time. If the disk is so slow that the next one comes before the last is done, the newest waits and replaces one that
-waited, unless that is the best one. The last `keep` checkpoints stay, and the best one. A disk that is full costs that checkpoint, and nothing else: what was there
-stays, the run goes on, and whoever listens is told.
+waited, unless that is the best one.
+The last `keep` checkpoints stay, and the best one. A disk that is full costs that checkpoint, and nothing else: what was there
+stays, the run goes on, and whoever listens is told. Weights that are not finite are not written: the last good ones stay.
 """
 
 import threading
@@ -26,7 +27,7 @@ class Saved:
 
     samples: int
     path: Path | None
-    error: OSError | None = None
+    error: OSError | ValueError | None = None
     seconds: float = 0.0
     """That writing it took."""
 
@@ -73,8 +74,9 @@ class Saver:
     def _write(self, snapshot: Snapshot) -> Saved:
         started = time.monotonic()
         try:
+            _check_finite(snapshot.weights)
             path = checkpoint.write(self.folder, snapshot)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             return Saved(snapshot.samples, None, error)
         for old in outdated(checkpoint.written(self.folder), self.keep, self.best):
             checkpoint.remove(old)
@@ -84,6 +86,13 @@ class Saver:
 def outdated(newest_first: Sequence[Path], keep: int, best: int | None) -> list[Path]:
     """Those beyond the last `keep` that are not the best."""
     return [path for path in newest_first[keep:] if int(path.name) != best]
+
+
+def _check_finite(weights: Tensors) -> None:
+    """Weights that are no longer numbers must not replace good ones."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} is not finite")
 
 
 def _copy(tensors: Tensors) -> Tensors:

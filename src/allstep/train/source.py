@@ -20,7 +20,6 @@ from allstep.errors import ConfigError, did_you_mean
 from allstep.train.config import RunConfig, known_keys, validated
 from allstep.train.recipes import DEFAULT, RECIPES
 
-
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
 """Whatever the net takes."""
@@ -127,7 +126,10 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
     """With `{"name": ...}` in place of a section's name."""
-    return {key: {"name": value} if key in NAMED_SECTIONS and isinstance(value, str) else value for key, value in layer.items()}
+    return {
+        key: {"name": value} if key in NAMED_SECTIONS and isinstance(value, str) else value
+        for key, value in layer.items()
+    }
 
 
 def _drop_options(whole: dict[str, Any], layer: Mapping[str, Any]) -> None:

@@ -33,8 +33,8 @@ class Statistics:
         mine = [(buffer.double() * weight).flatten() for buffer in self.buffers]
         total = torch.cat([*(each.cpu() for each in mine), torch.tensor([weight, *more], dtype=torch.float64)])
         dist.all_reduce(total)
-        flat, rest = total.split([len(total) - 1 - len(more), 1 + len(more)])
-        count, *sums = rest.tolist()
+        flat = total[: len(total) - 1 - len(more)]
+        count, *sums = (float(each) for each in total[len(flat) :].tolist())
         if count > 0 and len(flat):  # a step without any samples leaves all as they are
             _copy(flat / count, self.buffers)
         return sums
