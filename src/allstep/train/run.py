@@ -184,9 +184,9 @@ class _Run:
         if isinstance(verdict, Diverged):
             self.close()
             known = circumstances(self.job, batch)
-            text = explain(verdict, known, self.job.config)
-            self.watchers.event(text, step=verdict.step, samples=self.job.standing.samples)
-            raise AllstepError(text) if self.job.world.rank == 0 else SystemExit(AllstepError.exit_code)
+            self.watchers.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
+            error = AllstepError(explain(verdict, known, self.job.config))
+            raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
     def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms) -> None:
         """From how much the gradients of ranks differ, or of the first piece and the whole where there is one rank."""
