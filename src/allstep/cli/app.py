@@ -8,11 +8,14 @@ from allstep._version import __version__
 from allstep.cli.bench import bench
 from allstep.cli.data import data
 from allstep.cli.doctor import doctor
+from allstep.cli.eval import eval_
 from allstep.cli.horovod_path import horovod_path
+from allstep.cli.predict import predict
 from allstep.cli.report import report
 from allstep.cli.run import run
 from allstep.cli.study import study
 from allstep.cli.train import train
+from allstep.cli.verify import verify
 
 app = typer.Typer(
     name="allstep",
@@ -41,7 +44,10 @@ def _root(
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(train)
+app.command()(verify)
 app.command()(report)
+app.command()(predict)
+app.command("eval")(eval_)
 app.add_typer(study)
 app.add_typer(data)
 app.add_typer(bench)

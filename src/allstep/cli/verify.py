@@ -1,0 +1,116 @@
+"""`allstep verify`: do N workers compute what one does?
+
+The launching process makes a folder, starts the same few steps with one number of workers after the other, and removes the folder. The
+workers are this same verb, told by `--answers` where the plan lies.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from allstep.train.agreement import Answer, Plan
+    from allstep.train.config import RunConfig
+
+
+def verify(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to verify, and what to change in it."),
+    ] = None,
+    workers: Annotated[
+        str, typer.Option("--workers", "-n", metavar="N,N", help="Numbers of workers; the first is the reference.")
+    ] = "1,2,4",
+    data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
+    answers: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run a few steps in float64 with each number of workers and show that all compute the same, or where they part."""
+    from allstep.errors import ConfigError
+    from allstep.train.recipes import DEFAULT
+    from allstep.world import NONE, World
+
+    sources = [argument for argument in arguments or [] if "=" not in argument]
+    words = [argument for argument in arguments or [] if "=" in argument]
+    if len(sources) > 1:
+        raise ConfigError(f"expected one recipe or config file, found {', '.join(map(repr, sources))}")
+    source = sources[0] if sources else DEFAULT
+    launcher = World.detect().launcher
+    if answers is not None:
+        _work(source, answers)
+    elif launcher != NONE:
+        raise ConfigError(
+            f"allstep verify starts its workers itself, and {launcher} has started it as one: call it alone"
+        )
+    else:
+        raise typer.Exit(_start(source, words, workers, data))
+
+
+def _work(source: str, answers: Path) -> None:
+    from allstep.train.source import read_config
+    from allstep.train.verify import work
+
+    work(read_config(source), answers)
+
+
+def _start(source: str, words: list[str], workers: str, data: Path | None) -> int:
+    """One number of workers after the other; 0 when all agree, 1 when not."""
+    from allstep.train.agreement import made_exact, make_plan, parse_workers, write_plan
+    from allstep.train.prepare import Prepared, check, prepare
+
+    numbers = parse_workers(workers)
+    prepared = prepare(source, words, data)
+    config, notes = made_exact(prepared.config, numbers)
+    parts = check(Prepared(config))
+    plan = make_plan(config, numbers, len(parts.validation))
+    for note in [*([prepared.note] if prepared.note else []), *notes]:
+        print(f"note: {note}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="allstep-verify-") as name:
+        folder = Path(name)
+        (folder / "config.yaml").write_text(config.to_yaml())
+        write_plan(folder, plan)
+        answers: list[Answer] = []
+        for number in numbers:
+            if code := _answer(config, plan, number, folder, answers):
+                return code
+    return _tell(plan, answers)
+
+
+def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answers: "list[Answer]") -> int:
+    """Starts the workers and adds their answer; the exit status if they have none."""
+    from allstep.launch import launch
+    from allstep.train.agreement import named, read_answer
+
+    steps = f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and {plan.evaluated} of the validation part"
+    print(f"{named(number)}: {steps} ...", flush=True)
+    started = time.monotonic()
+    command = [sys.executable, "-m", "allstep", "verify", str(folder / "config.yaml"), "--answers", str(folder)]
+    code = launch(command, number, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
+    if code:
+        print(f"{named(number)}: ended with {code}, so there is nothing to compare", file=sys.stderr)
+        return code
+    answers.append(read_answer(folder, number))
+    for note in answers[-1].notes if len(answers) == 1 else ():
+        print(f"note: {note}")
+    print(f"{named(number)}: {time.monotonic() - started:.1f} s", flush=True)
+    return 0
+
+
+def _tell(plan: "Plan", answers: "Sequence[Answer]") -> int:
+    """The table and the verdict."""
+    from allstep.train.agreement import named, partings, table
+    from allstep.train.columns import columns
+
+    for line in columns(list(table(plan, answers))):
+        print(line)
+    found = list(partings(plan, answers))
+    for line in found:
+        print(f"allstep: {line}")
+    if not found:
+        print(f"all agree to {plan.tolerance:g}: {', '.join(named(each.workers) for each in answers)} compute the same")
+    return 1 if found else 0
