@@ -1,0 +1,51 @@
+"""A run that is there already: its config, read back, and what somebody may want of it. No torch in here: a launcher can afford it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from allstep.errors import ConfigError
+from allstep.train.config import RunConfig
+from allstep.train.source import read_config
+
+Which = Literal["last", "best"]
+PartName = Literal["test", "validation", "train"]
+_FIXED = ("data.mean", "data.deviation", "data.augment", "data.mix")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Which weights of a run shall be evaluated, on which samples."""
+
+    folder: Path
+    """Of the run."""
+    part: PartName = "test"
+    which: Which | None = None
+    """None: those that the run itself would test."""
+    place: str | None = None
+    """Of other data than the run's; all of it counts then."""
+    words: Sequence[str] = ()
+    """ "key=value", of the keys of data."""
+    device: str = "auto"
+
+    def config(self) -> RunConfig:
+        """The run's config with the words on top. ConfigError when there is no run, or a word that would make it another one."""
+        for word in self.words:
+            key = word.partition("=")[0]
+            if not key.startswith("data."):
+                raise ConfigError(
+                    f"{word}: the run is what it is; only keys of its data can be set here, such as data.test=FOLDER"
+                )
+            if key in _FIXED:
+                raise ConfigError(f"{word}: the net was trained with what the run says, so {key} cannot be set here")
+        return run_config(self.folder, self.words)
+
+
+def run_config(folder: Path, words: Sequence[str] = ()) -> RunConfig:
+    """The config of the run in `folder`, with `words` ("key=value") on top."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        what = "there is no such folder" if not folder.is_dir() else "holds no run, there is no config.yaml in it"
+        raise ConfigError(f"{folder}: {what}; expected a run folder, as `allstep train` makes it")
+    return read_config(str(file), words)

@@ -1,0 +1,196 @@
+"""The net of a run, ready to be used: without the run's data, without workers.
+
+```
+RUN/config.yaml ─────────────> which net, how it is laid out
+RUN/checkpoints/<samples>/
+  state.json, "pictures" ────> classes, shape, mean and deviation, what is done to a picture
+  weights.safetensors ───────> the net
+  optimizer.safetensors ─────> the moving average of the weights instead, where the run keeps one: it is what the run evaluates
+```
+
+Taken is the newest checkpoint that is whole, or the one that was best on the validation part. A run that is under way may be read, too:
+checkpoints appear and go as wholes. Synchronised and ghost norms are plain ones in evaluation, so one process is enough for them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from allstep.data.augment import Resize
+from allstep.data.spelled import spelled
+from allstep.data.transform import Transform
+from allstep.errors import CheckpointError, ConfigError
+from allstep.train import build, checkpoint
+from allstep.train.average import Average
+from allstep.train.checkpoint import Snapshot
+from allstep.train.config import RunConfig
+from allstep.train.existing import Which, run_config
+from allstep.train.restore import averaged_weights, load_weights
+from allstep.train.to_input import ToInput, make_to_input
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run and the checkpoint that was chosen of it, as plain values and tensors: they can be sent to other workers."""
+
+    folder: Path
+    config: RunConfig
+    path: Path
+    """Of the checkpoint."""
+    which: Which
+    snapshot: Snapshot
+    notes: tuple[str, ...] = ()
+    """What the user should know: a line on each checkpoint that could not be used."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a picture must be like for this net; see `Parts.picture_facts`."""
+        facts: Mapping[str, Any] = self.snapshot.state["pictures"]
+        return facts
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A net and all that one must know to show it a picture."""
+
+    net: nn.Module
+    config: RunConfig
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    """Channels, height and width of a picture as the net is evaluated on it."""
+    mean: tuple[float, ...]
+    """Of each channel, from 0 to 255."""
+    deviation: tuple[float, ...]
+    prepare: Transform
+    """From an encoded picture or an array to (height, width, channels)."""
+    to_input: ToInput
+    """From a batch of those, channels first, to what the net takes, on its device."""
+    samples: int
+    """That the net was trained on."""
+    which: Which
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+
+def load_run(folder: Path | str, which: Which | None = None, device: str = "auto") -> Trained:
+    """The net of the run in `folder`: its last weights, or the best on the validation part; None: what the run itself would test.
+
+    Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or not one of this net.
+    """
+    return make_trained(find_run(folder, which), make_device(device))
+
+
+def find_run(folder: Path | str, which: Which | None = None) -> Found:
+    """Reads config and checkpoint of the run in `folder`."""
+    folder = Path(folder)
+    config = run_config(folder)
+    newest = checkpoint.newest(folder / "checkpoints")
+    if newest.path is None or newest.snapshot is None:
+        raise CheckpointError(_no_checkpoint(folder, newest.complaints))
+    notes = tuple(f"not used: {complaint}" for complaint in newest.complaints)
+    standing = newest.snapshot.state["standing"]
+    if which is None:
+        which = config.evaluation.choose if standing["best"] else "last"
+    if which == "last" or standing["best_samples"] == newest.snapshot.samples:
+        return Found(folder, config, newest.path, which, newest.snapshot, notes)
+    if not standing["best"]:
+        raise CheckpointError(
+            f"{folder}: no weights are the best yet, the run has not been evaluated: take the last ones"
+        )
+    path = folder / "checkpoints" / f"{standing['best_samples']:012}"
+    return Found(folder, config, path, which, checkpoint.read(path), notes)
+
+
+def _no_checkpoint(folder: Path, complaints: Sequence[str]) -> str:
+    if complaints:
+        return f"{folder}: none of its {len(complaints)} checkpoints is whole; the newest: {complaints[0]}"
+    return f"{folder}: has no checkpoint yet; the first one comes as config.yaml says under `save`, or with the end of the run"
+
+
+def make_device(name: str) -> torch.device:
+    """Where to compute: auto, cpu or cuda."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device: expected auto, cpu or cuda, found {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: there is no GPU that torch could use here; auto takes what there is")
+    use_gpu = name != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
+
+
+def make_trained(found: Found, device: torch.device) -> Trained:
+    """The net of a run that was found, with its weights."""
+    config, facts = found.config, found.facts
+    channels_last = config.layout != "plain"
+    dtype = torch.float64 if config.precision == "float64" else torch.float32
+    net = _with_weights(_net(found).to(dtype), found).to(device).eval()
+    if channels_last:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    shape: tuple[int, int, int] = tuple(facts["shape"])
+    return Trained(
+        net=net,
+        config=config,
+        classes=tuple(facts["classes"]),
+        shape=shape,
+        mean=tuple(facts["mean"]),
+        deviation=tuple(facts["deviation"]),
+        prepare=picture_transform(facts["prepare"], shape),
+        to_input=make_to_input(facts["mean"], facts["deviation"], device, dtype, channels_last),
+        samples=found.snapshot.samples,
+        which=found.which,
+        notes=found.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """What a net is made for."""
+
+    num_classes: int
+    shape: tuple[int, int, int]
+
+
+def _net(found: Found) -> nn.Module:
+    """With weights that mean nothing yet, for pictures of the size that it was trained on, as far as the config says it."""
+    facts = found.facts
+    trained_on = spelled(found.config.data.augment).shape
+    height, width = trained_on[:2] if trained_on else facts["shape"][1:]
+    pictures = _Pictures(len(facts["classes"]), (facts["shape"][0], height, width))
+    try:
+        return build.make_net(found.config, pictures)  # type: ignore[arg-type]  # it asks a Parts for nothing else
+    except ConfigError as error:
+        if ":" not in found.config.model.name:
+            raise
+        raise ConfigError(
+            f"{error}; the net is the user's own: call this from the folder that the run was trained from"
+        ) from error
+
+
+def _with_weights(net: nn.Module, found: Found) -> nn.Module:
+    load_weights(net, found.snapshot.weights, str(found.path))
+    averaged = averaged_weights(found.snapshot)
+    if not averaged:
+        return net
+    average = Average(net, found.config.average.decay or 0.0)
+    average.load(averaged, updates=0)
+    return average.net
+
+
+def picture_transform(text: str, shape: tuple[int, int, int]) -> Transform:
+    """What `data.prepare` spells, for pictures of any size and kind.
+
+    Where it does not end at a size, all pictures of the run had the one in `shape` (channels, height, width): others are stretched to
+    it first.
+    """
+    channels, *size = shape
+    made = spelled(text, channels=channels)
+    if made.shape is not None:
+        return made
+    return Transform(Resize((size[0], size[1])), *made.operations, channels=channels)
