@@ -100,6 +100,7 @@ class Damaged(Arrays):
 
     def __init__(self, images: Any, labels: Any, **_: Any) -> None:
         super().__init__(images, labels, bad=DAMAGED)
+        self.classes = tuple("0123456789")
 
 
 DAMAGED = (3, 70, 71, 200, 350)

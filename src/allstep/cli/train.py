@@ -130,10 +130,10 @@ def _start(request: _Request, workers: int | None) -> int:
     if request.max_time is not None:
         parse_time(request.max_time)
     prepared = prepare(request.source, request.words, request.data, _show_download)
-    check(prepared)
+    num_workers = workers or default_num_workers(prepared.config)
+    check(prepared, num_workers)
     if prepared.note:
         print(f"allstep: {prepared.note}", file=sys.stderr)
-    num_workers = workers or default_num_workers(prepared.config)
     claimed = claim_folder(prepared.config.resolved(num_workers), request.out, request.resume)
     if claimed.has_ended:
         print(f"allstep: {claimed.path}: this run has ended; look at it with `allstep report {claimed.path}`")

@@ -54,8 +54,8 @@ class DataConfig(_Section):
     """Of each channel, from 0 to 255: taken off. None measures it on the training set."""
     deviation: tuple[Positive, ...] | None = None
     """Of each channel: divided by. None measures it on the training set."""
-    labels_from: Whole = 0
-    """The label of the first class in TFRecords; ImageNet's begin at 1."""
+    labels_from: Whole | None = None
+    """The label of the first class in TFRecords; None: 1 where they are called image/class/label, as ImageNet's are, else 0."""
     num_classes: Count | None = None
     """How many classes there are, where the data does not say."""
     workers: Whole | Literal["auto"] = "auto"

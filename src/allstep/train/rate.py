@@ -7,6 +7,10 @@ from allstep.optim.schedules import Schedule, polynomial, steps
 from allstep.train.config import RunConfig
 
 
+_USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
+"""Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
+
+
 def peak_rate(config: RunConfig) -> float:
     """The highest rate of the run: the recipe's, scaled to the batch."""
     section = config.optimizer
@@ -36,12 +40,10 @@ def _shape(config: RunConfig, num_train: int, warmup: float, total: float) -> Sc
         return polynomial(schedule.power)
     if schedule.shape != "step":
         return SCHEDULES[schedule.shape]
-    if not schedule.milestones:
-        return steps(factor=schedule.factor)
+    milestones = schedule.milestones or [part * config.epochs for part in _USUAL_MILESTONES]
     stretched = config.num_epochs / config.epochs
-    return steps(
-        [(each * stretched * num_train - warmup) / (total - warmup) for each in schedule.milestones], schedule.factor
-    )
+    places = [(each * stretched * num_train - warmup) / (total - warmup) for each in milestones] if warmup < total else []
+    return steps([place for place in places if place > 0], schedule.factor)
 
 
 def _ending_at(end: float, shape: Schedule) -> Schedule:

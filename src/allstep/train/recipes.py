@@ -70,12 +70,11 @@ def imagenet() -> RunConfig:
             prepare="CentreCrop(224)",
             mean=(123.675, 116.28, 103.53),
             deviation=(58.395, 57.12, 57.375),
-            labels_from=1,
             num_classes=1000,
         ),
         model=ModelConfig(name="resnet50", norm="batch", options={"zero_last_norm": True}),
         optimizer=OptimizerConfig(lr=0.1, base_batch=256, weight_decay=1e-4),
-        schedule=ScheduleConfig(shape="step", milestones=(30, 60, 80), warmup=5, warmup_from=1 / 32),
+        schedule=ScheduleConfig(shape="step", warmup=5, warmup_from=1 / 32),
         save=SaveConfig(seconds=900),
     )
 

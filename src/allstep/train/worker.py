@@ -16,6 +16,7 @@ from allstep.train import agree, checkpoint
 from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.display import Display
+from allstep.train.fitting import check_config
 from allstep.train.folder import Claimed, claim_folder
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
@@ -58,6 +59,7 @@ def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
 def _decide(asked: Asked, world: World) -> tuple[RunConfig, Claimed, Snapshot | None, list[str]]:
     prepared = prepare(asked.source, asked.words, asked.data)
     config = prepared.config.resolved(world.size)
+    check_config(config, world.size)
     claimed = claim_folder(config, asked.out, asked.resume)
     notes = [prepared.note] if prepared.note else []
     if claimed.has_ended:
