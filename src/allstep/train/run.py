@@ -9,11 +9,11 @@ What is due when (an evaluation, a checkpoint, a larger batch) depends on the po
 checkpoints by the clock do not, and they change nothing. The test set is read once, after the last update; nothing is chosen by it.
 """
 
-import copy
 import math
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,21 +23,21 @@ import torch.distributed as dist
 import allstep.torch as hvd
 from allstep.comm.squares import GradientNorms
 from allstep.data import Batch
-from allstep.errors import AllstepError, CheckpointError, UserError
+from allstep.errors import AllstepError, UserError
 from allstep.optim import RunningNoiseScale, estimate, from_workers
-from allstep.train import agree, checkpoint
+from allstep.train import agree
 from allstep.train.capture import capture
 from allstep.train.checkpoint import Snapshot
 from allstep.train.circumstances import circumstances
 from allstep.train.config import RunConfig
 from allstep.train.divergence import Diverged, Spike, explain
+from allstep.train.ending import chosen_net
 from allstep.train.evaluate import Tally, check_targets, evaluate
 from allstep.train.fingerprint import Fingerprint
 from allstep.train.job import Job, make_job
 from allstep.train.loop import PHASES, Clock, step
 from allstep.train.mistakes import Mistakes
 from allstep.train.opening import memory_in_use, opening
-from allstep.train.restore import averaged_weights, load_weights
 from allstep.train.saving import Saved, Saver
 from allstep.train.standing import crossed
 from allstep.train.stopping import Stopping
@@ -99,6 +99,7 @@ class _Run:
         self.first_sample = job.standing.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
         self.last_save = time.monotonic()
+        self.aside = {"saving": 0.0, "telling": 0.0}
 
     # The way
 
@@ -244,7 +245,8 @@ class _Run:
             noise_scale=_finite(job.noise.scale) if job.noise is not None else None,
             trust=self._trust_ratios(),
         )
-        self.watchers.progress(progress)
+        with self._aside("telling"):
+            self.watchers.progress(progress)
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
         self.since_log = Tally()
@@ -293,7 +295,15 @@ class _Run:
         """Rank 0 copies its tensors and goes on; nobody else need do anything, for all have the same."""
         if self.saver is not None:
             self.last_save = time.monotonic()
-            self.saver.save(capture(self.job), best)
+            with self._aside("saving"):
+                self.saver.save(capture(self.job), best)
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Time that is not the step's."""
+        started = time.perf_counter()
+        yield
+        self.aside[what] += time.perf_counter() - started
 
     def _tell_news(self) -> None:
         """What the writer of checkpoints has to say."""
@@ -301,7 +311,8 @@ class _Run:
             saved = self.news.popleft()
             if saved.path is not None:
                 self.stopping.note_cost(saved.seconds)
-                self.watchers.saved(saved.samples, saved.path)
+                with self._aside("telling"):
+                    self.watchers.saved(saved.samples, saved.path)
             else:
                 kept = "what was saved before is kept, and the run goes on"
                 self.watchers.event(
@@ -337,7 +348,8 @@ class _Run:
         job, standing = self.job, self.job.standing
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
-        net, chosen = self._chosen_net()
+        self.close()
+        net, chosen = chosen_net(job, self.watchers)
         mistakes, mirror = Mistakes(job.parts.classes), job.config.evaluation.mirror
         test = evaluate(net, job.loaders["test"], job.trainer.to_input, mirror=mirror, mistakes=mistakes)
         if problem := mistakes.write(job.out, job.world):
@@ -355,31 +367,9 @@ class _Run:
             best=standing.best,
             chosen=chosen,
             why=why if standing.samples < job.total else "",
+            aside=self.aside,
             num_bad=self._num_bad(),
         )
-
-    def _chosen_net(self) -> tuple[torch.nn.Module, str]:
-        """The net that is tested, and which that is."""
-        job = self.job
-        last = job.evaluated_net
-        if job.config.evaluation.choose == "last" or job.standing.best_samples == job.standing.samples:
-            return last, job.config.evaluation.choose
-        self.close()
-        path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
-        snapshot, problem = agree.rank_0_decides(job.world, lambda: _read_or_not(path))
-        if snapshot is None:
-            self.watchers.event(f"the best weights cannot be read, the last ones are tested: {problem}")
-            return last, "last"
-        best = copy.deepcopy(last)
-        load_weights(best, averaged_weights(snapshot) or snapshot.weights)
-        return best, "best"
-
-
-def _read_or_not(path: Path) -> tuple[Snapshot | None, str]:
-    try:
-        return checkpoint.read(path), ""
-    except CheckpointError as error:
-        return None, str(error)
 
 
 def _finite(value: float) -> float | None:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,8 @@ class Result:
     """Which weights were tested: the last or the best."""
     why: str = ""
     """Why the run ended before its last epoch, if it did."""
+    aside: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that steps waited for `saving` (copies for checkpoints) and `telling` (the record, the screen), on rank 0."""
     num_bad: int = 0
     """Samples found bad and skipped."""
 

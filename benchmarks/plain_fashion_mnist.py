@@ -1,0 +1,90 @@
+"""Fashion-MNIST in plain PyTorch: what `benchmarks/train.py` holds `allstep train` against. No line of allstep trains here.
+
+    torchrun --nproc-per-node 2 benchmarks/plain_fashion_mnist.py CONFIG.json
+
+DistributedDataParallel on Gloo, DataLoader with DistributedSampler, as in PyTorch's tutorials, for the net, batch, rate and split that the
+config names; channels-last, one thread per worker, evaluation on the held-out samples after each epoch. Writes a JSON line per epoch.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from allstep.models import SmallCnn
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(settings["seed"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    arrays = np.load(settings["arrays"])
+    train, validation = (_dataset(arrays, part, settings) for part in ("train", "validation"))
+    sampler = DistributedSampler(train, size, rank, shuffle=True, seed=settings["seed"])
+    loader = DataLoader(
+        train, batch_size=settings["batch"] // size, sampler=sampler, num_workers=settings["num_workers"]
+    )
+    net = SmallCnn(10, (1, 28, 28), widths=settings["widths"], hidden=settings["hidden"])
+    net = net.to(memory_format=torch.channels_last)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(
+        model.parameters(), settings["lr"], momentum=0.9, nesterov=True, weight_decay=settings["weight_decay"]
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _factor(step, len(loader), settings))
+    spent = 0.0
+    for epoch in range(settings["epochs"]):
+        sampler.set_epoch(epoch)
+        started = time.perf_counter()
+        for pictures, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(pictures), labels).backward()
+            optimizer.step()
+            schedule.step()
+        spent += time.perf_counter() - started
+        accuracy = _accuracy(net, validation, rank, size)
+        if rank == 0:
+            print(json.dumps({"epoch": epoch + 1, "seconds": spent, "accuracy": accuracy}), flush=True)
+        if accuracy >= settings["goal"]:
+            break
+    dist.destroy_process_group()
+
+
+def _dataset(arrays: "np.lib.npyio.NpzFile", part: str, settings: dict[str, float]) -> TensorDataset:
+    pictures = torch.from_numpy(arrays[f"{part}_images"]).float().sub_(settings["mean"]).div_(settings["deviation"])
+    return TensorDataset(pictures.unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]))
+
+
+def _factor(step: int, steps_per_epoch: int, settings: dict[str, float]) -> float:
+    """Half an epoch up in a straight line, then down along half a cosine."""
+    warmup, total = settings["warmup"] * steps_per_epoch, settings["schedule_epochs"] * steps_per_epoch
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+
+
+@torch.no_grad()
+def _accuracy(net: nn.Module, validation: TensorDataset, rank: int, size: int) -> float:
+    net.eval()
+    pictures, labels = validation.tensors[0][rank::size], validation.tensors[1][rank::size]
+    correct = sum(
+        (net(some).argmax(1) == which).sum() for some, which in zip(pictures.split(500), labels.split(500), strict=True)
+    )
+    total = torch.tensor([float(correct)])
+    dist.all_reduce(total)
+    net.train()
+    return total.item() / len(validation)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The claims about `allstep train`: two workers beside one worker, beside one process with two threads, and beside plain PyTorch.
+
+    python benchmarks/train.py [--rounds 3] [--epochs 2] [--goal 0.90] [--json FILE]
+
+Fashion-MNIST, the recipe's set with the small CNN of 98,442 parameters and a global batch of 128. In each round every contestant trains
+once, in turn, so that a busy hour of the machine hits all alike; ratios are taken within a round, and their median and range are
+shown. Speed is images per second of training alone, without start and evaluation, as each of them reports it. Time to the goal is the
+training time until an evaluation, one each epoch, is at or above it on the 5,000 held-out pictures.
+
+| contestant | workers x threads | |
+|---|---|---|
+| allstep, 2 workers | 2 x 1 | `allstep train --workers 2` |
+| allstep, 1 worker | 1 x 1 | |
+| allstep, 1 process | 1 x 2 | the threads of one process share the work of each operation |
+| plain PyTorch | 2 x 1 | DDP on Gloo, DataLoader with 0 and with 1 worker processes each (the faster counts) |
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from allstep import data, runlog
+from allstep.data import order
+from allstep.train import read_config
+from allstep.train.parts import open_parts
+
+WORDS = [
+    *("model=small-cnn", "model.norm=none", "model.options.widths=[16,32,64]", "model.options.hidden=128"),
+    *("data.augment=none", "batch=128", "optimizer.lr=0.1", "optimizer.base_batch=128", "optimizer.weight_decay=5e-4"),
+    *(
+        "schedule.shape=cosine",
+        "schedule.warmup=0.5",
+        "label_smoothing=0",
+        "evaluation.mirror=false",
+        "optimizer.bias_lr=1",
+    ),
+    *("optimizer.momentum=0.9", "average.decay=null", "evaluation.choose=last", "optimizer.decay_all=true"),
+]
+PLAIN = Path(__file__).with_name("plain_fashion_mnist.py")
+
+
+def allstep_run(workers: int, threads: int, options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Trains once; images per second, and seconds to the goal."""
+    out = Path(tempfile.mkdtemp(dir=folder)) / "run"
+    words = [*WORDS, f"epochs={options.epochs}", f"evaluation.stop_at={options.goal}"]
+    command = [
+        sys.executable,
+        "-m",
+        "allstep",
+        "train",
+        "fashion-mnist",
+        *words,
+        "--workers",
+        str(workers),
+        "--out",
+        str(out),
+    ]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    record = runlog.read(out / "run.jsonl")
+    assert record.end is not None
+    evals = [line for line in record.evals if line["part"] == "validation"]
+    seconds = sum(step["seconds"] for step in record.steps)
+    reached = evals[-1]["accuracy"] >= options.goal
+    return {"speed": record.end["images_per_second"], "to_goal": seconds if reached else float("nan")}
+
+
+def plain_run(num_workers: int, options: argparse.Namespace, arrays: Path, facts: dict[str, float]) -> dict[str, float]:
+    """The same in plain PyTorch."""
+    settings = {
+        **facts,
+        **{"arrays": str(arrays), "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.5, "seed": 0},
+        **{"widths": [16, 32, 64], "hidden": 128, "epochs": options.epochs, "schedule_epochs": options.epochs},
+        **{"goal": options.goal, "num_workers": num_workers},
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PLAIN), json.dumps(settings)]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    last = json.loads(done.stdout.splitlines()[-1])
+    reached = last["accuracy"] >= options.goal
+    return {
+        "speed": facts["num_train"] * last["epoch"] / last["seconds"],
+        "to_goal": last["seconds"] if reached else float("nan"),
+    }
+
+
+def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
+    """The samples of allstep's own split, as arrays for the other side."""
+    parts = open_parts(read_config("fashion-mnist", WORDS))
+    images = data.load(data.find(data.named_set("fashion-mnist"))).train
+    n, held_out = len(images), len(parts.validation)
+    split = {"train": order.kept(np.arange(n - held_out), n, held_out, 0), "validation": order.held_out(n, held_out, 0)}
+    arrays = {
+        f"{part}_{name}": getattr(images, name)[numbers]
+        for part, numbers in split.items()
+        for name in ("images", "labels")
+    }
+    path = folder / "arrays.npz"
+    np.savez(path, **arrays)
+    trained = arrays["train_images"]
+    return path, {"mean": float(trained.mean()), "deviation": float(trained.std()), "num_train": len(trained)}
+
+
+def one_round(
+    options: argparse.Namespace, folder: Path, arrays: Path, facts: dict[str, float]
+) -> dict[str, dict[str, float]]:
+    both = [plain_run(num_workers, options, arrays, facts) for num_workers in (0, 1)]
+    return {
+        "allstep, 2 workers": allstep_run(2, 1, options, folder),
+        "allstep, 1 worker, 1 thread": allstep_run(1, 1, options, folder),
+        "allstep, 1 process, 2 threads": allstep_run(1, 2, options, folder),
+        "plain PyTorch, 2 workers": max(both, key=lambda each: each["speed"]),
+    }
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def table(rounds: list[dict[str, dict[str, float]]]) -> Table:
+    made = Table(
+        "",
+        "images/s",
+        "2 workers are so many times as fast",
+        "seconds to the goal",
+        "of plain PyTorch's",
+        box=box.SIMPLE,
+    )
+    first, plain = "allstep, 2 workers", "plain PyTorch, 2 workers"
+    for name in rounds[0]:
+        speeds = [each[name]["speed"] for each in rounds]
+        ratios = [each[first]["speed"] / each[name]["speed"] for each in rounds]
+        goals = [each[name]["to_goal"] for each in rounds]
+        parts = [each[name]["to_goal"] / each[plain]["to_goal"] for each in rounds]
+        made.add_row(name, f"{statistics.median(speeds):,.0f}", spread(ratios), spread(goals), spread(parts))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--goal", type=float, default=0.90)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rounds: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        arrays, facts = write_arrays(Path(name))
+        for number in range(options.rounds):
+            rounds.append(one_round(options, Path(name), arrays, facts))
+            print(f"round {number + 1} of {options.rounds} is done", file=sys.stderr)
+    Console().print(table(rounds))
+    if options.json:
+        options.json.write_text(json.dumps({"rounds": rounds}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
