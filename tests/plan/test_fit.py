@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.plan.fit import fit
-from allstep.plan.published import FASHION_MNIST
+from allstep.plan.published import PUBLISHED
 
 BATCHES = [32, 128, 512, 2048, 8192]
 
@@ -31,7 +31,7 @@ def test_three_points_by_hand() -> None:
 
 def test_the_published_points() -> None:
     """Against the fit of Fashion-MNIST in our notes: Smin 154, Emin 46.7k, critical batch 304, rms 8.5%."""
-    points = {batch: updates for batch, updates in FASHION_MNIST.items() if batch >= 8}
+    points = {batch: updates for batch, updates in PUBLISHED["fashion-mnist"].points.items() if batch >= 8}
     found = fit(list(points), list(points.values()))
     assert found is not None
     assert found.fewest_updates == pytest.approx(154, rel=0.05)

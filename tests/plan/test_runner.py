@@ -14,6 +14,9 @@ import pytest
 import fake_runs
 from allstep.errors import ConfigError
 from allstep.plan import Outcome, Study, StudyFolder, Trial, run
+from allstep.plan.batch_study import BatchGrid, parse_seeds
+from allstep.plan.batch_table import BatchTable
+from allstep.plan.remedies import chosen
 from allstep.plan.runner import State, Watcher, collect
 from allstep.plan.study import grid
 from allstep.plan.trial import Results
@@ -221,21 +224,24 @@ def processes_in(folder: Path) -> list[int]:
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_runner_that_is_ended_leaves_no_process_and_can_go_on(tmp_path: Path, number: signal.Signals) -> None:
-    """The reference: the same study that nobody disturbed."""
-    resumed = {
-        name: lines([0.6, good], first=1, test=good) for name, good in (("a", 0.7), ("b", 0.8), ("c", 0.9), ("d", 0.5))
-    }
+    """The reference: the same study that nobody disturbed, and its table."""
+    asked_ = BatchGrid(
+        "digits", (), 64, 3, 0.6, chosen(["plain", "lars"]), parse_seeds("1", [64, 256], ["plain", "lars"])
+    )
+    names = [trial.name for trial in asked_.trials()]
+    good = dict(zip(names, (0.7, 0.8, 0.9, 0.5), strict=True))
+    resumed = {name: lines([0.6, good[name]], first=1, test=good[name]) for name in names}
     calm = {name: (lines([0.5]) + steps, steps) for name, steps in resumed.items()}
     stay: Steps = [["child", "{run}/pid"], ["wait", "{run}/never"]]
+    cut = names[1:3]  # the first ends before; both lanes are taken by these two; the last never begins
     disturbed = {
         **calm,
-        "b": ([*lines([0.5]), *stay], resumed["b"]),
-        "c": ([*lines([0.5, 0.6]), *stay], resumed["c"]),
+        **{name: ([*lines([0.5, 0.6][:n]), *stay], resumed[name]) for n, name in enumerate(cut, start=1)},
     }
     with start(tmp_path, disturbed) as process:
-        for name in "bc":
-            until((tmp_path / "study" / "runs" / name / "pid").exists)
-        left = [int((tmp_path / "study" / "runs" / name / "pid").read_text()) for name in "bc"]
+        pids = [tmp_path / "study" / "runs" / name / "pid" for name in cut]
+        until(lambda: all(pid.exists() for pid in pids))
+        left = [int(pid.read_text()) for pid in pids]
         process.send_signal(number)
         process.wait()
     if number == signal.SIGINT:
@@ -244,7 +250,7 @@ def test_a_runner_that_is_ended_leaves_no_process_and_can_go_on(tmp_path: Path, 
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     results = run(fake_runs.fake_study(disturbed), StudyFolder(tmp_path / "study"), 2)
     expected = run(fake_runs.fake_study(calm), StudyFolder(tmp_path / "calm"), 2)
-    assert statuses(results) == statuses(expected) == dict.fromkeys("abcd", "done")
-    for name in "abcd":
-        assert results[name].record.evals[-1] == expected[name].record.evals[-1]
+    assert statuses(results) == statuses(expected) == dict.fromkeys(names, "done")
+    assert all(len(results[name].record.starts) == 2 for name in cut)
+    assert BatchTable(asked_, results).markdown() == BatchTable(asked_, expected).markdown()
     assert not os.listdir(tmp_path / "study" / "ended")

@@ -1,6 +1,7 @@
 """The search for the fewest updates, on a made-up net whose updates by batch and rate are a formula."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ SEARCH = UpdatesSearch(
     goal=0.85,
     epochs=30,
     every=0.05,
+    data="fashion-mnist",
 )
 BEST = {32: 0.07, 128: 0.28, 512: 0.56, 2048: 0.56}
 FEWEST = {32: 1600, 128: 520, 512: 250, 2048: 160}
@@ -111,6 +113,7 @@ def test_the_table(results: dict[str, Outcome], tmp_path: Path) -> None:
     assert float(cells[4]) == pytest.approx(table.points()[32] / table.points()[128], abs=0.06)
     assert "Smin" in page and "critical batch" in page
     json.dumps(table.as_json(), allow_nan=False)
+    assert "Published" not in UpdatesTable(replace(SEARCH, data="digits"), results).markdown()
     table.draw(tmp_path / "study.png")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
 

@@ -118,6 +118,7 @@ def updates(
         epochs=epochs or config.epochs,
         every=every,
         seed=config.seed,
+        data=config.data.name,
     )
     folder = out or _usual_folder(recipe, "updates")
     _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)

@@ -40,6 +40,8 @@ class UpdatesSearch:
     every: float
     """Epochs between two evaluations: how finely updates are counted."""
     seed: int = 0
+    data: str = ""
+    """The name of the data, for what was published about it."""
 
     def trial(self, batch: int, k: int) -> Trial:
         """The k-th rate up (or down) from the first."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from allstep.plan.fit import Fit, fit
 from allstep.plan.markdown import table
-from allstep.plan.published import FASHION_MNIST, SOURCE
+from allstep.plan.published import PUBLISHED, Published
 from allstep.plan.runs_read import RunFigures
 from allstep.plan.trial import Results, Trial
 from allstep.plan.updates_study import UpdatesSearch, fewest
@@ -29,13 +29,6 @@ class Row:
             return None
         return self.before.best[1] / self.best[1]
 
-    @property
-    def published_ratio(self) -> float | None:
-        """The same of the published points."""
-        if self.before is None or not {self.batch, self.before.batch} <= set(FASHION_MNIST):
-            return None
-        return FASHION_MNIST[self.before.batch] / FASHION_MNIST[self.batch]
-
 
 @dataclass(frozen=True)
 class UpdatesTable:
@@ -43,6 +36,11 @@ class UpdatesTable:
 
     search: UpdatesSearch
     results: Results
+
+    @property
+    def published(self) -> Published | None:
+        """About the same data."""
+        return PUBLISHED.get(self.search.data)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -76,18 +74,19 @@ class UpdatesTable:
                 for row in self.rows
             ],
             "fit": found and asdict(found),
-            "published": {str(batch): updates for batch, updates in FASHION_MNIST.items()},
+            "published": self.published and asdict(self.published),
         }
 
     def markdown(self) -> str:
         """The whole page."""
-        head = ["batch", "updates", "samples", "best rate", "times fewer", "published", "times fewer", "rates tried"]
+        beside = ["published", "times fewer"] if self.published else []
+        head = ["batch", "updates", "samples", "best rate", "times fewer", *beside, "rates tried"]
         parts = [
             f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by batch",
             f"The best of at most {self.search.num_rates} constant rates for each batch, one seed.",
-            table(head, [_cells(row) for row in self.rows]),
+            table(head, [_cells(row, self.published) for row in self.rows]),
             *self._fit_in_words(),
-            f"Published, as a shape: {SOURCE}.",
+            *([f"Published, as a shape: {self.published.source}."] if self.published else []),
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -111,12 +110,15 @@ def _by_rate(ended: list[tuple[Trial, RunFigures]]) -> list[tuple[Trial, RunFigu
     return sorted(ended, key=lambda each: float(each[0].facts["lr"]))
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, published: Published | None) -> list[str]:
     rate, updates = (f"{row.best[0]:g}", str(row.best[1])) if row.best else ("-", "not reached" if row.tried else "-")
     samples = str(row.best[1] * row.batch) if row.best else "-"
     tried = ", ".join(f"{lr:g}: {run.reached.updates if run.reached else run.status}" for lr, run in row.tried)
-    published = str(FASHION_MNIST.get(row.batch, "-"))
-    return [str(row.batch), updates, samples, rate, _times(row.ratio), published, _times(row.published_ratio), tried]
+    beside = []
+    if published:
+        ratio = published.ratio(row.before.batch, row.batch) if row.before else None
+        beside = [str(published.points.get(row.batch, "-")), _times(ratio)]
+    return [str(row.batch), updates, samples, rate, _times(row.ratio), *beside, tried]
 
 
 def _times(ratio: float | None) -> str:
