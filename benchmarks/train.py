@@ -79,9 +79,18 @@ def plain_run(num_workers: int, options: argparse.Namespace, arrays: Path, facts
     """The same in plain PyTorch."""
     settings = {
         **facts,
-        **{"arrays": str(arrays), "batch": 128, "lr": 0.1, "weight_decay": 5e-4, "warmup": 0.5, "seed": 0},
-        **{"widths": [16, 32, 64], "hidden": 128, "epochs": options.epochs, "schedule_epochs": options.epochs},
-        **{"goal": options.goal, "num_workers": num_workers},
+        "arrays": str(arrays),
+        "batch": 128,
+        "lr": 0.1,
+        "weight_decay": 5e-4,
+        "warmup": 0.5,
+        "seed": 0,
+        "widths": [16, 32, 64],
+        "hidden": 128,
+        "epochs": options.epochs,
+        "schedule_epochs": options.epochs,
+        "goal": options.goal,
+        "num_workers": num_workers,
     }
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PLAIN), json.dumps(settings)]
     done = subprocess.run(
