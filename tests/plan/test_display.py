@@ -53,7 +53,7 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_goes_on_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     Lines(2).state(state(ended=5, left=7200.0, at_most=True, a=0.1))
-    said = "at most 9 runs, 5 of them ended before, 2 at a time\nthey will take at most about 2 h 00 min\n"
+    said = "at most 9 runs, 5 of them ended before, 2 at a time\nthe rest will take at most about 2 h 00 min\n"
     assert capsys.readouterr().err == said
 
 

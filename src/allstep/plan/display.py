@@ -62,7 +62,8 @@ class Lines(Watcher):
             self.say(opening(state, self.lanes))
         if not self._announced and state.seconds_left is not None:
             self._announced = True
-            self.say(f"they will take {'at most ' if state.at_most else ''}about {in_words(state.seconds_left)}")
+            which = "the rest" if state.results else "they"
+            self.say(f"{which} will take {'at most ' if state.at_most else ''}about {in_words(state.seconds_left)}")
 
 
 class Bar(Lines):
