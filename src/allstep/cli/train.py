@@ -6,6 +6,7 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 
 import os
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -73,6 +74,8 @@ def train(
         return
     words = [word for word, wanted in (("data.strict=true", strict), (f"overfit={overfit}", overfit)) if wanted]
     request = _request(arguments or [], words, out, data, resume, max_time)
+    if overfit is not None or dry_run:
+        raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
     world = World.detect(launcher)
     if world.launcher == NONE:
         raise typer.Exit(_start(request, workers))
@@ -80,6 +83,16 @@ def train(
 
     check_num_workers(workers, world)
     raise typer.Exit(_work(request, launcher))
+
+
+def _rehearse(request: _Request, overfit: int | None, dry_run: bool, workers: int | None, launcher: str | None) -> int:
+    """What is tried before a run; its exit status."""
+    from allstep.cli.rehearse import Rehearsal, rehearse
+    from allstep.errors import ConfigError
+
+    if overfit is not None and dry_run:
+        raise ConfigError("--overfit and --dry-run are two tests: one after the other")
+    return rehearse(Rehearsal(request.source, request.words, request.data, request.out, overfit), workers, launcher)
 
 
 def _list() -> None:
@@ -141,7 +154,8 @@ def _start(request: _Request, workers: int | None) -> int:
     command = [sys.executable, "-m", "allstep", "train", str(claimed.path / "config.yaml"), "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
-    return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
+    started = os.environ.get("ALLSTEP_STARTED", str(time.time()))  # --max-time counts from here, not from the first step
+    return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep", "ALLSTEP_STARTED": started})
 
 
 def _work(request: _Request, launcher: str | None) -> int:

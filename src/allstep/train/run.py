@@ -115,6 +115,7 @@ class _Run:
             if stop:
                 return self._pause()
         batches.close()
+        self.fingerprint.finish()
         self._final_save()
         return self._result(started, why)
 
@@ -186,7 +187,7 @@ class _Run:
             self.close()
             known = circumstances(self.job, batch)
             self.watchers.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
-            error = AllstepError(explain(verdict, known, self.job.config))
+            error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
     def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms) -> None:
@@ -332,6 +333,7 @@ class _Run:
 
     def _pause(self) -> Paused:
         standing = self.job.standing
+        self.fingerprint.finish()
         self._save()
         self.close()
         why = agree.gather(self.job.world, self.stopping.why)

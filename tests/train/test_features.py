@@ -1,0 +1,153 @@
+"""What a run can be asked for: each thing tried in a whole run on the digits, against a reference where there is one."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import allstep
+from allstep import runlog
+from allstep.train import checkpoint, read_config
+from allstep.train.run import train
+from allstep.train.watch import Record, Result, Watcher
+
+SHORT = ["epochs=3", "data.validation=100", "log_every=5", "save.seconds=null", "save.epochs=null", "batch=100"]
+
+
+def run(words: list[str], *more: Watcher) -> tuple[Result, dict[str, np.ndarray], Path]:
+    """A run; its result and the weights of its last checkpoint."""
+    world = allstep.init()
+    out = Path.cwd() / "out"
+    watchers = [Record(runlog.RunLog(out / "run.jsonl")), *more] if world.rank == 0 else []
+    result = train(read_config("digits", [*SHORT, *words]), world, out, watchers)
+    assert isinstance(result, Result)
+    weights = {}
+    if world.rank == 0:
+        newest = checkpoint.newest(out / "checkpoints").snapshot
+        assert newest is not None
+        weights = {name: tensor.double().numpy() for name, tensor in newest.weights.items()}
+    return result, weights, out
+
+
+def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float) -> None:
+    assert sorted(ours) == sorted(theirs)
+    for name, tensor in ours.items():
+        np.testing.assert_allclose(tensor, theirs[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["optimizer=lars", "optimizer.lr=1", "optimizer.scaling=none", "share_weights=true"],
+        ["optimizer=lamb", "optimizer.lr=0.01", "optimizer.clip=0.5", "optimizer.noise=0.01"],
+        ["optimizer=adamw", "optimizer.lr=0.001", "optimizer.clip=0.5", "share_weights=true", "accumulation=3"],
+        ["optimizer=larc", "optimizer.lr=0.1", "optimizer.noise_like=10", "schedule.shape=polynomial"],
+        ["optimizer=novograd", "optimizer.lr=0.01", "growth.at=[1]", "schedule.shape=constant", "label_smoothing=0.1"],
+        ["model.norm=sync", "average.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "optimizer.bias_lr=2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_three_workers_compute_what_one_does(ranks: Any, words: list[str]) -> None:
+    """In float64, so that nothing but rounding differs."""
+    words = [*words, "precision=float64", "epochs=2"]
+    ((alone, weights, _),) = ranks(1, run, words)
+    (together, shared, _), *_ = ranks(3, run, words)
+    assert_close(shared, weights, 1e-9)
+    assert together.test.loss == pytest.approx(alone.test.loss, rel=1e-9)
+
+
+def test_bfloat16_is_near_float32(ranks: Any) -> None:
+    ((exact, _, _),) = ranks(1, run, [])
+    ((rough, _, _),) = ranks(1, run, ["precision=bfloat16"])
+    assert rough.test.loss != exact.test.loss
+    assert rough.test.loss == pytest.approx(exact.test.loss, rel=0.15)
+
+
+def test_it_ends_early_and_tests_the_best(ranks: Any) -> None:
+    """A rate that is far too high after the first epochs: the best weights are not the last."""
+    words = ["epochs=12", "evaluation.patience=2", "evaluation.choose=best", "save.keep=1", "optimizer.lr=0.4"]
+    result, _, out = ranks(2, run, [*words, "schedule.shape=constant", "schedule.warmup=4", "optimizer.momentum=0.95"])[
+        0
+    ]
+    record = runlog.read(out / "run.jsonl")
+    scores = [line["accuracy"] for line in record.evals if line["part"] == "validation"]
+    assert result.best is not None
+    assert result.best.accuracy == max(scores)
+    assert scores.index(max(scores)) == len(scores) - 3, "two evaluations without a better one"
+    assert (result.chosen, len(scores) < 12) == ("best", True)
+    assert "evaluation.patience" in result.why
+    kept = [path.name for path in checkpoint.written(out / "checkpoints")]
+    assert len(kept) == 2, "the last and the best"
+
+
+def test_it_stops_at_an_accuracy(ranks: Any) -> None:
+    result, _, out = ranks(1, run, ["epochs=20", "evaluation.every=0.5", "evaluation.stop_at=0.6", "batch=50"])[0]
+    scores = [line["accuracy"] for line in runlog.read(out / "run.jsonl").evals if line["part"] == "validation"]
+    assert scores[-1] >= 0.6 > max(scores[:-1])
+    assert result.samples == len(scores) * 1337 // 2 or abs(result.samples - len(scores) * 1337 / 2) < 50
+
+
+class Meddler(Watcher):
+    """Changes a weight of rank 0 behind the back of the others."""
+
+    def progress(self, progress: Any) -> None:
+        if progress.samples > 300:
+            import gc
+
+            net = next(each for each in gc.get_objects() if type(each).__name__ == "SmallCnn")
+            with torch.no_grad():
+                next(net.parameters()).view(-1)[0] += 1e-3
+
+
+def run_with_meddler() -> None:
+    from allstep.train import run as running
+
+    running._COMPARE_EVERY = 8
+    run([], Meddler())
+
+
+def test_weights_that_part_are_found(ranks: Any) -> None:
+    outcomes = ranks.outcomes(2, run_with_meddler)
+    assert all(outcome.exit_code != 0 for outcome in outcomes)
+    assert any("features.0.0.weight" in outcome.output for outcome in outcomes)
+
+
+def run_with_noise(words: list[str]) -> list[float]:
+    run(["noise_scale=true", "log_every=1", *words])
+    return [
+        line["noise_scale"] for line in runlog.read(Path.cwd() / "out" / "run.jsonl").steps if "noise_scale" in line
+    ]
+
+
+def test_the_noise_scale_is_measured_by_workers_and_by_pieces(ranks: Any) -> None:
+    by_workers = ranks(2, run_with_noise, [])[0]
+    (by_pieces,) = ranks(1, run_with_noise, ["accumulation=2"])
+    assert len(by_workers) > 20
+    for scales in (by_workers, by_pieces):
+        assert 1 < np.median(scales[10:]) < 2000, "digits are learned with batches of tens to hundreds"
+    assert np.median(by_workers[10:]) == pytest.approx(np.median(by_pieces[10:]), rel=0.5)
+
+
+def trained_on_labels(labels: list[int]) -> None:
+    from allstep import data
+
+    real = data.ArraySource
+
+    class Mislabelled(real):  # type: ignore[misc, valid-type]
+        def __init__(self, images: Any, numbers: Any, **more: Any) -> None:
+            numbers = numbers.copy()
+            numbers[labels[0]] = labels[1]
+            super().__init__(images, numbers, **more)
+
+    data.ArraySource = Mislabelled
+    run([])
+
+
+def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
+    outcomes = ranks.outcomes(2, trained_on_labels, [17, 12])
+    assert all(outcome.exit_code != 0 for outcome in outcomes)
+    assert any(
+        "17" in outcome.output and "12" in outcome.output and "classes" in outcome.output for outcome in outcomes
+    )
