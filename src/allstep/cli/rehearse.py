@@ -1,0 +1,138 @@
+"""`allstep train --overfit N` and `--dry-run`: what is tried before a long run. Neither leaves anything behind.
+
+As with a run, the process outside a world checks config and data and starts the workers, and each worker is the same command.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allstep.train.config import RunConfig
+    from allstep.world import World
+
+
+_CONFIG, _STATUS = "config.yaml", "status"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What was asked for."""
+
+    source: str
+    words: list[str]
+    data: Path | None
+    out: Path | None
+    """Where the run itself would go: a dry run writes on the same disk."""
+    overfit: int | None
+    """Samples to learn by heart; None: a dry run."""
+
+
+def rehearse(asked: Rehearsal, workers: int | None, launcher: str | None) -> int:
+    """Outside a world start the workers, inside be one; the exit status."""
+    from allstep.train.workers import check_num_workers
+    from allstep.world import NONE, World
+
+    world = World.detect(launcher)
+    if world.launcher == NONE:
+        return _start(asked, workers)
+    check_num_workers(workers, world)
+    return _work(asked, launcher)
+
+
+def _start(asked: Rehearsal, workers: int | None) -> int:
+    from allstep.launch import launch
+    from allstep.train.prepare import check, prepare
+    from allstep.train.scratch import make_scratch
+    from allstep.train.workers import default_num_workers
+
+    prepared = prepare(asked.source, asked.words, asked.data)
+    check(prepared)
+    if prepared.note:
+        print(f"allstep: {prepared.note}", file=sys.stderr)
+    folder = make_scratch(_place(asked))
+    try:
+        (folder / _CONFIG).write_text(prepared.config.to_yaml())
+        which = ["--dry-run"] if asked.overfit is None else ["--overfit", str(asked.overfit)]
+        command = [
+            sys.executable,
+            "-m",
+            "allstep",
+            "train",
+            str(folder / _CONFIG),
+            "--out",
+            str(folder / "run"),
+            *which,
+        ]
+        num_workers = workers or default_num_workers(prepared.config)
+        code = launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
+        return code or int((folder / _STATUS).read_text())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(asked: Rehearsal) -> Path | None:
+    """Near which scratch files go."""
+    return None if asked.overfit is not None else asked.out or Path("runs") / "run"
+
+
+def _work(asked: Rehearsal, launcher: str | None) -> int:
+    """As a worker; the exit status."""
+    import allstep.torch as hvd
+    from allstep import comm
+    from allstep.train import agree
+    from allstep.train.prepare import prepare
+    from allstep.train.scratch import scratch
+
+    world = comm.init(launcher)
+    hvd.init()
+    config = agree.rank_0_decides(
+        world, lambda: prepare(asked.source, asked.words, asked.data).config.resolved(world.size)
+    )
+    tell: Callable[[str], None] = (lambda line: print(line, flush=True)) if world.rank == 0 else lambda line: None
+    with scratch(world, asked.out or _place(asked)) as folder:
+        code = (
+            _learn(config, asked.overfit, world, folder, tell)
+            if asked.overfit
+            else _dry_run(config, world, folder, tell)
+        )
+        code = _left(asked, world, code)
+    hvd.shutdown()
+    comm.shutdown()
+    return code
+
+
+def _left(asked: Rehearsal, world: "World", code: int) -> int:
+    """The exit status of this worker: a test that ended with a no is no failure of a worker, so our own launching process reads it."""
+    if asked.out is None or Path(asked.source) != asked.out.parent / _CONFIG:
+        return code
+    if world.rank == 0:
+        (asked.out.parent / _STATUS).write_text(str(code))
+    return 0
+
+
+def _learn(config: "RunConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]) -> int:
+    from allstep.train.by_heart import learn, simplified, verdict
+
+    simple, off = simplified(config, count)
+    tell(f"learning {count} samples by heart, in batches of {simple.global_batch}")
+    if off:
+        tell(f"switched off: {', '.join(off)}")
+    learned = learn(simple, world, folder, tell)
+    tell(verdict(learned))
+    return 0 if learned.by_heart else 1
+
+
+def _dry_run(config: "RunConfig", world: "World", folder: Path, tell: Callable[[str], None]) -> int:
+    from allstep.train.columns import columns
+    from allstep.train.rehearsal import forecast, rehearse, table
+
+    tell(f"dry run with {world.size} worker{'s' if world.size > 1 else ''}")
+    rehearsed = rehearse(config, world, folder)
+    for line in [*columns(list(table(rehearsed))), *forecast(rehearsed)]:
+        tell(line)
+    return 0 if rehearsed.fits else 1
