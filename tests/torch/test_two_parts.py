@@ -127,9 +127,10 @@ def not_finite(rank: int, size: int) -> None:
         optimizer.clip_norm, optimizer.measure_norms = 0.1, True
         for bad in (math.inf, math.nan):
             optimizer.zero_grad()
+            bad_row = torch.zeros_like(net[3].weight).index_fill(0, torch.tensor(1), bad if rank == size - 1 else 0.0)
+            hook = net[3].weight.register_hook(bad_row.add)  # after backward() it may have left already
             backward(net, DATA[0])
-            if rank == size - 1:
-                net[3].weight.grad[1, 2] = bad
+            hook.remove()
             optimizer.reduce_gradients()
             assert not math.isfinite(optimizer.norms.mean)
             assert [math.isfinite(each) for each in optimizer.norms.own] == [True] * (size - 1) + [False]
@@ -199,7 +200,7 @@ def test_norms_after_a_rank_has_joined(ranks: Ranks) -> None:
                 assert optimizer.norms.weights == (0.0,) * (3 - present) + (1.0,) * present
                 assert optimizer.norms.own == tuple(300_000 * each for each in optimizer.norms.weights)
                 assert optimizer.norms.mean == pytest.approx(
-                    300_000 * (present / 3) ** 2, rel=1e-4
+                    300_000 * (present / 3) ** 2, rel=1e-3
                 )  # Horovod divides by all
             hvd.join()
 
