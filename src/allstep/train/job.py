@@ -129,7 +129,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         layout=chosen.name,
-        notes=[*chosen.notes, *filter(None, [note(config)])],
+        notes=[*chosen.notes, *filter(None, [note(config), precision.note()])],
     )
 
 

@@ -35,6 +35,12 @@ class Precision:
         lower = _AUTOCAST.get(self.name)
         return nullcontext() if lower is None else torch.autocast(self.device.type, dtype=lower)
 
+    def note(self) -> str | None:
+        """What the user should know about it on this machine."""
+        if self.name == "bfloat16" and self.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "this CPU has no arithmetic for bfloat16 and imitates it: precision=float32 may be faster"
+        return None
+
     def unscale(self, gradients: list[Tensor]) -> bool:
         """Scales reduced gradients back; False when one of them overflowed, and the step is to be left out."""
         if self.name != "float16" or not gradients:

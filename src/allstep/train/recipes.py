@@ -46,13 +46,14 @@ def cifar10() -> RunConfig:
         epochs=10,
         batch=1024,
         label_smoothing=0.2,
+        precision="bfloat16",
         data=DataConfig(
             name="cifar10",
             validation=1000,
             augment='PadAndCrop(32, pad=2, mode="reflect"), Flip(alternating=True)',
         ),
         model=ModelConfig(name="speedy", norm="batch", norm_momentum=0.4, norm_scale=False),
-        optimizer=OptimizerConfig(lr=0.1, base_batch=1024, momentum=0.85, weight_decay=0.0153, bias_lr=64.0),
+        optimizer=OptimizerConfig(lr=1.5, base_batch=1024, momentum=0.85, weight_decay=1.33e-3, bias_lr=64.0),
         schedule=ScheduleConfig(shape="linear", warmup=2.3, warmup_from=0.2, end=0.07),
         evaluation=EvaluationConfig(mirror=True),
     )

@@ -80,15 +80,22 @@ def run(config: RunConfig, world: World, folder: Path) -> Answer:
 
 
 def without_chance(job: Job) -> list[str]:
-    """Takes out of the net what is random in other ways with other numbers of workers; a line on what cannot just be switched off."""
+    """Takes out of the net what differs by nature with the number of workers; a line on what is more than switched off."""
     net, notes = job.trainer.net, []
     switch_dropout_off(net)
-    own = [layer for layer in net.modules() if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm)]
+    norms = [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
+    own = [layer for layer in norms if not isinstance(layer, SyncBatchNorm)]
     if own and own[0] is not net:
         norm.convert(net, sync=True)
         job.statistics = Statistics(net)
         notes.append(
             f"the net has {len(own)} batch norms of its own, over the samples of one worker; verified with synchronised ones instead"
+        )
+    if norms and job.config.accumulation > 1:
+        job.set_pieces(1)
+        notes.append(
+            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is made of other samples with "
+            "other numbers of workers; verified without"
         )
     return notes
 
