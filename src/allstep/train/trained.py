@@ -128,9 +128,8 @@ def make_device(name: str) -> torch.device:
 def make_trained(found: Found, device: torch.device) -> Trained:
     """The net of a run that was found, with its weights."""
     config, facts = found.config, found.facts
-    channels_last = (
-        config.layout != "plain" and ":" not in config.model.name
-    )  # plain is what any net of a user's can be run in
+    # A run falls back to plain where a user's net needs it, and does not say so in its config: plain suits any net.
+    channels_last = config.layout != "plain" and ":" not in config.model.name
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     net = _with_weights(_net(found).to(dtype), found).to(device).eval()
     if channels_last:
