@@ -54,7 +54,7 @@ def shares(data: Tensor, size: int) -> list[Tensor]:
 @in_worlds
 def test_as_one_worker(ranks: Ranks, hosts: list[str]) -> None:
     """Norms of each rank's own gradient and of the mean, the clipped weights, and losses of plain torch: to 1e-9 in float64."""
-    run_checks(ranks, hosts, clipped_and_measured, measured_alone, not_finite, nothing_asked)
+    run_checks(ranks, hosts, clipped_and_measured, measured_alone, not_finite, compressed, nothing_asked)
 
 
 def clipped_and_measured(rank: int, size: int) -> None:
@@ -140,6 +140,22 @@ def not_finite(rank: int, size: int) -> None:
         optimizer.reduce_gradients()
         optimizer.apply()
         assert all(p.isfinite().all() for p in net.parameters())
+
+
+def compressed(rank: int, size: int) -> None:
+    """Norms are of the gradients themselves, before they are made small and after."""
+    import allstep.torch as hvd
+
+    weight = nn.Parameter(torch.zeros(10))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), compression=hvd.Compression.fp16)
+    optimizer.measure_norms = True
+    (weight * 2.0 ** (rank + 1)).sum().backward()
+    optimizer.reduce_gradients()
+    optimizer.apply()
+    assert optimizer.norms.own == tuple(10 * 4.0 ** (each + 1) for each in range(size))
+    assert optimizer.norms.mean == pytest.approx(
+        10 * (sum(2.0 ** (each + 1) for each in range(size)) / size) ** 2, rel=2e-3
+    )
 
 
 def nothing_asked(rank: int, size: int) -> None:
