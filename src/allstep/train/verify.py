@@ -89,7 +89,8 @@ def without_chance(job: Job) -> list[str]:
         norm.convert(net, sync=True)
         job.statistics = Statistics(net)
         notes.append(
-            f"the net has {len(own)} batch norms of its own, over the samples of one worker; verified with synchronised ones instead"
+            f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the samples of one worker; "
+            "verified with synchronised ones instead"
         )
     if norms and job.config.accumulation > 1:
         job.set_pieces(1)
