@@ -45,6 +45,7 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
         pieces=accumulation,
+        size=hvd.size(),
     )
 
 
@@ -55,8 +56,7 @@ def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
     batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world).batches())
     for _ in range(2):  # the second time checks that the first left nothing behind
         trainer.optimizer.zero_grad()
-        trainer.optimizer.weight = batch.weight
-        tally = accumulate_gradients(trainer, batch)
+        tally = accumulate_gradients(trainer, batch, count)
         assert tally.count == batch.weight
         trainer.optimizer.synchronize()
     return [parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None]
@@ -85,7 +85,7 @@ def one_step() -> dict[str, float]:
     model = net()
     trainer = trainer_of(model, 0.25)
     clock = Clock()
-    step(trainer, next(Loader(Arrays(IMAGES, LABELS), batch=40, seed=1).batches()), clock)
+    step(trainer, next(Loader(Arrays(IMAGES, LABELS), batch=40, seed=1).batches()), 40, clock)
     for ours, before, gradient in zip(model.parameters(), net().parameters(), oracle(40), strict=True):
         torch.testing.assert_close(ours, before - 0.25 * gradient)
     return clock.seconds

@@ -41,6 +41,7 @@ from ranks import clean_environment
 def answer_of(config: RunConfig, folder: Path) -> Answer:
     os.chdir(folder)  # where a user's net is
     world = allstep.init()
+    torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
     hvd.init()
     return run(config, world, folder)
 

@@ -5,7 +5,7 @@ optimizer has its state before it is shared out.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from allstep.models.by_name import make_model
 from allstep.models.norms import make_norm
 from allstep.optim import groups, noise_variance
 from allstep.train.config import OptimizerConfig, RunConfig
-from allstep.train.parts import Parts
 from allstep.train.rate import peak_rate
 from allstep.world import World
 
@@ -35,7 +34,16 @@ def make_device(config: RunConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 
-def make_net(config: RunConfig, parts: Parts) -> nn.Module:
+class Pictures(Protocol):
+    """What a net must know of the data."""
+
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+
+def make_net(config: RunConfig, parts: Pictures) -> nn.Module:
     """The net with its first weights, which depend on the seed only."""
     torch.manual_seed(config.seed)
     section = config.model

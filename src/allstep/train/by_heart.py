@@ -135,8 +135,13 @@ def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
     """One step; the tally of all ranks."""
     if batch.epoch == 0:
         agree.everyone(job.world, lambda: check_targets(batch, job.parts.num_classes, job.loaders["train"]))
-    mine = step(job.trainer, batch, clock)
+    mine = step(job.trainer, batch, num_samples(job, batch), clock)
     return Tally(*job.statistics.average(batch.weight, mine.sums()))
+
+
+def num_samples(job: Job, batch: Batch) -> int:
+    """Of the global batch of which `batch` is a share: fewer where an epoch ends."""
+    return min(job.loaders["train"].batch, job.num_train - batch.position % job.num_train)
 
 
 # Words

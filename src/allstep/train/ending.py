@@ -9,7 +9,7 @@ from allstep.errors import CheckpointError
 from allstep.train import agree, checkpoint
 from allstep.train.checkpoint import Snapshot
 from allstep.train.job import Job
-from allstep.train.restore import averaged_weights, load_weights
+from allstep.train.restore import with_weights
 from allstep.train.watch import Watcher
 
 
@@ -23,9 +23,7 @@ def chosen_net(job: Job, watcher: Watcher) -> tuple[nn.Module, str]:
     if snapshot is None:
         watcher.event(f"the best weights cannot be read, the last ones are tested: {problem}")
         return last, "last"
-    best = copy.deepcopy(last)
-    load_weights(best, averaged_weights(snapshot) or snapshot.weights)
-    return best, "best"
+    return with_weights(copy.deepcopy(last), snapshot, str(path)), "best"
 
 
 def _read_or_not(path: Path) -> tuple[Snapshot | None, str]:

@@ -93,7 +93,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
         precision.load(snapshot.state["precision"])
     to_input = make_to_input(parts.mean, parts.deviation, device, precision.dtype, config.layout != "plain")
-    net = _net(config, world, parts, loaders, to_input, snapshot).to(device, precision.dtype)
+    net = _net(config, world, parts, loaders, to_input, precision, snapshot)
     before = None if snapshot is None else str(snapshot.state["layout"])
     chosen = _laid_out(config, world, net, parts, precision, to_input, before)
     share = build.shares_weights(config, world, net, device)
@@ -112,6 +112,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         weigh=build.make_weigh(config),
         seed=config.seed,
         rank=world.rank,
+        size=world.size,
         watches_first_piece=measures_noise(config) and world.size == 1,
     )
     return Job(
@@ -147,10 +148,11 @@ def _net(
     parts: Parts,
     loaders: Mapping[str, Loader],
     to_input: ToInput,
+    precision: Precision,
     snapshot: Snapshot | None,
 ) -> nn.Module:
     """With equal weights on all ranks: rank 0's."""
-    net = agree.everyone(world, lambda: build.make_net(config, parts))
+    net = agree.everyone(world, lambda: build.make_net(config, parts)).to(precision.device, precision.dtype)
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
     elif callable(whiten := getattr(net, "whiten", None)):

@@ -1,7 +1,11 @@
 """The training step, and where its time goes.
 
-Every rank runs the same steps at the same time: it takes its share of the global batch, computes the gradient of the mean loss over it,
-and tells the optimizer how many samples that was; all ranks then use the mean over the samples of all. So N workers do what one would.
+Every rank runs the same steps at the same time: it takes its share of the global batch and computes the gradient of
+
+    (sum of the losses of its share) x ranks / (samples of the global batch)
+
+The mean of that over the ranks is the gradient of the mean loss over the global batch, however uneven the shares are: N workers do what
+one would. The factor is the same on all ranks, because a synchronised norm carries gradients from one rank's loss to another's samples.
 
 The clock splits a rank's time in four: `input` until its share is there, `compute` forward and backward, `wait` for the other ranks'
 gradients, `update` of the weights.
@@ -74,6 +78,7 @@ class Trainer:
     """Random weights for the samples of a share."""
     seed: int = 0
     rank: int = 0
+    size: int = 1
     first_piece: GradientSize | None = None
     """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how noisy its gradients are."""
     watches_first_piece: bool = False
@@ -81,15 +86,14 @@ class Trainer:
     """Rows of the last share whose loss is not a number, or without bounds."""
 
 
-def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
-    """One update of the weights from one global batch; the tally of this rank's share of it."""
+def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tally:
+    """One update of the weights from a global batch of `num_samples`, of which `batch` is this rank's share; the tally of the share."""
     clock.lap("input")
     optimizer = trainer.optimizer
     set_rate(optimizer, trainer.rate(batch.position))
     torch.manual_seed(step_seed(trainer.seed, batch.position, trainer.rank))  # dropout's numbers, in a resumed run too
     optimizer.zero_grad()
-    optimizer.weight = batch.weight
-    tally = accumulate_gradients(trainer, batch)
+    tally = accumulate_gradients(trainer, batch, num_samples)
     clock.lap("compute")
     optimizer.reduce_gradients()
     clock.lap("wait")
@@ -101,9 +105,9 @@ def step(trainer: Trainer, batch: Batch, clock: Clock) -> Tally:
     return tally
 
 
-def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
-    """Adds the gradients of the mean loss over the share, piece by piece; a share without samples adds none."""
-    tally = Tally()
+def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:
+    """Adds the gradients of the share's loss, piece by piece; a share without samples adds none."""
+    tally, factor = Tally(), trainer.precision.scale * trainer.size / num_samples
     trainer.not_finite = []
     weights = trainer.weigh(batch) if trainer.weigh is not None else batch.data.new_ones(0)
     pieces = min(trainer.pieces, batch.weight) or 1
@@ -118,7 +122,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
             logits = trainer.net(pictures)
         losses = functional.cross_entropy(logits, target, reduction="none", label_smoothing=trainer.label_smoothing)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
-        (weighed.sum() * (trainer.precision.scale / batch.weight)).backward()
+        (weighed.sum() * factor).backward()
         row = int(tally.count)
         tally.add(losses.detach().sum(), logits.detach(), target)
         if not math.isfinite(tally.loss):
@@ -126,14 +130,14 @@ def accumulate_gradients(trainer: Trainer, batch: Batch) -> Tally:
                 row + each for each in losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
             ]
         if trainer.watches_first_piece and tally.count == len(target) < batch.weight:
-            trainer.first_piece = _size_of_gradient(trainer, len(target), batch.weight)
+            trainer.first_piece = _size_of_gradient(trainer, len(target), factor)
     return tally
 
 
-def _size_of_gradient(trainer: Trainer, count: int, weight: int) -> GradientSize:
-    """What is there after the first piece, as the mean over its samples rather than over all of the share."""
+def _size_of_gradient(trainer: Trainer, count: int, factor: float) -> GradientSize:
+    """What is there after the first piece, as the mean over its samples."""
     gradients = [parameter.grad for parameter in trainer.net.parameters() if parameter.grad is not None]
-    return GradientSize(squared_norm(gradients) * (weight / count) ** 2, count)
+    return GradientSize(squared_norm(gradients) / (factor * count) ** 2, count)
 
 
 def finish_gradients(trainer: Trainer, seen: int) -> bool:

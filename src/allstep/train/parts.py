@@ -109,6 +109,7 @@ class Parts:
         """What somebody with the weights alone must know to use the net: plain values."""
         return {
             "shape": list(self.evaluated_shape),
+            "trained_shape": list(self.shape),
             "mean": None if self.mean is None else list(self.mean),
             "deviation": None if self.deviation is None else list(self.deviation),
             "prepare": self.section.prepare,

@@ -6,7 +6,6 @@ from allstep.optim import SCALINGS, SCHEDULES, Rate
 from allstep.optim.schedules import Schedule, polynomial, steps
 from allstep.train.config import RunConfig
 
-
 _USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
 """Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
 

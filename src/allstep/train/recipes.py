@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from allstep.train.config import (
+    AverageConfig,
     DataConfig,
     EvaluationConfig,
     ModelConfig,
@@ -14,15 +15,21 @@ from allstep.train.config import (
 
 
 def fashion_mnist() -> RunConfig:
-    """Small CNN on Fashion-MNIST (60,000 pictures of clothes, 28x28): 92% in 8 epochs, about a minute on 2 cores."""
+    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28)."""
     return RunConfig(
         recipe="fashion-mnist",
-        epochs=8,
-        batch=128,
-        data=DataConfig(name="fashion-mnist"),
-        model=ModelConfig(name="small-cnn", options={"widths": [16, 32, 64], "hidden": 128}),
-        optimizer=OptimizerConfig(lr=0.1, base_batch=128, weight_decay=5e-4),
-        schedule=ScheduleConfig(shape="cosine", warmup=0.5),
+        epochs=12,
+        batch=512,
+        label_smoothing=0.1,
+        precision="bfloat16",
+        data=DataConfig(name="fashion-mnist", augment="PadAndCrop(28, pad=2), Flip(alternating=True)"),
+        model=ModelConfig(
+            name="speedy", options={"widths": [32, 64, 128]}, norm="batch", norm_momentum=0.2, norm_scale=False
+        ),
+        optimizer=OptimizerConfig(lr=1.0, base_batch=512, momentum=0.85, weight_decay=1e-3, bias_lr=16.0),
+        schedule=ScheduleConfig(shape="linear", warmup=2.5, warmup_from=0.2, end=0.07),
+        evaluation=EvaluationConfig(mirror=True),
+        average=AverageConfig(decay=0.98, every=1),
     )
 
 
@@ -56,6 +63,7 @@ def cifar10() -> RunConfig:
         optimizer=OptimizerConfig(lr=1.5, base_batch=1024, momentum=0.85, weight_decay=1.33e-3, bias_lr=64.0),
         schedule=ScheduleConfig(shape="linear", warmup=2.3, warmup_from=0.2, end=0.07),
         evaluation=EvaluationConfig(mirror=True),
+        average=AverageConfig(decay=0.95, every=1),
     )
 
 

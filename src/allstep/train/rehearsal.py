@@ -29,6 +29,7 @@ import torch
 from allstep.data import Loader
 from allstep.errors import CheckpointError, UserError
 from allstep.train import agree, checkpoint
+from allstep.train.by_heart import num_samples
 from allstep.train.capture import capture
 from allstep.train.checkpoint import Snapshot, Tensors
 from allstep.train.config import RunConfig
@@ -158,16 +159,17 @@ class _Rehearsal:
             times: list[float] = []
             for batch in batches:
                 started = time.perf_counter()
-                mine = step(job.trainer, batch, Clock())
-                _, count = job.statistics.average(batch.weight, [mine.loss, mine.count])
+                count = num_samples(job, batch)
+                mine = step(job.trainer, batch, count, Clock())
+                job.statistics.average(batch.weight, mine.sums())
                 if job.average is not None:
                     job.average.update()
-                standing.samples, standing.updates = standing.samples + int(count), standing.updates + 1
+                standing.samples, standing.updates = standing.samples + count, standing.updates + 1
                 times.append(time.perf_counter() - started)
                 if agree.rank_0_decides(self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS):
                     break
-            usual = agree.rank_0_decides(self.world, lambda: median(times[1:] or times))
-            what += [f"batch {job.config.global_batch}", f"first {times[0]:.3g} s, then {usual * 1e3:.3g} ms"]
+            first, usual = agree.rank_0_decides(self.world, lambda: (times[0], median(times[1:] or times)))
+            what += [f"batch {job.config.global_batch}", f"first {first:.3g} s, then {usual * 1e3:.3g} ms"]
         return usual
 
     def evaluate_a_batch(self) -> float:

@@ -8,6 +8,7 @@ from torch import nn
 
 from allstep.errors import CheckpointError
 from allstep.train import optimizer_state
+from allstep.train.average import Average
 from allstep.train.checkpoint import Snapshot, Tensors
 
 AVERAGE = "/average"
@@ -45,6 +46,17 @@ def averaged_weights(snapshot: Snapshot) -> Tensors:
 def optimizer_tensors(snapshot: Snapshot) -> Tensors:
     """The optimizer's own."""
     return {name: tensor for name, tensor in snapshot.optimizer.items() if not name.endswith(AVERAGE)}
+
+
+def with_weights(net: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
+    """A net that is evaluated as the checkpoint's was: with its weights, or with their moving average where there is one."""
+    load_weights(net, snapshot.weights, where)
+    averaged = averaged_weights(snapshot)
+    if not averaged:
+        return net
+    average = Average(net, decay=0.5)
+    average.load(averaged, updates=0)
+    return average.net
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:

@@ -139,16 +139,24 @@ class _Run:
         """One update, and what all ranks learn of it; whether to stop."""
         job, standing = self.job, self.job.standing
         batch, error = self._take(batches)
+        after = min(standing.samples + standing.batch, self._epoch_end(standing.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
-        mine = step(job.trainer, batch, self.clock)
-        wants_to_stop = self.stopping.why is not None
-        *sums, stop, wrong = job.statistics.average(batch.weight, [*mine.sums(), wants_to_stop, error is not None])
+        mine = step(job.trainer, batch, after - standing.samples, self.clock)
+        told = [*mine.sums(), self.stopping.why is not None, error is not None, *self._own_weight(batch)]
+        learned = job.statistics.average(batch.weight, told)
+        (*sums, stop, wrong), weights = learned[:6], learned[6:]
         if wrong:
             agree.everyone(job.world, lambda: _raise(error))
-        self._note(Tally(*sums), batch)
-        standing.samples = min(standing.samples + standing.batch, self._epoch_end(standing.samples))
+        self._note(Tally(*sums), batch, weights)
+        standing.samples = after
         standing.updates += 1
         return stop > 0
+
+    def _own_weight(self, batch: Batch) -> list[int]:
+        """By rank, ours alone: where the noise is measured, the sum over the ranks says what each had."""
+        if self.job.noise is None:
+            return []
+        return [batch.weight if rank == self.job.world.rank else 0 for rank in range(self.job.world.size)]
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
         """The next share. Where there is something wrong with it, an empty one, so that this step can end and all ranks hear of it."""
@@ -168,14 +176,14 @@ class _Run:
     def _epoch_end(self, position: int) -> int:
         return (position // self.job.num_train + 1) * self.job.num_train
 
-    def _note(self, total: Tally, batch: Batch) -> None:
+    def _note(self, total: Tally, batch: Batch, weights: Sequence[float]) -> None:
         """What the step of all ranks came to."""
         job = self.job
         self.since_log, job.standing.since = self.since_log + total, job.standing.since + total
         norms = job.trainer.optimizer.norms
         self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
-            self._measure_noise(job.noise, norms)
+            self._measure_noise(job.noise, norms, weights)
         if job.average is not None:
             job.average.update()
 
@@ -190,13 +198,15 @@ class _Run:
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
-    def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms) -> None:
+    def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms, weights: Sequence[float]) -> None:
         """From how much the gradients of ranks differ, or of the first piece and the whole where there is one rank."""
-        first, weight = self.job.trainer.first_piece, sum(norms.weights)
-        if sum(each > 0 for each in norms.weights) > 1:
-            noise.add(from_workers(norms.own, norms.weights, norms.mean))
-        elif first is not None and first.samples < weight:
-            noise.add(estimate(first.squared, first.samples, norms.mean, weight))
+        first, total = self.job.trainer.first_piece, sum(weights)
+        if sum(each > 0 for each in weights) > 1:
+            usual = total / len(weights)  # each rank's gradient was scaled as if it had so many samples
+            own = [norm * (usual / max(weight, 1)) ** 2 for norm, weight in zip(norms.own, weights, strict=True)]
+            noise.add(from_workers(own, weights, norms.mean))
+        elif first is not None and first.samples < total:
+            noise.add(estimate(first.squared, first.samples, norms.mean, total))
 
     # What is due
 

@@ -25,11 +25,10 @@ from allstep.data.spelled import spelled
 from allstep.data.transform import Transform
 from allstep.errors import CheckpointError, ConfigError
 from allstep.train import build, checkpoint
-from allstep.train.average import Average
 from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.existing import Which, run_config
-from allstep.train.restore import averaged_weights, load_weights
+from allstep.train.restore import with_weights
 from allstep.train.to_input import ToInput, make_to_input
 
 
@@ -131,7 +130,7 @@ def make_trained(found: Found, device: torch.device) -> Trained:
     # A run falls back to plain where a user's net needs it, and does not say so in its config: plain suits any net.
     channels_last = config.layout != "plain" and ":" not in config.model.name
     dtype = torch.float64 if config.precision == "float64" else torch.float32
-    net = _with_weights(_net(found).to(dtype), found).to(device).eval()
+    net = with_weights(_net(found).to(dtype), found.snapshot, str(found.path)).to(device).eval()
     if channels_last:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     shape: tuple[int, int, int] = tuple(facts["shape"])
@@ -159,29 +158,17 @@ class _Pictures:
 
 
 def _net(found: Found) -> nn.Module:
-    """With weights that mean nothing yet, for pictures of the size that it was trained on, as far as the config says it."""
-    facts = found.facts
-    trained_on = spelled(found.config.data.augment).shape
-    height, width = trained_on[:2] if trained_on else facts["shape"][1:]
-    pictures = _Pictures(len(facts["classes"]), (facts["shape"][0], height, width))
+    """With weights that mean nothing yet, for pictures of the size that it was trained on."""
+    channels, height, width = found.facts.get("trained_shape", found.facts["shape"])
+    pictures = _Pictures(len(found.facts["classes"]), (channels, height, width))
     try:
-        return build.make_net(found.config, pictures)  # type: ignore[arg-type]  # it asks a Parts for nothing else
+        return build.make_net(found.config, pictures)
     except ConfigError as error:
         if ":" not in found.config.model.name:
             raise
         raise ConfigError(
             f"{error}; the net is the user's own: call this from the folder that the run was trained from"
         ) from error
-
-
-def _with_weights(net: nn.Module, found: Found) -> nn.Module:
-    load_weights(net, found.snapshot.weights, str(found.path))
-    averaged = averaged_weights(found.snapshot)
-    if not averaged:
-        return net
-    average = Average(net, found.config.average.decay or 0.0)
-    average.load(averaged, updates=0)
-    return average.net
 
 
 def picture_transform(text: str, shape: tuple[int, int, int]) -> Transform:

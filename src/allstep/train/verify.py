@@ -127,7 +127,7 @@ def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
     trainer.optimizer.apply = look_and_apply
     for number, batch in enumerate(_batches(job, plan.batches), 1):
         agree.everyone(job.world, partial(check_targets, batch, job.parts.num_classes, job.loaders["train"]))
-        mine = step(trainer, batch, clock)
+        mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
         total = Tally(*job.statistics.average(batch.weight, mine.sums()))
         if job.average is not None:
             job.average.update()
