@@ -82,12 +82,9 @@ from torch import nn
 def factory(num_classes):
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, num_classes))
 """
-UNEVEN = pytest.mark.xfail(
-    reason="loop.step divides by each rank's own samples, but losses have gradients on other ranks"
-)
 
 
-@pytest.mark.parametrize("batches", [(6, 6), pytest.param((6, 5), marks=UNEVEN)])
+@pytest.mark.parametrize("batches", [(6, 6), (6, 5)])
 def test_a_net_with_batch_norms_is_verified_with_synchronised_ones(
     ranks: Any, tmp_path: Path, batches: tuple[int, ...]
 ) -> None:
