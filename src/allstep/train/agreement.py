@@ -9,7 +9,7 @@ The first number of workers is the reference. Whatever is random in a way that d
 sample, whoever reads it), accumulation and sharing of weights.
 
 The arithmetic is float64, so rounding is about 1e-16 and a mistake is far above the limit of 1e-9. A tensor's difference is relative to
-its own size (root of the mean square), or to a ten-thousandth of the size of all where that is more: the gradient of a bias before a norm
+its own size (root of the mean square), or to a thousandth of the size of all where that is more: the gradient of a bias before a norm
 is zero but for rounding, and rounding agrees with nothing.
 """
 

@@ -42,7 +42,7 @@ from allstep.train.statistics import Statistics
 from allstep.train.watch import Score
 from allstep.world import World
 
-_FLOOR = 1e-4  # of the size of all tensors: what is smaller may be zero but for rounding
+_FLOOR = 1e-3  # of the size of all tensors: what is smaller may be zero but for rounding
 
 
 def work(config: RunConfig, folder: Path, launcher: str | None = None) -> None:
