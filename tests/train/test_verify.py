@@ -84,14 +84,14 @@ def factory(num_classes):
 """
 
 
-@pytest.mark.parametrize("batches", [(6, 6), (6, 5)])
+@pytest.mark.parametrize("batches", [(6, 6), (6, 5, 2)])
 def test_a_net_with_batch_norms_is_verified_with_synchronised_ones(
     ranks: Any, tmp_path: Path, batches: tuple[int, ...]
 ) -> None:
     """A user's own ones: only the worker can see them."""
     (tmp_path / "norms.py").write_text(NORMS)
     words = ["model=norms:factory", "batch=6", "accumulation=2"]
-    plan, answers = verified(ranks, tmp_path, words, (1, 2), batches=batches)
+    plan, answers = verified(ranks, tmp_path, words, (1, 3), batches=batches)
     assert [note.split(":")[0] for note in answers[0].notes][1:] == ["accumulation=2"]
     assert "1 batch norm of its own" in answers[0].notes[0]
     assert list(partings(plan, answers)) == []

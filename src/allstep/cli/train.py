@@ -154,7 +154,9 @@ def _start(request: _Request, workers: int | None) -> int:
     command = [sys.executable, "-m", "allstep", "train", str(claimed.path / "config.yaml"), "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
-    started = os.environ.get("ALLSTEP_STARTED", str(time.time()))  # --max-time counts from here, not from the first step
+    started = os.environ.get(
+        "ALLSTEP_STARTED", str(time.time())
+    )  # --max-time counts from here, not from the first step
     return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep", "ALLSTEP_STARTED": started})
 
 

@@ -93,7 +93,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
         precision.load(snapshot.state["precision"])
     to_input = make_to_input(parts.mean, parts.deviation, device, precision.dtype, config.layout != "plain")
-    net = _net(config, world, parts, loaders, to_input, precision, snapshot)
+    net = _net(config, world, parts, out, to_input, precision, snapshot)
     before = None if snapshot is None else str(snapshot.state["layout"])
     chosen = _laid_out(config, world, net, parts, precision, to_input, before)
     share = build.shares_weights(config, world, net, device)
@@ -146,7 +146,7 @@ def _net(
     config: RunConfig,
     world: World,
     parts: Parts,
-    loaders: Mapping[str, Loader],
+    out: Path,
     to_input: ToInput,
     precision: Precision,
     snapshot: Snapshot | None,
@@ -156,14 +156,16 @@ def _net(
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
     elif callable(whiten := getattr(net, "whiten", None)):
-        whiten(to_input(_some_pictures(loaders["validation"])))
+        whiten(to_input(_some_pictures(config, parts, out)))
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     return net
 
 
-def _some_pictures(loader: Loader) -> torch.Tensor:
-    """The first pictures of a part, as they are evaluated."""
-    return next(iter(loader.batches())).data[:_PICTURES_TO_WHITEN]
+def _some_pictures(config: RunConfig, parts: Parts, out: Path) -> torch.Tensor:
+    """The first pictures of the validation part, as they are evaluated: the same with any number of workers."""
+    loader = make_loaders(config, parts, World.alone(), out)["validation"]
+    loader.batch = _PICTURES_TO_WHITEN
+    return next(iter(loader.batches())).data
 
 
 def _laid_out(

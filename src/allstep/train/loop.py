@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from allstep.data import Batch
+from allstep.norm import SyncBatchNorm
 from allstep.optim import add_noise, squared_norm, step_seed
 from allstep.train.evaluate import Tally, ToInput
 from allstep.train.precision import Precision
@@ -85,6 +87,11 @@ class Trainer:
     not_finite: list[int] = field(default_factory=list)
     """Rows of the last share whose loss is not a number, or without bounds."""
 
+    @cached_property
+    def ranks_meet(self) -> bool:
+        """Whether ranks talk to each other within the net, so that all must go through it equally often."""
+        return any(isinstance(layer, SyncBatchNorm) for layer in self.net.modules())
+
 
 def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tally:
     """One update of the weights from a global batch of `num_samples`, of which `batch` is this rank's share; the tally of the share."""
@@ -106,15 +113,18 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
 
 
 def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:
-    """Adds the gradients of the share's loss, piece by piece; a share without samples adds none."""
+    """Adds the gradients of the share's loss, piece by piece; a share without samples adds none.
+
+    Where ranks meet within the net (synchronised norms), all go through it equally often: with nothing, if they have nothing.
+    """
     tally, factor = Tally(), trainer.precision.scale * trainer.size / num_samples
     trainer.not_finite = []
     weights = trainer.weigh(batch) if trainer.weigh is not None else batch.data.new_ones(0)
-    pieces = min(trainer.pieces, batch.weight) or 1
+    pieces = min(trainer.pieces, math.ceil(num_samples / trainer.size))  # the largest share's: the same on all ranks
     for data, target, weight in zip(
         *(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True
     ):
-        if not len(data):
+        if not len(data) and not trainer.ranks_meet:
             continue
         pictures = trainer.to_input(data)
         target = target.to(pictures.device)
