@@ -41,6 +41,8 @@ def _load(name: str) -> ModuleType:
 
 two_hosts = _load("two_hosts")
 ddp = _load("ddp_alexnet")
+optimizers = _load("optimizers")
+norms = _load("sync_batch_norm")
 
 
 # Between hosts
@@ -269,3 +271,92 @@ def test_losses_that_differ_are_an_error(other: float, status: int, capsys: pyte
     shown = capsys.readouterr()
     assert "1.200 times Gloo; target 1.08: met" in shown.out
     assert ("losses differ" in shown.err) == bool(status)
+
+
+# The update
+
+
+def _weights_only() -> nn.Module:
+    """Stands in for ResNet-50: scaled layers and exempt ones, and more than one for each of two owners."""
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+
+
+def _time_updates(file: Path) -> int:
+    script = _load("optimizers")
+    script.resnet50 = _weights_only  # type: ignore[attr-defined]
+    sys.argv = ["optimizers.py", "--turns", "2", "--steps", "1", "--json", str(file)]
+    status: int = script.main()
+    return status
+
+
+def test_updates_alone_and_with_shared_weights(ranks: Ranks, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    assert ranks(2, _time_updates, file) == [0, 0]
+    rows = json.loads(file.read_text())["rows"]
+    alone = [row for row in rows if row["workers"] == 1]
+    assert [row["name"] for row in alone] == list(optimizers.CONTENDERS)
+    assert [(row["name"], row["reference"]) for row in alone if row["target"]] == [
+        ("LARS", "SGD, foreach"),
+        ("LAMB", "AdamW, foreach"),
+    ]
+    shared = [(row["name"], row["what"]) for row in rows if row["workers"] == 2]
+    assert shared == [(name, what) for name in optimizers.SHARING for what in (optimizers.UPDATE, optimizers.WHOLE)]
+    assert all(len(row["seconds"]) == len(row["reference_seconds"]) == 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("workers", "what", "own", "met"),
+    [
+        (1, "apply()", (1.4, 9.0, 1.5), True),  # 1.5 times as long in the middle turn
+        (1, "apply()", (1.6, 9.0, 1.5), False),
+        (2, "apply()", (0.5, 0.6, 2.0), False),  # 1.67 times as fast
+        (2, "apply()", (0.5, 0.4, 9.0), True),
+        (2, "reduce_gradients() and apply()", (0.5, 0.4, 9.0), None),
+    ],
+)
+def test_targets_of_updates(workers: int, what: str, own: tuple[float, ...], met: bool | None) -> None:
+    """Ratios are taken turn by turn, and their median counts."""
+    found = optimizers.Found(workers, what, Row("LARS", own), Row("other", (1.0, 1.0, 1.0)))
+    assert found.met is met
+
+
+# Synchronised batch norm
+
+
+def _two_norms(num_classes: int, small_pictures: bool) -> nn.Module:
+    """Stands in for ResNet-18."""
+    norms = [nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)]
+    return nn.Sequential(*norms, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def _train_with_norms(file: Path) -> int:
+    script = _load("sync_batch_norm")
+    script.resnet18 = _two_norms  # type: ignore[attr-defined]
+    sys.argv = ["sync_batch_norm.py", "--batch", "2", "--turns", "1", "--steps", "1", "--json", str(file)]
+    status: int = script.main()
+    return status
+
+
+def test_where_the_time_of_synchronised_norms_goes(ranks: Ranks, tmp_path: Path) -> None:
+    """Each kind of collective is seen where it happens, and nowhere else."""
+    file = tmp_path / "figures.json"
+    assert ranks(2, _train_with_norms, file) == [0, 0]
+    plain, sync = json.loads(file.read_text())["rows"]
+    assert (plain["name"], sync["name"]) == ("BatchNorm", "SyncBatchNorm")
+    assert sync["ratio"] == pytest.approx(sync["seconds"][0] / plain["seconds"][0])
+    assert not any(plain["parts"][f"norms: {kind}"] for kind in ("waiting", "moving", "adding"))
+    assert sync["parts"]["norms: moving"] > 0
+    for row in (plain, sync):
+        assert row["parts"]["gradients: moving"] > 0 and row["parts"]["arithmetic"] > 0
+
+
+@pytest.mark.parametrize(("sync", "words"), [(1.15, "at most 1.15: met"), (1.16, "at most 1.15: not met")])
+def test_the_target_of_synchronised_norms(sync: float, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [dict.fromkeys(norms.PARTS, 0.1)]
+    both = {
+        "BatchNorm": norms.Trainee(None, None, [1.0, 2.0], parts),
+        "SyncBatchNorm": norms.Trainee(None, None, [sync, 2 * sync], parts),
+    }
+    norms.show(norms.findings(both), argparse.Namespace(workers=2, batch=64, steps=1, turns=2, json=None))
+    shown = capsys.readouterr().out
+    assert words in shown and re.search(r"norms: waiting +100\.00 +100\.00 +0\.00 +\+0\.0%", shown)

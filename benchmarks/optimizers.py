@@ -1,0 +1,253 @@
+"""The claims about the update: LARS and LAMB beside torch's SGD and AdamW on one worker, and `share_weights` on two.
+
+    python benchmarks/optimizers.py [--turns 15] [--steps 3] [--json FILE]
+
+The parameters are ResNet-50's, the gradients made up; nothing goes forward or backward. One torch thread per worker. All contenders take
+turns of a few steps, so that a busy moment of the machine hits all alike; a first turn makes their state and does not count. A ratio is
+taken within a turn, and its median and range over the turns are shown.
+
+| | one worker | two workers |
+|---|---|---|
+| what is timed | `step()` | `apply()`, and `reduce_gradients()` with `apply()`: the slowest worker of each turn |
+| compared with | torch's SGD and AdamW with `foreach=True` (the fused ones are shown beside) | the same optimizer without `share_weights` |
+| target | LARS and LAMB take at most 1.5 times as long | LARS and LAMB: `apply()` at least 1.7 times as fast |
+
+While the first worker is timed alone, the second sleeps. A missed target is shown and no error: this is a measurement.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+import allstep
+import allstep.torch as hvd
+from allstep.bench.result import Row, document, table_of
+from allstep.models import resnet50
+from allstep.optim import LAMB, LARS, groups
+
+AT_MOST, AT_LEAST = 1.5, 1.7  # times torch's foreach; times as fast as without share_weights
+UPDATE, WHOLE = "apply()", "reduce_gradients() and apply()"
+RATE = 1e-4  # low: the weights should stay what weights are
+
+Make = Callable[[Any], Optimizer]
+_sgd = partial(SGD, lr=RATE, momentum=0.9, weight_decay=5e-4)
+_adamw = partial(AdamW, lr=RATE, weight_decay=0.01)
+CONTENDERS: Mapping[str, Make] = {
+    "SGD, foreach": partial(_sgd, foreach=True),
+    "SGD, fused": partial(_sgd, fused=True),
+    "LARS": partial(LARS, lr=RATE, weight_decay=5e-4),
+    "AdamW, foreach": partial(_adamw, foreach=True),
+    "AdamW, fused": partial(_adamw, fused=True),
+    "LAMB": partial(LAMB, lr=RATE, weight_decay=0.01),
+}
+REFERENCES = {name: "SGD, foreach" if name in ("SGD, fused", "LARS") else "AdamW, foreach" for name in CONTENDERS}
+REFERENCES["SGD, foreach"] = "SGD, foreach"
+SHARING = ("SGD, foreach", "LARS", "AdamW, foreach", "LAMB")
+OURS = ("LARS", "LAMB")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A contender's seconds of one step, turn by turn, and those of what it is compared with in the same turns."""
+
+    workers: int
+    what: str
+    row: Row
+    reference: Row
+    """Of the same turns."""
+
+    @property
+    def ratios(self) -> list[float]:
+        """On one worker: times as long as the reference. On two: times as fast."""
+        pairs = zip(self.row.seconds, self.reference.seconds, strict=True)
+        return [own / other if self.workers == 1 else other / own for own, other in pairs]
+
+    @property
+    def target(self) -> float | None:
+        if self.row.name not in OURS or self.what != UPDATE:
+            return None
+        return AT_MOST if self.workers == 1 else AT_LEAST
+
+    @property
+    def met(self) -> bool | None:
+        """None where there is no target."""
+        if self.target is None:
+            return None
+        ratio = statistics.median(self.ratios)
+        return ratio <= self.target if self.workers == 1 else ratio >= self.target
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.row.name,
+            "workers": self.workers,
+            "what": self.what,
+            "seconds": list(self.row.seconds),
+            "reference": self.reference.name,
+            "reference_seconds": list(self.reference.seconds),
+            "ratio": statistics.median(self.ratios),
+            "target": self.target,
+            "met": self.met,
+        }
+
+
+def with_gradients(net: nn.Module, chance: torch.Generator) -> list[Tensor]:
+    """The net's parameters get gradients, of the order of real ones; these."""
+    gradients = [torch.randn(each.shape, generator=chance) * 0.01 for each in net.parameters()]
+    put(gradients, net)
+    return gradients
+
+
+def put(gradients: list[Tensor], net: nn.Module) -> None:
+    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+
+
+# One worker
+
+
+def alone(options: argparse.Namespace) -> list[Found]:
+    """All contenders work on the same weights and gradients, each with a state of its own."""
+    net = resnet50()
+    with_gradients(net, torch.Generator().manual_seed(0))
+    optimizers = {name: make(groups(net)) for name, make in CONTENDERS.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for _ in range(options.turns + 1):
+        for name, optimizer in optimizers.items():
+            began = time.perf_counter()
+            for _ in range(options.steps):
+                optimizer.step()
+            seconds[name].append((time.perf_counter() - began) / options.steps)
+    rows = {name: Row(name, tuple(each[1:])) for name, each in seconds.items()}
+    return [Found(1, UPDATE, row, rows[REFERENCES[name]]) for name, row in rows.items()]
+
+
+# Two workers
+
+
+@dataclass
+class Worker:
+    """A copy of the net on this rank, whose optimizer shares its weights with the other rank's, or does not."""
+
+    net: nn.Module
+    gradients: list[Tensor]
+    optimizer: Any
+
+    def turn(self, steps: int) -> tuple[float, float]:
+        """Seconds of a step in reduce_gradients() and in apply(), on the slowest rank of either."""
+        spent = torch.zeros(2, dtype=torch.float64)
+        for _ in range(steps):
+            put(self.gradients, self.net)
+            spent[0] += timed_together(self.optimizer.reduce_gradients)
+            spent[1] += timed_together(self.optimizer.apply)
+        dist.all_reduce(spent, dist.ReduceOp.MAX)
+        reduce, update = (spent / steps).tolist()
+        return reduce, update
+
+
+def timed_together(act: Callable[[], object]) -> float:
+    """From the moment when all ranks are ready."""
+    dist.barrier()
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def make_worker(make: Make, rank: int, share: bool) -> Worker:
+    torch.manual_seed(0)
+    net = resnet50()
+    gradients = with_gradients(net, torch.Generator().manual_seed(rank))
+    wrapped = hvd.DistributedOptimizer(make(groups(net)), net.named_parameters(), share_weights=share)
+    return Worker(net, gradients, wrapped)
+
+
+def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:
+    """One optimizer after the other, private and shared turn by turn: all at once would need some gigabytes."""
+    for name in SHARING:
+        private, shared = (make_worker(CONTENDERS[name], rank, share) for share in (False, True))
+        times = [(private.turn(options.steps), shared.turn(options.steps)) for _ in range(options.turns + 1)][1:]
+        for what, of in ((UPDATE, lambda spent: spent[1]), (WHOLE, sum)):
+            rows = [
+                Row(called, tuple(of(each[k]) for each in times)) for k, called in enumerate(("without sharing", name))
+            ]
+            yield Found(2, what, rows[1], rows[0])
+
+
+# What is shown
+
+
+def table(found: list[Found]) -> Table:
+    one = found[0].workers == 1
+    first = "one worker" if one else "two workers, share_weights"
+    made = table_of(first, "ms a step", "min to max", "x foreach" if one else "x as fast", "min to max", "target")
+    for each in found:
+        row, ratios = each.row, each.ratios
+        name = row.name if one else f"{row.name}: {each.what}"
+        sign = "<=" if one else ">="
+        verdict = "" if each.met is None else f"{sign} {each.target}: {'met' if each.met else 'not met'}"
+        figures = f"{1e3 * row.median:.1f}", f"{1e3 * min(row.seconds):.1f} to {1e3 * max(row.seconds):.1f}"
+        compared = f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"
+        made.add_row(name, *figures, *compared, verdict)
+    return made
+
+
+def show(found: list[Found], options: argparse.Namespace) -> None:
+    console = Console(highlight=False, width=110)
+    for workers in (1, 2):
+        console.print(table([each for each in found if each.workers == workers]))
+    print(f"Medians of {options.turns} turns of {options.steps} steps; ratios are taken within a turn.")
+    if options.json:
+        options.json.write_text(f"{document('optimizers', [each.to_json() for each in found], ())}\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--turns", type=_positive, default=15, help="that count, after one that does not; 15")
+    parser.add_argument("--steps", type=_positive, default=3, help="of a turn; 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    return options
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def main() -> int:
+    options = parse()
+    if "ALLSTEP_RANK" not in os.environ:  # we are the command; our workers run the same file
+        python = sys.executable
+        run = [python, "-m", "allstep", "run", "-np", "2", "--show", "0"]
+        os.execve(python, [*run, python, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    world = allstep.init()
+    hvd.init()
+    torch.set_num_threads(1)
+    found = alone(options) if world.rank == 0 else []
+    dist.barrier()  # the second worker sleeps until the first has been timed
+    found += together(options, world.rank)
+    if world.rank == 0:
+        show(found, options)
+    hvd.shutdown()
+    allstep.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""The claim about synchronised batch norm: a training step of ResNet-18 with it, beside the same step with plain batch norm.
+
+    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json FILE]
+
+Pictures of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD with momentum in a
+DistributedOptimizer. Both nets live in the same processes and take turns of a few steps; a first turn warms up and does not count. A turn
+lasts as long as its slowest worker needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
+
+Where the time goes is taken in turns of their own, because looking costs some 10 us a collective:
+
+```
+step | arithmetic ............................................. | moving | waiting | adding |
+     | forward, backward, update: all but the collectives       | the collectives, as the timeline has them (docs/timeline.md)
+```
+
+Those of the norms (one forward and one backward for each of 20 layers) are told apart from those of the gradients, which both nets have.
+What a worker waits in a norm it need not wait for the gradients, so the rows should be read together. Figures are means over the workers.
+
+A missed target is shown and no error: this is a measurement.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import allstep
+import allstep.torch as hvd
+from allstep.bench.result import Row, document, table_of
+from allstep.comm import recorder
+from allstep.models import resnet18
+from allstep.norm import convert
+from allstep.norm.statistics import ranks_of
+
+TARGET = 1.15  # times as long as with plain batch norm
+PLAIN, SYNC = "BatchNorm", "SyncBatchNorm"
+COLLECTIVES = (recorder.WAITING, recorder.MOVING, recorder.ADDING)
+NORMS = "norms"
+PARTS = (*(f"{NORMS}: {kind}" for kind in COLLECTIVES), *(f"gradients: {kind}" for kind in COLLECTIVES), "arithmetic")
+Batches = list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Trainee:
+    """A copy of the net with one kind of norm, and what was seen of it."""
+
+    net: nn.Module
+    optimizer: Any
+    seconds: list[float] = field(default_factory=list)
+    """Of a step, by turn."""
+    parts: list[dict[str, float]] = field(default_factory=list)
+    """Seconds of a step, by turn that was looked into."""
+
+    def step(self, pictures: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.net(pictures), labels).backward()
+        self.optimizer.step()
+
+    def turn(self, batches: Batches, looking: bool) -> None:
+        """Some steps, timed from the moment when all ranks are ready."""
+        parts: dict[str, float] = defaultdict(float)
+        dist.barrier()
+        with looked_into(parts) if looking else nullcontext():
+            began = time.perf_counter()
+            for batch in batches:
+                self.step(*batch)
+            own = time.perf_counter() - began
+        if looking:
+            parts["arithmetic"] = own - sum(parts.values())
+            of_all = _reduced([parts[part] for part in PARTS], dist.ReduceOp.SUM) / dist.get_world_size()
+            self.parts.append(dict(zip(PARTS, (of_all / len(batches)).tolist(), strict=True)))
+        else:
+            self.seconds.append(_reduced([own], dist.ReduceOp.MAX).item() / len(batches))
+
+
+def _reduced(figures: list[float], op: Any) -> Tensor:
+    """Over all ranks."""
+    made = torch.tensor(figures, dtype=torch.float64)
+    dist.all_reduce(made, op)
+    return made
+
+
+@contextmanager
+def looked_into(parts: dict[str, float]) -> Iterator[None]:
+    """Adds up the seconds that this rank's collectives take, by what they are for and what they do."""
+    before, recorder.active = recorder.active, recorder.Recorder()
+    try:
+        yield
+    finally:
+        operations, _ = recorder.active.take()
+        recorder.active = before
+    for operation in operations:
+        purpose = operation.group if operation.group == NORMS else "gradients"
+        for kind, began, ended in recorder.spans(operation):
+            parts[f"{purpose}: {kind}"] += (ended - began) / 1e9
+
+
+def name_the_norms() -> None:
+    """Their group, as the recorder has it: groups that torch does not know have no name there. All ranks together."""
+    group: Any = ranks_of(None)
+    if group.size() > 1:
+        group.local.name = NORMS
+
+
+def trainees() -> dict[str, Trainee]:
+    torch.manual_seed(0)
+    plain = resnet18(10, small_pictures=True)
+    nets = {PLAIN: plain, SYNC: convert(copy.deepcopy(plain), sync=True)}
+    return {name: Trainee(net, _optimizer(net)) for name, net in nets.items()}
+
+
+def _optimizer(net: nn.Module) -> Any:
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    return hvd.DistributedOptimizer(sgd, net.named_parameters())
+
+
+def batches_of(turn: int, rank: int, options: argparse.Namespace) -> Batches:
+    """Made-up pictures and labels, the same whenever this rank asks for this turn."""
+    chance = torch.Generator().manual_seed(1000 * turn + rank)
+    shape = (options.batch, 3, 32, 32)
+    return [
+        (torch.randn(shape, generator=chance), torch.randint(10, shape[:1], generator=chance))
+        for _ in range(options.steps)
+    ]
+
+
+def measure(options: argparse.Namespace, rank: int) -> dict[str, Trainee]:
+    """Turns that are timed, and after every third of them one that is looked into."""
+    both = trainees()
+    name_the_norms()
+    for turn in range(options.turns + 1):
+        batches = batches_of(turn, rank, options)
+        for trainee in both.values():
+            trainee.turn(batches, looking=False)
+        if turn % 3 == 1:
+            for trainee in both.values():
+                trainee.turn(batches, looking=True)
+    for trainee in both.values():
+        del trainee.seconds[0]
+    return both
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What both took."""
+
+    rows: Mapping[str, Row]
+    parts: Mapping[str, Mapping[str, float]]
+    """Seconds of a step, the median of each part over the turns."""
+
+    @property
+    def ratios(self) -> list[float]:
+        pairs = zip(self.rows[SYNC].seconds, self.rows[PLAIN].seconds, strict=True)
+        return [sync / plain for sync, plain in pairs]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    def to_json(self, options: argparse.Namespace) -> str:
+        common = {"workers": options.workers, "batch_per_worker": options.batch, "steps_per_turn": options.steps}
+        rows = [
+            {"name": name, **common, "seconds": list(row.seconds), "parts": dict(self.parts[name])}
+            for name, row in self.rows.items()
+        ]
+        rows[-1] |= {"ratio": self.ratio, "target": TARGET, "met": self.ratio <= TARGET}
+        return document("sync_batch_norm", rows, ())
+
+
+def findings(both: Mapping[str, Trainee]) -> Findings:
+    rows = {name: Row(name, tuple(trainee.seconds)) for name, trainee in both.items()}
+    parts = {
+        name: {part: statistics.median(each[part] for each in trainee.parts) for part in PARTS}
+        for name, trainee in both.items()
+    }
+    return Findings(rows, parts)
+
+
+def table_of_parts(found: Findings) -> Table:
+    """Milliseconds of a step, and what the one has more than the other, as a part of the plain step."""
+    made = table_of("where a step goes, ms", PLAIN, SYNC, "more", "of the plain step")
+    whole = sum(found.parts[PLAIN].values())
+    for part in PARTS:
+        plain, sync = found.parts[PLAIN][part], found.parts[SYNC][part]
+        figures = [f"{1e3 * seconds:.2f}" for seconds in (plain, sync, sync - plain)]
+        made.add_row(part, *figures, f"{(sync - plain) / whole:+.1%}")
+    return made
+
+
+def show(found: Findings, options: argparse.Namespace) -> None:
+    console = Console(highlight=False, width=110)
+    made = table_of("a step of ResNet-18", "median ms", "min", "max")
+    for name, row in found.rows.items():
+        made.add_row(name, *(f"{1e3 * each:.1f}" for each in (row.median, min(row.seconds), max(row.seconds))))
+    console.print(made)
+    console.print(table_of_parts(found))
+    spread = f"{min(found.ratios):.3f} to {max(found.ratios):.3f}"
+    verdict = "met" if found.ratio <= TARGET else "not met"
+    print(f"{found.ratio:.3f} times as long ({spread}); target at most {TARGET}: {verdict}.")
+    print(
+        f"Medians of {options.turns} turns of {options.steps} steps, {options.batch} a worker, {options.workers} workers."
+    )
+    if options.json:
+        options.json.write_text(f"{found.to_json(options)}\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workers", type=_positive, default=2, help="on this host; 2")
+    parser.add_argument("--batch", type=_positive, default=64, help="pictures of a worker at a step; 64")
+    parser.add_argument("--turns", type=_positive, default=9, help="that count, after one that does not; 9")
+    parser.add_argument("--steps", type=_positive, default=3, help="of a turn; 3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
+    return options
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def main() -> int:
+    options = parse()
+    if "ALLSTEP_RANK" not in os.environ:  # we are the command; our workers run the same file
+        python = sys.executable
+        run = [python, "-m", "allstep", "run", "-np", str(options.workers), "--show", "0"]
+        os.execve(python, [*run, python, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    world = allstep.init()
+    hvd.init()
+    torch.set_num_threads(1)
+    options.workers = world.size  # whoever started us has the last word
+    both = measure(options, world.rank)
+    if world.rank == 0:
+        show(findings(both), options)
+    hvd.shutdown()
+    allstep.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
