@@ -1,11 +1,13 @@
 """What a run can be asked for: each thing tried in a whole run on the digits, against a reference where there is one."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import allstep
 from allstep import runlog
@@ -114,17 +116,21 @@ def test_weights_that_part_are_found(ranks: Any) -> None:
     assert any("features.0.0.weight" in outcome.output for outcome in outcomes)
 
 
-def run_with_noise(words: list[str]) -> list[float]:
+def run_with_noise(words: list[str]) -> tuple[list[float], str]:
+    """What was logged, and the last word about the run."""
     run(["noise_scale=true", "log_every=1", *words])
-    return [
-        line["noise_scale"] for line in runlog.read(Path.cwd() / "out" / "run.jsonl").steps if "noise_scale" in line
-    ]
+    if dist.get_rank() > 0:
+        return [], ""
+    record = runlog.read(Path.cwd() / "out" / "run.jsonl")
+    return [line["noise_scale"] for line in record.steps if "noise_scale" in line], record.events[-1]["text"]
 
 
 def test_the_noise_scale_is_measured_by_workers_and_by_pieces(ranks: Any) -> None:
-    by_workers = ranks(2, run_with_noise, [])[0]
-    (by_pieces,) = ranks(1, run_with_noise, ["accumulation=2"])
+    by_workers, advice = ranks(2, run_with_noise, [])[0]
+    by_pieces, advice_of_one = ranks(1, run_with_noise, ["accumulation=2"])[0]
     assert len(by_workers) > 20
+    for words in (advice, advice_of_one):
+        assert re.match(r"noise scale about \d+ samples \(95%: \d+ to \d+\); batch 100 needs", words)
     for scales in (by_workers, by_pieces):
         assert 1 < np.median(scales[10:]) < 2000, "digits are learned with batches of tens to hundreds"
     assert np.median(by_workers[10:]) == pytest.approx(np.median(by_pieces[10:]), rel=0.5)

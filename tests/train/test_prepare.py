@@ -1,5 +1,6 @@
 """Before a run: data found or replaced, damage told, folder made, workers counted. None of it needs torch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from allstep.data.sets.named import FILES, NAMED, NamedSet
 from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train import read_config
+from allstep.train.fitting import notes
 from allstep.train.folder import claim_folder
 from allstep.train.prepare import check, prepare
 from allstep.train.workers import choose_num_workers, count_gpus, default_num_workers
@@ -84,6 +86,14 @@ WRONG = [
     (["growth.at=[2]", "growth.by_noise=true"], "two ways to decide"),
     (["growth.most=32"], "'growth.most': expected at least the batch, 64, found 32"),
     (["model.norm=ghost", "model.ghost=128"], "a ghost batch of 128 samples is larger than the batch, which has 64"),
+    (
+        ["batch=3", "model.norm=batch"],
+        "3 samples on 2 workers in 1 piece each are 1 at a time, and model.norm=batch needs 2",
+    ),
+    (["batch_per_worker=1", "model.norm=ghost", "model.ghost=2"], "2 samples on 2 workers .*model.norm=ghost needs 2"),
+    (["batch=8", "accumulation=4", "model.norm=batch"], "8 samples on 2 workers in 4 pieces each .*sync or group"),
+    (["batch=1", "model.norm=sync"], "1 sample on 1 worker in 1 piece each are 1 at a time, .*norm=group"),
+    (["overfit=3", "model.norm=batch"], "3 samples on 2 workers"),
     (["data.augment=Flp()"], "'data.augment': no operation is called 'Flp'; did you mean 'Flip'"),
     (["data.prepare=Flp()"], "'data.prepare': no operation"),
     (["data.mix=Flip()"], "'data.mix': Flip works on single pictures"),
@@ -110,6 +120,43 @@ def test_what_depends_on_the_workers_is_checked_when_they_are_known() -> None:
     check(prepare("digits", words), num_workers=2)
     with pytest.raises(ConfigError, match="larger than the batch, which has 16"):
         check(prepare("digits", words), num_workers=1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["batch=4", "model.norm=batch"],
+        ["batch=2", "model.norm=sync"],
+        ["batch=8", "accumulation=4", "model.norm=sync"],
+        ["batch=2", "model.norm=group"],
+    ],
+    ids=" ".join,
+)
+def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
+    check(prepare("digits", words), num_workers=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "num_workers", "expected"),
+    [
+        (["noise_scale=true"], 1, "noise_scale: nothing is measured, since one worker .* accumulation=2"),
+        (["growth.by_noise=true"], 1, "growth.by_noise: the batch will not grow, since one worker"),
+        (["noise_scale=true"], 2, None),
+        (["noise_scale=true", "accumulation=2"], 1, None),
+        ([], 1, None),
+        (["model.norm=batch"], 1, "the last batch of an epoch has 1 sample, so that model.norm=batch sees 1 at a time"),
+        (["model.norm=sync"], 2, "the last batch of an epoch has 1 sample"),
+        (["model.norm=batch", "batch=71"], 2, "the last batch of an epoch has 3 samples"),
+        (["model.norm=sync", "batch=71"], 2, None),
+        (["model.norm=batch", "batch=32"], 1, "has 1 sample"),
+        (["model.norm=batch", "batch=50"], 2, None),
+    ],
+    ids=str,
+)
+def test_what_may_not_be_as_the_user_thinks(words: list[str], num_workers: int, expected: str | None) -> None:
+    """With 1,281 samples: 20 batches of 64 and one sample."""
+    found = notes(prepare("digits", words).config.resolved(num_workers), num_workers, 1281)
+    assert [bool(re.search(expected, each)) for each in found] == [True] if expected else not found
 
 
 def test_places_are_kept_as_they_are_meant_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Keys of a config that must fit each other, or this machine: what pydantic cannot see, told before anything is started.
 
-Each check is one line for the user, with the figures. What needs the data is in `prepare`.
+Each check is one line for the user, with the figures. What needs the data is in `prepare`. `notes` are for runs that can run, and
+perhaps not as their user thinks.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,12 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     if config.batch_per_worker is None or num_workers is not None:
         for check in (_ghost, _pieces, _schedule, _growth):
             check(config.resolved(num_workers or 1))
+        _single_samples(config.resolved(num_workers or 1), num_workers or 1)
+
+
+def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
+    """What the user should know about a run that is about to start; `num_train`: samples of an epoch."""
+    return [note for note in (_unseen_noise(config, num_workers), _last_batch(config, num_workers, num_train)) if note]
 
 
 def _ghost(config: RunConfig) -> None:
@@ -31,6 +38,53 @@ def _ghost(config: RunConfig) -> None:
         raise ConfigError(
             f"config key 'model.ghost': a ghost batch of {section.ghost} samples is larger than the batch, which has {batch}"
         )
+
+
+def _single_samples(config: RunConfig, num_workers: int) -> None:
+    """One sample has no variance: a batch norm that trains needs two."""
+    samples, pieces = min(config.global_batch, config.overfit or config.global_batch), config.accumulation
+    if _at_a_time(config, samples, num_workers) == 1:
+        others = "group" if config.model.norm == "sync" else "sync or group"
+        raise ConfigError(
+            f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')} in {_plural(pieces, 'piece')} each "
+            f"are 1 at a time, and model.norm={config.model.norm} needs 2 or more in training: take a larger batch, fewer workers or "
+            f"pieces (accumulation), or model.norm={others}"
+        )
+
+
+def _at_a_time(config: RunConfig, samples: int, num_workers: int) -> int | None:
+    """The fewest samples that a batch norm sees at once, when all workers together have so many; None: there is no batch norm."""
+    if config.model.norm not in ("batch", "ghost", "sync"):
+        return None
+    share = samples // num_workers
+    piece = share // min(config.accumulation, share) if share else 1
+    if config.model.norm == "sync":
+        return piece * num_workers if share else samples
+    return piece
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
+
+
+def _last_batch(config: RunConfig, num_workers: int, num_train: int) -> str | None:
+    """No error: most norms see many pixels of a sample, and can do with one."""
+    rest = num_train % config.global_batch
+    if not rest or _at_a_time(config, rest, num_workers) != 1:
+        return None
+    return (
+        f"the last batch of an epoch has {_plural(rest, 'sample')}, so that model.norm={config.model.norm} sees 1 at a time: a norm of "
+        "single pixels would fail there; another batch leaves another rest"
+    )
+
+
+def _unseen_noise(config: RunConfig, num_workers: int) -> str | None:
+    """One gradient says nothing about how much gradients differ."""
+    wanted = config.noise_scale or config.growth.by_noise
+    if not wanted or num_workers > 1 or config.accumulation > 1:
+        return None
+    what = "growth.by_noise: the batch will not grow" if config.growth.by_noise else "noise_scale: nothing is measured"
+    return f"{what}, since one worker with one piece has one gradient a step: take accumulation=2, or more workers"
 
 
 def _operations(config: RunConfig) -> None:

@@ -26,6 +26,7 @@ from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.divergence import LossWatch
 from allstep.train.evaluate import ToInput
+from allstep.train.fitting import notes
 from allstep.train.growth import Growth, note
 from allstep.train.loop import Trainer
 from allstep.train.parts import Parts, make_loaders, make_to_input, measure, open_parts
@@ -97,13 +98,13 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     before = None if snapshot is None else str(snapshot.state["layout"])
     chosen = _laid_out(config, world, net, parts, precision, to_input, before)
     share = build.shares_weights(config, world, net, device)
-    optimizer = build.make_optimizer(config, net)
+    optimizer, num_train = build.make_optimizer(config, net), loaders["train"].num_samples
     if snapshot is not None:
         load_optimizer(optimizer, snapshot)
     trainer = Trainer(
         net=net,
         optimizer=build.distribute(config, net, optimizer, share),
-        rate=learning_rate(config, loaders["train"].num_samples),
+        rate=learning_rate(config, num_train),
         to_input=to_input,
         precision=precision,
         pieces=config.accumulation,
@@ -130,7 +131,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         layout=chosen.name,
-        notes=[*chosen.notes, *filter(None, [note(config), precision.note()])],
+        notes=[*chosen.notes, *filter(None, [note(config), precision.note()]), *notes(config, world.size, num_train)],
     )
 
 

@@ -66,7 +66,7 @@ def find_data(config: RunConfig, progress: Progress | None = None) -> None:
 def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = None) -> Parts:
     """Opens the data, so that what is wrong with it is found before workers are; the parts of the run."""
     config = prepared.config.resolved(num_workers)
-    check_config(config)
+    check_config(config, num_workers)
     parts = open_parts(config, progress=progress)
     check_batch(config, len(parts.train))
     check_shape(config.model.name, parts.shape, parts.evaluated_shape)

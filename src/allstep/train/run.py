@@ -366,6 +366,8 @@ class _Run:
         test = evaluate(net, job.loaders["test"], job.trainer.to_input, mirror=mirror, mistakes=mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.watchers.event(problem)
+        if job.noise is not None and job.noise.steps:
+            self.watchers.event(job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale))
         trained = standing.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
         return Result(
