@@ -85,6 +85,7 @@ WRONG = [
     (["growth.at=[20]"], "epoch 20 never comes, the run has 20"),
     (["growth.at=[2]", "growth.by_noise=true"], "two ways to decide"),
     (["growth.most=32"], "'growth.most': expected at least the batch, 64, found 32"),
+    (["model.norm=ghost", "model.ghost=1"], "'model.ghost': expected at least 2 samples.*found 1"),
     (["model.norm=ghost", "model.ghost=128"], "a ghost batch of 128 samples is larger than the batch, which has 64"),
     (
         ["batch=3", "model.norm=batch"],

@@ -34,6 +34,10 @@ def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
 
 def _ghost(config: RunConfig) -> None:
     section, batch = config.model, config.global_batch
+    if section.norm == "ghost" and section.ghost < 2:
+        raise ConfigError(
+            f"config key 'model.ghost': expected at least 2 samples, which have a variance, found {section.ghost}; 16 to 128 are usual"
+        )
     if section.norm == "ghost" and section.ghost > batch:
         raise ConfigError(
             f"config key 'model.ghost': a ghost batch of {section.ghost} samples is larger than the batch, which has {batch}"
