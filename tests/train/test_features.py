@@ -157,3 +157,53 @@ def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
     assert any(
         "17" in outcome.output and "12" in outcome.output and "classes" in outcome.output for outcome in outcomes
     )
+
+
+def run_and_go_on(words: list[str]) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
+    """The last checkpoint of a run, and that of one which goes on from the middle of it."""
+    world = allstep.init()
+    config = read_config("digits", [*SHORT, "save.epochs=0.3", "save.keep=99", *words])
+    first, second = Path.cwd() / "first", Path.cwd() / "second"
+    train(config, world, first)
+    whole = checkpoint.written(first / "checkpoints")
+    middle = checkpoint.read(whole[len(whole) // 2])
+    train(config, world, second, snapshot=middle)
+    return checkpoint.read(whole[0]), checkpoint.read(checkpoint.written(second / "checkpoints")[0])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["optimizer=lamb", "optimizer.lr=0.01", "share_weights=true"],
+        ["growth.at=[0.5,1]", "schedule.shape=constant", "accumulation=2", "model.norm=ghost", "model.ghost=8"],
+        ["precision=float16", "optimizer.clip=1", "optimizer.noise=0.01", "noise_scale=true"],
+        ["growth.by_noise=true", "schedule.shape=constant", "batch=20", "optimizer=larc", "share_weights=true"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_that_goes_on_has_the_same_bits(ranks: Any, words: list[str]) -> None:
+    whole, resumed = ranks(2, run_and_go_on, words)[0]
+    assert whole.samples == resumed.samples
+    assert whole.state == resumed.state
+    for ours, theirs in ((whole.weights, resumed.weights), (whole.optimizer, resumed.optimizer)):
+        assert sorted(ours) == sorted(theirs)
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, theirs[name]), name
+
+
+def test_float16_is_near_float32_with_clipping_too(ranks: Any) -> None:
+    words = ["optimizer.clip=0.5", "batch=50"]
+    ((exact, _, _),) = ranks(1, run, words)
+    (rough, _, _), _ = ranks(2, run, [*words, "precision=float16"])
+    assert exact.test.loss < 1.5, "it has learned"
+    assert rough.test.loss == pytest.approx(exact.test.loss, rel=0.15)
+
+
+def share_float16() -> None:
+    run(["share_weights=true", "precision=float16"])
+
+
+def test_float16_needs_whole_gradients(ranks: Any) -> None:
+    outcomes = ranks.outcomes(2, share_float16)
+    assert all(outcome.exit_code != 0 for outcome in outcomes)
+    assert "share_weights=true and precision=float16 exclude each other" in outcomes[0].output

@@ -15,6 +15,7 @@ import allstep.torch as hvd
 from allstep import norm, optim
 from allstep.data import Batch
 from allstep.data.pictures.draws import Draws
+from allstep.errors import ConfigError
 from allstep.models.by_name import make_model
 from allstep.models.norms import make_norm
 from allstep.optim import groups, noise_variance
@@ -103,6 +104,10 @@ _MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer
 
 def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torch.device) -> bool:
     """Whether the workers of a host keep one copy of the weights."""
+    if config.share_weights is True and config.precision == "float16":
+        raise ConfigError(
+            "share_weights=true and precision=float16 exclude each other: whether a step overflowed is seen in whole gradients only"
+        )
     if config.share_weights != "auto":
         return bool(config.share_weights) and world.size > 1
     one_host = 1 < world.size == world.local_size
@@ -113,12 +118,10 @@ def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torc
     return one_host and device.type == "cpu" and not whole_gradients and nbytes >= SHARE_FROM_BYTES
 
 
-def distribute(config: RunConfig, net: nn.Module, optimizer: torch.optim.Optimizer, share: bool) -> Any:
+def distribute(net: nn.Module, optimizer: torch.optim.Optimizer, pieces: int, share: bool) -> Any:
     """The optimizer, with the gradients of all ranks."""
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-    made = hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=config.accumulation, share_weights=share)
-    made.clip_norm = config.optimizer.clip
-    return made
+    return hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=pieces, share_weights=share)
 
 
 def make_noise(config: RunConfig) -> Callable[[int], float] | None:

@@ -24,6 +24,7 @@ from allstep.data import Batch, Loader
 from allstep.errors import DataError
 from allstep.train import agree
 from allstep.train.mistakes import Mistakes
+from allstep.train.precision import exact
 from allstep.train.watch import Score
 
 ToInput = Callable[[torch.Tensor], torch.Tensor]
@@ -90,7 +91,7 @@ def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> tor
     logits: torch.Tensor = net(pictures)
     if mirror:
         logits = (logits + net(pictures.flip(-1))) / 2
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return exact(logits)
 
 
 def all_ranks(mine: Tally) -> Tally:

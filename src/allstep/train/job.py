@@ -97,17 +97,22 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     net = _net(config, world, parts, out, to_input, precision, snapshot)
     before = None if snapshot is None else str(snapshot.state["layout"])
     chosen = _laid_out(config, world, net, parts, precision, to_input, before)
-    share = build.shares_weights(config, world, net, device)
+    share = agree.everyone(world, lambda: build.shares_weights(config, world, net, device))
+    growth = _growth(config, loaders, snapshot)
+    pieces = config.accumulation
+    if standing.batch != config.global_batch:  # it has grown before
+        pieces = growth.pieces(standing.batch, world.size, pieces)
     optimizer, num_train = build.make_optimizer(config, net), loaders["train"].num_samples
     if snapshot is not None:
         load_optimizer(optimizer, snapshot)
     trainer = Trainer(
         net=net,
-        optimizer=build.distribute(config, net, optimizer, share),
+        optimizer=build.distribute(net, optimizer, pieces, share),
         rate=learning_rate(config, num_train),
         to_input=to_input,
         precision=precision,
-        pieces=config.accumulation,
+        pieces=pieces,
+        clip=config.optimizer.clip,
         label_smoothing=config.label_smoothing,
         noise=build.make_noise(config),
         weigh=build.make_weigh(config),
@@ -125,7 +130,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         trainer=trainer,
         statistics=Statistics(net),
         standing=standing,
-        growth=_growth(config, loaders, snapshot),
+        growth=growth,
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
         average=_average(config, net, snapshot),
         noise=_noise(config, world, snapshot),

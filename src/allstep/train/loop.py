@@ -26,7 +26,7 @@ from allstep.data import Batch
 from allstep.norm import SyncBatchNorm
 from allstep.optim import add_noise, squared_norm, step_seed
 from allstep.train.evaluate import Tally, ToInput
-from allstep.train.precision import Precision
+from allstep.train.precision import Precision, exact
 
 PHASES = ("input", "compute", "wait", "update")
 
@@ -74,6 +74,8 @@ class Trainer:
     pieces: int = 1
     """In which a worker computes its share, one after the other."""
     label_smoothing: float = 0.0
+    clip: float | None = None
+    """The largest norm of a gradient."""
     noise: Callable[[int], float] | None = None
     """Variance of the noise on gradients, by samples seen."""
     weigh: Callable[[Batch], Tensor] | None = None
@@ -81,6 +83,8 @@ class Trainer:
     seed: int = 0
     rank: int = 0
     size: int = 1
+    scale: float = 1.0
+    """What the gradients of the last step were multiplied with."""
     first_piece: GradientSize | None = None
     """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how noisy its gradients are."""
     watches_first_piece: bool = False
@@ -100,6 +104,8 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     set_rate(optimizer, trainer.rate(batch.position))
     torch.manual_seed(step_seed(trainer.seed, batch.position, trainer.rank))  # dropout's numbers, in a resumed run too
     optimizer.zero_grad()
+    optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
+    trainer.scale, trainer.first_piece = trainer.precision.scale, None
     tally = accumulate_gradients(trainer, batch, num_samples)
     clock.lap("compute")
     optimizer.reduce_gradients()
@@ -130,6 +136,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
         target = target.to(pictures.device)
         with trainer.precision.autocast():
             logits = trainer.net(pictures)
+        logits = exact(logits)
         losses = functional.cross_entropy(logits, target, reduction="none", label_smoothing=trainer.label_smoothing)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
         (weighed.sum() * factor).backward()
@@ -152,7 +159,7 @@ def _size_of_gradient(trainer: Trainer, count: int, factor: float) -> GradientSi
 
 def finish_gradients(trainer: Trainer, seen: int) -> bool:
     """Takes float16's scale off the reduced gradients and adds the noise that was asked for; False: leave this step out."""
-    if trainer.precision.scale == 1.0 and trainer.noise is None:
+    if trainer.precision.name != "float16" and trainer.noise is None:
         return True
     parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
     if not trainer.precision.unscale([each.grad for each in parameters if each.grad is not None]):

@@ -66,3 +66,8 @@ class Precision:
     def load(self, state: dict[str, float]) -> None:
         """From a checkpoint."""
         self.scale, self.steps_since = state["scale"], int(state["steps_since"])
+
+
+def exact(logits: Tensor) -> Tensor:
+    """In float32 or better: losses and their sums must not be rounded to 8 bits."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -64,6 +64,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None
     names = parameter_names(optimizer.state_dict())
     state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
     optimizer.load_state_dict(state)
+    for parameter, entries in optimizer.state.items():
+        for key, value in entries.items():
+            if (
+                isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            ):  # laid out like it, as before: sums add in that order
+                entries[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def parameter_names(state: Mapping[str, Any]) -> list[str]:

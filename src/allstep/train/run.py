@@ -200,13 +200,16 @@ class _Run:
 
     def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms, weights: Sequence[float]) -> None:
         """From how much the gradients of ranks differ, or of the first piece and the whole where there is one rank."""
-        first, total = self.job.trainer.first_piece, sum(weights)
+        trainer, total = self.job.trainer, sum(weights)
+        first, mean = trainer.first_piece, norms.mean / trainer.scale**2
+        if not math.isfinite(mean):  # a step of float16 that is left out
+            return
         if sum(each > 0 for each in weights) > 1:
-            usual = total / len(weights)  # each rank's gradient was scaled as if it had so many samples
+            usual = total / len(weights) / trainer.scale  # each rank's gradient was scaled as if it had so many samples
             own = [norm * (usual / max(weight, 1)) ** 2 for norm, weight in zip(norms.own, weights, strict=True)]
-            noise.add(from_workers(own, weights, norms.mean))
+            noise.add(from_workers(own, weights, mean))
         elif first is not None and first.samples < total:
-            noise.add(estimate(first.squared, first.samples, norms.mean, total))
+            noise.add(estimate(first.squared, first.samples, mean, total))
 
     # What is due
 
@@ -252,7 +255,7 @@ class _Run:
             times=dict(zip(PHASES, times, strict=True)),
             memory=[int(each) for each in memory],
             batch=job.standing.batch,
-            grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.precision.scale),
+            grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.scale),
             noise_scale=_finite(job.noise.scale) if job.noise is not None else None,
             trust=self._trust_ratios(),
         )
