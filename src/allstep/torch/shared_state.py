@@ -87,11 +87,17 @@ class SharedState:
         for entry in entries:
             dtype, count = getattr(torch, entry.dtype), torch.Size(entry.shape).numel()
             flat = torch.frombuffer(segment.view, dtype=dtype, count=max(1, count), offset=start)[:count]
-            views[entry] = flat.view(entry.shape)
+            views[entry] = self._laid_out(flat, entry)
             start += entry.nbytes
         self._views = views
         self.put_back(pieces, state)
         owned.meet()
+
+    def _laid_out(self, flat: Tensor, entry: Entry) -> Tensor:
+        """Like the parameter where there is a value for each of its elements: then norms add up in the same order, and loops are fast."""
+        parameter = self._owned.named[entry.piece.number].parameter
+        same = entry.shape == tuple(parameter.shape)
+        return flat.as_strided(parameter.shape, parameter.stride()) if same else flat.view(entry.shape)
 
     def put_back(self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
         """After a step: what the optimizer replaced returns to the shared memory."""

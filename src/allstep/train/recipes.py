@@ -92,7 +92,7 @@ def digits() -> RunConfig:
     """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 98% in about 20 s on 2 cores, saving every 2 s."""
     return RunConfig(
         recipe="digits",
-        epochs=20,
+        epochs=60,
         batch=64,
         data=DataConfig(name="digits"),
         model=ModelConfig(name="small-cnn", options={"widths": [16, 32], "hidden": 64}),
