@@ -8,6 +8,7 @@ import yaml
 from allstep.errors import ConfigError
 from allstep.train import RECIPES, RunConfig, read_config
 from allstep.train.config import known_keys
+from allstep.train.source import ELSEWHERE
 
 
 def complaint(*words: str, source: str = "digits") -> str:
@@ -80,6 +81,12 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("lr=3", "unknown config key 'lr'; did you mean 'optimizer.lr'?"),
         ("optimiser.lr=3", "unknown config key 'optimiser.lr'; did you mean 'optimizer.lr'?"),
         ("optimizer.learning=3", "unknown config key 'optimizer.learning'; "),
+        ("optimizer.learning_rate=3", "'optimizer.learning_rate'; did you mean 'optimizer.lr'?"),
+        ("optimizer.decay=3", "'optimizer.decay'; did you mean 'optimizer.weight_decay'?"),
+        ("batch_size=3", "unknown config key 'batch_size'; did you mean 'batch'?"),
+        ("ema.decay=0.9", "unknown config key 'ema.decay'; did you mean 'average.decay'?"),
+        ("model.optionsfoo=3", "unknown config key 'model.optionsfoo'; did you mean 'model.options'?"),
+        ("model.options=3", "config key 'model.options': expected a valid mapping"),
         ("optimizer=3", "config key 'optimizer' is a section"),
         ("epochs.x=3", "unknown config key 'epochs.x'; did you mean 'epochs'?"),
         ("epochs=two", "config key 'epochs': expected a valid integer, found 'two'"),
@@ -97,6 +104,7 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("data.workers=many", "config key 'data.workers': expected a valid integer or 'auto', found 'many'"),
         ("share_weights=maybe", "config key 'share_weights': expected a valid boolean"),
         ("optimizer.betas=[0.9]", "config key 'optimizer.betas': expected"),
+        ("optimizer.betas=[0.9, 1.0]", "config key 'optimizer.betas': expected a number less than 1, found 1.0"),
         ("epochs=[1", "'epochs=[1': the value is not YAML"),
         ("epochs", "expected key=value, found 'epochs'"),
         ("=3", "expected key=value, found '=3'"),
@@ -105,6 +113,11 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
 )
 def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
     assert expected in complaint(word)
+
+
+def test_what_other_programs_call_a_key_leads_to_one_that_is_there() -> None:
+    assert set(ELSEWHERE.values()) <= set(known_keys())
+    assert not set(ELSEWHERE) & set(known_keys())
 
 
 def test_a_section_with_a_name_may_be_given_as_its_name() -> None:

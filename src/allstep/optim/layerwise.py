@@ -84,7 +84,7 @@ class LayerWise(Optimizer):
         """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
 
         Names are known when the optimizer was given `model.named_parameters()` (torch 2.6 and later) or `groups(model)`. With
-        `share_weights` a rank knows the layers that it updates.
+        `DistributedOptimizer(share_weights=True)` all ranks call it together, and rank 0 gets those of all layers.
         """
         found = {
             tensor.data_ptr(): ratio

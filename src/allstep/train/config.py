@@ -23,6 +23,7 @@ Whole = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Section(BaseModel):
@@ -89,9 +90,9 @@ class OptimizerConfig(_Section):
     lr: Positive = 0.1
     base_batch: Count = 128
     scaling: Literal["linear", "square-root", "none"] = "linear"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Decay = 0.9
     nesterov: bool = True
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Of adamw, lamb and novograd."""
     trust_coefficient: Positive = 0.001
     """Of lars and larc."""
@@ -118,7 +119,7 @@ class ScheduleConfig(_Section):
     warmup_from: NotNegative = 0.0
     """The rate at which the warm-up begins, as a part of the peak."""
     milestones: tuple[Positive, ...] = ()
-    """Epochs at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9 of the run."""
+    """Epochs (of `epochs`) at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9 of the run."""
     factor: Share = 0.1
     """By which it does."""
     power: Positive = 2.0
@@ -126,7 +127,7 @@ class ScheduleConfig(_Section):
     end: Share = 0.0
     """Where the rate ends, as a part of the peak."""
     keep_updates: bool = False
-    """Train so many epochs longer that there are as many updates as with base_batch (regime adaptation)."""
+    """Train so many epochs longer that there are as many updates as with base_batch (regime adaptation). Milestones move with it."""
 
 
 class EvaluationConfig(_Section):

@@ -127,7 +127,7 @@ def _schedule(config: RunConfig) -> None:
         raise ConfigError(
             f"schedule.milestones belong to schedule.shape=step, and the shape is {section.shape}: leave one of them out"
         )
-    _check_epochs("schedule.milestones", section.milestones, config.num_epochs)
+    _check_epochs("schedule.milestones", section.milestones, config.epochs)  # a longer run (keep_updates) stretches them
 
 
 def _growth(config: RunConfig) -> None:

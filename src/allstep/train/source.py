@@ -23,6 +23,26 @@ from allstep.train.recipes import DEFAULT, RECIPES
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
 """Whatever the net takes."""
+ELSEWHERE = {
+    "accumulation_steps": "accumulation",
+    "amp": "precision",
+    "arch": "model.name",
+    "batch_size": "batch",
+    "dataset": "data.name",
+    "dtype": "precision",
+    "ema": "average.decay",
+    "grad_clip": "optimizer.clip",
+    "gradient_accumulation_steps": "accumulation",
+    "learning_rate": "optimizer.lr",
+    "max_epochs": "epochs",
+    "max_grad_norm": "optimizer.clip",
+    "num_epochs": "epochs",
+    "optimizer.decay": "optimizer.weight_decay",
+    "scheduler": "schedule.shape",
+    "warmup_epochs": "schedule.warmup",
+    "wd": "optimizer.weight_decay",
+}
+"""What other programs call our keys: no spelling is near enough to find them."""
 
 
 def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None) -> RunConfig:
@@ -150,7 +170,7 @@ def _check_keys(layer: Mapping[str, Any], place: Callable[[str], str]) -> None:
     known = list(known_keys())
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key in _flat(layer):
-        if key.startswith(FREE):
+        if key == FREE or key.startswith(f"{FREE}."):
             continue
         if key in sections:
             raise ConfigError(
@@ -165,8 +185,11 @@ def _within(section: str, known: Sequence[str]) -> str:
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
-    """The key of the same last word in another section ("lr" for "optimizer.lr"), else the nearest one."""
-    same = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    """What other programs call by that name, or the key of the same last word in another section ("lr"), else the nearest one."""
+    word = key.rpartition(".")[2]
+    if ours := ELSEWHERE.get(key) or ELSEWHERE.get(word):
+        return f"did you mean {ours!r}?"
+    same = [name for name in known if name.rpartition(".")[2] == word]
     return did_you_mean(same[0] if same else key, known)
 
 

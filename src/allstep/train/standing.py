@@ -3,6 +3,7 @@
 It is the same on all ranks, and knows neither the time nor the number of workers: a run that was killed and resumed arrives at the same.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,4 +55,9 @@ _PLAIN = ("samples", "updates", "batch", "best_samples", "worse")
 
 def crossed(before: int, after: int, interval: float | None) -> bool:
     """Whether the way from `before` to `after` samples leads over a multiple of `interval`: a property of the position alone."""
-    return interval is not None and int(after / interval) > int(before / interval)
+    return interval is not None and _intervals(after, interval) > _intervals(before, interval)
+
+
+def _intervals(samples: int, interval: float) -> int:
+    """Whole ones up to there. An interval such as 0.1 x 1337 is a little too long as a float, so a millionth may be missing."""
+    return math.floor(samples / interval + 1e-6)
