@@ -1,8 +1,10 @@
 """Nets by name against the factories called by hand, users' factories, and one line for each thing that can be wrong."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 
 from allstep.errors import ConfigError
 from allstep.models import NAMES, CifarResNet, SmallCnn, check_name, check_shape, make_model, make_norm, resnet18
+from allstep.models.by_name import GIVEN, check_options
 from allstep.models.norms import batch_norm, no_norm
 
 MINE = """
@@ -52,6 +55,19 @@ def too_few(num_classes):
 
 number = 3
 """
+
+
+def test_the_options_are_those_of_the_factories() -> None:
+    for name, net in NAMES.items():
+        home, _, factory = net.home.partition(":")
+        takes = inspect.signature(getattr(import_module(f"allstep.models.{home}"), factory)).parameters
+        assert set(net.options) == takes.keys() - {*GIVEN, *net.settled}, name
+        check_options(name, net.options)
+        with pytest.raises(ConfigError, match=f"model {name} has no option 'colour'; known are: "):
+            check_options(name, ["colour"])
+        with pytest.raises(ConfigError, match=r"model\.options\.norm: it is set by model\.norm, leave it out"):
+            check_options(name, ["norm"])
+    check_options("somebody.s:net", ["colour"])
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("batch_size=3", "unknown config key 'batch_size'; did you mean 'batch'?"),
         ("ema.decay=0.9", "unknown config key 'ema.decay'; did you mean 'average.decay'?"),
         ("model.optionsfoo=3", "unknown config key 'model.optionsfoo'; did you mean 'model.options'?"),
-        ("model.options=3", "config key 'model.options': expected a valid mapping"),
+        ("model.options=3", "config key 'model.options': expected a valid dictionary"),
         ("optimizer=3", "config key 'optimizer' is a section"),
         ("epochs.x=3", "unknown config key 'epochs.x'; did you mean 'epochs'?"),
         ("epochs=two", "config key 'epochs': expected a valid integer, found 'two'"),

@@ -13,13 +13,13 @@ libraries) is refused here, before training.
 
 A user's module is looked for in the current folder first, as with `python -m`, then among what is installed.
 
-`check_name` and `check_shape` need no torch, so that a launcher can call them before any worker starts.
+`check_name`, `check_options` and `check_shape` need no torch, so that a launcher can call them before any worker starts.
 """
 
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module, invalidate_caches
@@ -49,21 +49,29 @@ class Named:
     """Whether it takes pictures of one size only: the one that it was made for."""
     settled: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that its name says."""
+    options: tuple[str, ...] = ()
+    """What else it can be called with, as its factory has it: known here without torch."""
 
+
+GIVEN = ("num_classes", "shape", "channels", "norm")
+"""What every factory is called with, as far as it takes it."""
 
 NAMES: Mapping[str, Named] = {
-    "small-cnn": Named("cnn:SmallCnn", sized=True),
-    "lenet": Named("lenet:LeNet", 4, sized=True),
-    "alexnet": Named("alexnet:AlexNet", 63),
-    "googlenet": Named("googlenet:GoogLeNet", 15),
-    "vgg16": Named("vgg:Vgg16", 32),
-    **{f"resnet{depth}": Named(f"resnet:resnet{depth}") for depth in (18, 34, 50, 101)},
+    "small-cnn": Named("cnn:SmallCnn", sized=True, options=("widths", "hidden")),
+    "lenet": Named("lenet:LeNet", 4, sized=True, options=("widths", "hidden", "dropout")),
+    "alexnet": Named("alexnet:AlexNet", 63, options=("dropout",)),
+    "googlenet": Named("googlenet:GoogLeNet", 15, options=("dropout",)),
+    "vgg16": Named("vgg:Vgg16", 32, options=("hidden", "dropout")),
     **{
-        f"cifar-resnet{depth}": Named("wide_resnet:CifarResNet", settled={"depth": depth})
+        f"resnet{depth}": Named(f"resnet:resnet{depth}", options=("zero_last_norm", "small_pictures"))
+        for depth in (18, 34, 50, 101)
+    },
+    **{
+        f"cifar-resnet{depth}": Named("wide_resnet:CifarResNet", settled={"depth": depth}, options=("zero_last_norm",))
         for depth in (20, 32, 44, 56, 110)
     },
-    "wide-resnet": Named("wide_resnet:WideResNet"),
-    "speedy": Named("speedy:Speedy", 9),
+    "wide-resnet": Named("wide_resnet:WideResNet", options=("depth", "widen", "dropout")),
+    "speedy": Named("speedy:Speedy", 9, options=("widths", "scale")),
 }
 """Our nets."""
 
@@ -82,6 +90,13 @@ def check_name(name: str) -> None:
         top = module.partition(".")[0]
         if top not in sys.modules and find_spec(top) is None:
             raise _no_module(name, top)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """ConfigError when one of our nets does not take one of the options. Of a user's net nothing is known."""
+    if name in NAMES:
+        for key in options:
+            _check_option(name, key, NAMES[name].settled, set(NAMES[name].options))
 
 
 def check_shape(name: str, shape: Shape, evaluated: Shape | None = None) -> None:
@@ -115,7 +130,7 @@ def make_model(
     """
     check_name(name)
     check_shape(name, shape)
-    given = {"num_classes": num_classes, "shape": shape, "channels": shape[0], "norm": norm}
+    given = dict(zip(GIVEN, (num_classes, shape, shape[0], norm), strict=True))
     if name in NAMES:
         named = NAMES[name]
         factory = _attribute(import_module(f"allstep.models.{named.home.partition(':')[0]}"), named.home)
@@ -162,15 +177,19 @@ def _arguments(
         by_name.add("num_classes")
     open_to = by_name - given.keys() - settled.keys()
     for key in options:
-        if key in given or key in settled:
-            raise ConfigError(f"model.options.{key}: {_whence(key, settled)}, leave it out")
-        if key not in open_to and not takes_all:
-            raise ConfigError(f"model {name} has no option {key!r}; {_nearest(key, open_to)}")
+        _check_option(name, key, settled, open_to | {key} if takes_all else open_to)
     arguments = {key: value for key, value in given.items() if key in by_name} | dict(options)
     for key in parameters:
         if key in open_to and key not in options and parameters[key].default is inspect.Parameter.empty:
             raise ConfigError(f"model {name} needs the option {key!r}: model.options.{key}=...")
     return arguments
+
+
+def _check_option(name: str, key: str, settled: Mapping[str, Any], known: set[str]) -> None:
+    if key in GIVEN or key in settled:
+        raise ConfigError(f"model.options.{key}: {_whence(key, settled)}, leave it out")
+    if key not in known:
+        raise ConfigError(f"model {name} has no option {key!r}; {_nearest(key, known)}")
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

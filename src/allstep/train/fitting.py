@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from allstep.data.spelled import check_mix, spelled
 from allstep.errors import ConfigError
-from allstep.models.by_name import check_name
+from allstep.models.by_name import check_name, check_options
 from allstep.train.config import RunConfig
 from allstep.train.workers import count_gpus
 
@@ -19,6 +19,7 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     What is said of the batch is checked when the batch is known: it may depend on the number of workers.
     """
     check_name(config.model.name)
+    check_options(config.model.name, config.model.options)
     for check in (_operations, _data, _device):
         check(config)
     if config.batch_per_worker is None or num_workers is not None:
@@ -127,7 +128,9 @@ def _schedule(config: RunConfig) -> None:
         raise ConfigError(
             f"schedule.milestones belong to schedule.shape=step, and the shape is {section.shape}: leave one of them out"
         )
-    _check_epochs("schedule.milestones", section.milestones, config.epochs)  # a longer run (keep_updates) stretches them
+    _check_epochs(
+        "schedule.milestones", section.milestones, config.epochs
+    )  # a longer run (keep_updates) stretches them
 
 
 def _growth(config: RunConfig) -> None:
