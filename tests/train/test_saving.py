@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from allstep.errors import AllstepError
 from allstep.train import checkpoint, saving
 from allstep.train.checkpoint import Snapshot
 from allstep.train.saving import Saved, Saver, outdated
@@ -59,10 +60,121 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
 
 def test_outdated() -> None:
     paths = [Path(f"{number:012}") for number in (9, 7, 5, 3)]
-    assert outdated(paths, 2, None) == paths[2:]
-    assert outdated(paths, 2, 5) == paths[3:]
-    assert outdated(paths, 2, 9) == paths[2:]
-    assert outdated(paths, 9, None) == []
+    assert outdated(paths, 9, 2, None) == paths[2:]
+    assert outdated(paths, 9, 2, 5) == paths[3:]
+    assert outdated(paths, 9, 2, 9) == paths[2:]
+    assert outdated(paths, 9, 9, None) == []
+    assert outdated(paths, 5, 1, None) == [paths[0], paths[1], paths[3]], "those after the last one count for nothing"
+
+
+def numbers(folder: Path) -> list[int]:
+    return [int(path.name) for path in checkpoint.written(folder)]
+
+
+def test_a_damaged_one_with_a_larger_number_takes_nobodys_place(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, snapshot(100))
+    damaged = checkpoint.write(tmp_path, snapshot(900))
+    (damaged / "weights.safetensors").write_bytes(b"")
+    assert checkpoint.newest(tmp_path).path == tmp_path / f"{100:012}"
+    for samples in (200, 300):
+        saver = Saver(tmp_path, keep=1)
+        saver.save(snapshot(samples))
+        saver.close()
+        assert numbers(tmp_path) == [samples]
+
+
+class Disk:
+    """Fails as often as told, and for the checkpoints that are told, with `error`; counts the attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int = 0, error: Exception | None = None) -> None:
+        self.failures, self.attempts = failures, 0
+        self.refuses: set[int] = set()
+        self.error = error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.write = checkpoint.write
+        monkeypatch.setattr(saving.checkpoint, "write", self)
+        monkeypatch.setattr(saving, "PAUSES", (0.0, 0.0, 0.0))
+
+    def __call__(self, folder: Path, snapshot: Snapshot) -> Path:
+        self.attempts += 1
+        if self.attempts <= self.failures or snapshot.samples in self.refuses:
+            raise self.error
+        return self.write(folder, snapshot)
+
+
+class Steps:
+    """A saver that is waited for after each save."""
+
+    def __init__(self, folder: Path, keep: int = 1) -> None:
+        self.told: list[Saved] = []
+        self.heard = threading.Semaphore(0)
+        self.saver = Saver(folder, keep, self.hear)
+
+    def hear(self, saved: Saved) -> None:
+        self.told.append(saved)
+        self.heard.release()
+
+    def save(self, samples: int, best: bool = False, attempts: int = 1) -> None:
+        self.saver.save(snapshot(samples), best)
+        for _ in range(attempts):
+            assert self.heard.acquire(timeout=30)
+
+
+def test_the_best_one_stays_until_a_better_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, disk = Steps(tmp_path), Disk(monkeypatch)
+    steps.save(100, best=True)
+    disk.failures = disk.attempts + 2
+    steps.save(200, best=True)
+    steps.save(250, attempts=2)  # 200 is tried again, in vain
+    assert numbers(tmp_path) == [250, 100]
+    steps.save(300, attempts=2)  # now there is room for 200
+    assert numbers(tmp_path) == [300, 200]
+    steps.save(400)
+    steps.saver.close()
+    assert numbers(tmp_path) == [400, 200]
+    assert [saved.samples for saved in steps.told if saved.path] == [100, 250, 200, 300, 400]
+
+
+def test_a_best_one_that_comes_late_does_not_drive_out_newer_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, disk = Steps(tmp_path), Disk(monkeypatch)
+    disk.refuses = {100}
+    steps.save(100, best=True)
+    steps.save(150, attempts=2)
+    disk.refuses = {200}
+    steps.save(200, attempts=2)
+    steps.saver.close()
+    assert numbers(tmp_path) == [150, 100]
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("a tensor that cannot be stored")])
+def test_whatever_goes_wrong_the_next_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    steps = Steps(tmp_path)
+    Disk(monkeypatch, failures=1, error=error)
+    steps.save(1)
+    steps.save(2)
+    steps.saver.close()
+    assert [(saved.samples, saved.error) for saved in steps.told] == [(1, error), (2, None)]
+    with pytest.raises(AllstepError, match="the thread that writes checkpoints has ended"):
+        steps.saver.save(snapshot(3))
+
+
+def test_what_must_be_written_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, disk = Steps(tmp_path, keep=3), Disk(monkeypatch, failures=3)
+    steps.save(7, best=True)
+    steps.saver.close()
+    saved = steps.saver.insist(snapshot(7))
+    assert (saved.path, disk.attempts) == (tmp_path / f"{7:012}", 4)
+    assert steps.saver.best == steps.saver.last == 7
+    disk.failures = disk.attempts + 99
+    saved = steps.saver.insist(snapshot(8))
+    assert (saved.path, disk.attempts) == (None, 4 + 4)
+    disk.error = MemoryError()  # no use in trying again
+    steps.saver.insist(snapshot(8))
+    assert disk.attempts == 9
+    assert numbers(tmp_path) == [7]
 
 
 def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,5 +193,5 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
     saver.save(snapshot(2))
     saver.close()
     assert [(saved.samples, saved.path is None) for saved in told] == [(1, True), (2, False)]
-    assert told[0].error is not None and told[0].error.errno == errno.ENOSPC
+    assert isinstance(told[0].error, OSError) and told[0].error.errno == errno.ENOSPC
     assert [int(path.name) for path in checkpoint.written(tmp_path)] == [2]

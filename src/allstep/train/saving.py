@@ -7,18 +7,29 @@ training  ──step──step──[copy]──step──step──step──[c
 
 One is written at a time. If the disk is so slow that the next one comes before the last is done, the newest waits and replaces one that
 waited, unless that is the best one.
-The last `keep` checkpoints stay, and the best one. A disk that is full costs that checkpoint, and nothing else: what was there
-stays, the run goes on, and whoever listens is told. Weights that are not finite are not written: the last good ones stay.
+
+The last `keep` checkpoints stay, and the best one: the newest best that is on the disk, however many came after it that could not be
+written. A best one that the disk does not take is kept in memory and tried again before the next. Whatever goes wrong costs that
+checkpoint, and nothing else: what was there stays, the run goes on, and whoever listens is told. Weights that are not finite are not
+written: the last good ones stay.
+
+Checkpoints with a larger number than the one just written are of a former life of the run (damaged ones, since it went on from further
+back). They count for nothing, and go.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allstep.errors import AllstepError
 from allstep.train import checkpoint
 from allstep.train.checkpoint import Snapshot, Tensors
+
+PAUSES = (1.0, 2.0, 4.0)
+"""Seconds between the attempts to write what must be written."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +38,28 @@ class Saved:
 
     samples: int
     path: Path | None
-    error: OSError | ValueError | None = None
+    error: Exception | None = None
     seconds: float = 0.0
     """That writing it took."""
 
 
+@dataclass(frozen=True)
+class _Asked:
+    snapshot: Snapshot
+    best: bool
+
+
 class Saver:
-    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread, once for each checkpoint."""
+    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread, once for each attempt."""
 
     def __init__(self, folder: Path, keep: int = 3, tell: Callable[[Saved], None] = lambda saved: None) -> None:
         self.folder, self.keep, self.tell = folder, keep, tell
         self.best: int | None = None
-        """Samples of the checkpoint that must stay, whatever comes."""
-        self._waiting: list[Snapshot] = []
+        """Samples of the checkpoint on disk that must stay, whatever comes."""
+        self.last: int | None = None
+        """Samples of the newest one that was written."""
+        self._waiting: list[_Asked] = []
+        self._refused: list[_Asked] = []
         self._ending = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="allstep-saver", daemon=True)
@@ -49,43 +69,76 @@ class Saver:
         """Copies the tensors now and writes them soon."""
         copied = replace(snapshot, weights=_copy(snapshot.weights), optimizer=_copy(snapshot.optimizer))
         with self._changed:
-            if best:
-                self.best = snapshot.samples
-            self._waiting = [each for each in self._waiting if each.samples == self.best] + [copied]
+            if not self._thread.is_alive():
+                raise AllstepError(
+                    f"{self.folder}: the thread that writes checkpoints has ended; nothing would be saved"
+                )
+            before = [] if best else [each for each in self._refused + self._waiting if each.best]
+            self._waiting, self._refused = [*before[-1:], _Asked(copied, best)], []
             self._changed.notify()
 
     def close(self) -> None:
-        """Waits until all is written."""
+        """Waits until all is written, or was tried."""
         with self._changed:
             self._ending = True
             self._changed.notify()
         self._thread.join()
 
-    def _work(self) -> None:
-        while (snapshot := self._take()) is not None:
-            self.tell(self._write(snapshot))
+    def insist(self, snapshot: Snapshot) -> Saved:
+        """After `close`: writes `snapshot` here and now; while the disk does not take it, again and again for some seconds."""
+        is_best = any(each.snapshot.samples == snapshot.samples for each in self._refused)
+        for pause in (*PAUSES, None):
+            best_first = [each for each in self._refused if not is_best]
+            *_, saved = [self._write(each) for each in [*best_first, _Asked(snapshot, is_best)]]
+            if pause is None or not isinstance(saved.error, OSError):
+                break
+            time.sleep(pause)
+        self.tell(saved)
+        return saved
 
-    def _take(self) -> Snapshot | None:
+    def _work(self) -> None:
+        while (asked := self._take()) is not None:
+            self.tell(self._write(asked))
+
+    def _take(self) -> _Asked | None:
         """The one that waits, as soon as there is one; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending)
             return self._waiting.pop(0) if self._waiting else None
 
-    def _write(self, snapshot: Snapshot) -> Saved:
-        started = time.monotonic()
+    def _write(self, asked: _Asked) -> Saved:
+        snapshot, started = asked.snapshot, time.monotonic()
         try:
             _check_finite(snapshot.weights)
             path = checkpoint.write(self.folder, snapshot)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # also memory that is short: the next one may do better
+            if asked.best and isinstance(error, OSError):
+                with self._changed:
+                    self._refused = [asked]
             return Saved(snapshot.samples, None, error)
-        for old in outdated(checkpoint.written(self.folder), self.keep, self.best):
-            checkpoint.remove(old)
+        self._note(asked)
+        self._tidy()
         return Saved(snapshot.samples, path, seconds=time.monotonic() - started)
 
+    def _note(self, written: _Asked) -> None:
+        self.last = max(written.snapshot.samples, self.last or 0)  # a best one that was refused comes late
+        if written.best:
+            self.best = written.snapshot.samples
+            with self._changed:
+                self._refused = []
 
-def outdated(newest_first: Sequence[Path], keep: int, best: int | None) -> list[Path]:
-    """Those beyond the last `keep` that are not the best."""
-    return [path for path in newest_first[keep:] if int(path.name) != best]
+    def _tidy(self) -> None:
+        """Removes what nobody needs."""
+        assert self.last is not None
+        with contextlib.suppress(OSError):
+            for old in outdated(checkpoint.written(self.folder), self.last, self.keep, self.best):
+                checkpoint.remove(old)
+
+
+def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | None) -> list[Path]:
+    """Those beyond the `keep` up to `last` that are not the best, and those after `last`."""
+    later = [path for path in newest_first if int(path.name) > last]
+    return later + [path for path in newest_first[len(later) :][keep:] if int(path.name) != best]
 
 
 def _check_finite(weights: Tensors) -> None:
