@@ -81,7 +81,7 @@ def evaluate(
                 _count(batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes)
         return tally
 
-    with _evaluating(net):
+    with evaluating(net):
         mine = agree.everyone(comm.init(), count_share)
     return all_ranks(mine).score()
 
@@ -134,7 +134,7 @@ def _count(batch: Batch, logits: torch.Tensor, loader: Loader, tally: Tally, mis
 
 
 @contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
+def evaluating(net: nn.Module) -> Iterator[None]:
     """The net in evaluation mode; each of its parts then goes back to the mode it was in (one may be frozen)."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()

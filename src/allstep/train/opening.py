@@ -2,9 +2,11 @@
 
 import psutil
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from allstep.train import agree
+from allstep.train.evaluate import evaluating
 from allstep.train.job import Job
 from allstep.train.rate import peak_rate
 from allstep.train.watch import Opening
@@ -38,15 +40,20 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
 
 
 def _flop_per_sample(job: Job) -> int:
-    """Floating-point operations of one sample, forward and backward, counted by torch; a multiply-add counts two."""
-    net = job.trainer.net
+    """Floating-point operations of one sample, forward and backward; 0 where the net cannot take a single one."""
     picture = job.trainer.to_input(torch.zeros((1, *job.parts.shape), dtype=torch.uint8))
-    was_training = net.training
-    net.eval()  # a batch norm cannot train on one sample, and its statistics are not ours to change
-    with FlopCounterMode(display=False) as counter:
-        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-        torch.autograd.grad(net(picture).sum(), trained, allow_unused=True)
-    net.train(was_training)
+    try:
+        return count_flop(job.trainer.net, picture)
+    except Exception:  # whatever a user's net raises: a run does not end for the sake of a figure
+        return 0
+
+
+def count_flop(net: nn.Module, pictures: Tensor) -> int:
+    """Floating-point operations of forward and backward, counted by torch; a multiply-add counts two. The net is left as it was."""
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    # A batch norm cannot train on one sample, and its statistics are not ours to change.
+    with evaluating(net), FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(net(pictures).sum(), trained, allow_unused=True)
     return int(counter.get_total_flops())
 
 
