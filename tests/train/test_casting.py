@@ -1,0 +1,41 @@
+"""A net in another precision, against torch's own for real numbers; complex ones keep both parts."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from allstep.train.casting import cast
+
+CPU = torch.device("cpu")
+
+
+class Filter(nn.Module):
+    """A convolution and a product in the frequency domain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+        self.response = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        self.register_buffer("phase", torch.tensor([1j, 2 + 3j]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_what_torch_does_to_real_numbers(dtype: torch.dtype) -> None:
+    net = Filter().inner
+    ours, theirs = cast(copy.deepcopy(net), CPU, dtype), copy.deepcopy(net).to(CPU, dtype)
+    for (name, tensor), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        assert tensor.dtype == other.dtype, name
+        assert torch.equal(tensor, other), name
+
+
+def test_complex_numbers_stay_complex() -> None:
+    net = Filter()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    for dtype, expected in ((torch.float64, torch.complex128), (torch.float32, torch.complex64)):
+        cast(net, CPU, dtype)
+        assert net.response.dtype == net.phase.dtype == expected
+        assert isinstance(net.response, nn.Parameter)
+        assert net.response.requires_grad
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
