@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test check soak bench install system clean
 
+# Four epochs of the default recipe, and a page to look at.
 demo: install
-	$(BIN)/allstep train
+	@folder=runs/demo-$$(date +%Y%m%d-%H%M%S); \
+	$(BIN)/allstep train epochs=4 schedule.warmup=1 --out $$folder && $(BIN)/allstep report $$folder
 
 test: install check
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
