@@ -47,5 +47,56 @@ def mean_of_inputs() -> dict[str, torch.Tensor]:
     return dict(norm.state_dict())
 
 
+class Own(nn.Module):
+    """Buffers as users have them: changed in place, replaced twice in a step, counted, complex, and one that nobody touches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("other", torch.ones(3))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("highest", torch.tensor(-torch.inf))
+        self.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> None:
+        self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
+        self.other = self.other + x.mean((0, 2, 3))
+        self.other = self.other * 2
+        self.seen += 1
+        self.highest.fill_(3.0)
+        self.spectrum += torch.tensor([1j, 2.0]) * x.mean()
+
+
+def own_buffers() -> tuple[dict[str, torch.Tensor], list[float], int]:
+    world = allstep.init()
+    net, sums = Own(), []
+    statistics = Statistics(net)
+    for step in range(2):
+        if WEIGHTS[world.rank]:
+            net(inputs(world.rank, step, WEIGHTS[world.rank]))
+        sums = statistics.average(WEIGHTS[world.rank], [1.0, world.rank])
+    version = net.mean._version
+    statistics.average(WEIGHTS[world.rank])  # nothing was touched
+    return dict(net.state_dict()), sums, net.mean._version - version
+
+
+def test_buffers_of_a_users_net_are_equal_and_right(ranks: Ranks) -> None:
+    found = ranks(3, own_buffers)
+    for buffers, sums, changes in found:
+        assert (sums, changes) == ([3.0, 3.0], 0)
+        assert all(torch.equal(buffers[name], found[0][0][name]) for name in buffers)
+    buffers, mean, spectrum = found[0][0], torch.zeros(3, dtype=torch.double), torch.zeros(2, dtype=torch.complex128)
+    other = torch.ones(3, dtype=torch.double)
+    for step in range(2):
+        of_ranks = [inputs(rank, step, WEIGHTS[rank]).double().mean((0, 2, 3)) * WEIGHTS[rank] / 8 for rank in (0, 2)]
+        mean, other = 0.9 * mean + 0.1 * sum(of_ranks), 2 * (other + sum(of_ranks))
+        spectrum = spectrum + torch.tensor([1j, 2.0]) * sum(of_ranks).mean()
+    torch.testing.assert_close(buffers["mean"].double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(buffers["other"].double(), other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(buffers["spectrum"].to(torch.complex128), spectrum, rtol=1e-5, atol=1e-6)
+    assert (buffers["seen"], buffers["highest"], buffers["mask"].tolist()) == (2, 3.0, [0.0, -torch.inf])
+
+
 def test_a_net_without_such_norms_talks_to_nobody() -> None:
     Statistics(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2))).average(3)
