@@ -123,10 +123,16 @@ def compare(changes: dict[int, list[str]], shared: bool) -> str:
     ("changes", "words"),
     [
         ({}, None),
-        ({2: ["2.bias", "1.running_var"]}, "the first of 2 tensors (of 9) that differ is '1.running_var', on rank 2."),
-        ({0: ["0.weight"]}, "the first of 1 tensors (of 9) that differ is '0.weight', on rank 0."),
-        ({0: ["1.bias"], 1: ["1.bias"]}, "is '1.bias', on ranks 1, 2."),  # all three differ: rank 0 has the word
-        ({1: ["1.num_batches_tracked"]}, "is '1.num_batches_tracked', on rank 1."),
+        (
+            {2: ["2.bias", "1.running_var"]},
+            "the first of 2 tensors (of 9) that differ is the buffer '1.running_var', on rank 2.",
+        ),
+        ({0: ["0.weight"]}, "the first of 1 tensors (of 9) that differ is the parameter '0.weight', on rank 0."),
+        (
+            {0: ["1.bias"], 1: ["1.bias"]},
+            "is the parameter '1.bias', on ranks 1, 2.",
+        ),  # all three differ: rank 0 has the word
+        ({1: ["1.num_batches_tracked"]}, "is the buffer '1.num_batches_tracked', on rank 1."),
     ],
 )
 def test_ranks_that_differ(ranks: Ranks, changes: dict[int, list[str]], words: str | None) -> None:
@@ -136,7 +142,7 @@ def test_ranks_that_differ(ranks: Ranks, changes: dict[int, list[str]], words: s
 
 
 def test_two_ranks_are_a_tie_and_rank_0_has_the_word(ranks: Ranks) -> None:
-    assert "is '2.weight', on rank 1." in ranks(2, compare, {0: ["2.weight"]}, False)[0]
+    assert "is the parameter '2.weight', on rank 1." in ranks(2, compare, {0: ["2.weight"]}, False)[0]
 
 
 def test_with_shared_weights_one_rank_of_a_host_looks(ranks: Ranks) -> None:
@@ -145,6 +151,8 @@ def test_with_shared_weights_one_rank_of_a_host_looks(ranks: Ranks) -> None:
     parameter_of_rank_1 = ranks(3, compare, {1: ["0.weight"]}, True, hosts=hosts)
     assert parameter_of_rank_1 == ["", "", ""]
     buffer_of_rank_1 = ranks(3, compare, {1: ["1.running_mean"]}, True, hosts=hosts)
-    assert "is '1.running_mean', on rank 1." in buffer_of_rank_1[0]
+    assert (
+        "is the buffer '1.running_mean', on rank 1. Buffers that a training step changes become" in buffer_of_rank_1[0]
+    )
     parameter_of_rank_2 = ranks(3, compare, {2: ["0.weight"]}, True, hosts=hosts)
-    assert "is '0.weight', on rank 2." in parameter_of_rank_2[0]
+    assert "is the parameter '0.weight', on rank 2." in parameter_of_rank_2[0]

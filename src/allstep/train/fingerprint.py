@@ -90,14 +90,28 @@ class Fingerprint:
         dist.all_gather([*gathered], self._hashes)
         by_tensor = gathered.T.tolist()
         differ = [number for number, values in enumerate(by_tensor) if _differ(values)]
-        names = [name for name, _ in tensors_of(self._net)]
+        tensors = list(tensors_of(self._net))
+        name, tensor = tensors[differ[0]]
         odd = _odd_ones(by_tensor[differ[0]])
         return (
-            f"the weights are not equal on all workers after step {self._step}: the first of {len(differ)} tensors (of {len(names)}) that "
-            f"differ is {names[differ[0]]!r}, on {_ranks(odd)}. Either code of yours changes weights on some ranks only (look for random "
-            "numbers and for conditions on the rank), or a memory or processor there makes errors. Checkpoints since the last "
-            "comparison may be wrong too: resume from one before it"
+            f"the weights are not equal on all workers after step {self._step}: the first of {len(differ)} tensors (of {len(tensors)}) "
+            f"that differ is {_kind(tensor)} {name!r}, on {_ranks(odd)}. {_cause(tensor)}, or a memory or processor there makes errors. "
+            "Checkpoints since the last comparison may be wrong too: resume from one before it"
         )
+
+
+def _kind(tensor: Tensor) -> str:
+    return "the parameter" if isinstance(tensor, nn.Parameter) else "the buffer"
+
+
+def _cause(tensor: Tensor) -> str:
+    """What is likelier than broken hardware."""
+    if isinstance(tensor, nn.Parameter):
+        return "Either code of yours changes weights on some ranks only (look for random numbers and for conditions on the rank)"
+    return (
+        "Buffers that a training step changes become their mean over the workers, so either code of yours changes this one elsewhere (add "
+        "it up over the ranks there, or keep it in an attribute that is no buffer)"
+    )
 
 
 def tensors_of(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
