@@ -64,16 +64,23 @@ def test_the_time_is_over_a_second_before_its_end() -> None:
     assert stopping.why == "--max-time 3600 s is over"
 
 
-def test_a_dear_checkpoint_stops_sooner_and_says_so() -> None:
+def test_what_comes_before_the_end_is_kept_free() -> None:
     clock = Clock()
     stopping = Stopping(100, clock)
-    stopping.note_cost(30)
-    stopping.note_cost(20)  # the dearest counts
+    for what, seconds in (
+        ("step", 2.0),
+        ("evaluation", 15.0),
+        ("checkpoint", 13.0),
+        ("checkpoint", 5.0),
+        ("step", 1.0),
+    ):
+        stopping.note_cost(what, seconds)  # the dearest of each counts
     clock.now += 69
     assert stopping.why is None
     clock.now += 2
     why = stopping.why
-    assert why == "--max-time 100 s is over in 29.0 s, and a step with a checkpoint takes up to 30.0 s"
+    costs = "step 2.0 s, evaluation 15.0 s, checkpoint 13.0 s"
+    assert why == f"--max-time 100 s is over in 29.0 s, and what may come before the end takes up to 30.0 s ({costs})"
     clock.now += 50
     assert stopping.why == why
 

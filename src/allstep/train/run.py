@@ -11,7 +11,6 @@ checkpoints by the clock do not, and they change nothing. The test set is read o
 
 import math
 import time
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from allstep.data import Batch
 from allstep.errors import AllstepError, UserError
 from allstep.optim import RunningNoiseScale, estimate, from_workers
 from allstep.train import agree
-from allstep.train.capture import capture
 from allstep.train.checkpoint import Snapshot
 from allstep.train.circumstances import circumstances
 from allstep.train.config import RunConfig
@@ -35,10 +33,10 @@ from allstep.train.ending import chosen_net
 from allstep.train.evaluate import Tally, check_targets, evaluate
 from allstep.train.fingerprint import Fingerprint
 from allstep.train.job import Job, make_job
+from allstep.train.keeping import Checkpoints
 from allstep.train.loop import PHASES, Clock, step
 from allstep.train.mistakes import Mistakes
 from allstep.train.opening import memory_in_use, opening
-from allstep.train.saving import Saved, Saver
 from allstep.train.standing import crossed
 from allstep.train.stopping import Stopping
 from allstep.train.watch import Evaluated, Progress, Result, Score, Watcher, Watchers
@@ -77,7 +75,7 @@ def train(
         try:
             result = run.go()
         finally:
-            run.close()
+            run.checkpoints.close()
     if isinstance(result, Result):
         told.end(result)
     return result
@@ -89,16 +87,11 @@ class _Run:
     def __init__(self, job: Job, watchers: Watcher, stopping: Stopping) -> None:
         self.job, self.watchers, self.stopping = job, watchers, stopping
         self.clock, self.since_log = Clock(), Tally()
-        self.news: deque[Saved] = deque()
-        self.saver: Saver | None = None
-        if job.world.rank == 0:
-            self.saver = Saver(job.out / "checkpoints", job.config.save.keep, self.news.append)
-            self.saver.best = job.standing.best_samples if job.standing.best else None
+        self.checkpoints = Checkpoints(job, watchers, stopping)
         self.fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
         self.validation: Score | None = None
         self.first_sample = job.standing.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
-        self.last_save = time.monotonic()
         self.aside = {"saving": 0.0, "telling": 0.0}
 
     # The way
@@ -109,14 +102,16 @@ class _Run:
         standing, batches = self.job.standing, self._batches()
         self.clock.restart()
         while not (why := self._over()):
-            before = standing.samples
+            before, begun = standing.samples, time.perf_counter()
             stop = self._step(batches)
+            if before != self.first_sample:  # the first step makes ready what the others find
+                self.stopping.note_cost("step", time.perf_counter() - begun)
             self._after_step(before)
             if stop:
                 return self._pause()
         batches.close()
         self.fingerprint.finish()
-        self._final_save()
+        self.checkpoints.finish(f"the run is over after {standing.samples} samples ({why})")
         return self._result(started, why)
 
     def _over(self) -> str:
@@ -192,7 +187,7 @@ class _Run:
         if isinstance(verdict, Spike):
             self.watchers.event(str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best)
         if isinstance(verdict, Diverged):
-            self.close()
+            self.checkpoints.close()
             known = circumstances(self.job, batch)
             self.watchers.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
@@ -228,9 +223,10 @@ class _Run:
         per_epoch = job.config.save.epochs
         if is_best or ends or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train):
             self._save(is_best)
-        elif job.config.save.seconds is not None and time.monotonic() - self.last_save >= job.config.save.seconds:
+        elif self.checkpoints.are_due():
             self._save()
-        self._tell_news()
+        with self._aside("telling"):
+            self.checkpoints.tell()
         self.clock.skip()
 
     def _logs_next(self) -> bool:
@@ -275,7 +271,9 @@ class _Run:
         """On the validation part; whether this is the best so far."""
         job, standing = self.job, self.job.standing
         trained = standing.since.score()
+        started = time.perf_counter()
         self.validation = self._validate()
+        self.stopping.note_cost("evaluation", time.perf_counter() - started)
         is_best = standing.note(self.validation)
         epoch = -(-standing.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
@@ -303,14 +301,9 @@ class _Run:
         mine = sum(loader.num_bad for loader in self.job.loaders.values())
         return sum(agree.gather(self.job.world, mine))
 
-    # Checkpoints
-
     def _save(self, best: bool = False) -> None:
-        """Rank 0 copies its tensors and goes on; nobody else need do anything, for all have the same."""
-        if self.saver is not None:
-            self.last_save = time.monotonic()
-            with self._aside("saving"):
-                self.saver.save(capture(self.job), best)
+        with self._aside("saving"):
+            self.checkpoints.save(best)
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
@@ -319,36 +312,10 @@ class _Run:
         yield
         self.aside[what] += time.perf_counter() - started
 
-    def _tell_news(self) -> None:
-        """What the writer of checkpoints has to say."""
-        while self.news:
-            saved = self.news.popleft()
-            if saved.path is not None:
-                self.stopping.note_cost(saved.seconds)
-                with self._aside("telling"):
-                    self.watchers.saved(saved.samples, saved.path)
-            else:
-                kept = "what was saved before is kept, and the run goes on"
-                self.watchers.event(
-                    f"checkpoint {saved.samples:012} was not written: {saved.error}; {kept}", samples=saved.samples
-                )
-
-    def close(self) -> None:
-        """Waits for what is being written."""
-        if self.saver is not None:
-            self.saver.close()
-        self._tell_news()
-
-    def _final_save(self) -> None:
-        """A run that ended early is at no place where it would have saved anyway."""
-        if self.job.standing.samples < self.job.total:
-            self._save()
-
     def _pause(self) -> Paused:
         standing = self.job.standing
         self.fingerprint.finish()
-        self._save()
-        self.close()
+        self.checkpoints.finish(f"stopped after {standing.samples} of {self.job.total} samples")
         why = agree.gather(self.job.world, self.stopping.why)
         reason = next((each for each in why if each is not None), "a worker was told to stop")
         self.watchers.event(
@@ -363,7 +330,6 @@ class _Run:
         job, standing = self.job, self.job.standing
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
-        self.close()
         net, chosen = chosen_net(job, self.watchers)
         mistakes, mirror = Mistakes(job.parts.classes), job.config.evaluation.mirror
         test = evaluate(net, job.loaders["test"], job.trainer.to_input, mirror=mirror, mistakes=mistakes)

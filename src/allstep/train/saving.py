@@ -85,7 +85,10 @@ class Saver:
         self._thread.join()
 
     def insist(self, snapshot: Snapshot) -> Saved:
-        """After `close`: writes `snapshot` here and now; while the disk does not take it, again and again for some seconds."""
+        """After `close`: writes `snapshot` here and now; while the disk does not take it, again and again for some seconds.
+
+        A failure is told by the return value alone.
+        """
         is_best = any(each.snapshot.samples == snapshot.samples for each in self._refused)
         for pause in (*PAUSES, None):
             best_first = [each for each in self._refused if not is_best]
@@ -93,7 +96,8 @@ class Saver:
             if pause is None or not isinstance(saved.error, OSError):
                 break
             time.sleep(pause)
-        self.tell(saved)
+        if saved.path is not None:
+            self.tell(saved)
         return saved
 
     def _work(self) -> None:

@@ -2,9 +2,9 @@
 
 ```
 queue's warning   SIGTERM or SIGUSR1    -> noted, not acted on: the step under way is finished
-queue's limit     --max-time            -> before it is over, by what a step and a checkpoint take (at least 1 s)
+queue's limit     --max-time            -> before it is over, by what a step, an evaluation and a checkpoint take (at least 1 s)
 
-time given  |------ training ------|- step, save -|
+time given  |------ training ------|- step, evaluate, save -|
             start                  why: "--max-time ..."
 ```
 
@@ -44,7 +44,7 @@ class Stopping:
         self._max_seconds = max_seconds
         self._clock = clock
         self._end = None if max_seconds is None else clock() - seconds_since_launch() + max_seconds
-        self._cost = 0.0
+        self._costs: dict[str, float] = {}
         self._why: str | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._process = os.getpid()
@@ -56,13 +56,16 @@ class Stopping:
             self._why = self._time_is_over()
         return self._why
 
-    def note_cost(self, seconds: float) -> None:
-        """What a step and a checkpoint took together. The most that was ever noted is kept free at the end."""
-        self._cost = max(self._cost, seconds)
+    def note_cost(self, what: str, seconds: float) -> None:
+        """What a step, an evaluation or a checkpoint took: any of them may lie between the word to stop and the end.
+
+        The most that was ever noted of each is kept free.
+        """
+        self._costs[what] = max(self._costs.get(what, 0.0), seconds)
 
     @property
     def _margin(self) -> float:
-        return max(_LEAST_MARGIN, self._cost)
+        return max(_LEAST_MARGIN, sum(self._costs.values()))
 
     def _time_is_over(self) -> str:
         assert self._end is not None
@@ -70,7 +73,8 @@ class Stopping:
         given = f"--max-time {self._max_seconds:g} s"
         if left <= _LEAST_MARGIN:
             return f"{given} is over"
-        return f"{given} is over in {left:.1f} s, and a step with a checkpoint takes up to {self._cost:.1f} s"
+        costs = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._costs.items())
+        return f"{given} is over in {left:.1f} s, and what may come before the end takes up to {self._margin:.1f} s ({costs})"
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
