@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
-from allstep.launch.failure import Failure, first, last_words, report
+from allstep.launch.failure import Failure, closing_words, first, last_words, report, teller
 from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.lines import Lines
 from allstep.launch.link import Link
@@ -168,6 +168,47 @@ def test_a_lost_connection_is_a_consequence(words: str) -> None:
     assert "rank 1 on a failed first of 3: exit code 3, 1.2 s after the start; 2 others were stopped" in report(
         first(failures), 3, 2
     )
+
+
+TOLD = (
+    "a warning of somebody's",
+    "allstep: the run diverged: the loss is nan",
+    "  what to try:",
+    "    optimizer.clip=1",
+    "",
+)
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_what_a_worker_has_told_is_not_told_again(code: int) -> None:
+    rank_0, silent = Failure(0, "a", code, 1.2, TOLD), Failure(1, "a", code, 1.1)
+    for failures in ([silent, rank_0], [rank_0, silent], [rank_0]):
+        assert teller(failures, failures) is rank_0
+        assert teller(failures, [silent]) is None, "rank 0 is not shown (--show)"
+        assert closing_words(failures, failures, 2, 0).startswith(
+            "allstep run: rank 0 on a failed first of 2: exit code"
+        )
+        assert "\n" not in closing_words(failures, failures, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [Failure(1, "a", 1, 1.1)],
+        [Failure(0, "a", 3, 1.1, TOLD)],
+        [Failure(0, "a", -6, 1.1, TOLD)],
+        [Failure(0, "a", 1, 1.1, (*TOLD, "a word of the script's own"))],
+        [Failure(0, "a", 1, 1.1, ("Traceback (most recent call last):", *TOLD))],
+        [Failure(0, "a", 2, 1.2, TOLD), Failure(1, "a", 1, 1.1)],
+        [
+            Failure(0, "a", 1, 1.2, TOLD),
+            Failure(1, "a", 1, 1.1, ("Traceback (most recent call last):", "  x", "KeyError: 3")),
+        ],
+        [Failure(0, "a", 1, 1.1, TOLD, lost="no sign of life for 9 s")],
+    ],
+)
+def test_what_was_not_told_in_whole_is_reported(failures: list[Failure]) -> None:
+    assert teller(failures, failures) is None
 
 
 def test_how_a_rank_ended() -> None:

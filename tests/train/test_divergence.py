@@ -139,21 +139,36 @@ def test_bad_input_comes_first() -> None:
 
 
 def test_the_whole_message() -> None:
-    suspects = [Suspect(number // 6, 100 + number) for number in range(11)] + [
+    suspects = [Suspect(number // 6, 100 + number, "a.tfrecord") for number in range(11)] + [
         Suspect(1, 7, "b.tfrecord, record 7", is_finite=False)
     ]
     known = Circumstances(103_936, 2.17, 0.8, 128, 3.1e5, suspects, Path("runs/a/checkpoints/000000100000"))
     assert explain(Diverged(812, math.nan, 0.4123, 812), known, config(optimizer={"lr": 0.8})) == (
         "the loss is nan at step 812; the best so far was 0.4123 (103,936 samples seen, epoch 2.17; rate 0.8, batch 128, "
         "gradient norm 3.1e+05)\n"
-        "samples of that step: 7 (b.tfrecord, record 7) on rank 1, 100 on rank 0, 101 on rank 0, 102 on rank 0, 103 on rank 0, "
-        "104 on rank 0, 105 on rank 0, 106 on rank 1 and 4 more\n"
-        "what to try, the likeliest first:\n"
-        "  look at the samples 7: as input of the net they are not finite, so the data or data.mean, data.deviation are wrong\n"
-        "  optimizer.clip=1: the gradient's norm was 3.1e+05\n"
-        "  optimizer.lr=0.4: half of what it is\n"
-        "the last good checkpoint is kept: runs/a/checkpoints/000000100000"
+        "  samples of that step: 7 (b.tfrecord, record 7) on rank 1, 100, 101, 102, 103, 104, 105, 106 and 4 more\n"
+        "  what to try, the likeliest first:\n"
+        "    look at the samples 7: as input of the net they are not finite, so the data or data.mean, data.deviation are wrong\n"
+        "    optimizer.clip=1: the gradient's norm was 3.1e+05\n"
+        "    optimizer.lr=0.4: half of what it is\n"
+        "  the last good checkpoint is kept: runs/a/checkpoints/000000100000"
     )
     assert explain(Diverged(1, math.inf, None, 1), KNOWN, config()).endswith(
         "no checkpoint was written while all was well"
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "expected"),
+    [
+        (1, 128, "samples of that step: 0 (x, row 0) on rank 0\n"),
+        (3, 128, "samples of that step: 0 (x, row 0) on rank 0, 1 (x, row 1) on rank 0, 2 (x, row 2) on rank 1\n"),
+        (4, 128, "samples of that step: 0, 1, 2, 3\n"),
+        (3, 3, "samples of that step: 0, 1, 2\n"),
+        (9, 128, "samples of that step: 0, 1, 2, 3, 4, 5, 6, 7 and 1 more\n"),
+    ],
+)
+def test_places_are_given_where_few_samples_are_suspect(count: int, batch: int, expected: str) -> None:
+    suspects = [Suspect(number // 2, number, f"x, row {number}") for number in range(count)]
+    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=batch, suspects=suspects)
+    assert expected in explain(Diverged(1, math.inf, None, 1), known, config())

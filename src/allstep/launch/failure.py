@@ -4,6 +4,10 @@ When one rank dies the others soon fail too, because it no longer answers; and a
 peers already complain. So "first" is not simply the first exit. A rank failed at the moment its traceback began to appear, or else
 when it ended; and a rank whose last words are about a lost connection is taken for a consequence as long as another one failed for
 a reason of its own.
+
+What a worker has told in whole is not told again. A verb of allstep ends bad input with `allstep: ...` on rank 0, what belongs to it
+indented below, and exit status 2 (1 for a run that went wrong); the other ranks leave with the same status and without a word. That is all
+the user needs; `teller` finds it.
 """
 
 import re
@@ -29,6 +33,8 @@ _CONSEQUENCES = (
     "Horovod has been shut down",
 )
 _LAST_LINES = 10
+_OWN = "allstep: "  # how a verb of ours begins its last words
+_OWN_CODES = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,24 @@ class Failure:
             return False
         words = "\n".join(last_words(self.errors))
         return any(sign in words for sign in _CONSEQUENCES)
+
+    @property
+    def has_traceback(self) -> bool:
+        """Whether there is one in what it printed."""
+        return any(starts_traceback(line) for line in self.errors)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it left as a verb of ours does on all ranks but the one that tells why: that one may come a little later."""
+        return not self.lost and self.code in _OWN_CODES and not self.errors
+
+    @property
+    def says_why(self) -> bool:
+        """Whether its last words are a verb's of ours: one line and what is indented below it."""
+        if self.lost or self.has_traceback or self.code not in _OWN_CODES:
+            return False
+        words = [line for line in last_words(self.errors) if line.strip()]
+        return next((line.startswith(_OWN) for line in reversed(words) if not line[0].isspace()), False)
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +102,15 @@ def first(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.is_consequence, failure.moment))
 
 
+def teller(failures: Sequence[Failure], shown: Sequence[Failure]) -> Failure | None:
+    """The one of those whose output was `shown` that has told the user what the first failure was about: there is little to add."""
+    cause = first(failures)
+    if cause.lost or cause.has_traceback:
+        return None
+    tell = [each for each in shown if each.says_why and each.code == cause.code]
+    return cause if cause in tell else next(iter(tell), None)
+
+
 def starts_traceback(line: str) -> bool:
     """Whether a worker begins to say why it fails."""
     return _plain(line).startswith((_TRACEBACK, _FATAL))
@@ -99,8 +132,25 @@ def last_words(errors: Sequence[str]) -> list[str]:
     return lines[start:]
 
 
+def closing_words(failures: Sequence[Failure], shown: Sequence[Failure], size: int, num_stopped: int) -> str:
+    """The last thing that is printed: the whole report, or who it was, when a worker has said why."""
+    told = teller(failures, shown)
+    return headline(told, size, num_stopped) if told else report(first(failures), size, num_stopped)
+
+
 def report(failure: Failure, size: int, num_stopped: int) -> str:
     """The text that ends a failed run."""
+    lines = ["", headline(failure, size, num_stopped)]
+    words = last_words(failure.errors)
+    if words and not failure.lost:
+        if not starts_traceback(words[0]):
+            lines.append(f"It printed no traceback; the last lines on its standard error (rank {failure.rank}):")
+        lines += [f"  {line}" for line in words]
+    return "\n".join(lines)
+
+
+def headline(failure: Failure, size: int, num_stopped: int) -> str:
+    """Who failed, how and when."""
     head = (
         f"rank {failure.rank} on {failure.host} failed first of {size}"
         if size > 1
@@ -109,10 +159,4 @@ def report(failure: Failure, size: int, num_stopped: int) -> str:
     if failure.lost:
         head = f"host {failure.host} is lost"
     stopped = f"; {num_stopped} other{'s were' if num_stopped > 1 else ' was'} stopped" if num_stopped else ""
-    lines = ["", f"allstep run: {head}: {failure.how}, {failure.moment:.1f} s after the start{stopped}"]
-    words = last_words(failure.errors)
-    if words and not failure.lost:
-        if not starts_traceback(words[0]):
-            lines.append(f"It printed no traceback; the last lines on its standard error (rank {failure.rank}):")
-        lines += [f"  {line}" for line in words]
-    return "\n".join(lines)
+    return f"allstep run: {head}: {failure.how}, {failure.moment:.1f} s after the start{stopped}"

@@ -35,7 +35,9 @@ from allstep.world import places
 
 RESUBMIT = 75  # a worker's exit code: saved, start me again
 _SETTLE_SECONDS = 0.25  # after the first failure: others that failed by themselves may be about to say so
-_CAUSE_SECONDS = 2.0  # as long as all that failed blame a lost connection: the one they lost should turn up
+_CAUSE_SECONDS = (
+    2.0  # as long as all that failed blame a lost connection, or say nothing: the one that knows should turn up
+)
 _STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL when a rank failed, or after Ctrl-C
 _QUIET_SECONDS = 3.0  # a host silent for so long may be the cause
 
@@ -315,7 +317,9 @@ class Launcher:
         waited = now - self.settled
         if waited < _SETTLE_SECONDS:
             return
-        if all(failed.is_consequence for failed in self.failures) and len(self.exits) < len(self.worlds):
+        if all(failed.is_consequence or failed.is_silent for failed in self.failures) and len(self.exits) < len(
+            self.worlds
+        ):
             quiet = any(now - station.heard > _QUIET_SECONDS for station in self._remotes() if not station.over)
             if waited < (self.limits.lost + _CAUSE_SECONDS if quiet else _CAUSE_SECONDS):
                 return
@@ -377,9 +381,11 @@ class Launcher:
             raise UserError(self.problem)
         codes = list(self.exits.values())
         if self.failures:
-            cause = failure.first(self.failures)
-            self.output.say(failure.report(cause, len(self.worlds), self.stopped))
-            return cause.exit_code
+            seen = [failed for failed in self.failures if self.output.shows(failed.rank)]
+            words = failure.closing_words(self.failures, seen, len(self.worlds), self.stopped)
+            if not (self.job.foreground and failure.teller(self.failures, seen)):  # a verb of ours: its line is enough
+                self.output.say(words)
+            return failure.first(self.failures).exit_code
         if RESUBMIT in codes:
             return RESUBMIT
         if self.signals and (any(codes) or len(codes) < len(self.worlds)):

@@ -59,10 +59,14 @@ class Output:
             self.errors[rank].extend(lines)
         for files in self._files:
             files[rank, stream].writelines(f"{line}\n" for line in lines)
-        if self.show is None or rank in self.show:
+        if self.shows(rank):
             when = time.asctime() if self._timestamps else ""
             prefix = self._prefix(rank, stream, self._colour[stream])
             self._write(stream, "".join(f"{when}{prefix}{line}\n" for line in lines))
+
+    def shows(self, rank: int) -> bool:
+        """Whether the lines of a rank are printed."""
+        return self.show is None or rank in self.show
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""

@@ -30,6 +30,7 @@ _OF_THE_FIRST = 0.5
 _PATIENCE = 50
 _SMOOTH = 0.9  # looks back about 10 steps
 _MOST_SAMPLES = 8
+_MOST_PLACES = 3
 _LONG_WARM_UP = 5.0  # epochs, as Goyal et al. 2017 use it
 _FAR = 8  # times base_batch
 
@@ -144,17 +145,17 @@ class Circumstances:
 
 
 def explain(diverged: Diverged, known: Circumstances, config: RunConfig) -> str:
-    """All that helps, a line each; the first says what happened."""
+    """All that helps, a line each; the first says what happened, the others are indented below it."""
     norm = "" if known.grad_norm is None else f", gradient norm {known.grad_norm:.3g}"
     lines = [
         f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; rate {known.rate:.3g}, batch {known.batch}{norm})"
     ]
     if known.suspects:
-        lines.append(_samples(known.suspects))
+        lines.append(_samples(known))
     lines.append("what to try, the likeliest first:")
     lines += [f"  {remedy}" for remedy in remedies(known, config)]
     lines.append(_kept(known.checkpoint))
-    return "\n".join(lines)
+    return "\n  ".join(lines)
 
 
 def remedies(known: Circumstances, config: RunConfig) -> list[str]:
@@ -216,14 +217,21 @@ def _why_clip(norm: float | None) -> str:
     )
 
 
-def _samples(suspects: Sequence[Suspect]) -> str:
-    """Those with bad input first, by rank."""
-    shown = sorted(suspects, key=lambda suspect: (suspect.is_finite, suspect.rank))[:_MOST_SAMPLES]
-    words = [
-        f"{suspect.number}{f' ({suspect.place})' if suspect.place else ''} on rank {suspect.rank}" for suspect in shown
-    ]
-    more = f" and {len(suspects) - len(shown)} more" if len(suspects) > len(shown) else ""
-    return f"samples of that step: {', '.join(words)}{more}"
+def _samples(known: Circumstances) -> str:
+    """Which they were, those with bad input first, by rank; and where those lie that one might want to look at."""
+    ordered = sorted(known.suspects, key=lambda suspect: (suspect.is_finite, suspect.rank))
+    shown, more = ordered[:_MOST_SAMPLES], len(ordered) - _MOST_SAMPLES
+    few = (
+        len(ordered) <= _MOST_PLACES and len(ordered) < known.batch
+    )  # a whole batch, or many of it: it is not the samples
+    words = [_sample(suspect, with_place=few or not suspect.is_finite) for suspect in shown]
+    rest = f" and {more} more" if more > 0 else ""
+    return f"samples of that step: {', '.join(words)}{rest}"
+
+
+def _sample(suspect: Suspect, with_place: bool) -> str:
+    place = f" ({suspect.place}) on rank {suspect.rank}" if with_place and suspect.place else ""
+    return f"{suspect.number}{place}"
 
 
 def _kept(checkpoint: Path | None) -> str:
