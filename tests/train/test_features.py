@@ -1,6 +1,7 @@
 """What a run can be asked for: each thing tried in a whole run on the digits, against a reference where there is one."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch.distributed as dist
 
 import allstep
 from allstep import runlog
-from allstep.train import checkpoint, read_config
+from allstep.train import checkpoint, job, read_config
 from allstep.train.run import train
 from allstep.train.watch import Record, Result, Watcher
+from ranks import Outcome
 
 SHORT = ["epochs=3", "data.validation=100", "log_every=5", "save.seconds=null", "save.epochs=null", "batch=100"]
 
@@ -151,12 +153,29 @@ def trained_on_labels(labels: list[int]) -> None:
     run([])
 
 
-def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
-    outcomes = ranks.outcomes(2, trained_on_labels, [17, 12])
+def assert_rank_0_says(sentence: str, outcomes: list[Outcome]) -> None:
     assert all(outcome.exit_code != 0 for outcome in outcomes)
-    assert any(
-        "17" in outcome.output and "12" in outcome.output and "classes" in outcome.output for outcome in outcomes
+    assert re.search(sentence, outcomes[0].output), outcomes[0].output
+    assert "DataError" not in outcomes[1].output, "one line is enough"
+
+
+def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
+    sentence = (
+        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: mend the labels, or set data\.num_classes"
     )
+    assert_rank_0_says(sentence, ranks.outcomes(2, trained_on_labels, [17, 12]))
+
+
+def trained_with_a_class_less() -> None:
+    """As with records, whose labels nobody knows before they are read."""
+    opened = job.open_parts
+    job.open_parts = lambda config: replace(parts := opened(config), classes=parts.classes[:9])
+    run([])
+
+
+def test_a_label_that_turns_up_in_a_step_is_named(ranks: Any) -> None:
+    sentence = r"DataError: sample \d+ \(.*\): its label is 9, the net's classes are 0 to 8; mend the labels"
+    assert_rank_0_says(sentence, ranks.outcomes(2, trained_with_a_class_less))
 
 
 def run_and_go_on(words: list[str]) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
