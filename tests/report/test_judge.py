@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from allstep.report import judge
+from allstep.report.ending import status
 from allstep.report.judge import RULES, training_error
 from report.made_up import BEGAN, SIZE, lines, record
 
@@ -131,6 +132,44 @@ def test_a_run_that_goes_on_is_not_one_that_was_killed() -> None:
 def test_a_resumed_run_that_was_killed_again_did_not_end() -> None:
     made = lines() + lines(epochs=2, end=False, began=LATER)
     assert "unfinished" in {each.rule for each in judge(record(made), LATER * 2)}
+
+
+def event(text: str, after: float = 0.0, **fields: Any) -> dict[str, Any]:
+    return {"kind": "event", "time": LATER + after, "text": text, **fields}
+
+
+def test_a_run_that_diverged_is_neither_going_nor_killed() -> None:
+    told = event("the loss is nan at step 3; the best so far was 2.298", step=3, samples=128, lr=2.5)
+    made = record([*lines(epochs=2, end=False), told])
+    for later in (1.0, 7200.0):
+        assert status(made, LATER + later) == "diverged"
+        said = judge(made, LATER + later)[0]
+        assert (said.severity, said.title) == ("problem", "The run diverged")
+        assert said.figures == f"{told['text']}, in epoch 0.128, at a rate of 2.5"
+    spike = event("the loss rose to 9 at step 3 and came back", step=3, peak=9.0, best=1.0)
+    assert status(record([*lines(end=False), spike]), LATER + 1) == "going"
+
+
+def test_a_run_that_was_told_to_stop_has_not_failed_and_one_that_went_on_is_going() -> None:
+    told = event("stopped and saved after 500 of 2000 samples: SIGTERM", samples=500)
+    made = [*lines(epochs=1, end=False), told]
+    (said,) = judge(record(made), LATER + 7200)
+    assert (said.severity, said.title, said.figures) == ("hint", "The run was told to stop", told["text"])
+    assert status(record(made), LATER + 7200) == "paused"
+    assert status(record([*made, *lines(end=False, began=LATER + 10)]), LATER + 60) == "going"
+
+
+def test_what_the_noise_scale_means_is_said_and_is_no_fault() -> None:
+    (first, last) = judge(record([*lines(), event("noise scale about 296 samples.", noise_scale=296.0)]), LATER)
+    assert (first.rule, last.rule, last.severity) == ("all_well", "batch_by_noise", "good")
+    assert last.figures == "noise scale about 296 samples"
+
+
+def test_a_loss_that_rose_while_the_accuracy_stayed_is_a_hint() -> None:
+    risen = {"validation_loss": lambda e: 0.3 if e == 4 else 0.4}
+    assert judge(record(lines(**risen)), LATER)[0].severity == "hint"
+    fell = judge(record(lines(**risen, validation_error=lambda e: 0.05 if e == 4 else 0.06)), LATER)[0]
+    assert (fell.rule, fell.severity) == ("validation_turned", "problem")
 
 
 def test_a_record_with_a_start_only() -> None:

@@ -180,6 +180,46 @@ def test_configs_beside_their_recipe() -> None:
     assert not [row for row in rows([digits]) if row.differs]
 
 
+def test_values_are_written_as_people_write_them() -> None:
+    digits = RECIPES["digits"]().model_dump(mode="json")
+    changed = {**digits, "optimizer": {**digits["optimizer"], "lr": 1e9, "weight_decay": 0.123456789}}
+    changed["growth"] = {**digits["growth"], "at": [4.0, 6.5]}
+    found = {row.key: (row.recipe, *row.values) for row in rows([changed]) if row.differs}
+    assert found == {
+        "optimizer.lr": ("0.05", "1e+09"),
+        "optimizer.weight_decay": ("0.0005", "0.123456789"),
+        "growth.at": ("none", "4, 6.5"),
+    }
+
+
+def test_a_batch_that_grows_is_drawn_and_told(tmp_path: Path) -> None:
+    grown = lines(extra=lambda i: {"batch": 64 if i < 40 else 128, "memory": [400_000_000, 410_000_000]})
+    page = page_of(write(tmp_path / "run", grown))
+    assert "64 over all workers, grown to 128" in text_of(page)
+    assert "at most 410 MB of a worker" in text_of(page)
+    assert "<b>Batch</b>" in page
+    same = page_of(write(tmp_path / "same", lines(extra=lambda i: {"batch": 64})))
+    assert "64 over all workers" in text_of(same) and "grown" not in text_of(same) and "<b>Batch</b>" not in same
+
+
+def test_a_run_that_went_on_and_one_that_diverged_say_so_at_the_top(tmp_path: Path) -> None:
+    diverged = lines(epochs=1, end=False)
+    told = {"text": "the loss is nan at step 9", "step": 9, "lr": 1.0}
+    diverged.append({"kind": "event", "time": diverged[-1]["time"], **told})
+    resumed = [*lines(epochs=4, end=False), *lines(began=BEGAN + 500)]
+    folders = [write(tmp_path / "resumed", resumed), write(tmp_path / "diverged", diverged)]
+    words = text_of(page_of(*folders, now=BEGAN + 1000))
+    assert "resumed finished 2 workers, resumed once" in words
+    assert "diverged diverged 2 workers" in words
+    assert "The run diverged" in words
+
+
+def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
+    early = lines()
+    early[-1]["why"] = "no better validation accuracy in 3 evaluations (evaluation.patience)"
+    assert f"Ended early {early[-1]['why']}" in text_of(page_of(write(tmp_path / "run", early)))
+
+
 def test_configs_of_recipes_that_are_not_ours() -> None:
     found = {
         row.key: row for row in rows([{"recipe": "mine", "batch": 1}, {"recipe": "mine", "batch": 2, "extra": None}])
@@ -256,5 +296,7 @@ def test_a_real_run(tmp_path: Path) -> None:
     ):
         assert part in words, part
     assert "Not everything could be read" not in words
-    assert page.count("<polyline") == 2 + 2 + 1 + 1 + 1  # loss, accuracy, rate, throughput, slowest worker
+    assert (
+        page.count("<polyline") == 2 + 2 + 4
+    )  # loss, accuracy, rate, throughput, slowest worker, norm of the gradient
     assert time.strftime("%Y") in words

@@ -34,6 +34,8 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     """In the order of the page."""
     made = [loss(runs), accuracy(runs), learning_rate(runs), speed(runs), lateness(runs)]
     made += [_extra(runs, *words) for words in _EXTRA]
+    if any(_grows(run) for run in runs):
+        made.insert(3, batch(runs))
     if len(runs) > 1:
         made.insert(2, accuracy_by_time(runs))
     return made
@@ -71,6 +73,17 @@ def learning_rate(runs: Sequence[Run]) -> Chart:
     about = "The learning rate of the steps: warm-up, peak and decay."
     curves = _each(runs, lambda run: over_epochs(run.record, steps(run.record), "lr"))
     return Chart("Learning rate", about, _x_name(runs), curves, lowest=0.0)
+
+
+def batch(runs: Sequence[Run]) -> Chart:
+    """Where one grows."""
+    about = "Samples of an update, over all workers."
+    curves = _each(runs, lambda run: over_epochs(run.record, steps(run.record), "batch"))
+    return Chart("Batch", about, _x_name(runs), curves, lowest=0.0)
+
+
+def _grows(run: Run) -> bool:
+    return len(set(over_epochs(run.record, steps(run.record), "batch").y)) > 1
 
 
 def speed(runs: Sequence[Run]) -> Chart:

@@ -33,9 +33,9 @@ def _beside(first: Run, other: Run) -> Judgement:
     parts = [
         part for part in (_speed(first, other, here, there), _accuracy(here, there), _weights(first, other)) if part
     ]
-    severity: Literal["good", "hint"] = "hint" if _parted(here, there) else "good"
+    severity: Literal["good", "hint"] = "hint" if _parted(here, there) or not parts else "good"
     title = f"{other.name} beside {first.name}"
-    return Judgement("compare", severity, title, "; ".join(parts) or "nothing to compare yet")
+    return Judgement("compare", severity, title, "; ".join(parts) or "there is nothing to compare")
 
 
 def _speed(first: Run, other: Run, here: Glance, there: Glance) -> str | None:

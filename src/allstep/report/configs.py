@@ -54,4 +54,12 @@ def _text(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value)) or "none"
+    return _decimal(value) if isinstance(value, float) else str(value)
+
+
+def _decimal(value: float) -> str:
+    """2, 0.1, 1e+09; all its digits where six are too few."""
+    short = f"{value:g}"
+    return short if float(short) == value else str(value)

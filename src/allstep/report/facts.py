@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from allstep.report.glance import glance, last_word
+from allstep.report.ending import last_word
+from allstep.report.glance import glance
 from allstep.report.run import Run
-from allstep.report.series import Clock, number
-from allstep.report.wording import count, nbytes, percent, plural, seconds
+from allstep.report.series import Clock, number, steps
+from allstep.report.wording import count, nbytes, percent, plural, seconds, times
 
 _NOT_KNOWN = "–"
+_LARGEST_MEMORY = 1 << 60  # bytes; more is damage
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
@@ -35,7 +37,7 @@ def _started(run: Run) -> str:
 def _took(run: Run) -> str:
     spent = seconds(Clock(run.record)(last_word(run.record)))
     resumed = len(run.record.starts) - 1
-    return spent + (f", resumed {plural(resumed, 'time')}" if resumed else "")
+    return spent + (f", resumed {times(resumed)}" if resumed else "")
 
 
 def _workers(run: Run) -> str:
@@ -50,7 +52,23 @@ def _workers(run: Run) -> str:
 
 def _batch(run: Run) -> str | None:
     value = number(run.config, "batch")
-    return None if value is None else f"{count(value)} over all workers"
+    if value is None:
+        return None
+    last = [number(line, "batch") for line in steps(run.record)][-1:]
+    grown = f", grown to {count(last[0])}" if last and last[0] is not None and last[0] > value else ""
+    return f"{count(value)} over all workers{grown}"
+
+
+def _early(run: Run) -> str | None:
+    why = (run.record.end or {}).get("why")
+    return str(why) if why else None
+
+
+def _memory(run: Run) -> str | None:
+    """The most that any worker had in use when it told how it goes."""
+    told = [line["memory"] for line in run.record.steps if isinstance(line.get("memory"), list)]
+    used = [each for line in told for each in line if isinstance(each, int) and 0 < each < _LARGEST_MEMORY]
+    return f"at most {nbytes(max(used))} of a worker" if used else None
 
 
 def _machine(run: Run) -> str | None:
@@ -90,6 +108,7 @@ def _arithmetic(run: Run) -> str | None:
 _ROWS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("Started", _started),
     ("Took", _took),
+    ("Ended early", _early),
     ("Test accuracy", _score("test")),
     ("Last validation", _score("validation")),
     ("Workers", _workers),
@@ -97,6 +116,7 @@ _ROWS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("Samples", _data),
     ("Model", _model),
     ("Arithmetic", _arithmetic),
+    ("Memory", _memory),
     ("Machine", _machine),
     ("System", lambda run: _text(run, "machine", "system")),
     ("Python", lambda run: _text(run, "machine", "python")),

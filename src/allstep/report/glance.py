@@ -1,16 +1,12 @@
-"""The three figures that matter: throughput, epoch time, accuracy. And whether the run is over."""
+"""The three figures that matter: throughput, epoch time, accuracy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
+from allstep.report.ending import is_finished
 from allstep.report.series import counts, number, samples_per_epoch, steps, validations
 from allstep.runlog import RunRecord
-
-_PATIENCE = 120.0  # seconds without a word after which a run is not taken to be going on; more when its words are rare
-_GAPS = 10
 
 
 @dataclass(frozen=True)
@@ -36,30 +32,6 @@ def glance(record: RunRecord) -> Glance:
     part, score = _score(record)
     total = number(score, "count")
     return Glance(speed, epoch, number(score, "accuracy"), part, int(total) if total else None, number(score, "top5"))
-
-
-def status(record: RunRecord, now: float) -> str:
-    """finished, going or stopped."""
-    if is_finished(record):
-        return "finished"
-    return "going" if now - last_word(record) < patience(record) else "stopped"
-
-
-def is_finished(record: RunRecord) -> bool:
-    """Whether the last start has an end."""
-    return record.end is not None and record.end["time"] >= record.starts[-1]["time"]
-
-
-def last_word(record: RunRecord) -> float:
-    """The time of the last line."""
-    every = (record.starts, record.steps, record.evals, record.checkpoints, record.events, record.ends)
-    return max(float(line["time"]) for lines in every for line in lines)
-
-
-def patience(record: RunRecord) -> float:
-    """Seconds of silence that say nothing yet."""
-    gaps = [after["time"] - before["time"] for before, after in pairwise(record.steps)]
-    return max(_PATIENCE, _GAPS * median(gaps)) if gaps else _PATIENCE
 
 
 def _speed(record: RunRecord) -> float | None:

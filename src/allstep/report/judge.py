@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Literal
 
-from allstep.report.glance import is_finished, last_word, patience
+from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
 from allstep.report.series import counts, number, samples_per_epoch, steps, validations, whole
 from allstep.report.split import slowest_by_line, split
 from allstep.report.wording import figure, percent, seconds
@@ -56,14 +56,19 @@ Rule = Callable[[RunRecord], Judgement | None]
 def judge(record: RunRecord, now: float) -> list[Judgement]:
     """All that can be said about a run at the time `now`; when no rule finds fault, that."""
     found = [unfinished(record, now), *(rule(record) for rule in RULES)]
-    said = [judgement for judgement in found if judgement is not None]
-    return said or [all_well(record)]
+    said = [judgement for judgement in found if judgement is not None] or [all_well(record)]
+    return [*said, *batch_by_noise(record)]
 
 
 def unfinished(record: RunRecord, now: float) -> Judgement | None:
-    """A run without an end: still going, or killed."""
+    """A run without an end: diverged, told to stop, still going, or killed."""
     if is_finished(record):
         return None
+    if event := divergence(record):
+        return _diverged(record, event)
+    if event := pause(record):
+        advice = "That is no failure: `allstep train --resume auto` goes on from there."
+        return Judgement("unfinished", "hint", "The run was told to stop", str(event.get("text")), advice)
     silence = max(0.0, now - last_word(record))
     place = f"{_progress(record)}; last word {seconds(silence)} ago"
     if silence < patience(record):
@@ -71,6 +76,27 @@ def unfinished(record: RunRecord, now: float) -> Judgement | None:
     told = f"; its last event: {record.events[-1].get('text')}" if record.events else ""
     advice = "It was stopped or killed, or it hangs. `allstep train --resume auto` goes on from its last checkpoint."
     return Judgement("unfinished", "problem", "The run did not end", place + told, advice)
+
+
+def _diverged(record: RunRecord, event: Fields) -> Judgement:
+    """What the run itself said when it gave up."""
+    rate, place = number(event, "lr"), None if number(event, "samples") is None else _at(record, event)
+    parts = [str(event.get("text")), place, None if rate is None else f"at a rate of {figure(rate)}"]
+    figures = ", ".join(part for part in parts if part)
+    advice = (
+        "A lower rate, a longer warm-up, `optimizer.clip=1`; the output of the run named the samples of that step. "
+        "`--resume auto` would go on from the last good checkpoint, into the same step."
+    )
+    return Judgement("unfinished", "problem", "The run diverged", figures, advice)
+
+
+def batch_by_noise(record: RunRecord) -> list[Judgement]:
+    """What the run said about its noise scale; beside the rules, since it finds no fault."""
+    event = noise_advice(record)
+    if event is None:
+        return []
+    figures = str(event.get("text")).rstrip(".")
+    return [Judgement("batch_by_noise", "good", "How large the batch could be", figures)]
 
 
 def high_training_error(record: RunRecord) -> Judgement | None:
@@ -114,7 +140,14 @@ def validation_turned(record: RunRecord) -> Judgement | None:
         f"and is {figure(losses[-1])} now"
     )
     advice = "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
-    return Judgement("validation_turned", "problem", "Validation got worse again", figures, advice)
+    severity: Literal["problem", "hint"] = "problem" if _accuracy_fell(record) else "hint"
+    return Judgement("validation_turned", severity, "Validation got worse again", figures, advice)
+
+
+def _accuracy_fell(record: RunRecord) -> bool:
+    """Below its best by more than the size of the validation set can make."""
+    accuracies = _numbers(validations(record), "accuracy")
+    return bool(accuracies) and max(accuracies) - accuracies[-1] > 2 * _standard_error(record)
 
 
 def loss_spikes(record: RunRecord) -> Judgement | None:

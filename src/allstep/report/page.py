@@ -18,8 +18,9 @@ from allstep.errors import ConfigError
 from allstep.report import configs, curves, wording
 from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
+from allstep.report.ending import Status, status
 from allstep.report.facts import facts
-from allstep.report.glance import Glance, glance, status
+from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
 from allstep.report.judge import Judgement, judge
 from allstep.report.run import Run, read_runs
@@ -28,6 +29,7 @@ from allstep.report.split import PHASES, Split, split
 
 _BARS = 16  # workers whose time split is drawn; of more, the slowest and the fastest
 _MATRIX = 24  # classes up to which the matrix is drawn
+_SHORT = 3  # letters of names that need not be turned above its columns
 _CONFUSIONS = 10
 _LAYERS = 24  # up to which each row of the trust ratios has its name beside it
 _MOST_RUNS = 8  # as many as there are colours
@@ -39,7 +41,7 @@ class View:
 
     run: Run
     number: int
-    status: str
+    status: Status
     glance: Glance
     speed_up: float | None
     judgements: Sequence[Judgement]
@@ -88,6 +90,7 @@ def render(runs: Sequence[Run], now: float) -> str:
             config=rows,
             changed=[row for row in rows if row.differs],
             matrix_limit=_MATRIX,
+            short_name=_SHORT,
             num_confusions=_CONFUSIONS,
             layer_limit=_LAYERS,
         )
@@ -132,6 +135,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    names = ("count", "percent", "figure", "seconds", "nbytes", "plural")
+    names = ("count", "percent", "figure", "seconds", "nbytes", "plural", "times")
     environment.filters |= {name: getattr(wording, name) for name in names} | {"code": _code}
     return environment

@@ -46,3 +46,8 @@ def nbytes(value: float) -> str:
 def plural(number: int, noun: str) -> str:
     """1 worker, 2 workers."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def times(number: int) -> str:
+    """once, twice, 3 times."""
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
