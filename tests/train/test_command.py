@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from allstep import runlog
+from allstep.cli.train import _request
 from allstep.train import RECIPES, read_config
 from ranks import clean_environment
 
@@ -49,10 +50,36 @@ def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     assert first["loss"] == second["loss"]
 
 
-def test_strict_is_kept_with_the_run(tmp_path: Path) -> None:
-    done = allstep("digits", "epochs=1", "--strict", "--workers", "1", "--out", "out", folder=tmp_path)
+def test_a_run_goes_on_with_what_is_asked_for_now(tmp_path: Path) -> None:
+    """Its record was lost, its name looks like a key; `--strict` is kept with it."""
+    out, words = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
+    done = allstep("digits", "epochs=1", *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert read_config(str(tmp_path / "out" / "config.yaml")).data.strict
+    assert read_config(str(out / "config.yaml")).data.strict
+    (out / "run.jsonl").unlink()
+    done = allstep("--resume", "lr=0.1", "log_every=3", "save.keep=9", "--workers", "1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = runlog.read(out / "run.jsonl")
+    config = record.start["config"]
+    assert (config["log_every"], config["save"]["keep"], config["data"]["strict"]) == (3, 9, True)
+    assert record.start["position"] == record.start["data"]["train"]
+    assert record.end is not None
+
+
+def test_recipes_files_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=0.1").mkdir()
+    (tmp_path / "lr=0.1" / "config.yaml").touch()
+
+    def read(*arguments: str) -> tuple[str, list[str]]:
+        request = _request(list(arguments), [], None, None, None, None)
+        return request.source, request.words
+
+    assert read("digits", "seed=1") == ("digits", ["seed=1"])
+    assert read("/a/lr=0.1/config.yaml", "seed=1") == ("/a/lr=0.1/config.yaml", ["seed=1"])
+    assert read("seed=1", "lr=0.1/config.yaml") == ("lr=0.1/config.yaml", ["seed=1"])
+    assert read("digits", "data.train=/a/list.yaml") == ("digits", ["data.train=/a/list.yaml"])
+    assert read("digits", "model.name=x/y:z") == ("digits", ["model.name=x/y:z"])
 
 
 def test_the_recipes_are_listed(tmp_path: Path) -> None:
@@ -68,6 +95,7 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
         (["digits", "fashion-mnist"], "expected one recipe or config file"),
         (["digits", "--data", "."], ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing"),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
+        (["digits", "--resume", "nothere"], "nothere: holds no run to go on with"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str) -> None:

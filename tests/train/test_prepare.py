@@ -208,7 +208,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     config = read_config("digits").resolved(1)
     assert claim_folder(config, tmp_path / "out").path == tmp_path / "out"
     claim_folder(config, tmp_path / "out")  # no run in it so far
-    (tmp_path / "out" / "run.jsonl").touch()
+    (tmp_path / "out" / "run.jsonl").write_text('{"kind": "start"}\n')
     with pytest.raises(ConfigError, match="already holds a run"):
         claim_folder(config, tmp_path / "out")
     (tmp_path / "file").touch()

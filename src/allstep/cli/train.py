@@ -26,6 +26,7 @@ class _Request:
     out: Path | None = None
     data: Path | None = None
     resume: bool = False
+    must_exist: bool = False
     max_time: str | None = None
 
 
@@ -114,8 +115,8 @@ def _request(
     from allstep.errors import ConfigError
     from allstep.train.recipes import DEFAULT
 
-    sources = [argument for argument in arguments if "=" not in argument]
-    words = [*(argument for argument in arguments if "=" in argument), *words]
+    sources = [argument for argument in arguments if _is_source(argument)]
+    words = [*(argument for argument in arguments if not _is_source(argument)), *words]
     if len(sources) > 1:
         raise ConfigError(
             f"expected one recipe or config file, found {', '.join(map(repr, sources))}; keys are set by key=value"
@@ -129,19 +130,28 @@ def _request(
         out = Path(resume)
         sources = sources or [str(out / "config.yaml")]
     source = sources[0] if sources else DEFAULT
-    return _Request(source, words, out, data, resume is not None, max_time)
+    return _Request(source, words, out, data, resume is not None, resume not in (None, _AUTO), max_time)
+
+
+def _is_source(argument: str) -> bool:
+    """A recipe or a file, which may have "=" in its path; else key=value."""
+    key, equals, _ = argument.partition("=")
+    return not equals or "/" in key or (argument.endswith((".yaml", ".yml")) and Path(argument).is_file())
 
 
 def _start(request: _Request, workers: int | None) -> int:
     """Check everything, then start the workers; their exit status."""
     from allstep.launch import launch
-    from allstep.train.folder import claim_folder
+    from allstep.train.folder import CONFIG, abandon, claim_folder, expect_run
+    from allstep.train.hold import check_free
     from allstep.train.prepare import check, prepare
     from allstep.train.stopping import parse_time
     from allstep.train.workers import default_num_workers
 
     if request.max_time is not None:
         parse_time(request.max_time)
+    if request.must_exist and request.out is not None:
+        expect_run(request.out)
     prepared = prepare(request.source, request.words, request.data, _show_download)
     num_workers = workers or default_num_workers(prepared.config)
     check(prepared, num_workers)
@@ -149,15 +159,21 @@ def _start(request: _Request, workers: int | None) -> int:
         print(f"allstep: {prepared.note}", file=sys.stderr)
     claimed = claim_folder(prepared.config.resolved(num_workers), request.out, request.resume)
     if claimed.has_ended:
-        print(f"allstep: {claimed.path}: this run has ended; look at it with `allstep report {claimed.path}`")
+        print(f"allstep: {claimed.farewell()}")
         return 0
-    command = [sys.executable, "-m", "allstep", "train", str(claimed.path / "config.yaml"), "--out", str(claimed.path)]
+    check_free(claimed.path)  # rank 0 will hold it; what stands against that is told here, as one line
+    command = [sys.executable, "-m", "allstep", "train", str(claimed.path / CONFIG), *claimed.words]
+    command += ["--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
     started = os.environ.get(
         "ALLSTEP_STARTED", str(time.time())
     )  # --max-time counts from here, not from the first step
-    return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep", "ALLSTEP_STARTED": started})
+    env = {**os.environ, "ALLSTEP_LAUNCHER": "allstep", "ALLSTEP_STARTED": started}
+    code = launch(command, num_workers, env=env)
+    if code:
+        abandon(claimed)
+    return code
 
 
 def _work(request: _Request, launcher: str | None) -> int:
@@ -167,7 +183,8 @@ def _work(request: _Request, launcher: str | None) -> int:
     from allstep.train.worker import Asked, work
 
     seconds = parse_time(request.max_time) if request.max_time is not None else None
-    result = work(Asked(request.source, request.words, request.data, request.out, request.resume, seconds), launcher)
+    asked = Asked(request.source, request.words, request.data, request.out, request.resume, request.must_exist, seconds)
+    result = work(asked, launcher)
     return _RESUBMIT if isinstance(result, Paused) else 0
 
 

@@ -4,22 +4,31 @@
 DIR/config.yaml      what the run is: training from this file repeats it
 DIR/run.jsonl        how it went
 DIR/checkpoints/     where it can go on
+DIR/run.lock         who trains it now (`hold`)
 ```
 
-A folder that holds a run is never written over: either the run goes on (`--resume auto`), or the new one gets another name.
+A folder that holds a run is never written over: either the run goes on (`--resume auto`), or the new one gets another name. A record or
+a checkpoint is enough to be a run. Nor is a config.yaml that says something else: it may be the only copy of what a user wrote.
 """
 
+import contextlib
+import errno
+import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from allstep import runlog
 from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
+from allstep.train.hold import LOCK
+from allstep.train.source import read_layers
+
+CONFIG, RECORD = "config.yaml", "run.jsonl"
+_MOST_SHOWN = 4  # differences in a message
 
 MAY_CHANGE = (
     "log_every",
@@ -42,6 +51,14 @@ class Claimed:
     path: Path
     goes_on: bool = False
     has_ended: bool = False
+    is_new: bool = False
+    """The config.yaml there is of this claim."""
+    words: tuple[str, ...] = ()
+    """What is asked for now and was not then, of what may change: key=value, on top of the folder's config.yaml."""
+
+    def farewell(self) -> str:
+        """Why there is nothing to do in a run that has ended."""
+        return f"{self.path}: this run has ended; look at it with `allstep report {self.path}`"
 
 
 def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> Claimed:
@@ -49,12 +66,39 @@ def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> C
     try:
         folder = _new_folder(config.recipe) if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "run.jsonl").exists():
+        if holds_run(folder):
             return _taken_up(config, folder, resume)
-        (folder / "config.yaml").write_text(config.to_yaml())
+        is_new = not (folder / CONFIG).exists() and _put(folder / CONFIG, config.to_yaml())
     except OSError as error:
         raise ConfigError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
-    return Claimed(folder)
+    complaint = f"{folder / CONFIG}: is there already and says something else", "move it away"
+    return Claimed(folder, is_new=is_new, words=_words(config, folder, *complaint))
+
+
+def abandon(claimed: Claimed) -> None:
+    """Takes back a claim of which no run came, so that the next one, with the mistake mended, finds the folder as this one did."""
+    folder = claimed.path
+    if claimed.is_new and not holds_run(folder):
+        with contextlib.suppress(OSError):
+            for name in (CONFIG, RECORD, LOCK):
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()  # unless there is something else in it
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether there is something that a new run would destroy, or an old one could go on from."""
+    record, checkpoints = folder / RECORD, folder / "checkpoints"
+    if record.exists() and record.stat().st_size:
+        return True
+    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+
+
+def expect_run(folder: Path) -> None:
+    """ConfigError where there is nothing to go on with."""
+    if not holds_run(folder):
+        raise ConfigError(
+            f"{folder}: holds no run to go on with, neither {RECORD} nor a checkpoint; --out {folder} --resume auto would begin one"
+        )
 
 
 def _taken_up(config: RunConfig, folder: Path, resume: bool) -> Claimed:
@@ -62,22 +106,70 @@ def _taken_up(config: RunConfig, folder: Path, resume: bool) -> Claimed:
         raise ConfigError(
             f"{folder}: already holds a run; go on with it by --resume auto, or give another folder with --out"
         )
-    if changed := list(changes(yaml.safe_load((folder / "config.yaml").read_text()), config.model_dump(mode="json"))):
+    if not (folder / CONFIG).exists():
         raise ConfigError(
-            f"{folder}: the run there is another one: {'; '.join(changed)}; go on with it as it was (--resume {folder}), or give another "
-            "folder with --out"
+            f"{folder}: holds a run, but {CONFIG} is gone, which says what it computes (so does `config` in the first line of {RECORD}); "
+            "put it back, or give another folder with --out"
         )
-    return Claimed(folder, goes_on=True, has_ended=runlog.read(folder / "run.jsonl").end is not None)
+    words = _words(
+        config, folder, f"{folder}: the run there is another one", f"go on with it as it was (--resume {folder})"
+    )
+    record = folder / RECORD
+    has_ended = record.exists() and runlog.read(record).end is not None
+    return Claimed(folder, goes_on=True, has_ended=has_ended, words=words)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:
+    """In what `config` differs from the folder's, if it may; else `complaint` with the differences and `remedy`."""
+    before, now = read_layers(str(folder / CONFIG), ())[0], config.model_dump(mode="json")
+    if changed := list(changes(before, now)):
+        more = f"; and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
+        shown = "; ".join(changed[:_MOST_SHOWN])
+        raise ConfigError(f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out")
+    return tuple(f"{key}={json.dumps(value)}" for key, _, value in _differences(before, now) if _may_change(key))
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """In which keys two configs differ, of those that decide what a run computes."""
+    return (
+        f"{key} was {was}, is {is_now} now" for key, was, is_now in _differences(before, now) if not _may_change(key)
+    )
+
+
+def _may_change(key: str) -> bool:
+    return key.startswith(MAY_CHANGE)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     for key in dict.fromkeys([*before, *now]):
         name, was, is_now = f"{prefix}{key}", before.get(key), now.get(key)
         if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            yield from changes(was, is_now, f"{name}.")
-        elif was != is_now and not name.startswith(MAY_CHANGE):
-            yield f"{name} was {was}, is {is_now} now"
+            yield from _differences(was, is_now, f"{name}.")
+        elif was != is_now:
+            yield name, was, is_now
+
+
+def _put(file: Path, text: str) -> bool:
+    """Whole or not at all, and never over another; whether it is ours. Of two runs that come at the same time one finds the other's."""
+    hidden = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
+    try:
+        hidden.write_text(text)
+        _name(hidden, file)
+    except FileExistsError:
+        return False
+    finally:
+        hidden.unlink(missing_ok=True)
+    return True
+
+
+def _name(hidden: Path, file: Path) -> None:
+    """A link, unlike a rename, does not replace what is there."""
+    try:
+        os.link(hidden, file)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):  # file systems without links
+            raise
+        hidden.replace(file)
 
 
 def _new_folder(recipe: str) -> Path:

@@ -6,18 +6,21 @@ file that only rank 0's host has, or a name made from the time, means the same e
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import allstep.torch as hvd
 from allstep import comm
+from allstep.errors import ConfigError
 from allstep.runlog import RunLog
 from allstep.train import agree, checkpoint
 from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.display import Display
 from allstep.train.fitting import check_config
-from allstep.train.folder import Claimed, claim_folder
+from allstep.train.folder import RECORD, Claimed, claim_folder, expect_run
+from allstep.train.hold import hold
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
 from allstep.train.run import Paused, train
@@ -35,36 +38,52 @@ class Asked:
     data: Path | None = None
     out: Path | None = None
     resume: bool = False
+    must_exist: bool = False
+    """With resume: the run to go on with; it is an error if there is none."""
     max_seconds: float | None = None
+
+
+@dataclass
+class _Rank0:
+    """What only rank 0 has of a run: the hold on its folder, the files it writes."""
+
+    held: ExitStack = field(default_factory=ExitStack)
+    watchers: list[Watcher] = field(default_factory=list)
+
+    def close(self) -> None:
+        Watchers(self.watchers).close()
+        self.held.close()
 
 
 def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
     """Runs in every worker. None: the run had ended before."""
-    world = comm.init(launcher)
-    config, claimed, snapshot, notes = agree.rank_0_decides(world, lambda: _decide(asked, world))
-    if claimed.has_ended:
-        return None
-    watchers = _watchers(claimed.path) if world.rank == 0 else []
-    for note in notes if world.rank == 0 else []:
-        say(note)
+    world, mine = comm.init(launcher), _Rank0()
     try:
-        result = train(config, world, claimed.path, watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
+        config, claimed, snapshot, notes = agree.rank_0_decides(world, lambda: _decide(asked, world, mine))
+        if claimed.has_ended:
+            return None
+        for note in notes if world.rank == 0 else []:
+            say(note)
+        result = train(config, world, claimed.path, mine.watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
     finally:
-        Watchers(watchers).close()
+        mine.close()
     hvd.shutdown()
     comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
     return result
 
 
-def _decide(asked: Asked, world: World) -> tuple[RunConfig, Claimed, Snapshot | None, list[str]]:
+def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claimed, Snapshot | None, list[str]]:
+    if asked.must_exist and asked.out is not None:
+        expect_run(asked.out)
     prepared = prepare(asked.source, asked.words, asked.data)
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
-    claimed = claim_folder(config, asked.out, asked.resume)
-    notes = [prepared.note] if prepared.note else []
+    claimed = _claim(config, asked, mine)
     if claimed.has_ended:
-        say(ended(claimed))
-    if not claimed.goes_on or claimed.has_ended:
+        say(claimed.farewell())
+        return config, claimed, None, []
+    notes = [prepared.note] if prepared.note else []
+    if not claimed.goes_on:
         return config, claimed, None, notes
     found = checkpoint.newest(claimed.path / "checkpoints")
     notes += [f"not used: {complaint}" for complaint in found.complaints]
@@ -72,9 +91,16 @@ def _decide(asked: Asked, world: World) -> tuple[RunConfig, Claimed, Snapshot | 
     return config, claimed, found.snapshot, notes
 
 
-def ended(claimed: Claimed) -> str:
-    """Why there is nothing to do."""
-    return f"{claimed.path}: this run has ended; look at it with `allstep report {claimed.path}`"
+def _claim(config: RunConfig, asked: Asked, mine: _Rank0) -> Claimed:
+    """The folder, ours alone unless the run in it has ended, and its files open."""
+    claimed = claim_folder(config, asked.out, asked.resume)
+    if claimed.has_ended:
+        return claimed
+    mine.held.enter_context(hold(claimed.path))
+    claimed = claim_folder(config, claimed.path, asked.resume)  # who held it before may have begun a run, or ended it
+    if not claimed.has_ended:
+        mine.watchers = _watchers(claimed.path)
+    return claimed
 
 
 def say(line: str) -> None:
@@ -83,4 +109,8 @@ def say(line: str) -> None:
 
 
 def _watchers(out: Path) -> list[Watcher]:
-    return [Record(RunLog(out / "run.jsonl")), TensorBoard(out / "tensorboard"), Display()]
+    try:
+        record = RunLog(out / RECORD)
+    except OSError as error:
+        raise ConfigError(f"{out / RECORD}: cannot be written: {error.strerror or error}") from error
+    return [Record(record), TensorBoard(out / "tensorboard"), Display()]

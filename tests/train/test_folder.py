@@ -1,0 +1,196 @@
+"""Run folders: what lies there is never lost, two runs never share one, and what is wrong with one is said in one line."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import allstep
+from allstep.errors import ConfigError
+from allstep.train import hold as holding
+from allstep.train import read_config
+from allstep.train.config import RunConfig
+from allstep.train.folder import Claimed, _put, abandon, claim_folder, expect_run, holds_run
+from allstep.train.hold import check_free, hold
+from allstep.train.worker import Asked, _watchers, work
+
+
+def config(*words: str) -> RunConfig:
+    return read_config("digits", words).resolved(1)
+
+
+def begun(
+    folder: Path, *, record: str = '{"kind": "start"}\n', checkpoints: tuple[int, ...] = (), text: str = ""
+) -> Path:
+    """A folder with a run in it."""
+    folder.mkdir(exist_ok=True)
+    if record:
+        (folder / "run.jsonl").write_text(record)
+    for samples in checkpoints:
+        (folder / "checkpoints" / f"{samples:012}").mkdir(parents=True)
+    (folder / "config.yaml").write_text(text or config().to_yaml())
+    return folder
+
+
+def test_a_config_that_the_user_wrote_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("# my notes\nepochs: 3\n")
+    with pytest.raises(
+        ConfigError, match=r"config.yaml: is there already and says something else: .*; and \d+ more; move it"
+    ):
+        claim_folder(config(), tmp_path)
+    assert file.read_text() == "# my notes\nepochs: 3\n"
+    file.write_text("# my notes\n" + config().to_yaml())
+    assert claim_folder(config(), tmp_path) == Claimed(tmp_path)
+    assert file.read_text().startswith("# my notes\n")
+
+
+def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", record="", checkpoints=(1000,))
+    before = (folder / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        claim_folder(config("seed=5"), folder)
+    assert (folder / "config.yaml").read_text() == before
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    with pytest.raises(ConfigError, match="another one: seed was 0, is 5 now; go on with it as it was"):
+        claim_folder(config("seed=5"), folder, resume=True)
+
+
+def test_a_run_that_has_ended(tmp_path: Path) -> None:
+    claimed = claim_folder(config(), begun(tmp_path, record='{"kind": "end"}\n'), resume=True)
+    assert claimed.has_ended
+    assert "this run has ended" in claimed.farewell()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "config.yaml is gone, which says what it computes"),
+        ("", "expected keys and values, found NoneType"),
+        ("seed: [1,\n", "config.yaml: is not YAML"),
+        ("a: b: c", "config.yaml: is not YAML"),
+    ],
+)
+def test_a_damaged_config(tmp_path: Path, text: str | None, complaint: str) -> None:
+    begun(tmp_path)
+    if text is None:
+        (tmp_path / "config.yaml").unlink()
+    else:
+        (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        claim_folder(config(), tmp_path, resume=True)
+
+
+def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    asked = config(
+        "log_every=3", "save.keep=9", "save.seconds=null", "save.epochs=0.5", f"data.folder={tmp_path}/a=b c"
+    )
+    claimed = claim_folder(asked, folder, resume=True)
+    assert len(claimed.words) == 5
+    assert read_config(str(folder / "config.yaml"), claimed.words) == asked
+    assert claim_folder(config(), folder, resume=True).words == ()
+
+
+def test_of_two_configs_that_come_at_once_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _put(tmp_path / "config.yaml", "first")
+    assert not _put(tmp_path / "config.yaml", "second")
+    assert (tmp_path / "config.yaml").read_text() == "first"
+
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert _put(tmp_path / "other.yaml", "third")
+    assert sorted(os.listdir(tmp_path)) == ["config.yaml", "other.yaml"]
+
+
+def test_going_on_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothere: holds no run to go on with.*--resume auto would begin one"):
+        expect_run(tmp_path / "nothere")
+    expect_run(begun(tmp_path / "run"))
+
+
+def test_a_claim_of_which_no_run_came_is_taken_back(tmp_path: Path) -> None:
+    claimed = claim_folder(config(), tmp_path / "out")
+    check_free(claimed.path)
+    (claimed.path / "run.jsonl").touch()  # a worker opened it, and then failed
+    assert not holds_run(claimed.path)
+    abandon(claimed)
+    assert os.listdir(tmp_path) == []
+    kept = claim_folder(config(), begun(tmp_path / "run"), resume=True)
+    abandon(kept)
+    assert sorted(os.listdir(tmp_path / "run")) == ["config.yaml", "run.jsonl"]
+
+
+def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "PATIENCE", 0.0)
+    with hold(tmp_path):
+        with pytest.raises(ConfigError, match=rf"is being trained by process {os.getpid()} on .*; wait for its end"):
+            check_free(tmp_path)
+        with pytest.raises(ConfigError, match="is being trained by process"):  # who asks changes nothing
+            check_free(tmp_path)
+    check_free(tmp_path)
+
+
+def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys; from pathlib import Path; from allstep.train.hold import hold\n"
+        "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        monkeypatch.setattr(holding, "PATIENCE", 0.0)
+        with pytest.raises(ConfigError, match=f"by process {process.pid} on"):
+            check_free(tmp_path)
+        monkeypatch.undo()  # it may take a moment to be gone
+        process.send_signal(signal.SIGKILL)
+        check_free(tmp_path)
+
+
+def test_a_file_system_without_locks_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    check_free(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """Folders in the place of files: as root may write anything, it is the nearest to a disk that is read-only."""
+    for name in ("run.lock", "run.jsonl"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=r"run\.lock: cannot be written: Is a directory"):
+        check_free(tmp_path)
+    with pytest.raises(ConfigError, match=r"run\.jsonl: cannot be written: Is a directory"):
+        _watchers(tmp_path)
+
+
+def try_to_work(asked: Asked) -> None:
+    holding.PATIENCE = 0.0
+    try:
+        work(asked)
+    except allstep.UserError as error:
+        print(f"allstep: {error}")
+        raise SystemExit(error.exit_code) from None
+
+
+def test_a_folder_that_is_being_trained_in_ends_all_ranks_alike(ranks: Any, tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    asked = Asked(str(folder / "config.yaml"), out=folder, resume=True)
+    with hold(folder):
+        outcomes = ranks.outcomes(2, try_to_work, asked)
+    assert [outcome.exit_code for outcome in outcomes] == [2, 2]
+    assert f"is being trained by process {os.getpid()} on" in outcomes[0].output
+    assert outcomes[1].output == ""
+    outcomes = ranks.outcomes(1, try_to_work, Asked("digits", out=tmp_path / "nothere", resume=True, must_exist=True))
+    assert "nothere: holds no run to go on with" in outcomes[0].output
+    assert not (tmp_path / "nothere").exists()
