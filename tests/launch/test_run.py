@@ -157,6 +157,24 @@ def test_exit_codes_are_passed_on() -> None:
     assert (saved.code, saved.err) == (75, "")
 
 
+TOLD = """
+if [ "$ALLSTEP_RANK" = 0 ]; then echo 'allstep: no such net' >&2; echo '  what to try' >&2; touch told; else
+while [ ! -e told ]; do sleep 0.05; done; fi; exit 2
+"""
+
+
+def test_what_rank_0_has_told_is_not_repeated(tmp_path: Path) -> None:
+    words = "[0] allstep: no such net\n[0]   what to try\n"
+    done = run("run", "-np", "2", *SH, TOLD, cwd=tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(f"{words}allstep run: rank 0 on localhost failed first of 2: exit code 2, ")
+    assert done.err.count("\n") == 3
+    (tmp_path / "told").unlink()
+    verb = f"import sys; from allstep.launch import launch; sys.exit(launch({[*SH, TOLD]!r}, 2))"
+    quiet = subprocess.run([sys.executable, "-c", verb], cwd=tmp_path, env=clean_environment(), capture_output=True)
+    assert (quiet.returncode, quiet.stderr.decode()) == (2, words)
+
+
 def test_the_others_are_stopped_with_their_children(tmp_path: Path) -> None:
     mark = f"{os.getpid()}.{time.monotonic_ns()}"
     script = (
