@@ -8,7 +8,7 @@ The mean of that over the ranks is the gradient of the mean loss over the global
 one would. The factor is the same on all ranks, because a synchronised norm carries gradients from one rank's loss to another's samples.
 
 The clock splits a rank's time in four: `input` until its share is there, `compute` forward and backward, `wait` for the other ranks'
-gradients, `update` of the weights.
+gradients (and for what they tell each other after the step), `update` of the weights and all else but evaluation.
 """
 
 import math
@@ -49,7 +49,7 @@ class Clock:
         self.last = now
 
     def skip(self) -> None:
-        """What has passed since the last lap belongs to none: evaluation, or a copy for a checkpoint."""
+        """What has passed since the last lap belongs to none: an evaluation."""
         self.last = time.perf_counter()
 
 

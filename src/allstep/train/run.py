@@ -139,6 +139,7 @@ class _Run:
         mine = step(job.trainer, batch, after - standing.samples, self.clock)
         told = [*mine.sums(), self.stopping.why is not None, error is not None, *self._own_weight(batch)]
         learned = job.statistics.average(batch.weight, told)
+        self.clock.lap("wait")
         (*sums, stop, wrong), weights = learned[:6], learned[6:]
         if wrong:
             agree.everyone(job.world, lambda: _raise(error))
@@ -227,18 +228,20 @@ class _Run:
             self._save()
         with self._aside("telling"):
             self.checkpoints.tell()
-        self.clock.skip()
+        self.clock.lap("update")
 
     def _logs_next(self) -> bool:
         return (self.job.standing.updates + 1) % self.job.config.log_every == 0
 
     def _log(self) -> None:
         """Tells the watchers what all ranks did since the last time."""
+        self.clock.lap("update")
         job, seconds = self.job, sum(self.clock.seconds.values())
         mine = torch.tensor([*self.clock.seconds.values(), memory_in_use()], dtype=torch.float64)
         by_rank = [torch.empty_like(mine) for _ in range(job.world.size)]
         dist.all_gather(by_rank, mine)
         *times, memory = torch.stack(by_rank).T.tolist()
+        self.clock.restart()
         score, norms = self.since_log.score(), job.trainer.optimizer.norms
         progress = Progress(
             epoch=(job.standing.samples - 1) // job.num_train,
@@ -260,7 +263,6 @@ class _Run:
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
         self.since_log = Tally()
-        self.clock.restart()
 
     def _trust_ratios(self) -> dict[str, float] | None:
         """Of each layer, where the optimizer has them."""
@@ -271,8 +273,10 @@ class _Run:
         """On the validation part; whether this is the best so far."""
         job, standing = self.job, self.job.standing
         trained = standing.since.score()
+        self.clock.lap("update")
         started = time.perf_counter()
         self.validation = self._validate()
+        self.clock.skip()
         self.stopping.note_cost("evaluation", time.perf_counter() - started)
         is_best = standing.note(self.validation)
         epoch = -(-standing.samples // job.num_train)
