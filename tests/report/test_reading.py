@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from allstep.errors import DataError
 from allstep.report import read_run
+from allstep.report.mistakes import read_mistakes
 from allstep.report.run import read_runs
 from report.made_up import BEGAN, lines, write, write_mistakes, write_rich
 
@@ -162,3 +164,14 @@ def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
     run = read_run(folder)
     assert [checkpoint.name for checkpoint in run.checkpoints] == ["000000001000"]
     assert run.notes == ("checkpoints/000000008000: its manifest is damaged; --resume will not use it",)
+
+
+@pytest.mark.parametrize(("highest", "brightness"), [(16, 255 / 16), (63, 255 / 63), (64, 1.0), (255, 1.0), (0, 1.0)])
+def test_dark_pictures_are_shown_brighter(tmp_path: Path, highest: int, brightness: float) -> None:
+    """The 8x8 digits go from 0 to 16; the file itself stays what the net saw."""
+    folder = tmp_path / "mistakes"
+    write_mistakes(folder, 1)
+    (entry,) = json.loads((folder / "mistakes.json").read_text())
+    Image.new("L", (8, 8), highest).save(folder / entry["file"])
+    (mistake,) = read_mistakes(folder, [])
+    assert mistake.brightness == brightness

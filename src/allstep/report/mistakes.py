@@ -12,7 +12,9 @@ or that would make the page large, is left out.
 """
 
 import base64
+import io
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ _SHOWN = 24
 _LARGEST = 40_000  # bytes of one picture, so that all of them stay below a megabyte
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SMALL = 64  # pixels; smaller pictures are shown with hard edges
+_DARK = 64  # levels; a picture without higher ones looks black
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Mistake:
     """What the net gave to `predicted`."""
     number: int | None
     """Of the sample."""
+    brightness: float = 1.0
+    """How many times brighter it must be shown to be seen: the levels of the 8x8 digits go from 0 to 16, not to 255."""
 
     @property
     def is_small(self) -> bool:
@@ -109,7 +114,20 @@ def _mistake(folder: Path, entry: Any, classes: Sequence[str]) -> Mistake | None
         predicted=_class(entry.get("predicted"), classes),
         probability=float(probability) if isinstance(probability, int | float) else None,
         number=number if isinstance(number, int) else None,
+        brightness=_brightness(picture),
     )
+
+
+def _brightness(picture: bytes) -> float:
+    """255 over the highest level of a picture that is dark all over; 1 for others, and for what cannot be decoded."""
+    from PIL import Image  # only runs with mistakes wait for it
+
+    try:
+        with warnings.catch_warnings(action="error"), Image.open(io.BytesIO(picture)) as image:
+            _, highest = image.convert("L").getextrema()
+    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError):
+        return 1.0
+    return 255 / highest if isinstance(highest, int) and 0 < highest < _DARK else 1.0
 
 
 def _picture(folder: Path, name: str) -> bytes | None:

@@ -33,7 +33,6 @@ from allstep.world import World
 FOLDER = "mistakes"
 _MOST_CLASSES = 2000
 _LARGEST = 40_000  # bytes of a PNG, so that a page with all of them can be sent by mail
-_DARK = 64
 _LIST, _MATRIX = "mistakes.json", "confusion.json"
 
 
@@ -159,16 +158,11 @@ def _picture(data: torch.Tensor) -> NDArray[Any] | None:
 
 
 def _visible(picture: NDArray[Any]) -> NDArray[np.uint8]:
-    """As grey (height, width) or colour (height, width, 3) of bytes. Floats have no scale of their own: least is black, most white.
-
-    Bytes that use the lowest quarter of their range alone (the 8x8 digits go from 0 to 16) would all look black, so they are stretched.
-    """
+    """As grey (height, width) or colour (height, width, 3) of bytes. Floats have no scale of their own: least is black, most white."""
     if picture.dtype != np.uint8:
         floats = np.nan_to_num(picture.astype(np.float64), posinf=0.0, neginf=0.0)
         low, high = floats.min(), floats.max()
         picture = ((floats - low) * (255 / max(high - low, 1e-12))).round().astype(np.uint8)
-    elif 0 < picture.max(initial=0) < _DARK:
-        picture = (picture * (255 / picture.max())).round().astype(np.uint8)
     return np.ascontiguousarray(picture[:, :, :3] if picture.shape[2] >= 3 else picture[:, :, 0])
 
 
