@@ -72,14 +72,19 @@ def make_optimizer(config: RunConfig, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def _sgd(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
-    nesterov = section.nesterov and section.momentum > 0
-    return torch.optim.SGD(params, lr, momentum=section.momentum, nesterov=nesterov, weight_decay=section.weight_decay)
+    momentum, decay = section.momentum, section.weight_decay
+    return torch.optim.SGD(params, lr, momentum=momentum, nesterov=_nesterov(section), weight_decay=decay)
+
+
+def _nesterov(section: OptimizerConfig) -> bool:
+    """It is our default, and means nothing without momentum."""
+    return section.nesterov and section.momentum > 0
 
 
 def _layerwise(kind: type[optim.LARS]) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
     def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
         coefficient, decay = section.trust_coefficient, section.weight_decay
-        return kind(params, lr, section.momentum, decay, section.nesterov, trust_coefficient=coefficient)
+        return kind(params, lr, section.momentum, decay, _nesterov(section), trust_coefficient=coefficient)
 
     return make
 

@@ -18,7 +18,7 @@ def circumstances(job: Job, batch: Batch) -> Circumstances:
         epoch=standing.samples / job.num_train,
         rate=optimizer.param_groups[0]["lr"],
         batch=standing.batch,
-        grad_norm=None if norms is None else norms.mean**0.5,
+        grad_norm=None if norms is None else norms.mean**0.5 / job.trainer.scale,
         suspects=[suspect for mine in agree.gather(job.world, _suspects(job, batch)) for suspect in mine],
         checkpoint=written[0] if written else None,
     )

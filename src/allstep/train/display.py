@@ -137,7 +137,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
         ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
-        ("net", f"{opening.parameters:,} parameters, {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture"),
+        ("net", net_line(opening)),
         ("layout", opening.layout),
     ]
     if num_workers > 1:
@@ -148,6 +148,12 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     if opening.position:
         lines += [("goes on", f"after {opening.position:,} samples")]
     return [*lines, ("run folder", str(opening.out))]
+
+
+def net_line(opening: Opening) -> str:
+    """Its size, and its work where that could be counted."""
+    work = f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture" if opening.flop_per_sample else ""
+    return f"{opening.parameters:,} parameters{work}"
 
 
 def batch_sum(config: RunConfig, num_workers: int) -> str:

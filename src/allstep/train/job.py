@@ -22,6 +22,7 @@ from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
 from allstep.train import agree, build, layout
 from allstep.train.average import Average
+from allstep.train.casting import cast
 from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.divergence import LossWatch
@@ -158,7 +159,8 @@ def _net(
     snapshot: Snapshot | None,
 ) -> nn.Module:
     """With equal weights on all ranks: rank 0's."""
-    net = agree.everyone(world, lambda: build.make_net(config, parts)).to(precision.device, precision.dtype)
+    made = agree.everyone(world, lambda: build.make_net(config, parts))
+    net = cast(made, precision.device, precision.dtype)
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
     elif callable(whiten := getattr(net, "whiten", None)):

@@ -41,7 +41,9 @@ def _shape(config: RunConfig, num_train: int, warmup: float, total: float) -> Sc
         return SCHEDULES[schedule.shape]
     milestones = schedule.milestones or [part * config.epochs for part in _USUAL_MILESTONES]
     stretched = config.num_epochs / config.epochs
-    places = [(each * stretched * num_train - warmup) / (total - warmup) for each in milestones] if warmup < total else []
+    places = (
+        [(each * stretched * num_train - warmup) / (total - warmup) for each in milestones] if warmup < total else []
+    )
     return steps([place for place in places if place > 0], schedule.factor)
 
 
