@@ -47,7 +47,10 @@ def batch(
     ] = "plain,linear,warmup,ghost,lars,lamb",
     remedy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:KEY=VALUE,...", help="A remedy of your own, or another form of a known one."),
+        typer.Option(
+            metavar="NAME:KEY=VALUE,...",
+            help="A remedy of your own, or another form of a known one, as in hot:lars,optimizer.lr=0.4.",
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds of each cell; exceptions as in 1,128=3,4096/lars=3.")] = "1",
     epochs: Annotated[int | None, typer.Option(min=1, help="Of every run; else the recipe's.")] = None,
@@ -62,14 +65,16 @@ def batch(
     estimate: Estimate = False,
 ) -> None:
     """Accuracy by batch and remedy, after the same number of epochs."""
-    from allstep.plan.batch_study import BatchGrid, parse_batches, parse_seeds
+    from allstep.plan.batch_study import SET, BatchGrid, parse_batches, parse_seeds
     from allstep.plan.batch_table import BatchTable
     from allstep.plan.remedies import chosen
-    from allstep.plan.training import found
+    from allstep.plan.training import check_data, found, refuse_words
 
     recipe, words = _split(arguments)
+    refuse_words(words, SET)
     config, named = found(recipe, words, data)
     tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
+    sizes = parse_batches(batches)
     asked = BatchGrid(
         recipe=recipe,
         words=(*named, *words),
@@ -77,8 +82,9 @@ def batch(
         epochs=epochs or config.epochs,
         goal=goal,
         remedies=tried,
-        seeds=parse_seeds(seeds, parse_batches(batches), list(tried)),
+        seeds=parse_seeds(seeds, sizes, list(tried)),
     )
+    check_data(config, sizes)
     folder = out or _usual_folder(recipe, "batch")
     _answer(asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
 
@@ -101,18 +107,20 @@ def updates(
 ) -> None:
     """Updates to a goal by batch, with the best of a few rates each, beside the published shape."""
     from allstep.plan.batch_study import parse_batches
-    from allstep.plan.training import found
-    from allstep.plan.updates_study import UpdatesSearch
+    from allstep.plan.training import check_data, found, refuse_words
+    from allstep.plan.updates_study import SET, UpdatesSearch
     from allstep.plan.updates_table import UpdatesTable
 
     recipe, words = _split(arguments)
+    refuse_words(words, SET)
     config, named = found(recipe, words, data)
+    sizes = parse_batches(batches)
     asked = UpdatesSearch(
         recipe=recipe,
         words=(*named, *words),
         lr=config.optimizer.lr,
         base_batch=config.optimizer.base_batch,
-        batches=tuple(parse_batches(batches)),
+        batches=tuple(sizes),
         num_rates=rates,
         goal=goal,
         epochs=epochs or config.epochs,
@@ -120,18 +128,20 @@ def updates(
         seed=config.seed,
         data=config.data.name,
     )
+    check_data(config, sizes)
     folder = out or _usual_folder(recipe, "updates")
     _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:
     from allstep.errors import ConfigError
+    from allstep.train.source import split_arguments
 
-    sources = [argument for argument in arguments if "=" not in argument]
+    sources, words = split_arguments(arguments)
     if len(sources) != 1:
         found = ", ".join(map(repr, sources)) or "none"
         raise ConfigError(f"expected one recipe or config file, found {found}; keys are set by key=value")
-    return sources[0], [argument for argument in arguments if "=" in argument]
+    return sources[0], words
 
 
 def _usual_folder(recipe: str, question: str) -> Path:
@@ -150,6 +160,7 @@ def _answer(
     from allstep.plan.runner import collect
     from allstep.plan.runs_read import has_diverged
 
+    asked.wanted({})  # what is wrong with the first runs is said before there is a folder
     folder, lanes, interrupted = StudyFolder(out), jobs or allowed_cores(), False
     try:
         with shown(lanes) as watcher:

@@ -100,7 +100,7 @@ def _list() -> None:
     from allstep.train.recipes import RECIPES
 
     for name, recipe in RECIPES.items():
-        print(f"{name:<20} {recipe.__doc__}")
+        print(f"{name:<20} {(recipe.__doc__ or '').partition(chr(10))[0]}")
 
 
 def _request(
@@ -114,9 +114,10 @@ def _request(
     """The words of the command line, checked against each other."""
     from allstep.errors import ConfigError
     from allstep.train.recipes import DEFAULT
+    from allstep.train.source import split_arguments
 
-    sources = [argument for argument in arguments if _is_source(argument)]
-    words = [*(argument for argument in arguments if not _is_source(argument)), *words]
+    sources, keys = split_arguments(arguments)
+    words = [*keys, *words]
     if len(sources) > 1:
         raise ConfigError(
             f"expected one recipe or config file, found {', '.join(map(repr, sources))}; keys are set by key=value"
@@ -131,12 +132,6 @@ def _request(
         sources = sources or [str(out / "config.yaml")]
     source = sources[0] if sources else DEFAULT
     return _Request(source, words, out, data, resume is not None, resume not in (None, _AUTO), max_time)
-
-
-def _is_source(argument: str) -> bool:
-    """A recipe or a file, which may have "=" in its path; else key=value."""
-    key, equals, _ = argument.partition("=")
-    return not equals or "/" in key or (argument.endswith((".yaml", ".yml")) and Path(argument).is_file())
 
 
 def _start(request: _Request, workers: int | None) -> int:

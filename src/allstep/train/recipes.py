@@ -15,7 +15,11 @@ from allstep.train.config import (
 
 
 def fashion_mnist() -> RunConfig:
-    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28)."""
+    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28): 93.87% of the test set, mean of 3 seeds (93.80 to 93.99).
+
+    12 epochs, 2 workers of one thread on 2 cores with bfloat16 arithmetic, 16 November 2026: about 3.5 minutes where nothing else
+    runs (5 to 9 minutes beside other work). Mirror images are scored with the pictures.
+    """
     return RunConfig(
         recipe="fashion-mnist",
         epochs=12,
@@ -47,7 +51,12 @@ def fashion_mnist_large() -> RunConfig:
 
 
 def cifar10() -> RunConfig:
-    """A small fast net on CIFAR-10 (60,000 pictures of 10 things, 32x32)."""
+    """A small fast net on CIFAR-10 (60,000 pictures of 10 things, 32x32): 93.56% of the test set, one seed.
+
+    10 epochs, 2 workers of one thread on 2 cores with bfloat16 arithmetic, 16 November 2026: about 20 minutes of each core (31
+    minutes beside other work). Mirror images are scored with the pictures. The settings are those of Jordan 2024
+    (https://arxiv.org/abs/2404.00498), without its lookahead.
+    """
     return RunConfig(
         recipe="cifar10",
         epochs=10,
@@ -89,7 +98,7 @@ def imagenet() -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 98% in about 20 s on 2 cores, saving every 2 s."""
+    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): a run to try things on, saving every 2 s."""
     return RunConfig(
         recipe="digits",
         epochs=60,

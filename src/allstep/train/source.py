@@ -63,6 +63,17 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
     return validated({**whole, "recipe": recipe}, place)
 
 
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Recipes and files on the one side, key=value on the other. A file may have "=" in its path."""
+    sources = [argument for argument in arguments if _is_source(argument)]
+    return sources, [argument for argument in arguments if argument not in sources]
+
+
+def _is_source(argument: str) -> bool:
+    key, equals, _ = argument.partition("=")
+    return not equals or "/" in key or (argument.endswith((".yaml", ".yml")) and Path(argument).is_file())
+
+
 def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
     """What the user said, the last word last."""
     first = _read_yaml(Path(source)) if _is_file(source) else {"recipe": source}
