@@ -102,6 +102,9 @@ def test_batches_that_are_none(text: str) -> None:
 def test_remedies_of_one_s_own() -> None:
     found = chosen(["hot", "plain"], ["hot:optimizer.name=lars, schedule.warmup={warmup}", "plain:seed=3"])
     assert found == {"hot": ("optimizer.name=lars", "schedule.warmup={warmup}"), "plain": ("seed=3",)}
+    assert chosen(["plain"], ["hot:lars,optimizer.lr=0.4"])["hot"] == (*REMEDIES["lars"], "optimizer.lr=0.4")
+    with pytest.raises(ConfigError, match=r"--remedies: expected some of plain, .*found nothing"):
+        chosen([])
     with pytest.raises(ConfigError, match="no remedy is called 'lasr'; did you mean 'lars'"):
         chosen(["lasr"])
     for wrong in ("hot", "hot:", ":a=1", "hot:a", "../x:a=1", "hot:a={b}", "hot:a={"):
@@ -167,11 +170,19 @@ def test_the_table(folder: StudyFolder, results: dict[str, Outcome]) -> None:
 | 256   |      linear |        89.50% |        5.00 |     1.50 |      70% |
 | 1024  |        lars |        81.00% |       20.00 |    10.00 |      50% |
 """
+    assert "| 256   | 87.00 ± 1.41 |            90.50 ± 0.71 |        60.00 |" in page  # on the validation part
     assert chosen_ in page  # 256-lars has the better test accuracy, but nobody may look at that
     assert "- 1024-linear-seed1: the loss diverged: nan at update 3" in page
     assert page.endswith("Made by `allstep study batch digits`.\n")
     assert (folder.path / "table.md").read_text() == page
     assert (folder.path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_failure_is_told_by_its_error_not_by_its_last_line(folder: StudyFolder, results: dict[str, Outcome]) -> None:
+    reason = "exit status 1\nsaved\nallstep: the run diverged: the loss is nan\n  what to try\n  no checkpoint"
+    lost = {name: replace(outcome, status="failed", reason=reason) for name, outcome in list(results.items())[:1]}
+    page = write_findings(folder, BatchTable(ASKED, lost), lost, "allstep study batch digits")
+    assert f"- {next(iter(lost))}: the run diverged: the loss is nan\n" in page
 
 
 def test_updates_and_seconds_to_the_goal(results: dict[str, Outcome]) -> None:

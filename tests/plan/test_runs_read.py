@@ -1,5 +1,7 @@
 """Figures of a run, from its record; updates are compared with a loop over batches."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +55,15 @@ def test_a_loss_that_is_no_number_has_diverged() -> None:
     assert figures(Outcome(fake("a", []), "done", told), 100, None).status == "done"
     run = figures(Outcome(fake("a", []), "done", lost), 100, None)
     assert run.diverged and run.test is None and run.validation is None
+
+
+def test_a_run_that_told_of_it_has_diverged_whatever_its_last_lines_are() -> None:
+    told = record(lines([0.1]))
+    event = {"time": told.steps[-1]["time"], "text": "the loss is nan at step 3", "step": 3, "lr": 0.1}
+    spike = {"time": told.steps[-1]["time"], "text": "the loss rose and came back", "step": 3, "peak": 9.0}
+    for events, diverged in (((event,), True), ((spike,), False)):
+        outcome = Outcome(fake("a", []), "failed", replace(told, events=events), "exit status 1\nlast words")
+        assert has_diverged(outcome) is diverged
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,12 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("allstep.plan.run", interrupted)
     (tmp_path / "runs").mkdir()
-    result = CliRunner().invoke(app, ["study", "batch", "digits", "--remedies", "plain", "--out", str(tmp_path)])
+    result = CliRunner().invoke(
+        app, ["study", "batch", "digits", "--remedies", "plain", "--batches", "64,1024", "--out", str(tmp_path)]
+    )
     assert result.exit_code == 130
     assert "interrupted after 0 runs have ended; the same command goes on" in result.output
-    assert "| 4096  |     - |" in (tmp_path / "table.md").read_text()
+    assert "| 1024  |     - |" in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,14 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (["batch", "digits", "--remedies", "magic"], "no remedy is called 'magic'"),
         (["batch", "digits", "--remedy", "x:no.key=1", "--remedies", "x"], "unknown config key 'no.key'"),
         (["batch", "digits", "--batches", "none"], "--batches: expected sizes such as 128,1024,4096, found 'none'"),
+        (["batch", "digits", "--remedies", ""], "--remedies: expected some of plain, linear, "),
+        (
+            ["batch", "digits", "--batches", "64,4096"],
+            "a batch of 4096 is larger than the training set, which has 1294",
+        ),
+        (["batch", "digits", "batch=64"], "batch=64: the study sets batch in each run; give --batches"),
+        (["batch", "digits", "--batches", "1", "model.norm=batch"], "run 1-plain-seed0: "),
+        (["updates", "digits", "schedule.warmup=3"], "schedule.warmup=3: the study sets schedule.warmup in each run"),
         (["updates", "digits", "--batches", "0"], "--batches"),
         (["updates", "digits", "--every", "0"], "config key 'evaluation.every'"),
         (["updates", "digits", "--data", "nowhere"], "nowhere"),
@@ -74,4 +84,4 @@ def test_bad_input_is_told_before_anything_runs(tmp_path: Path, words: list[str]
     with pytest.raises((ConfigError, RuntimeError)) as caught:
         allstep(*words, "--out", str(tmp_path / "study"))
     assert complaint in str(caught.value)
-    assert not (tmp_path / "study" / "runs").exists() or not list((tmp_path / "study" / "runs").iterdir())
+    assert not (tmp_path / "study").exists()  # a folder would hold the next study to what is wrong with this one

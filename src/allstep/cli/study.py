@@ -84,9 +84,10 @@ def batch(
         remedies=tried,
         seeds=parse_seeds(seeds, sizes, list(tried)),
     )
+    question = asked.study()
     check_data(config, sizes)
     folder = out or _usual_folder(recipe, "batch")
-    _answer(asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
+    _answer(question, lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
 
 
 @study.command()
@@ -128,9 +129,11 @@ def updates(
         seed=config.seed,
         data=config.data.name,
     )
+    question = asked.study()
+    question.wanted({})  # what is wrong with the first runs is said before there is a folder
     check_data(config, sizes)
     folder = out or _usual_folder(recipe, "updates")
-    _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
+    _answer(question, lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:
@@ -160,7 +163,6 @@ def _answer(
     from allstep.plan.runner import collect
     from allstep.plan.runs_read import has_diverged
 
-    asked.wanted({})  # what is wrong with the first runs is said before there is a folder
     folder, lanes, interrupted = StudyFolder(out), jobs or allowed_cores(), False
     try:
         with shown(lanes) as watcher:

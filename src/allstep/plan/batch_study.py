@@ -14,6 +14,9 @@ from allstep.plan.study import Study, grid
 from allstep.plan.training import training
 from allstep.plan.trial import Trial
 
+SET = {"batch": "give --batches", "batch_per_worker": "give --batches", "seed": "give --seeds"}
+"""Keys that the study itself sets, and what to give instead."""
+
 
 @dataclass(frozen=True)
 class BatchGrid:

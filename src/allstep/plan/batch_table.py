@@ -157,6 +157,8 @@ class BatchTable:
             f"# {self.grid.recipe}: accuracy by batch and remedy",
             f"Test accuracy in % after {self.grid.epochs} epochs; mean ± standard deviation over seeds, where there are several.",
             self._by_batch(lambda cell: cell.shown(cell.test, ".2f", 100)),
+            "The same on the validation part, by which remedies, and their rates, are chosen:",
+            self._by_batch(lambda cell: cell.shown(cell.validation, ".2f", 100)),
             *self._choices_in_words(),
             *(self._goal_in_words(self.grid.goal) if self.grid.goal is not None else ()),
         ]

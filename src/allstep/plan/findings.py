@@ -10,6 +10,8 @@ from allstep.machine import allowed_cores
 from allstep.plan.folder import StudyFolder, write_whole
 from allstep.plan.trial import Results
 
+_OURS = "allstep: "
+
 
 class Findings(Protocol):
     """A study's tables."""
@@ -31,9 +33,15 @@ def write_findings(folder: StudyFolder, findings: Findings, results: Results, co
 
 
 def _failures(results: Results) -> list[str]:
-    """A line for each trial that failed, its last words last."""
+    """A line for each trial that failed: its error, or its last words."""
     failed = [outcome for outcome in results.values() if outcome.status == "failed"]
     if not failed:
         return []
-    lines = [f"- {outcome.trial.name}: {outcome.reason.splitlines()[-1]}" for outcome in failed]
-    return ["## Failed", "", *lines, ""]
+    return ["## Failed", "", *(f"- {outcome.trial.name}: {_error(outcome.reason)}" for outcome in failed), ""]
+
+
+def _error(reason: str) -> str:
+    """Our own errors may go on for several lines, of which the first says what happened."""
+    lines = reason.splitlines()
+    ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
+    return ours[-1] if ours else lines[-1]

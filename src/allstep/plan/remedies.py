@@ -61,9 +61,12 @@ def words_for(remedy: Sequence[str], batch: int, base_batch: int, epochs: int) -
 
 
 def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
-    """The remedies of these names; `own` are "name:key=value,key=value", which come first."""
-    known = {**REMEDIES, **dict(_own(text) for text in own)}
-    names = list(names)
+    """The remedies of these names, and all of `own`: "name:key=value,key=value", where the name of a known one stands for its words."""
+    mine = dict(_own(text) for text in own)
+    known = {**REMEDIES, **mine}
+    names = list(dict.fromkeys([*names, *mine]))
+    if not names:
+        raise ConfigError(f"--remedies: expected some of {', '.join(known)}, found nothing")
     for name in names:
         if name not in known:
             raise ConfigError(f"--remedies: no remedy is called {name!r}; {did_you_mean(name, known)}")
@@ -72,9 +75,13 @@ def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
 
 def _own(text: str) -> tuple[str, Words]:
     name, _, rest = text.partition(":")
-    said = tuple(word.strip() for word in rest.split(",") if word.strip())
+    parts = [word.strip() for word in rest.split(",") if word.strip()]
+    said = tuple(word for part in parts for word in REMEDIES.get(part, (part,)))
     if not name.replace("-", "").isalnum() or not said or any("=" not in word for word in said):
-        raise ConfigError(f"--remedy {text!r}: expected name:key=value,key=value; the name of letters, digits and -")
+        raise ConfigError(
+            f"--remedy {text!r}: expected name:key=value,key=value, or name:lars,key=value for another form of lars; "
+            "the name of letters, digits and -"
+        )
     try:
         words_for(said, 1, 1, 1)
     except (KeyError, ValueError, IndexError):

@@ -58,9 +58,15 @@ def figures(outcome: Outcome, batch: int, goal: float | None) -> RunFigures:
 def has_diverged(outcome: Outcome) -> bool:
     """Whether the loss left all bounds: `train` ended the run with an error that says so, or its last loss is no number."""
     if outcome.status == "failed":
-        return "diverge" in outcome.reason
+        return "diverged" in outcome.reason or _told_of_divergence(outcome.record)
     loss = outcome.record.steps[-1].get("loss", 0.0) if outcome.record.steps else 0.0
     return not (isinstance(loss, int | float) and math.isfinite(loss))
+
+
+def _told_of_divergence(record: RunRecord) -> bool:
+    """Whether, since the last start, there is an event with the rate of a step: `train` tells that of no other."""
+    began = record.starts[-1]["time"] if record.starts else 0.0
+    return any("lr" in event and "step" in event for event in record.events if event["time"] >= began)
 
 
 def kept(lines: Iterable[Fields]) -> list[Fields]:

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from allstep.errors import ConfigError
 from allstep.plan.trial import FOLDER, Trial
 from allstep.train.config import RunConfig
-from allstep.train.prepare import prepare
+from allstep.train.fitting import check_config
+from allstep.train.prepare import Prepared, check, check_batch, prepare
 from allstep.train.source import read_config
 from allstep.world import NONE
 
@@ -20,6 +22,10 @@ _STEP_SAMPLES = (
 def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, Any]) -> Trial:
     """The run of `recipe` with `words` on top. A config that cannot be right is an error here, before anything runs."""
     config = read_config(recipe, words).resolved(1)
+    try:
+        check_config(config, 1)
+    except ConfigError as error:
+        raise ConfigError(f"run {name}: {error}") from error
     command = (sys.executable, "-m", "allstep", "train", recipe, "--workers", "1", "--launcher", NONE)
     return Trial(
         name=name,
@@ -36,3 +42,19 @@ def found(recipe: str, words: Sequence[str], data: Path | None = None) -> tuple[
     config = read_config(recipe, words)
     named = [f"data.name={config.data.name}", *([f"data.folder={data.absolute()}"] if data else [])]
     return prepare(recipe, [*words, *named], None).config, named
+
+
+def check_data(config: RunConfig, batches: Sequence[int]) -> None:
+    """Opens the data once, as every run will: what is wrong with it, or too large a batch, is an error before anything runs."""
+    smallest, largest = (
+        config.model_copy(update={"batch": b, "batch_per_worker": None}) for b in (batches[0], batches[-1])
+    )
+    check_batch(largest, len(check(Prepared(smallest)).train))
+
+
+def refuse_words(words: Sequence[str], own: Mapping[str, str]) -> None:
+    """ConfigError for a key that the study itself sets in each run: it would be of no effect. own: what to give instead, by key."""
+    for word in words:
+        key = word.partition("=")[0]
+        if key in own:
+            raise ConfigError(f"{word}: the study sets {key} in each run; {own[key]}")

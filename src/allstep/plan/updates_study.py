@@ -21,6 +21,17 @@ TOO_LONG = 2.0
 """Times the fewest updates so far: then a trial is stopped."""
 
 
+_CONSTANT = "its rates are constant"
+SET = {
+    **dict.fromkeys(("batch", "batch_per_worker"), "give --batches"),
+    "evaluation.every": "give --every",
+    "evaluation.stop_at": "give --goal",
+    "optimizer.scaling": "it looks for the rate of each batch",
+    **dict.fromkeys(("schedule.shape", "schedule.warmup", "schedule.warmup_kind"), _CONSTANT),
+}
+"""Keys that the study itself sets, and what to give instead."""
+
+
 @dataclass(frozen=True)
 class UpdatesSearch:
     """What is asked."""
