@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import allstep
 from allstep import data, runlog
 from allstep.cli.app import app
+from allstep.cli.predict import check_json
 from allstep.cli.predict_table import lines
 from allstep.errors import CheckpointError, ConfigError
 from allstep.train import build, checkpoint, read_config
@@ -243,6 +244,10 @@ def test_no_run_and_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no config\.yaml in it"):
         load_run(tmp_path)
     make_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"config\.yaml: is a file; expected a run folder"):
+        load_run(tmp_path / "run" / "config.yaml")
+    with pytest.raises(ConfigError, match="is a folder; expected a file to write"):
+        check_json(tmp_path)
     checkpoint.remove(checkpoint.written(tmp_path / "run" / "checkpoints")[0])
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         load_run(tmp_path / "run")

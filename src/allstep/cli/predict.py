@@ -75,7 +75,11 @@ def check_json(file: Path | None) -> None:
     """What would go wrong at the end goes wrong now."""
     from allstep.errors import ConfigError
 
-    if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
+    if file is None or str(file) == "-":
+        return
+    if file.is_dir():
+        raise ConfigError(f"--json {file}: is a folder; expected a file to write")
+    if not file.absolute().parent.is_dir():
         raise ConfigError(f"--json {file}: there is no folder {file.parent}")
 
 

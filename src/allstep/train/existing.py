@@ -46,6 +46,11 @@ def run_config(folder: Path, words: Sequence[str] = ()) -> RunConfig:
     """The config of the run in `folder`, with `words` ("key=value") on top."""
     file = folder / "config.yaml"
     if not file.is_file():
-        what = "there is no such folder" if not folder.is_dir() else "holds no run, there is no config.yaml in it"
-        raise ConfigError(f"{folder}: {what}; expected a run folder, as `allstep train` makes it")
+        raise ConfigError(f"{folder}: {_what_is_wrong(folder)}; expected a run folder, as `allstep train` makes it")
     return read_config(str(file), words)
+
+
+def _what_is_wrong(folder: Path) -> str:
+    if folder.is_dir():
+        return "holds no run, there is no config.yaml in it"
+    return "is a file" if folder.exists() else "there is no such folder"
