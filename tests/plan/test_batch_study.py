@@ -102,12 +102,12 @@ def test_batches_that_are_none(text: str) -> None:
 def test_remedies_of_one_s_own() -> None:
     found = chosen(["hot", "plain"], ["hot:optimizer.name=lars, schedule.warmup={warmup}", "plain:seed=3"])
     assert found == {"hot": ("optimizer.name=lars", "schedule.warmup={warmup}"), "plain": ("seed=3",)}
-    assert chosen(["plain"], ["hot:lars,optimizer.lr=0.4"])["hot"] == (*REMEDIES["lars"], "optimizer.lr=0.4")
+    assert chosen(["plain"], ["lars-0.4:lars,optimizer.lr=0.4"])["lars-0.4"] == (*REMEDIES["lars"], "optimizer.lr=0.4")
     with pytest.raises(ConfigError, match=r"--remedies: expected some of plain, .*found nothing"):
         chosen([])
     with pytest.raises(ConfigError, match="no remedy is called 'lasr'; did you mean 'lars'"):
         chosen(["lasr"])
-    for wrong in ("hot", "hot:", ":a=1", "hot:a", "../x:a=1", "hot:a={b}", "hot:a={"):
+    for wrong in ("hot", "hot:", ":a=1", "hot:a", "../x:a=1", "..:a=1", "hot:a={b}", "hot:a={"):
         with pytest.raises(ConfigError, match="--remedy"):
             chosen([], [wrong])
 

@@ -77,10 +77,10 @@ def _own(text: str) -> tuple[str, Words]:
     name, _, rest = text.partition(":")
     parts = [word.strip() for word in rest.split(",") if word.strip()]
     said = tuple(word for part in parts for word in REMEDIES.get(part, (part,)))
-    if not name.replace("-", "").isalnum() or not said or any("=" not in word for word in said):
+    if not name.replace("-", "").replace(".", "").isalnum() or not said or any("=" not in word for word in said):
         raise ConfigError(
             f"--remedy {text!r}: expected name:key=value,key=value, or name:lars,key=value for another form of lars; "
-            "the name of letters, digits and -"
+            "the name of letters, digits, - and ."
         )
     try:
         words_for(said, 1, 1, 1)
