@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -84,3 +85,26 @@ def test_interfaces_against_psutil() -> None:
 def test_routes() -> None:
     assert machine.route_to("127.0.0.1") == "127.0.0.1"
     assert "127.0.0.1" not in machine.outside_addresses()
+
+
+def faults_of_steps(keep: bool) -> int:
+    """Pages that the system has to give out while 64 MB are taken and given back ten times, after a first time."""
+    import resource
+
+    import torch
+
+    from allstep.machine import keep_freed_memory
+
+    if keep:
+        assert keep_freed_memory()
+    torch.ones(16_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(16_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_freed_memory_is_kept(ranks: Any) -> None:
+    """64 MB are 16,384 pages of 4 KB, or 32 of 2 MB."""
+    (given_back,), (kept,) = ranks(1, faults_of_steps, False), ranks(1, faults_of_steps, True)
+    assert kept < max(20, given_back / 10)

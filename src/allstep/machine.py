@@ -4,6 +4,7 @@
 Slurm, mpirun's binding), the cgroup's quota of CPU time (containers), and how many ranks share the rest.
 """
 
+import ctypes
 import fcntl
 import os
 import socket
@@ -172,3 +173,14 @@ def route_to(address: str) -> str | None:
         except OSError:
             return None
         return str(probe.getsockname()[0])
+
+
+def keep_freed_memory() -> bool:
+    """Lets this process keep what it frees, for the next step: glibc gives tensors of 32 MB and more back to the system, which then has to
+    clear the same pages anew in every step. Whether that was possible (it is a matter of glibc)."""
+    mmap_max, trim_threshold = -4, -1  # the parameters' numbers in malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))

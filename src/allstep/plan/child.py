@@ -10,9 +10,6 @@ from pathlib import Path
 from allstep.plan import leash
 
 _ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
-"""glibc gives tensors of 32 MB and more back to the system, and asks for them anew in every step. For that a step of the LeNet with 4,096
-samples took 1.8 times as long; with 128 there is no tensor of that size, and no difference."""
 
 
 class Child:
@@ -29,7 +26,7 @@ class Child:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C at the terminal is for the runner, which then lets go of the leash
-                env={**_KEEP_MEMORY, **env, **_ONE_CORE},
+                env={**env, **_ONE_CORE},
             )
         self._pidfd = os.pidfd_open(self._process.pid)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import allstep.torch as hvd
 from allstep import comm
 from allstep.errors import ConfigError
+from allstep.machine import keep_freed_memory
 from allstep.runlog import RunLog
 from allstep.train import agree, checkpoint
 from allstep.train.checkpoint import Snapshot
@@ -57,6 +58,7 @@ class _Rank0:
 
 def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
     """Runs in every worker. None: the run had ended before."""
+    keep_freed_memory()
     world, mine = comm.init(launcher), _Rank0()
     try:
         config, claimed, snapshot, notes = agree.rank_0_decides(world, lambda: _decide(asked, world, mine))
