@@ -236,6 +236,7 @@ class TestFigures:
         assert measure(parts) == {"mean": (9.0, 9.0, 9.0), "deviation": (1.0, 2.0, 3.0)}
         assert parts.picture_facts() == {
             "shape": [3, 8, 8],
+            "trained_shape": [3, 8, 8],
             "mean": [9.0, 9.0, 9.0],
             "deviation": [1.0, 2.0, 3.0],
             "prepare": "none",

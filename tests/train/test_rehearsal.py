@@ -128,7 +128,7 @@ def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
     assert first.stages == second.stages
     assert first.stages[-1].what.endswith("tensors, the same bits")
     assert all(stage.memory > 0 for stage in first.stages)
-    assert (first.epochs, first.steps_per_epoch, first.fits) == (20, 21, True)
+    assert (first.epochs, first.steps_per_epoch, first.fits) == (150, 21, True)
     assert first.step_seconds > 0
 
 
@@ -223,7 +223,7 @@ def test_a_dry_run(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0] == "dry run with 1 worker"
     assert [line.split()[0] for line in lines[2:8]] == STAGES
-    assert lines[8].startswith("a whole run: 20 epochs x 21 steps x ")
+    assert lines[8].startswith("a whole run: 150 epochs x 21 steps x ")
     assert left_in(tmp_path) == []
 
 
