@@ -141,7 +141,9 @@ def test_notes_and_warnings_follow_the_banner() -> None:
 
 
 def test_the_table_says_how_it_ended() -> None:
-    best = Result(SCORE, SCORE, 1.0, 2.0, 5.0, Path("/a b"), 900, Score(0.4, 0.95, 143), "best", "patience is over", num_bad=7)
+    best = Result(
+        SCORE, SCORE, 1.0, 2.0, 5.0, Path("/a b"), 900, Score(0.4, 0.95, 143), "best", "patience is over", num_bad=7
+    )
     lines = dict(final_figures(best))
     assert next(iter(lines)) == "test accuracy"
     assert lines["best validation"] == "95.00%"
