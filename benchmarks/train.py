@@ -45,7 +45,13 @@ WORDS = [
         "evaluation.mirror=false",
         "optimizer.bias_lr=1",
     ),
-    *("optimizer.momentum=0.9", "average.decay=null", "evaluation.choose=last", "optimizer.decay_all=true"),
+    *(
+        "optimizer.momentum=0.9",
+        "average.decay=null",
+        "evaluation.choose=last",
+        "optimizer.decay_all=true",
+        "precision=float32",
+    ),
 ]
 PLAIN = Path(__file__).with_name("plain_fashion_mnist.py")
 

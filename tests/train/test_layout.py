@@ -193,3 +193,11 @@ def test_compiled_it_computes_the_same(ranks: Ranks, tmp_path: Path) -> None:
     ((found, num_graphs),) = ranks(1, compiled_like_plain, env=env, timeout=500)
     assert found == {"name": "compiled", "seconds": {}, "notes": ()}
     assert num_graphs > 0
+
+
+def test_weights_of_one_channel_are_laid_out_too() -> None:
+    """Both layouts are the same memory there, but torch chooses its kernels by the strides."""
+    net = nn.Conv2d(1, 4, 3)
+    expected = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last).weight.stride()  # type: ignore[call-overload]
+    assert applied(net, "channels-last").weight.stride() == expected == (9, 1, 3, 1)
+    assert applied(net, "plain").weight.stride() == (9, 9, 3, 1)
