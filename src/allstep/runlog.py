@@ -16,13 +16,15 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 Fields = Mapping[str, Any]
 
+LARGEST = 1e30
+"""Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would overflow."""
 KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
 
 
@@ -103,7 +105,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """Every whole line of the record at `path` as a dictionary with at least a `kind`."""
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n") and (fields := _parse(line)) is not None:
+            if line.endswith(b"\n") and (fields := parse(line)) is not None:
                 yield fields
 
 
@@ -115,7 +117,21 @@ def read(path: Path) -> RunRecord:
     return RunRecord(*(tuple(found[kind]) for kind in KINDS))
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def kept(lines: Iterable[Fields]) -> list[Fields]:
+    """The lines with a number of samples, in rising order: what a resumed run did again replaces what it did before."""
+    stack: list[Fields] = []
+    for line in lines:
+        samples = line.get("samples")
+        if not isinstance(samples, int | float) or isinstance(samples, bool) or not 0 <= samples < LARGEST:
+            continue
+        while stack and stack[-1]["samples"] >= samples:
+            stack.pop()
+        stack.append(line)
+    return stack
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """A line of a record; None when it cannot be read, or does not say of which kind it is."""
     try:
         fields = json.loads(line)
     except ValueError:

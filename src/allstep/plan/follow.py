@@ -1,9 +1,8 @@
 """Reads a run record while it is written: each look reads only what is new."""
 
-import json
 from pathlib import Path
 
-from allstep.runlog import KINDS, Fields, RunRecord
+from allstep.runlog import KINDS, Fields, RunRecord, parse
 
 
 class Follower:
@@ -37,15 +36,6 @@ class Follower:
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            self._keep(line)
+            if (fields := parse(line)) is not None:
+                self._found.get(fields["kind"], []).append(fields)
         return bool(whole)
-
-    def _keep(self, line: bytes) -> None:
-        """As `runlog.read` does: what cannot be read, or is of no kind we know, is left out."""
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            return
-        kind = fields.get("kind") if isinstance(fields, dict) else None
-        if isinstance(kind, str):
-            self._found.get(kind, []).append(fields)

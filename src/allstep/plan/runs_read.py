@@ -4,11 +4,10 @@ A run that was cut and resumed tells some of its steps twice; the last telling c
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from allstep.plan.trial import Outcome
-from allstep.runlog import Fields, RunRecord
+from allstep.runlog import Fields, RunRecord, kept
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,6 @@ def _told_of_divergence(record: RunRecord) -> bool:
     """Whether, since the last start, there is an event with the rate of a step: `train` tells that of no other."""
     began = record.starts[-1]["time"] if record.starts else 0.0
     return any("lr" in event and "step" in event for event in record.events if event["time"] >= began)
-
-
-def kept(lines: Iterable[Fields]) -> list[Fields]:
-    """The lines in rising order of samples: what a resumed run did again replaces what it did before."""
-    stack: list[Fields] = []
-    for line in lines:
-        samples = line.get("samples")
-        if not isinstance(samples, int | float):
-            continue
-        while stack and stack[-1]["samples"] >= samples:
-            stack.pop()
-        stack.append(line)
-    return stack
 
 
 def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:

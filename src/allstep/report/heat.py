@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allstep.report.series import LARGEST
-from allstep.runlog import Fields
+from allstep.runlog import LARGEST, Fields
 
 _COLUMNS = 80
 _ROWS = 160

@@ -12,10 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from allstep.runlog import Fields, RunRecord
-
-LARGEST = 1e30
-"""Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would overflow."""
+from allstep.runlog import LARGEST, Fields, RunRecord, kept
 
 
 @dataclass(frozen=True)
@@ -35,19 +32,6 @@ def number(fields: Fields, key: str) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
         return None
     return float(value) if abs(value) > 1 / LARGEST else 0.0
-
-
-def kept(lines: Iterable[Fields]) -> list[Fields]:
-    """The lines with a number of samples, in rising order: what a resumed run did again replaces what it did before."""
-    stack: list[Fields] = []
-    for line in lines:
-        samples = number(line, "samples")
-        if samples is None or samples < 0:
-            continue
-        while stack and stack[-1]["samples"] >= samples:
-            stack.pop()
-        stack.append(line)
-    return stack
 
 
 def steps(record: RunRecord) -> list[Fields]:

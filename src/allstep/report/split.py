@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.report.series import LARGEST, Clock, Series, steps, whole
-from allstep.runlog import Fields, RunRecord
+from allstep.report.series import Clock, Series, steps, whole
+from allstep.runlog import LARGEST, Fields, RunRecord
 
 PHASES = ("input", "compute", "wait", "update")
 _OWN = (0, 1, 3)
