@@ -13,11 +13,9 @@ Losses that differ by more than float32 rounding end the run with status 1. A mi
 
 import argparse
 import copy
-import os
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import allstep
 from allstep.bench.result import Row, document
+from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.models import AlexNet
 
 TARGET = 1.08  # times as many pictures per second as on Gloo
@@ -156,29 +155,16 @@ def _as_json(rows: dict[str, Row], both: dict[str, Trainee], options: argparse.N
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Unmodified DDP on AlexNet: backend allstep beside backend gloo.")
-    parser.add_argument("--workers", type=_positive, default=2, help="on this host; 2")
-    parser.add_argument("--batch", type=_positive, default=32, help="pictures of a worker at a step; 32")
-    parser.add_argument("--turns", type=_positive, default=9, help="that count, after one that does not; 9")
-    parser.add_argument("--steps", type=_positive, default=3, help="of a turn; 3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
-    if options.json and not options.json.absolute().parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
-    return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
+    parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
+    parser.add_argument("--batch", type=positive, default=32, help="pictures of a worker at a step; 32")
+    parser.add_argument("--turns", type=positive, default=9, help="that count, after one that does not; 9")
+    parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
+    return parsed(parser)
 
 
 def main() -> int:
     options = parse()
-    if "ALLSTEP_RANK" not in os.environ:  # we are the command; our workers run the same file
-        python = sys.executable
-        run = [python, "-m", "allstep", "run", "-np", str(options.workers), "--show", "0"]
-        os.execve(python, [*run, python, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    run_as_workers(options.workers)
     world = allstep.init()
     torch.set_num_threads(1)
     options.workers = world.size  # whoever started us has the last word

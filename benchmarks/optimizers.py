@@ -16,14 +16,12 @@ While the first worker is timed alone, the second sleeps. A missed target is sho
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +34,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import allstep
 import allstep.torch as hvd
 from allstep.bench.result import Row, document, table_of
+from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.models import resnet50
 from allstep.optim import LAMB, LARS, groups
 
@@ -215,27 +214,14 @@ def show(found: list[Found], options: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--turns", type=_positive, default=15, help="that count, after one that does not; 15")
-    parser.add_argument("--steps", type=_positive, default=3, help="of a turn; 3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
-    if options.json and not options.json.absolute().parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
-    return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
+    parser.add_argument("--turns", type=positive, default=15, help="that count, after one that does not; 15")
+    parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
+    return parsed(parser)
 
 
 def main() -> int:
     options = parse()
-    if "ALLSTEP_RANK" not in os.environ:  # we are the command; our workers run the same file
-        python = sys.executable
-        run = [python, "-m", "allstep", "run", "-np", "2", "--show", "0"]
-        os.execve(python, [*run, python, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    run_as_workers(2)
     world = allstep.init()
     hvd.init()
     torch.set_num_threads(1)

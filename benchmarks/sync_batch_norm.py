@@ -21,7 +21,6 @@ A missed target is shown and no error: this is a measurement.
 
 import argparse
 import copy
-import os
 import statistics
 import sys
 import time
@@ -29,7 +28,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +39,7 @@ from torch import Tensor, nn
 import allstep
 import allstep.torch as hvd
 from allstep.bench.result import Row, document, table_of
+from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.comm import recorder
 from allstep.models import resnet18
 from allstep.norm import convert
@@ -220,29 +219,16 @@ def show(found: Findings, options: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=_positive, default=2, help="on this host; 2")
-    parser.add_argument("--batch", type=_positive, default=64, help="pictures of a worker at a step; 64")
-    parser.add_argument("--turns", type=_positive, default=9, help="that count, after one that does not; 9")
-    parser.add_argument("--steps", type=_positive, default=3, help="of a turn; 3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
-    if options.json and not options.json.absolute().parent.is_dir():
-        parser.error(f"--json {options.json}: there is no folder {options.json.parent}")
-    return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
+    parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
+    parser.add_argument("--batch", type=positive, default=64, help="pictures of a worker at a step; 64")
+    parser.add_argument("--turns", type=positive, default=9, help="that count, after one that does not; 9")
+    parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
+    return parsed(parser)
 
 
 def main() -> int:
     options = parse()
-    if "ALLSTEP_RANK" not in os.environ:  # we are the command; our workers run the same file
-        python = sys.executable
-        run = [python, "-m", "allstep", "run", "-np", str(options.workers), "--show", "0"]
-        os.execve(python, [*run, python, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+    run_as_workers(options.workers)
     world = allstep.init()
     hvd.init()
     torch.set_num_threads(1)
