@@ -6,7 +6,7 @@ its large-batch form. Noise: `NoisyGradients` and `sample_weights` add some, `Ru
 batch is worth it.
 """
 
-from allstep.optim.draws import generator, step_seed
+from allstep.optim.draws import generator, seed_step, step_seed
 from allstep.optim.gradient_noise import NoisyGradients, add_noise
 from allstep.optim.groups import groups, is_exempt
 from allstep.optim.lamb import LAMB
@@ -68,6 +68,7 @@ __all__ = [
     "polynomial",
     "sample_weights",
     "scale",
+    "seed_step",
     "square_root_scaling",
     "squared_norm",
     "step_seed",

@@ -12,7 +12,7 @@ was in. What is wrong with the data on one rank ends all of them alike.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,7 @@ class Tally:
 
     def sums(self) -> list[float]:
         """As plain numbers, to be sent; `Tally(*sums)` is the way back."""
-        return list(astuple(self))
+        return [self.loss, self.correct, self.top5, self.count]
 
     def score(self) -> Score:
         """The means; of no samples they are 0."""
@@ -111,7 +111,10 @@ def check_targets(batch: Batch, num_classes: int, loader: Loader) -> None:
     target = batch.target
     if target.ndim > 1 and target.shape[1] != num_classes:
         raise _wrong(batch, 0, loader, f"its target has {target.shape[1]} classes, the net has {num_classes}")
-    if target.ndim > 1 or not bool(((target < 0) | (target >= num_classes)).any()):
+    if target.ndim > 1 or not len(target):
+        return
+    least, most = target.aminmax()
+    if int(least) >= 0 and int(most) < num_classes:
         return
     row, label = next((row, label) for row, label in enumerate(target.tolist()) if not 0 <= label < num_classes)
     raise _wrong(batch, row, loader, f"its label is {label}, the net's classes are 0 to {num_classes - 1}")

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from allstep.data import Batch
 from allstep.norm import SyncBatchNorm
-from allstep.optim import add_noise, squared_norm, step_seed
+from allstep.optim import add_noise, seed_step, squared_norm
 from allstep.train.evaluate import Tally, ToInput
 from allstep.train.precision import Precision, exact
 
@@ -102,7 +102,7 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     clock.lap("input")
     optimizer = trainer.optimizer
     set_rate(optimizer, trainer.rate(batch.position))
-    torch.manual_seed(step_seed(trainer.seed, batch.position, trainer.rank))  # dropout's numbers, in a resumed run too
+    seed_step(trainer.seed, batch.position, trainer.rank)  # dropout's numbers, in a resumed run too
     optimizer.zero_grad()
     optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
     trainer.scale, trainer.first_piece = trainer.precision.scale, None
