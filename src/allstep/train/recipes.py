@@ -43,6 +43,7 @@ def fashion_mnist_large() -> RunConfig:
         recipe="fashion-mnist-large",
         epochs=30,
         batch=128,
+        precision="bfloat16",
         data=DataConfig(name="fashion-mnist"),
         model=ModelConfig(name="lenet", norm="batch", options={"widths": [16, 32], "hidden": 128}),
         optimizer=OptimizerConfig(lr=0.1, base_batch=128, weight_decay=5e-4),
