@@ -1,5 +1,6 @@
 """Noise on gradients and on samples: its variance against the formulas, the same bits again, one worker against two."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from allstep.errors import ConfigError
-from allstep.optim import NoisyGradients, generator, noise_variance, sample_weights
+from allstep.optim import NoisyGradients, generator, noise_variance, sample_weights, seed_step, step_seed
 from hvd.running import running
 from ranks import Ranks
 
@@ -121,3 +122,17 @@ def test_what_is_refused() -> None:
         sample_weights(3, -1.0, generator(0, 0))
     with pytest.raises(ConfigError, match="at least 1"):
         noise_variance(0, 1)
+
+
+def test_seeds_of_steps_are_far_apart_and_dropout_follows_them() -> None:
+    seeds = [step_seed(seed, seen, rank) for seed in range(8) for seen in range(0, 64, 4) for rank in range(4)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= each < 2**63 for each in seeds)
+    flips = [(first ^ second).bit_count() for first, second in itertools.pairwise(seeds)]
+    assert 30 < sum(flips) / len(flips) < 33  # of 63 bits
+    drawn = []
+    for seen in (128, 256, 128):
+        seed_step(7, seen, 1)
+        drawn.append(torch.rand(4).tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert torch.initial_seed() == step_seed(7, 128, 1)

@@ -58,6 +58,16 @@ def test_a_spike_that_stays_is_the_end() -> None:
     assert "and it has been beyond 10 times that since step 101" in str(found)
 
 
+def test_a_loss_beyond_all_hope_is_the_end_at_once() -> None:
+    (found, *_) = watched([2.4, 2.3, 6e25, 1e9, 2.3])
+    assert isinstance(found, Diverged)
+    assert (found.step, found.loss) == (3, 6e25)
+    assert str(found).startswith("the loss is 6e+25 at step 3; the best so far was 2.3")
+    assert str(found).endswith(": no net comes back from there")
+    (spike,) = watched([2.4, 2.3, 1e6, 2.3])
+    assert isinstance(spike, Spike)
+
+
 def test_a_net_that_falls_back_to_guessing_is_found() -> None:
     assert isinstance(watched([*FALLING, *[math.log(10)] * 60])[0], Diverged)
 

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 import allstep
+import allstep.torch as hvd
 from allstep import comm, data, runlog
 from allstep.data import Batch, Loader
 from allstep.train import agree, read_config
 from allstep.train.evaluate import evaluate
-from allstep.train.run import train
-from allstep.train.watch import Record, Result
+from allstep.train.job import make_job
+from allstep.train.run import _Run, train
+from allstep.train.stopping import Stopping
+from allstep.train.watch import Record, Result, Watchers
 from allstep.train.worker import Asked, work
 from sources import Arrays
 
@@ -146,6 +149,23 @@ def test_a_loss_that_is_not_finite_ends_the_run(ranks: Any) -> None:
     outcomes = ranks.outcomes(2, diverge)
     assert [outcome.exit_code for outcome in outcomes] == [1, 1]
     assert "the loss is nan at step" in outcomes[0].output
+
+
+def break_a_norm() -> None:
+    world = allstep.init()
+    hvd.init()
+    job = make_job(read_config("digits", [*SHORT, "model.norm=batch"]), world, Path())
+    run = _Run(job, Watchers([]), Stopping(None))
+    norm = next(module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    norm.running_var[1] = torch.inf  # the loss in training does not see it
+    run._evaluate()
+
+
+def test_a_norm_that_is_not_finite_ends_the_run_before_its_evaluation(ranks: Any) -> None:
+    outcomes = ranks.outcomes(2, break_a_norm)
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1]
+    assert "running_var is not finite after step 0" in outcomes[0].output
+    assert "what to try, the likeliest first" in outcomes[0].output
 
 
 def evaluate_share(n: int) -> tuple[float, float, int]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from allstep.errors import AllstepError
 from allstep.train import checkpoint, saving
 from allstep.train.checkpoint import Snapshot
-from allstep.train.saving import Saved, Saver, outdated
+from allstep.train.saving import Saved, Saver, first_not_finite, outdated
 
 
 def snapshot(samples: int, value: float = 0.0) -> Snapshot:
@@ -195,3 +196,21 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(saved.samples, saved.path is None) for saved in told] == [(1, True), (2, False)]
     assert isinstance(told[0].error, OSError) and told[0].error.errno == errno.ENOSPC
     assert [int(path.name) for path in checkpoint.written(tmp_path)] == [2]
+
+
+def test_weights_that_are_not_finite_are_named_and_not_written(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # the user's, and meant so
+    assert first_not_finite(net) is None
+    good = Snapshot(1, {name: tensor.clone() for name, tensor in net.state_dict().items()}, {}, {})
+    net[1].running_var[0] = torch.inf
+    assert first_not_finite(net) == "1.running_var"
+    assert first_not_finite(net, good.weights) is None
+    net[0].bias.data[1] = torch.nan
+    told: list[Saved] = []
+    saver = Saver(tmp_path, tell=told.append, find_broken=partial(first_not_finite, net))
+    saver.save(good)
+    saver.save(Snapshot(2, net.state_dict(), {}, {}))
+    saver.close()
+    assert [(saved.samples, str(saved.error)) for saved in told][-1] == (2, "0.bias is not finite")
+    assert 2 not in numbers(tmp_path)

@@ -32,7 +32,7 @@ def seed_step(seed: int, seen: int, rank: int = 0) -> None:
     """
     number = step_seed(seed, seen, rank)
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(number)
 
 

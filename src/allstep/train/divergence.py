@@ -3,7 +3,7 @@
 `LossWatch` is told the loss of every step and compares it with the best so far:
 
 ```
-loss |          x x x x x x  Diverged: above the limit for 50 steps        nan, inf   Diverged at once
+loss |          x x x x x x  Diverged: above the limit for 50 steps        nan, inf, a million limits   Diverged at once
 10x  |- - - x - - - - - - -  Spike: it came back; an event, not an end
      |\\   / \\ /
 best |_\\_/___x               best: the lowest mean over about the last 10 steps
@@ -11,7 +11,8 @@ best |_\\_/___x               best: the lowest mean over about the last 10 steps
 ```
 
 The limit is 10 times the best, but at least half of the first loss: near the end of a good run the best is so low that a single mislabelled
-picture is worth more than 10 times of it.
+picture is worth more than 10 times of it. From a million limits no net comes back: its loss may fall again, to that of guessing, while the
+running statistics of its norms have become infinite. Those are looked at before each evaluation, by whoever calls `LossWatch`.
 
 `explain` then makes the message out of what is known. Remedies stand in the order in which they are likely to help, and only those whose
 reason is given by the facts.
@@ -28,6 +29,7 @@ from allstep.train.config import RunConfig
 _BEYOND = 10.0
 _OF_THE_FIRST = 0.5
 _PATIENCE = 50
+_HOPELESS = 1e6  # limits
 _SMOOTH = 0.9  # looks back about 10 steps
 _MOST_SAMPLES = 8
 _MOST_PLACES = 3
@@ -53,7 +55,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Diverged:
-    """The loss is not a number, or has stayed beyond the limit."""
+    """The loss is not a number, or has stayed beyond the limit; or a tensor of the net is not finite."""
 
     step: int
     loss: float
@@ -61,11 +63,17 @@ class Diverged:
     """None when there was no good step."""
     since: int
     """The first step beyond the limit."""
+    broken: str = ""
+    """The tensor that is not finite, where the loss is."""
 
     def __str__(self) -> str:
         best = f"; the best so far was {self.best:.4g}" if self.best is not None else ""
+        if self.broken:
+            return f"{self.broken} is not finite after step {self.step}, though the loss is {self.loss:.4g}{best}"
         if not math.isfinite(self.loss):
             return f"the loss is {self.loss} at step {self.step}{best}"
+        if self.since == self.step:
+            return f"the loss is {self.loss:.4g} at step {self.step}{best}: no net comes back from there"
         long = f"it has been beyond {_BEYOND:g} times that since step {self.since}"
         return f"the loss is {self.loss:.4g} at step {self.step}{best}, and {long}"
 
@@ -103,9 +111,15 @@ class LossWatch:
 
     def _beyond(self, loss: float) -> Diverged | None:
         self.since, self.peak = self.since or self.step, max(self.peak, loss)
+        if loss > _HOPELESS * self.limit:
+            return Diverged(self.step, loss, self.best, self.step)
         if self.step - self.since < _PATIENCE:
             return None
         return Diverged(self.step, loss, self.best, self.since)
+
+    def broken(self, name: str, loss: float) -> Diverged:
+        """The tensor of that name was found not to be finite, after a step of that loss."""
+        return Diverged(self.step, loss, self.best, self.step, name)
 
     def _keep(self, loss: float) -> None:
         self.since, self.peak = 0, 0.0

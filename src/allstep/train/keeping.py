@@ -13,12 +13,13 @@ without it would lose what was trained. So it is tried again for some seconds, a
 
 import time
 from collections import deque
+from functools import partial
 
 from allstep.errors import AllstepError
 from allstep.train import agree, checkpoint
 from allstep.train.capture import capture
 from allstep.train.job import Job
-from allstep.train.saving import Saved, Saver
+from allstep.train.saving import Saved, Saver, first_not_finite
 from allstep.train.stopping import Stopping
 from allstep.train.watch import Watcher
 
@@ -34,7 +35,8 @@ class Checkpoints:
         self._begun_from = job.standing.samples if (self.folder / f"{job.standing.samples:012}").is_dir() else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
-            self._saver = Saver(self.folder, job.config.save.keep, self._news.append)
+            find_broken = partial(first_not_finite, job.trainer.net)
+            self._saver = Saver(self.folder, job.config.save.keep, self._news.append, find_broken)
             self._saver.best = job.standing.best_samples if job.standing.best else None
 
     def are_due(self) -> bool:

@@ -37,6 +37,7 @@ from allstep.train.keeping import Checkpoints
 from allstep.train.loop import PHASES, Clock, step
 from allstep.train.mistakes import Mistakes
 from allstep.train.opening import memory_in_use, opening
+from allstep.train.saving import first_not_finite
 from allstep.train.standing import crossed
 from allstep.train.stopping import Stopping
 from allstep.train.watch import Evaluated, Progress, Result, Score, Watcher, Watchers
@@ -275,6 +276,8 @@ class _Run:
         trained = standing.since.score()
         self.clock.lap("update")
         started = time.perf_counter()
+        if broken := first_not_finite(job.trainer.net):
+            self._judge(job.watch.broken(broken, trained.loss), self._empty())
         self.validation = self._validate()
         self.clock.skip()
         self.stopping.note_cost("evaluation", time.perf_counter() - started)

@@ -24,6 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
 from allstep.errors import AllstepError
 from allstep.train import checkpoint
 from allstep.train.checkpoint import Snapshot, Tensors
@@ -50,10 +53,19 @@ class _Asked:
 
 
 class Saver:
-    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread, once for each attempt."""
+    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread, once for each attempt.
 
-    def __init__(self, folder: Path, keep: int = 3, tell: Callable[[Saved], None] = lambda saved: None) -> None:
-        self.folder, self.keep, self.tell = folder, keep, tell
+    find_broken: names a tensor that must not be written, if there is one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = 3,
+        tell: Callable[[Saved], None] = lambda saved: None,
+        find_broken: Callable[[Tensors], str | None] = lambda weights: None,
+    ) -> None:
+        self.folder, self.keep, self.tell, self.find_broken = folder, keep, tell, find_broken
         self.best: int | None = None
         """Samples of the checkpoint on disk that must stay, whatever comes."""
         self.last: int | None = None
@@ -113,7 +125,8 @@ class Saver:
     def _write(self, asked: _Asked) -> Saved:
         snapshot, started = asked.snapshot, time.monotonic()
         try:
-            _check_finite(snapshot.weights)
+            if broken := self.find_broken(snapshot.weights):
+                raise ValueError(f"{broken} is not finite")
             path = checkpoint.write(self.folder, snapshot)
         except Exception as error:  # also memory that is short: the next one may do better
             if asked.best and isinstance(error, OSError):
@@ -145,11 +158,19 @@ def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | Non
     return later + [path for path in newest_first[len(later) :][keep:] if int(path.name) != best]
 
 
-def _check_finite(weights: Tensors) -> None:
-    """Weights that are no longer numbers must not replace good ones."""
+def first_not_finite(net: nn.Module, weights: Tensors | None = None) -> str | None:
+    """The name of the first tensor in which there is something else than numbers: of `weights`, else of the net as it is.
+
+    Parameters and what norms keep are looked at. Other buffers are the user's: a mask may hold infinities.
+    """
+    weights = net.state_dict() if weights is None else weights
+    norms = [name for name, module in net.named_modules() if isinstance(module, _NormBase)]
+    parameters = dict(net.named_parameters(remove_duplicate=False))
     for name, tensor in weights.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ValueError(f"{name} is not finite")
+        looked_at = name in parameters or name.rpartition(".")[0] in norms
+        if looked_at and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return name
+    return None
 
 
 def _copy(tensors: Tensors) -> Tensors:
