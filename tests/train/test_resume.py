@@ -1,6 +1,7 @@
 """Runs that are killed, told to stop, or run out of time, and go on: the same bits at the end as if nothing had happened."""
 
 import filecmp
+import itertools
 import os
 import random
 import signal
@@ -10,12 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from allstep import runlog
-from allstep.train import checkpoint
+import allstep.train.run as run_module
+from allstep import comm, runlog
+from allstep.train import checkpoint, read_config
+from allstep.train.watch import Score
 from ranks import clean_environment
 
 # A net with all that could differ: running statistics, dropout, a moving average, random crops, uneven batches.
@@ -138,6 +142,37 @@ def test_told_to_stop_it_saves_and_goes_on(undisturbed: Path, tmp_path: Path) ->
     again = complete(out, "--resume", "auto")
     assert again.returncode == 0
     assert "this run has ended" in again.stdout + again.stderr
+
+
+def train_until_told(out: Path, evaluation: int) -> str:
+    """Trains, or goes on; rank 1 hears SIGTERM within that evaluation of this process, counted from 1. How it ended."""
+    world = comm.init()
+    begun, original = itertools.count(1), run_module.evaluate
+
+    def told(*args: Any, **options: Any) -> Score:
+        if next(begun) == evaluation and world.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **options)
+
+    run_module.evaluate = told
+    words = ["epochs=2", "data.validation=50", "model.norm=batch", "save.epochs=null", "save.seconds=null"]
+    snapshot = checkpoint.newest(out / "checkpoints").snapshot
+    result = run_module.train(read_config("digits", words), world, out, snapshot=snapshot)
+    return result.why if isinstance(result, run_module.Paused) else f"{result.test.loss!r} {result.best}"
+
+
+@pytest.mark.parametrize("evaluation", [1, 2, 3])  # validation, validation after the last step, test
+def test_told_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluation: int) -> None:
+    """It does not wait for the end of it, saves, and makes up for it when it goes on."""
+    (whole, _) = ranks(2, train_until_told, tmp_path / "whole", 0)
+    out = tmp_path / "cut"
+    assert ranks(2, train_until_told, out, evaluation) == ["SIGTERM"] * 2
+    state = checkpoint.newest(out / "checkpoints").snapshot.state["standing"]
+    assert (state["owes"] is None) == (evaluation == 3)
+    assert ranks(2, train_until_told, out, 0)[0] == whole
+    for name in ("weights.safetensors", "optimizer.safetensors", "state.json"):
+        ours, theirs = (final_checkpoint(tmp_path / each) / name for each in ("cut", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(undisturbed: Path, tmp_path: Path) -> None:

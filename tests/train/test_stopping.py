@@ -78,10 +78,13 @@ def test_what_comes_before_the_end_is_kept_free() -> None:
     clock.now += 69
     assert stopping.why is None
     clock.now += 2
+    assert not stopping.must_leave()  # an evaluation that has begun has its time
     why = stopping.why
     costs = "step 2.0 s, evaluation 15.0 s, checkpoint 13.0 s"
     assert why == f"--max-time 100 s is over in 29.0 s, and what may come before the end takes up to 30.0 s ({costs})"
-    clock.now += 50
+    clock.now += 15
+    assert stopping.must_leave()  # only a step and a checkpoint have
+    clock.now += 35
     assert stopping.why == why
 
 

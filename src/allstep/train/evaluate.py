@@ -6,8 +6,9 @@ rank 1   its share   sums                               ─┼─ added over the
 rank 2   no samples  zeros                              ─┘
 ```
 
-No sample is padded or repeated. Dropout and norms are in evaluation mode meanwhile, each part of the net then goes back to the mode it
-was in. What is wrong with the data on one rank ends all of them alike.
+No sample is padded or repeated. One rank that must leave stops all: what was counted so far is no score. Dropout and norms are in
+evaluation mode meanwhile, each part of the net then goes back to the mode it was in. What is wrong with the data on one rank ends all of
+them alike.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ from allstep.train.precision import exact
 from allstep.train.watch import Score
 
 ToInput = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Interrupted(Exception):
+    """Somebody had to leave before all samples were counted; raised on all ranks."""
 
 
 @dataclass
@@ -67,23 +72,37 @@ class Tally:
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module, loader: Loader, to_input: ToInput, *, mirror: bool = False, mistakes: Mistakes | None = None
+    net: nn.Module,
+    loader: Loader,
+    to_input: ToInput,
+    *,
+    mirror: bool = False,
+    mistakes: Mistakes | None = None,
+    must_leave: Callable[[], bool] = lambda: False,
 ) -> Score:
     """The net's score on all samples of `loader`, the shares of all ranks together.
 
     mirror: a picture's logits are the mean of its own and its mirror image's. mistakes: collects what this rank's share got wrong.
+    must_leave: asked before each batch; when it is true on any rank, all end with `Interrupted`, the others after their share.
     """
 
-    def count_share() -> Tally:
+    def count_share() -> tuple[Tally, bool]:
         tally = Tally()
         for batch in loader.batches():
+            if must_leave():
+                return tally, True
             if batch.weight:
                 _count(batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes)
-        return tally
+        return tally, False
 
     with evaluating(net):
-        mine = agree.everyone(comm.init(), count_share)
-    return all_ranks(mine).score()
+        mine, is_cut = agree.everyone(comm.init(), count_share)
+    sums = torch.tensor([*mine.sums(), is_cut], dtype=torch.float64)
+    dist.all_reduce(sums)
+    *total, num_cut = sums.tolist()
+    if num_cut:
+        raise Interrupted
+    return Tally(*total).score()
 
 
 def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> torch.Tensor:
@@ -92,13 +111,6 @@ def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> tor
     if mirror:
         logits = (logits + net(pictures.flip(-1))) / 2
     return exact(logits)
-
-
-def all_ranks(mine: Tally) -> Tally:
-    """The sum of all ranks' tallies."""
-    sums = torch.tensor(mine.sums(), dtype=torch.float64)
-    dist.all_reduce(sums)
-    return Tally(*sums.tolist())
 
 
 def as_classes(target: torch.Tensor) -> torch.Tensor:

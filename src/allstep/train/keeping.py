@@ -32,7 +32,8 @@ class Checkpoints:
         self.folder = job.out / "checkpoints"
         self._news: deque[Saved] = deque()
         self._last = time.monotonic()
-        self._begun_from = job.standing.samples if (self.folder / f"{job.standing.samples:012}").is_dir() else None
+        is_there = job.standing.owes is None and (self.folder / f"{job.standing.samples:012}").is_dir()
+        self._begun_from = job.standing.samples if is_there else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
             find_broken = partial(first_not_finite, job.trainer.net)

@@ -3,6 +3,7 @@
 ```
 for each batch:   step ── together (one small sum over the ranks) ── log ── evaluate ── save
 at the end:       test, once
+told to stop:     after the step, or within an evaluation: save, and the run that goes on from there does the evaluation first
 ```
 
 What is due when (an evaluation, a checkpoint, a larger batch) depends on the position alone, so that a resumed run does the same; only
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import allstep.torch as hvd
 from allstep.comm.squares import GradientNorms
@@ -30,7 +32,7 @@ from allstep.train.circumstances import circumstances
 from allstep.train.config import RunConfig
 from allstep.train.divergence import Diverged, Spike, explain
 from allstep.train.ending import chosen_net
-from allstep.train.evaluate import Tally, check_targets, evaluate
+from allstep.train.evaluate import Interrupted, Tally, check_targets, evaluate
 from allstep.train.fingerprint import Fingerprint
 from allstep.train.job import Job, make_job
 from allstep.train.keeping import Checkpoints
@@ -39,7 +41,7 @@ from allstep.train.mistakes import Mistakes
 from allstep.train.opening import memory_in_use, opening
 from allstep.train.saving import first_not_finite
 from allstep.train.standing import crossed
-from allstep.train.stopping import Stopping
+from allstep.train.stopping import EVALUATION, Stopping
 from allstep.train.watch import Evaluated, Progress, Result, Score, Watcher, Watchers
 from allstep.world import World
 
@@ -100,8 +102,19 @@ class _Run:
     def go(self) -> Result | Paused:
         """To the end, or until somebody says stop."""
         started = time.perf_counter()
+        try:
+            if not (why := self._train()):
+                return self._pause()
+            return self._result(started, why)
+        except Interrupted:
+            return self._pause()
+
+    def _train(self) -> str:
+        """All steps. Why there are no more; empty when somebody said stop."""
         standing, batches = self.job.standing, self._batches()
         self.clock.restart()
+        if standing.owes is not None:
+            self._settle(standing.owes)
         while not (why := self._over()):
             before, begun = standing.samples, time.perf_counter()
             stop = self._step(batches)
@@ -109,11 +122,11 @@ class _Run:
                 self.stopping.note_cost("step", time.perf_counter() - begun)
             self._after_step(before)
             if stop:
-                return self._pause()
+                return ""
         batches.close()
         self.fingerprint.finish()
         self.checkpoints.finish(f"the run is over after {standing.samples} samples ({why})")
-        return self._result(started, why)
+        return why
 
     def _over(self) -> str:
         """Why there is no further step; empty when there is."""
@@ -216,20 +229,30 @@ class _Run:
             self.fingerprint.start(standing.updates)
         elif standing.updates % _COMPARE_EVERY == 1:
             self.fingerprint.finish()
-        ends = standing.samples == job.total
-        evaluates = ends or crossed(before, standing.samples, job.config.evaluation.every * job.num_train)
-        if evaluates or standing.updates % job.config.log_every == 0:
+        if self._evaluates(before) or standing.updates % job.config.log_every == 0:
             self._log()
-        is_best = self._evaluate() if evaluates else False
+        self._settle(before)
+        with self._aside("telling"):
+            self.checkpoints.tell()
+        self.clock.lap("update")
+
+    def _evaluates(self, before: int) -> bool:
+        job, samples = self.job, self.job.standing.samples
+        return samples == job.total or crossed(before, samples, job.config.evaluation.every * job.num_train)
+
+    def _settle(self, before: int) -> None:
+        """What the last step, which began at `before`, made due. An evaluation may be interrupted: then the run owes all of it."""
+        job, standing = self.job, self.job.standing
+        standing.owes = before
+        is_best = self._evaluates(before) and self._evaluate()
+        standing.owes = None
         self._grow()
         per_epoch = job.config.save.epochs
+        ends = standing.samples == job.total
         if is_best or ends or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train):
             self._save(is_best)
         elif self.checkpoints.are_due():
             self._save()
-        with self._aside("telling"):
-            self.checkpoints.tell()
-        self.clock.lap("update")
 
     def _logs_next(self) -> bool:
         return (self.job.standing.updates + 1) % self.job.config.log_every == 0
@@ -280,7 +303,7 @@ class _Run:
             self._judge(job.watch.broken(broken, trained.loss), self._empty())
         self.validation = self._validate()
         self.clock.skip()
-        self.stopping.note_cost("evaluation", time.perf_counter() - started)
+        self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
         is_best = standing.note(self.validation)
         epoch = -(-standing.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
@@ -289,8 +312,17 @@ class _Run:
         return is_best
 
     def _validate(self) -> Score:
-        job, mirror = self.job, self.job.config.evaluation.mirror
-        return evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input, mirror=mirror)
+        return self._score(self.job.evaluated_net, "validation")
+
+    def _score(self, net: nn.Module, part: str, mistakes: Mistakes | None = None) -> Score:
+        return evaluate(
+            net,
+            self.job.loaders[part],
+            self.job.trainer.to_input,
+            mirror=self.job.config.evaluation.mirror,
+            mistakes=mistakes,
+            must_leave=self.stopping.must_leave,
+        )
 
     def _grow(self) -> None:
         """A larger batch from here on, if it is time for one."""
@@ -338,8 +370,8 @@ class _Run:
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
         net, chosen = chosen_net(job, self.watchers)
-        mistakes, mirror = Mistakes(job.parts.classes), job.config.evaluation.mirror
-        test = evaluate(net, job.loaders["test"], job.trainer.to_input, mirror=mirror, mistakes=mistakes)
+        mistakes = Mistakes(job.parts.classes)
+        test = self._score(net, "test", mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.watchers.event(problem)
         if job.noise is not None and job.noise.steps:

@@ -27,6 +27,8 @@ class Standing:
     """Evaluations since the best one."""
     since: Tally = field(default_factory=Tally)
     """The training samples since the last evaluation."""
+    owes: int | None = None
+    """Samples before the last step, when what was due after it (an evaluation, growth, a checkpoint) is still to be done."""
 
     def note(self, validation: Score) -> bool:
         """Takes an evaluation into account; whether it is the best so far."""
@@ -50,7 +52,7 @@ class Standing:
         return cls(**{name: plain[name] for name in _PLAIN}, best=best, since=Tally(*plain["since"]))
 
 
-_PLAIN = ("samples", "updates", "batch", "best_samples", "worse")
+_PLAIN = ("samples", "updates", "batch", "best_samples", "worse", "owes")
 
 
 def crossed(before: int, after: int, interval: float | None) -> bool:

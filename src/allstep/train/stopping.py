@@ -1,7 +1,7 @@
 """Whether the run should stop early: the queue system has sent a signal, or the time it was given is nearly over.
 
 ```
-queue's warning   SIGTERM or SIGUSR1    -> noted, not acted on: the step under way is finished
+queue's warning   SIGTERM or SIGUSR1    -> noted, not acted on: the step under way is finished; an evaluation is cut short
 queue's limit     --max-time            -> before it is over, by what a step, an evaluation and a checkpoint take (at least 1 s)
 
 time given  |------ training ------|- step, evaluate, save -|
@@ -28,6 +28,8 @@ from allstep.errors import ConfigError
 
 STARTED = "ALLSTEP_STARTED"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+EVALUATION = "evaluation"
+"""The name of its cost."""
 _LEAST_MARGIN = 1.0
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS_PATTERN = re.compile("".join(rf"(?:([\d.]+){unit})?" for unit in _UNITS), re.IGNORECASE)
@@ -46,6 +48,7 @@ class Stopping:
         self._end = None if max_seconds is None else clock() - seconds_since_launch() + max_seconds
         self._costs: dict[str, float] = {}
         self._why: str | None = None
+        self._told = False
         self._before: dict[signal.Signals, Any] = {}
         self._process = os.getpid()
 
@@ -55,6 +58,13 @@ class Stopping:
         if self._why is None and self._end is not None and self._end - self._clock() < self._margin:
             self._why = self._time_is_over()
         return self._why
+
+    def must_leave(self) -> bool:
+        """Whether even an evaluation that has begun is too much: after a signal, or when only a step and a checkpoint have time."""
+        if self._end is None or self._told:
+            return self._told
+        rest = sum(seconds for what, seconds in self._costs.items() if what != EVALUATION)
+        return self._end - self._clock() < max(_LEAST_MARGIN, rest)
 
     def note_cost(self, what: str, seconds: float) -> None:
         """What a step, an evaluation or a checkpoint took: any of them may lie between the word to stop and the end.
@@ -92,8 +102,9 @@ class Stopping:
         if os.getpid() != self._process:  # a process that was forked from us must die of it, as its parent means it to
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif self._why is None:
-            self._why = signal.Signals(number).name
+        else:
+            self._told = True
+            self._why = self._why or signal.Signals(number).name
 
 
 def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
