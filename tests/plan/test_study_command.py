@@ -58,6 +58,15 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "| 1024  |     - |" in (tmp_path / "table.md").read_text()
 
 
+def test_runs_that_were_told_to_stop_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allstep.plan.run", lambda *_: {})
+    (tmp_path / "runs").mkdir()
+    words = ["study", "batch", "digits", "--remedies", "plain", "--batches", "64", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 75
+    assert "told to stop and saved: 64-plain-seed0; the same command goes on" in result.output
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -73,6 +82,10 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
             "a batch of 4096 is larger than the training set, which has 1294",
         ),
         (["batch", "digits", "batch=64"], "batch=64: the study sets batch in each run; give --batches"),
+        (
+            ["batch", "digits", "schedule.warmup=3"],
+            "the study sets schedule.warmup in each run; give a remedy of your own",
+        ),
         (["batch", "digits", "--batches", "1", "model.norm=batch"], "run 1-plain-seed0: "),
         (["updates", "digits", "schedule.warmup=3"], "schedule.warmup=3: the study sets schedule.warmup in each run"),
         (["updates", "digits", "--batches", "0"], "--batches"),

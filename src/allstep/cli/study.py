@@ -160,7 +160,7 @@ def _answer(
     from allstep.plan import StudyFolder, run
     from allstep.plan.display import shown
     from allstep.plan.findings import write_findings
-    from allstep.plan.runner import collect
+    from allstep.plan.runner import RESUBMIT, collect
     from allstep.plan.runs_read import has_diverged
 
     folder, lanes, interrupted = StudyFolder(out), jobs or allowed_cores(), False
@@ -177,6 +177,9 @@ def _answer(
     if interrupted:
         print(f"interrupted after {len(results)} runs have ended; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
+    if not estimate and (left := [trial.name for trial in asked.wanted(results) if trial.name not in results]):
+        print(f"told to stop and saved: {', '.join(left)}; the same command goes on", file=sys.stderr)
+        raise typer.Exit(RESUBMIT)
     if any(outcome.status == "failed" and not has_diverged(outcome) for outcome in results.values()):
         raise typer.Exit(1)
 

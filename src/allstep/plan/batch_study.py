@@ -14,7 +14,13 @@ from allstep.plan.study import Study, grid
 from allstep.plan.training import training
 from allstep.plan.trial import Trial
 
-SET = {"batch": "give --batches", "batch_per_worker": "give --batches", "seed": "give --seeds"}
+_BY_REMEDY = "give a remedy of your own with --remedy"
+SET = {
+    "batch": "give --batches",
+    "batch_per_worker": "give --batches",
+    "seed": "give --seeds",
+    **dict.fromkeys(("optimizer.scaling", "schedule.warmup", "schedule.warmup_kind"), _BY_REMEDY),
+}
 """Keys that the study itself sets, and what to give instead."""
 
 

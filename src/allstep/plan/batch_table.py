@@ -119,13 +119,17 @@ class BatchTable:
         ]
 
     def _best(self, batch: int) -> Cell | None:
-        """A run that diverged is no run to choose: its remedy is out."""
+        """By the seeds that all remedies of the batch have run: a mean of three is not held against the luck of one.
+
+        A run that diverged is no run to choose: its remedy is out.
+        """
         whole = [
             cell
             for cell in self.cells.values()
             if cell.batch == batch and cell.runs and len(cell.validation) == len(cell.test) == len(cell.runs)
         ]
-        return max(whole, key=lambda cell: fmean(cell.validation), default=None)
+        common = min((len(cell.validation) for cell in whole), default=0)
+        return max(whole, key=lambda cell: fmean(cell.validation[:common]), default=None)
 
     def _plain(self, batch: int) -> float | None:
         cell = self.cells.get((batch, "plain"))

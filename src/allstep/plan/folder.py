@@ -7,6 +7,7 @@ DIR/
   runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
   output/<trial>.txt     what a trial printed
   output/<trial>.lock    held as long as a process of that trial lives
+  output/<trial>.digest  of the settings it was begun with
   ended/<trial>.json     of a trial that did not end by itself: whether it was stopped or failed, and why
   table.md, ...          what the study found
 ```
@@ -94,8 +95,21 @@ class StudyFolder:
     def _note(self, trial: Trial) -> Path:
         return self.path / "ended" / f"{trial.name}.json"
 
+    def _digest(self, trial: Trial) -> Path:
+        return self.path / "output" / f"{trial.name}.digest"
+
+    def _check_settings(self, trial: Trial) -> None:
+        """A run that was made with other settings is no result of this one, whatever it is called."""
+        file = self._digest(trial)
+        if trial.settings and file.exists() and file.read_text().strip() != trial.settings:
+            raise ConfigError(
+                f"{self.run(trial)}: was begun with other settings than it would have now: the recipe, or the program, has changed since; "
+                "give another folder with --out, or remove that run to have it again"
+            )
+
     def outcome(self, trial: Trial) -> Outcome | None:
         """How it ended; None when it has not."""
+        self._check_settings(trial)
         note, record = self._note(trial), self.record(trial)
         if note.exists():
             said = json.loads(note.read_text())
@@ -126,6 +140,7 @@ class StudyFolder:
         if self.run(trial).exists():
             shutil.rmtree(self.run(trial))
         self.output(trial).unlink(missing_ok=True)
+        write_whole(self._digest(trial), trial.settings + "\n")
         return False
 
     def tail(self, trial: Trial) -> str:
@@ -163,11 +178,15 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any], growing: frozen
 
 
 def _grew(was: Any, now: Any) -> bool:
-    """Whether `now` has all that `was` had."""
+    """Whether `now` has all that `was` had: entries of a list, and under each name the same or a larger number."""
     if isinstance(was, dict) and isinstance(now, dict):
-        return all(key in now and (was[key] == now[key] or _grew(was[key], now[key])) for key in was)
+        return all(key in now and (was[key] == now[key] or _is_larger(was[key], now[key])) for key in was)
     if isinstance(was, list) and isinstance(now, list):
         return all(each in now for each in was)
+    return _is_larger(was, now)
+
+
+def _is_larger(was: Any, now: Any) -> bool:
     return isinstance(was, int) and isinstance(now, int) and was <= now
 
 

@@ -1,5 +1,6 @@
 """A trial that is a run of `allstep train` with one worker."""
 
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,8 +34,15 @@ def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, A
         resume=("--resume", "auto"),
         seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.global_batch),
         epochs=config.num_epochs,
+        settings=_digest(config),
         facts=facts,
     )
+
+
+def _digest(config: RunConfig) -> str:
+    """Of the whole config, whoever wrote it: a recipe that has changed since makes other runs. Where the data lies does not count."""
+    plain = config.model_dump_json(exclude={"data": {"folder"}})
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 
 def found(recipe: str, words: Sequence[str], data: Path | None = None) -> tuple[RunConfig, list[str]]:

@@ -30,6 +30,8 @@ class Trial:
     """How long it should take. Once some trials have been measured only the ratios between them count."""
     epochs: float | None = None
     """How long it trains: tells from its record how far it is."""
+    settings: str = ""
+    """A digest of all that decides what it finds: a run of that name with another one is another run. Empty: the name says all."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What it tries, for those who read the results."""
 
