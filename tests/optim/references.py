@@ -23,7 +23,9 @@ def lars(w: Array, g: Array, state: dict[str, Any], step: int, exempt: bool, o: 
 
 def _lars_factor(w: Array, g: Array, decay: float, o: dict[str, Any]) -> float:
     size, denominator = np.linalg.norm(w), np.linalg.norm(g) + decay * np.linalg.norm(w)
-    factor = o["trust_coefficient"] * size / denominator if size > 0 and denominator > 0 else 1.0
+    if not (size > 0 and denominator > 0):
+        return 1.0  # of the rate as it is: LARS and LARC alike
+    factor = o["trust_coefficient"] * size / denominator
     return float(min(factor, o["lr"]) / o["lr"] if o.get("larc") else factor)
 
 

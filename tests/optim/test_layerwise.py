@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("lars", {"lr": 0.5, "trust_coefficient": 0.01, "weight_decay": 0.1, "momentum": 0.0}),
     ("larc", {"lr": 0.02, "trust_coefficient": 0.02, "weight_decay": 0.1}),
     ("larc", {"lr": 0.02, "trust_coefficient": 0.02, "nesterov": True}),
+    ("larc", {"lr": 2.0, "trust_coefficient": 0.02, "weight_decay": 0.1}),
     ("lamb", {"lr": 0.01}),
     ("lamb", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-3}),
     ("novograd", {"lr": 0.01}),

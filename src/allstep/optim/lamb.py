@@ -13,7 +13,7 @@ The paper's phi is the identity here: no clipping of |w|, as in its experiments'
 
 What others got wrong: bias correction left out (the ratio hides that m and v are too small in the first steps, but not for exempt layers);
 |w| clipped at 10, which holds large layers back; the decay taken from the weights beside the ratio, as in AdamW, instead of inside u; eps
-added to |u| as well.
+added to |u| as well. With eps=0 a weight that never had a gradient is 0 / 0: here its r is 0, and it stays where it is.
 
 How it is computed: with s = sqrt(1 - b2^t) / (1 - b1^t) and q = m / (sqrt(v) + eps * sqrt(1 - b2^t)), r = s * q. So the corrections are
 numbers, not passes over the tensors: u / s = q + d / s * w.
@@ -82,5 +82,10 @@ class LAMB(LayerWise):
         updates = torch._foreach_sqrt(squares)
         torch._foreach_add_(updates, eps)
         torch._foreach_reciprocal_(updates)
+        if (
+            eps < torch.finfo(updates[0].dtype).tiny
+        ):  # 1 / 0 is possible: no step instead of infinity; a gradient's NaN stays
+            for update in updates:
+                update.nan_to_num_(nan=math.nan, posinf=0.0)
         torch._foreach_mul_(updates, means)
         return list(updates)

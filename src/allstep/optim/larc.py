@@ -13,6 +13,7 @@ The factor lambda / gamma is what `trust_ratios` tells: 1 means that the layer i
 of NVIDIA's own implementation (apex). Rates are those of SGD, not those of LARS: eta is not multiplied on them.
 
 What others got wrong: a division by a rate of 0 (the first step of a warm-up from 0) puts NaN into the momentum; here the factor is then 1.
+And a ratio of 1 for weights of 0 that is then divided by the rate too: with a rate of 2 such a layer would go at half of it.
 """
 
 from typing import Any

@@ -72,12 +72,13 @@ class LARS(LayerWise):
         weights, denominator = norms(bundle.params), norms(bundle.grads)
         if group["weight_decay"]:
             denominator = denominator + group["weight_decay"] * weights
-        scaled = group["trust_coefficient"] * weights / denominator
-        ratios = self._bounded(torch.where((weights > 0) & (denominator > 0), scaled, 1.0), group)
+        scaled = self._bounded(group["trust_coefficient"] * weights / denominator, group)
+        ratios = torch.where((weights > 0) & (denominator > 0), scaled, 1.0)
         self._keep(bundle, ratios)
         return ratios
 
     def _bounded(self, ratios: Tensor, group: Group) -> Tensor:
+        """What LARC makes of the ratios; not of the 1 that stands for none."""
         return ratios
 
 

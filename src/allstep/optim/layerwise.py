@@ -15,6 +15,10 @@ scales and shifts of norms. Their norms say nothing about a layer (a bias starts
 helps nobody. The option `exempt` of a parameter group overrules this: True exempts all of the group, False none; `groups` makes such
 groups by name.
 
+**Half precision.** State lies in the type of the parameter, as torch has it, but norms, ratios and what is scaled by them are computed in
+float32, and a state named in `exact_state` is kept in it: the square of a norm does not fit into a float16. torch's `load_state_dict` casts
+all state to the type of its parameter, so such a state is put back from what was given.
+
 Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors (`elementwise = False`), so that norms are right. All
 state is kept by tensor, none in the groups, because a rank has the groups of all tensors and the state of its own.
 """
@@ -49,6 +53,8 @@ class LayerWise(Optimizer):
     """Base of the optimizers that look at whole layers. A subclass gives `_new_state` and `_update`."""
 
     elementwise = False
+    exact_state: tuple[str, ...] = ()
+    """States that are kept in float32 where the parameter has fewer bits."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._ratios: list[tuple[list[Tensor], Tensor]] = []
@@ -58,6 +64,27 @@ class LayerWise(Optimizer):
         super().__setstate__(state)
         # The list stays the same one: load_state_dict comes here too, and with shared weights two optimizers hold it.
         self.__dict__.setdefault("_ratios", []).clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The state that `state_dict()` gave, perhaps of parameters of another type."""
+        given: list[dict[str, Any]] = []
+        last = self.register_load_state_dict_pre_hook(
+            lambda _, each: given.append(each)
+        )  # sees what other hooks made of it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
+        self._put_back_exact(given[0])
+
+    def _put_back_exact(self, given: dict[str, Any]) -> None:
+        numbers = [number for group in given["param_groups"] for number in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for number, param in zip(numbers, params, strict=True):
+            values = given["state"].get(number, {})
+            for name in self.exact_state:
+                if name in values:
+                    self.state[param][name] = values[name].to(device=param.device, dtype=exact(param.dtype))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -150,16 +177,24 @@ class LayerWise(Optimizer):
 
 def norms(tensors: list[Tensor]) -> Tensor:
     """The norm of each tensor, as one tensor; of half-precision ones in float32, where their squares do not overflow."""
-    dtype = torch.float32 if tensors[0].dtype.itemsize < 4 else None
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
+    own = tensors[0].dtype
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=None if exact(own) == own else exact(own)))
+
+
+def exact(dtype: torch.dtype) -> torch.dtype:
+    """What norms of tensors of this type are computed in."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def add_scaled(to: list[Tensor], tensors: list[Tensor], ratios: Ratios, alpha: float) -> None:
     """to += alpha * ratio * tensors, each with its own ratio; without ratios they are 1."""
     if ratios is None:
         torch._foreach_add_(to, tensors, alpha=alpha)
-    else:
-        torch._foreach_addcmul_(to, tensors, list(ratios.to(to[0].dtype).unbind()), value=alpha)
+    elif ratios.dtype == to[0].dtype:
+        torch._foreach_addcmul_(to, tensors, list(ratios.unbind()), value=alpha)
+    else:  # a float16 ends at 65504, and ratios of small gradients are larger
+        scaled = torch._foreach_mul([tensor.to(ratios.dtype) for tensor in tensors], list(ratios.unbind()))
+        torch._foreach_add_(to, list(scaled), alpha=alpha)
 
 
 def zeros(param: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ m = b1 * m + (g / (sqrt(n) + eps) + d * w)     grad_averaging: the bracket times
 w = w - lr * m
 ```
 
-Exempt layers are not decayed. They are normalised like all others: the rate is meant for gradients of length one.
+Exempt layers are not decayed. They are normalised like all others: the rate is meant for gradients of length one. `trust_ratios` tells
+1 / (sqrt(n) + eps) of the others, and 1 where the gradient is zero, since nothing is scaled then.
 
 What others got wrong: starting n at 0 (the first steps are then 1 / sqrt(1 - b2), 7 times, too long), also after a first gradient that
 was zero; no `grad_averaging` and the rate of an optimizer that has it: these differ by 1 / (1 - b1), 20 times.
@@ -20,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, norms, sign, zeros
+from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, exact, norms, sign, zeros
 
 
 class NovoGrad(LayerWise):
     """SGD with momentum on gradients of about length one; see the module. exempt: see `layerwise`, here it is about decay alone."""
+
+    exact_state = ("exp_avg_sq",)
 
     def __init__(
         self,
@@ -42,8 +45,7 @@ class NovoGrad(LayerWise):
         super().__init__(params, defaults | {"grad_averaging": grad_averaging, "maximize": maximize, "exempt": exempt})
 
     def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
-        dtype = torch.float32 if param.dtype.itemsize < 4 else param.dtype
-        square = torch.zeros((), dtype=dtype, device=param.device)
+        square = torch.zeros((), dtype=exact(param.dtype), device=param.device)
         return {"exp_avg": zeros(param), "exp_avg_sq": square}
 
     def _update(self, bundle: Bundle, group: Group) -> None:
@@ -58,11 +60,12 @@ class NovoGrad(LayerWise):
         torch._foreach_add_(bundle.params, means, alpha=-group["lr"])
 
     def _ratios_of(self, bundle: Bundle, group: Group) -> Tensor:
-        """1 / (sqrt(n) + eps) of each layer, after bringing n up to date."""
+        """1 / (sqrt(n) + eps) of each layer, after bringing n up to date; 1 for a gradient of zero, also where eps is."""
         kept = bundle.state("exp_avg_sq")
         before, squares = torch.stack(kept), norms(bundle.grads).square()
         now = torch.where(before > 0, before.lerp(squares, 1 - group["betas"][1]), squares)
         torch._foreach_copy_(kept, list(now.unbind()))
-        ratios = now.sqrt().add_(group["eps"]).reciprocal_()
-        self._keep(bundle, ratios)
+        ratios = torch.where((squares > 0) & (now > 0), 1 / (now.sqrt() + group["eps"]), 1.0)
+        if not bundle.exempt:
+            self._keep(bundle, ratios)
         return ratios
