@@ -31,7 +31,7 @@ def test_the_words() -> None:
         "momentum 0.9 stays, without correction: torch has the rate outside of the momentum",
     ]
     assert scale(FASHION, 128).changes == ("nothing: 128 is the batch that the recipe was written for",)
-    assert scale(FASHION, 128).recipe is FASHION
+    assert scale(FASHION, 128).recipe == FASHION
 
 
 def test_rules() -> None:
@@ -61,6 +61,44 @@ def test_warm_up() -> None:
     assert scale(early, 1024).recipe.warm_up_epochs == 1.0
 
 
+@pytest.mark.parametrize("rule", ["linear", "square-root", "none"])
+@pytest.mark.parametrize("asked", [None, 2.0])
+@pytest.mark.parametrize("start", [None, 0.0, 0.05, 0.1])
+def test_no_warm_up_goes_down(start: float | None, asked: float | None, rule: str) -> None:
+    """start: of the recipe's own warm-up, or None when it has none."""
+    own = FASHION if start is None else replace(FASHION, warm_up="gradual", warm_up_epochs=1.0, warm_up_from=start)
+    for batch in (16, 64, 127, 128, 256, 4096):
+        scaled = scale(replace(own, schedule="constant"), batch, rule=rule, warm_up_epochs=asked).recipe
+        rate = scaled.rate()
+        rates = [rate(seen) for seen in range(0, 330_000, 10_000)]
+        assert rates == sorted(rates) and rates[-1] == scaled.lr
+        assert asked in (None, scaled.warm_up_epochs)
+
+
+def test_the_start_of_a_warm_up() -> None:
+    own = replace(FASHION, warm_up="gradual", warm_up_epochs=1.0, warm_up_from=0.05)
+    smaller = scale(own, 32)
+    assert smaller.recipe.warm_up_from == pytest.approx(0.0125)  # in proportion, as the rate
+    assert "warm-up from 0.0125 to 0.025 over 1 epochs (1875 updates)" in smaller.changes
+    assert scale(own, 1024).recipe.warm_up_from == 0.05
+    assert scale(FASHION, 64, warm_up_epochs=2).recipe.warm_up_from == 0.0
+
+
+def test_the_same_batch() -> None:
+    """What was asked for is done, or it is said why nothing had to be."""
+    kept = scale(FASHION, 128, keep_updates=True)
+    assert kept.recipe == FASHION
+    assert kept.changes == (
+        "nothing: 128 is the batch that the recipe was written for, and its 14062 updates are kept as they are",
+    )
+    warm = scale(FASHION, 128, warm_up_epochs=3)
+    assert warm.recipe == replace(FASHION, warm_up="gradual", warm_up_epochs=3)
+    assert warm.changes == (
+        "batch 128 and rate 0.1 stay: the recipe was written for them",
+        "warm-up from 0 to 0.1 over 3 epochs (1406 updates)",
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -75,6 +113,12 @@ def test_warm_up() -> None:
         ({"optimizer": "sdg"}, "did you mean 'sgd'"),
         ({"warm_up": "slow"}, "known are: constant, gradual, none"),
         ({"warm_up_epochs": 31.0}, "a warm-up of 31.0 epochs"),
+        ({"warm_up": "gradual", "warm_up_epochs": 1.0, "warm_up_from": 0.2}, r"from 0\.2 to 0\.1 does not rise"),
+        ({"warm_up_from": -0.1}, r"from -0\.1 to 0\.1 does not rise"),
+        (
+            {"schedule": "one-cycle", "warm_up": "gradual", "warm_up_epochs": 2.0},
+            "'one-cycle' has a warm-up of its own.*2 epochs to 0.1.*another schedule",
+        ),
     ],
 )
 def test_recipes_that_cannot_be(options: dict[str, Any], words: str) -> None:
@@ -89,5 +133,7 @@ def test_what_cannot_be_scaled() -> None:
     assert unknown.rate()(0) == 0.1
     with pytest.raises(ConfigError, match="from 1 to the 60000 samples"):
         scale(FASHION, 60_001)
+    with pytest.raises(ConfigError, match="'one-cycle' has a warm-up of its own"):
+        scale(replace(FASHION, schedule="one-cycle"), 1024, warm_up_epochs=2)
     with pytest.raises(ConfigError, match="did you mean 'linear'"):
         scale(FASHION, 1024, rule="liner")

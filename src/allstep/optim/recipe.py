@@ -24,6 +24,9 @@ RULES: Mapping[str, str] = {
 }
 """Optimizers by name, with the scaling rule that is usual for each."""
 
+OWN_WARM_UP = frozenset({"one-cycle"})
+"""Schedules that begin with a warm-up of their own, and bear no other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -72,6 +75,13 @@ class Recipe:
             return f"the momentum {self.momentum} must be from 0 to below 1"
         if not 0 <= self.warm_up_epochs <= self.epochs:
             return f"a warm-up of {self.warm_up_epochs} epochs in {self.epochs}: from 0 to all of them"
+        if self._warm_up_epochs and self.schedule in OWN_WARM_UP:
+            return (
+                f"the schedule {self.schedule!r} has a warm-up of its own, and after one of {self._warm_up_epochs:g} epochs to {self.lr:g} "
+                'the rate would drop and rise again: warm_up="none", or another schedule'
+            )
+        if not 0 <= self.warm_up_from <= (self.lr if self._warm_up_epochs else float("inf")):
+            return f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it starts from 0 to the rate itself"
         if self.milestones and self.schedule != "step":
             return f'milestones {self.milestones} belong to the schedule "step", not to {self.schedule!r}'
         if any(not self._warm_up_epochs < each < self.epochs for each in self.milestones):

@@ -6,15 +6,18 @@
                           rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
                           ...
 
-What it does, in this order: the batch; the rate by the rule of the optimizer (`recipe.RULES`) or the one asked for; a gradual warm-up from
-the old rate when there is none (Goyal et al. 2017: 5 epochs; in a short run a sixth of it); with `keep_updates` more epochs, so that the
-run has as many updates as before (regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741).
+What it does, in this order: the batch; the rate by the rule of the optimizer (`recipe.RULES`) or the one asked for; with `keep_updates`
+more epochs, so that the run has as many updates as before (regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741); a
+gradual warm-up from the old rate when there is none (Goyal et al. 2017: 5 epochs; in a short run a sixth of it).
+
+A recipe's own warm-up starts where it did when the rate rises; when the rate falls, its start falls in proportion, or it might be above the
+rate. A warm-up that was asked for (`warm_up_epochs`) starts at the old rate when the rate rises, else at the recipe's own start.
 """
 
 from dataclasses import dataclass, replace
 
 from allstep.errors import ConfigError, did_you_mean
-from allstep.optim.recipe import RULES, Recipe
+from allstep.optim.recipe import OWN_WARM_UP, RULES, Recipe
 from allstep.optim.scaling import SCALINGS
 
 _WORDS = {
@@ -22,7 +25,6 @@ _WORDS = {
     "square-root": "in proportion to the square root of the batch",
     "none": "whatever the batch",
 }
-_OWN_WARM_UP = {"one-cycle"}
 _WARM_UP_EPOCHS = 5.0
 _WARM_UP_PART = 1 / 6
 
@@ -57,12 +59,14 @@ def scale(
         raise ConfigError(f"scaling rule {rule!r} is unknown; {did_you_mean(rule, SCALINGS)}")
     if not 1 <= batch <= recipe.num_samples:
         raise ConfigError(f"batch {batch}: from 1 to the {recipe.num_samples} samples that there are")
-    if batch == base:
-        return Scaled(recipe, (f"nothing: {batch} is the batch that the recipe was written for",))
-    large = replace(recipe, batch=batch, lr=SCALINGS[rule](recipe.lr, batch, base))
+    lr = SCALINGS[rule](recipe.lr, batch, base)
+    start = min(recipe.warm_up_from, recipe.warm_up_from * lr / recipe.lr, lr)  # the last: products are rounded
+    large = replace(recipe, batch=batch, lr=lr, warm_up_from=start)
     if keep_updates:
         large = _stretched(large, batch / base)
     large = _warmed_up(large, recipe, warm_up_epochs)
+    if batch == base:
+        return Scaled(large, tuple(_words_of_the_same_batch(recipe, large, keep_updates)))
     return Scaled(large, tuple(_words(recipe, large, rule)))
 
 
@@ -76,15 +80,26 @@ def _stretched(recipe: Recipe, factor: float) -> Recipe:
 
 
 def _warmed_up(large: Recipe, small: Recipe, epochs: float | None) -> Recipe:
-    """With a warm-up from the old rate, if one was asked for, or the rate rose and there is none."""
+    """With a warm-up, if one was asked for, or the rate rose and there is none."""
     if epochs is None:
-        wanted = large.lr > small.lr and small.warm_up == "none" and small.schedule not in _OWN_WARM_UP
+        wanted = large.lr > small.lr and small.warm_up == "none" and small.schedule not in OWN_WARM_UP
         epochs = min(_WARM_UP_EPOCHS, _WARM_UP_PART * large.epochs, *large.milestones) if wanted else 0.0
         if epochs and epochs in large.milestones:
             epochs /= 2  # the rate should stay at its peak for a while
     if not epochs:
         return large
-    return replace(large, warm_up="gradual", warm_up_epochs=epochs, warm_up_from=min(small.lr, large.lr))
+    start = small.lr if large.lr > small.lr else large.warm_up_from
+    return replace(large, warm_up="gradual", warm_up_epochs=epochs, warm_up_from=start)
+
+
+def _words_of_the_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> list[str]:
+    kept = f", and its {small.num_updates} updates are kept as they are" * keep_updates
+    if large == small:
+        return [f"nothing: {small.batch} is the batch that the recipe was written for{kept}"]
+    return [
+        f"batch {small.batch} and rate {small.lr:g} stay: the recipe was written for them{kept}",
+        *_warm_up(small, large),
+    ]
 
 
 def _words(small: Recipe, large: Recipe, rule: str) -> list[str]:
@@ -95,13 +110,20 @@ def _words(small: Recipe, large: Recipe, rule: str) -> list[str]:
     ]
     if large.epochs != small.epochs:
         words.append(f"epochs {small.epochs:g} -> {large.epochs:g}, and the schedule with them, to keep the updates")
-    if large.warm_up != "none" and (large.warm_up, large.warm_up_epochs) != (small.warm_up, small.warm_up_epochs):
-        updates = large.warm_up_epochs * large.num_samples / large.known_batch
-        words.append(
-            f"warm-up from {large.warm_up_from:g} to {large.lr:g} over {large.warm_up_epochs:g} epochs ({updates:.0f} updates)"
-        )
+    words += _warm_up(small, large)
     if large.momentum:
         words.append(
             f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of the momentum"
         )
     return words
+
+
+def _warm_up(small: Recipe, large: Recipe) -> list[str]:
+    """What is said about it, if it changed."""
+    parts = [(each.warm_up, each.warm_up_epochs, each.warm_up_from) for each in (small, large)]
+    if large.warm_up == "none" or parts[0] == parts[1]:
+        return []
+    updates = large.warm_up_epochs * large.num_samples / large.known_batch
+    return [
+        f"warm-up from {large.warm_up_from:g} to {large.lr:g} over {large.warm_up_epochs:g} epochs ({updates:.0f} updates)"
+    ]
