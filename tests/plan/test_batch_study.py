@@ -214,8 +214,11 @@ def test_the_table(folder: StudyFolder, results: dict[str, Outcome]) -> None:
     assert (folder.path / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_failure_is_told_by_its_error_not_by_its_last_line(folder: StudyFolder, results: dict[str, Outcome]) -> None:
-    reason = "exit status 1\nsaved\nallstep: the run diverged: the loss is nan\n  what to try\n  no checkpoint"
+@pytest.mark.parametrize("rank", ["", "[0] "])
+def test_a_failure_is_told_by_its_error_not_by_its_last_line(
+    folder: StudyFolder, results: dict[str, Outcome], rank: str
+) -> None:
+    reason = f"exit status 1\nsaved\n{rank}allstep: the run diverged: the loss is nan\n{rank}  what to try\n{rank}  no checkpoint"
     lost = {name: replace(outcome, status="failed", reason=reason) for name, outcome in list(results.items())[:1]}
     page = write_findings(folder, BatchTable(ASKED, lost), lost, "allstep study batch digits")
     assert f"- {next(iter(lost))}: the run diverged: the loss is nan\n" in page

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from allstep.machine import allowed_cores
 from allstep.plan.folder import StudyFolder, write_whole
 from allstep.plan.trial import Results
 
-_OURS = "allstep: "
+_OURS = re.compile(r"(?:\[\d+\] )?allstep: ")  # with the rank before it
 
 
 class Findings(Protocol):
@@ -43,5 +44,5 @@ def _failures(results: Results) -> list[str]:
 def _error(reason: str) -> str:
     """Our own errors may go on for several lines, of which the first says what happened."""
     lines = reason.splitlines()
-    ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
+    ours = [_OURS.sub("", line, count=1) for line in lines if _OURS.match(line)]
     return ours[-1] if ours else lines[-1]
