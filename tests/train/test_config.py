@@ -1,13 +1,17 @@
 """Configs: layers, typos, wrong values, and files that give back what was written."""
 
+import inspect
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from allstep.errors import ConfigError
+from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.train import RECIPES, RunConfig, read_config
-from allstep.train.config import known_keys
+from allstep.train.build import make_optimizer
+from allstep.train.config import OWN, known_keys
 from allstep.train.source import ELSEWHERE
 
 
@@ -165,3 +169,64 @@ def test_configs_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config.epochs = 3  # type: ignore[misc]
     assert isinstance(config, RunConfig)
+
+
+def signature_default(kind: type, name: str) -> object:
+    return inspect.signature(kind).parameters[name].default
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adamw", torch.optim.AdamW), ("lamb", LAMB), ("novograd", NovoGrad), ("lars", LARS), ("larc", LARC)],
+)
+def test_an_optimizer_has_its_own_defaults(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    """Those of its class: in the optimizer that is made, and in the config that is written."""
+    config = read_config("digits", [f"optimizer={name}"])
+    made = make_optimizer(config.resolved(1), torch.nn.Linear(3, 2))
+    assert isinstance(made, kind)
+    for key in OWN[name]:
+        assert made.defaults[key] == signature_default(kind, key) == getattr(config.resolved(1).optimizer, key)
+        assert (
+            make_optimizer(config.model_copy(update={"batch": 64}), torch.nn.Linear(3, 2)).defaults[key]
+            == OWN[name][key]
+        )
+    written = yaml.safe_load(config.resolved(1).to_yaml())["optimizer"]
+    assert {key for key in ("betas", "trust_coefficient") if written[key] is not None} == set(OWN[name])
+
+
+def test_values_that_are_given_go_over_an_optimizers_own(tmp_path: Path) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text("recipe: digits\noptimizer: {name: larc, trust_coefficient: 0.001, betas: [0.9, 0.999]}\n")
+    assert read_config(str(path)).resolved(1).optimizer.trust_coefficient == 0.001
+    assert read_config("digits", ["optimizer=novograd", "optimizer.betas=[0.8, 0.9]"]).resolved(1).optimizer.betas == (
+        0.8,
+        0.9,
+    )
+    path.write_text(read_config("digits", ["optimizer=lars"]).resolved(1).to_yaml())
+    assert read_config(str(path)).optimizer.trust_coefficient == 0.001
+    assert read_config(str(path), ["optimizer=larc"]).resolved(1).optimizer.trust_coefficient == 0.02, (
+        "another optimizer"
+    )
+
+
+RATE = "epochs: 3\noptimizer: {lr: 0.1}\n"
+
+
+@pytest.mark.parametrize("more", ["batch: 128\n", "batch_per_worker: 512\n", "recipe: digits\nbatch: 128\n"])
+def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
+    """Scaled from a recipe's batch, which the file does not name, it would be another rate than its author had in mind."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(RATE + more)
+    said = complaint(source=str(path))
+    assert said.startswith(f"{path}, line 2: for which batch was the rate optimizer.lr=0.1 found? The recipe ")
+    assert "set optimizer.base_batch" in said
+    for word in ("optimizer.base_batch=128", "optimizer.scaling=none"):
+        assert read_config(str(path), [word]).optimizer.lr == 0.1
+
+
+def test_a_rate_that_stays_as_it_is_needs_no_batch(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text in (RATE, RATE + "batch: 512\n", "batch: 128\n", RATE + "recipe: digits\nbatch: 64\n"):
+        path.write_text(text)
+        read_config(str(path))
+    read_config("digits", ["batch=128", "optimizer.lr=0.1"])  # on a recipe it is the recipe's rate that is changed

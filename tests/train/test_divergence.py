@@ -2,15 +2,18 @@
 
 import json
 import math
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.train.config import RunConfig, validated
 from allstep.train.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
+from allstep.train.fitting import check_config
 
 FALLING = [2.3 * 0.97**step for step in range(100)]  # to 0.11
 
@@ -125,19 +128,62 @@ def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
     )
     assert keys(remedies(known, config(batch=512, epochs=8)))[0] == "schedule.warmup=2"
     assert keys(remedies(known, config(batch=512, schedule={"warmup": 5})))[0] == "optimizer.clip=1"
-    assert (
-        keys(remedies(known, config(batch=512, schedule={"warmup_kind": "none"})))[0] == "schedule.warmup_kind=gradual"
-    )
+    long = config(batch=512, schedule={"warmup_kind": "none", "warmup": 6})
+    assert keys(remedies(known, long))[0] == "schedule.warmup_kind=gradual"
     assert keys(remedies(known, config(batch=512, optimizer={"scaling": "none"})))[0] == "optimizer.clip=1"
 
 
-@pytest.mark.parametrize(("name", "other"), [("sgd", "lars"), ("adamw", "lamb")])
-def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, other: str) -> None:
+@pytest.mark.parametrize("warmup", [0, 0.5])
+def test_a_run_without_warm_up_is_told_all_that_makes_one(warmup: float) -> None:
+    """The kind alone changes nothing where the length is 0, the length nothing where the kind is none."""
+    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
+    none = config(batch=512, schedule={"warmup_kind": "none", "warmup": warmup})
+    assert remedies(known, none)[0] == (
+        "schedule.warmup_kind=gradual schedule.warmup=5: the rate is 4 times that of base_batch 128, from the first step on"
+    )
+    zero = config(batch=512, schedule={"warmup": 0})
+    assert remedies(known, zero)[0] == (
+        "schedule.warmup=5: the rate is 4 times that of base_batch 128, from the first step on"
+    )
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"warmup_kind": "none", "warmup": 0},
+        {"warmup": 0},
+        {"shape": "step", "milestones": (2, 9)},
+        {"shape": "step", "warmup": 0},
+        {"shape": "one-cycle"},
+    ],
+    ids=str,
+)
+def test_every_remedy_is_a_config_that_can_run(schedule: dict[str, object]) -> None:
+    """Each line's words, on top of the run: a one-cycle takes no warm-up, and a rate cannot fall within one."""
+    asked = config(batch=4096, optimizer={"name": "sgd"}, schedule=schedule)
+    for line in keys(remedies(Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096), asked)):
+        values = asked.model_dump()
+        for word in line.split():
+            section, key, value = re.split("[.=]", word, maxsplit=2)
+            values[section][key] = yaml.safe_load(value)
+        check_config(validated(values), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("sgd", "optimizer.name=lars optimizer.trust_coefficient=0.02"), ("adamw", "optimizer.name=lamb")],
+)
+def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) -> None:
+    """As docs/large-batch.md recommends them: LARS' own coefficient, 0.001, stands still at the rate of SGD."""
     known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096)
     found = keys(remedies(known, config(batch=4096, optimizer={"name": name})))
-    assert found[:3] == ["schedule.warmup=5", f"optimizer.name={other}", "optimizer.scaling=square-root"]
-    found = keys(remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"})))
-    assert not any(key.startswith(("optimizer.name", "optimizer.scaling")) for key in found)
+    root = "optimizer.scaling=square-root"
+    assert found[:3] == ["schedule.warmup=5", f"{words} {root}", root]
+    found = keys(remedies(known, config(batch=4096, optimizer={"name": name, "scaling": "square-root"})))
+    assert found[1] == words
+    for other in ("lars", "lamb"):
+        found = keys(remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"})))
+        assert not any(key.startswith(("optimizer.name", "optimizer.scaling")) for key in found)
 
 
 def test_bad_input_comes_first() -> None:

@@ -1,10 +1,12 @@
-"""Keys that must fit each other, beside those of test_prepare: nets with options, milestones of stretched runs."""
+"""Keys that must fit each other, beside those of test_prepare: nets with options, milestones, warm-ups, ghost batches."""
+
+import re
 
 import pytest
 
 from allstep.errors import ConfigError
 from allstep.train import RECIPES, read_config
-from allstep.train.fitting import check_config
+from allstep.train.fitting import check_config, notes
 from allstep.train.rate import learning_rate
 
 
@@ -27,3 +29,90 @@ def test_milestones_move_with_a_run_that_keeps_its_updates() -> None:
     assert rate(59_000) == pytest.approx(10 * rate(61_000)) == pytest.approx(rate(0))
     with pytest.raises(ConfigError, match=r"epoch 30 never comes, the run has 20: write schedule.milestones=\[15\]"):
         check_config(read_config("digits", [*words, "schedule.milestones=[15, 30]"]), 2)
+
+
+STEP = ["epochs=20", "schedule.shape=step"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5"], "epoch 3 lies within the warm-up of 5 epochs"),
+        ([*STEP, "schedule.milestones=[5]", "schedule.warmup=5"], "epoch 5 lies within the warm-up of 5 epochs"),
+        (
+            [*STEP, "schedule.warmup=7"],
+            r"none are given, so they are 1/3, .* epoch 6\.66667 lies within the warm-up of 7",
+        ),
+        (
+            ["epochs=4", "schedule.warmup=5"],
+            r"a warm-up of 5 epochs is longer than the run, which has 4: write .*=0\.67",
+        ),
+        (
+            ["schedule.shape=one-cycle", "schedule.warmup=2"],
+            "schedule.warmup=2 and schedule.shape=one-cycle exclude each other",
+        ),
+        (["schedule.warmup=2", "schedule.shape=one-cycle"], "leave the warm-up out"),
+    ],
+)
+def test_warm_ups_that_do_not_fit_are_told_before_the_start(words: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        check_config(read_config("digits", words), 2)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5", "schedule.warmup_kind=none"],
+        [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=2.9"],
+        [*STEP, "schedule.milestones=[3]", "schedule.warmup=5", "schedule.keep_updates=true", "batch=256"],
+        ["epochs=4", "schedule.warmup=4"],
+        ["epochs=4", "schedule.warmup=9", "schedule.warmup_kind=none"],
+        ["schedule.shape=one-cycle"],
+        ["schedule.shape=one-cycle", "schedule.warmup=0"],
+        ["schedule.shape=one-cycle", "schedule.warmup=2", "schedule.warmup_kind=none"],
+    ],
+    ids=" ".join,
+)
+def test_warm_ups_that_fit(words: list[str]) -> None:
+    config = read_config("digits", words)
+    check_config(config, 2)
+    assert learning_rate(config, 1000)(500) > 0
+
+
+def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
+    """12 epochs with 2.5 of warm-up: one epoch has the same part of it. Where it fits nothing changes; what is asked for is not changed."""
+    short = read_config("fashion-mnist", ["epochs=1"])
+    check_config(short, 2)
+    assert short.warmup == pytest.approx(2.5 / 12)
+    assert (
+        "warm-up of 2.5 epochs is longer than the run, which has 1: it is 0.208 epochs here" in notes(short, 2, 1024)[0]
+    )
+    fits = read_config("fashion-mnist", ["epochs=3"])
+    assert (fits.warmup, notes(fits, 2, 1024)) == (2.5, [])
+    with pytest.raises(ConfigError, match=r"a warm-up of 2\.5 epochs is longer than the run, which has 1"):
+        check_config(read_config("fashion-mnist", ["epochs=1", "schedule.warmup=2.5"]), 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "num_workers", "expected"),
+    [
+        (
+            ["batch=128"],
+            1,
+            "does not divide the 128 samples that a worker computes at a time: they are cut into 3 groups of 42 or 43",
+        ),
+        (["batch=128"], 2, "the 64 samples that .* into 1 group of 64"),
+        (["batch=144", "accumulation=3"], 1, None),
+        (["batch=240", "accumulation=2"], 1, "the 120 samples .* into 3 groups of 40"),
+        (["batch=96"], 2, None),
+        (["batch=128", "model.norm=batch"], 1, None),
+    ],
+)
+def test_ghost_batches_of_another_size_are_noted(words: list[str], num_workers: int, expected: str | None) -> None:
+    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words])
+    check_config(config, num_workers)
+    found = notes(config, num_workers, config.global_batch)
+    assert len(found) == (expected is not None)
+    if expected is not None:
+        assert re.search(expected, found[0])

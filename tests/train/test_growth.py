@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from allstep.optim.noise_scale import Running, from_workers
 from allstep.train.config import GrowthConfig, validated
-from allstep.train.growth import Growth, note, room_for
+from allstep.train.growth import Growth, note
 
 N = 1000
 
 
-def growth(batch: int = 100, room: float = 1.0, **section: object) -> Growth:
+def growth(batch: int = 100, room: int = 0, **section: object) -> Growth:
     return Growth(GrowthConfig.model_validate(section), batch, N, room)
 
 
@@ -103,22 +103,33 @@ def test_it_goes_on_from_a_checkpoint() -> None:
 def test_pieces_stay_as_large_as_they_were() -> None:
     assert [growth().pieces(batch, 2, 1) for batch in (100, 200, 400, 450)] == [1, 2, 4, 5]
     assert growth().pieces(400, 2, 4) == 16
-    assert [growth(room=3.0).pieces(batch, 2, 1) for batch in (100, 200, 300, 400)] == [1, 1, 1, 2]
-    assert growth(room=0.1).pieces(100, 2, 1) == 1
+    assert growth(room=10).pieces(100, 2, 1) == 1, "less room than a piece has taken from the beginning"
 
 
-@given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 8), st.integers(1, 4), st.floats(1, 5))
-def test_no_piece_is_larger_than_there_is_room_for(batch: int, size: int, base: int, times: int, room: float) -> None:
+def test_where_there_is_room_pieces_are_larger_and_not_fewer_than_asked_for() -> None:
+    """150 samples at once: a worker's share of 50, 100 and 150 is one piece, 200 are two. With accumulation=2 there are always two."""
+    assert [growth(room=150).pieces(batch, 2, 1) for batch in (100, 200, 300, 400)] == [1, 1, 1, 2]
+    assert [growth(room=150).pieces(batch, 2, 2) for batch in (100, 200, 300, 400, 800)] == [2, 2, 2, 2, 3]
+
+
+@given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 8), st.integers(1, 4), st.integers(0, 5000))
+def test_no_piece_is_larger_than_there_is_room_for(batch: int, size: int, base: int, times: int, room: int) -> None:
     asked = Growth(GrowthConfig(), batch, 10**6, room)
     first_piece = math.ceil(math.ceil(batch / size) / base)
     share = math.ceil(batch * 2**times / size)
-    assert math.ceil(share / asked.pieces(batch * 2**times, size, base)) <= first_piece * room
+    pieces = asked.pieces(batch * 2**times, size, base)
+    assert math.ceil(share / pieces) <= max(first_piece, room)
+    assert min(base, share) <= pieces <= share
     assert asked.pieces(batch, size, base) <= base
 
 
-def test_room() -> None:
-    assert room_for(100, 400) == 3.0
-    assert room_for(100, 0) == room_for(100, -5) == room_for(0, 100) == 1.0
+def test_the_room_that_was_found_goes_on_from_a_checkpoint() -> None:
+    """Whatever memory there is where the run goes on; checkpoints of before knew no room."""
+    resumed = growth(room=10**6)
+    resumed.load(json.loads(json.dumps(growth(room=150).state())))
+    assert resumed.pieces(400, 2, 1) == 2
+    resumed.load({"times": 0, "last": 0})
+    assert resumed.pieces(400, 2, 1) == 4
 
 
 @pytest.mark.parametrize(

@@ -83,18 +83,23 @@ def _nesterov(section: OptimizerConfig) -> bool:
 
 def _layerwise(kind: type[optim.LARS]) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
     def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
-        coefficient, decay = section.trust_coefficient, section.weight_decay
-        return kind(params, lr, section.momentum, decay, _nesterov(section), trust_coefficient=coefficient)
+        own = _given(trust_coefficient=section.trust_coefficient)
+        return kind(params, lr, section.momentum, section.weight_decay, _nesterov(section), **own)
 
     return make
 
 
 def _adaptive(kind: Any) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
     def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = kind(params, lr, betas=section.betas, weight_decay=section.weight_decay)
+        made: torch.optim.Optimizer = kind(params, lr, weight_decay=section.weight_decay, **_given(betas=section.betas))
         return made
 
     return make
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those that somebody has given; the optimizer knows best what the others should be."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 _MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]] = {
@@ -135,14 +140,17 @@ def make_noise(config: RunConfig) -> Callable[[int], float] | None:
     return (lambda seen: float(eta / (1 + seen / batch) ** 0.55)) if eta else None
 
 
-def make_weigh(config: RunConfig) -> Callable[[Batch], Tensor] | None:
-    """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of workers."""
+def make_weigh(config: RunConfig) -> Callable[[Batch, int], Tensor] | None:
+    """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of workers.
+
+    The variance follows the samples of the step's global batch, which is smaller where an epoch ends and may have grown.
+    """
     like = config.optimizer.noise_like
-    deviation = noise_variance(config.global_batch, like) ** 0.5 if like else 0.0
-    if not deviation:
+    if like is None:
         return None
 
-    def weigh(batch: Batch) -> Tensor:
+    def weigh(batch: Batch, num_samples: int) -> Tensor:
+        deviation = noise_variance(num_samples, like) ** 0.5
         angle, radius = Draws(config.seed, batch.epoch, batch.samples).uniform("noise_like", 2).T
         normal = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)  # Box and Muller 1958
         return torch.from_numpy(1.0 + deviation * normal).float()

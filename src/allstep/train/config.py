@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from allstep.errors import ConfigError
 
@@ -92,10 +92,10 @@ class OptimizerConfig(_Section):
     scaling: Literal["linear", "square-root", "none"] = "linear"
     momentum: Decay = 0.9
     nesterov: bool = True
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Of adamw, lamb and novograd."""
-    trust_coefficient: Positive = 0.001
-    """Of lars and larc."""
+    betas: tuple[Decay, Decay] | None = None
+    """Of adamw, lamb and novograd; None: the optimizer's own."""
+    trust_coefficient: Positive | None = None
+    """Of lars and larc; None: the optimizer's own."""
     weight_decay: NotNegative = 5e-4
     decay_all: bool = False
     """Whether biases and norms are decayed (and scaled by lars, larc, lamb) like the rest."""
@@ -106,7 +106,22 @@ class OptimizerConfig(_Section):
     noise: NotNegative = 0.0
     """Variance of Gaussian noise on the gradients at the start; it fades as (1 + updates)^-0.55. 0.01, 0.3 and 1.0 are usual."""
     noise_like: Count | None = None
-    """Weigh samples at random, so that the gradient is as noisy as that of a batch of so many."""
+    """Weigh samples at random, so that the gradient is as noisy as that of a batch of so many, however large the batch has grown."""
+
+    def spelled_out(self) -> "OptimizerConfig":
+        """The same with the optimizer's own values where none are given."""
+        own = {key: value for key, value in OWN.get(self.name, {}).items() if getattr(self, key) is None}
+        return self.model_copy(update=own)
+
+
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {"betas": (0.9, 0.999)},
+    "lamb": {"betas": (0.9, 0.999)},
+    "novograd": {"betas": (0.95, 0.98)},
+    "lars": {"trust_coefficient": 0.001},
+    "larc": {"trust_coefficient": 0.02},
+}
+"""What optimizers take when nobody says otherwise, so that config.yaml can show it; a test holds it against the classes."""
 
 
 class ScheduleConfig(_Section):
@@ -114,7 +129,7 @@ class ScheduleConfig(_Section):
 
     shape: Literal["cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"] = "cosine"
     warmup: NotNegative = 0.5
-    """Epochs before the rate is at its peak."""
+    """Epochs before the rate is at its peak. One-cycle has a rise of its own, and none of these."""
     warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
     warmup_from: NotNegative = 0.0
     """The rate at which the warm-up begins, as a part of the peak."""
@@ -125,9 +140,20 @@ class ScheduleConfig(_Section):
     power: Positive = 2.0
     """Of the shape "polynomial"."""
     end: Share = 0.0
-    """Where the rate ends, as a part of the peak."""
+    """Where the rate ends, as a part of the peak. 0 is 0.01 for exponential and 4e-6 for one-cycle; step and constant do not use it."""
     keep_updates: bool = False
     """Train so many epochs longer that there are as many updates as with base_batch (regime adaptation). Milestones move with it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_its_own_rise(cls, values: Any) -> Any:
+        """The usual warm-up is not for one-cycle; one that is asked for stays, and `fitting` refuses it."""
+        is_cycle = isinstance(values, Mapping) and values.get("shape") == "one-cycle"
+        return {"warmup": 0.0, **values} if is_cycle else values
+
+
+_USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
+"""Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
 
 
 class EvaluationConfig(_Section):
@@ -211,9 +237,10 @@ class RunConfig(_Section):
     save: SaveConfig = SaveConfig()
 
     def resolved(self, num_workers: int) -> "RunConfig":
-        """The same run with its global batch spelled out."""
+        """The same run with its global batch and its optimizer's own values spelled out."""
         batch = self.batch or (self.batch_per_worker or 0) * num_workers or self.optimizer.base_batch
-        return self.model_copy(update={"batch": batch, "batch_per_worker": None})
+        known = {"batch": batch, "batch_per_worker": None, "optimizer": self.optimizer.spelled_out()}
+        return self.model_copy(update=known)
 
     @property
     def global_batch(self) -> int:
@@ -227,6 +254,17 @@ class RunConfig(_Section):
         """Epochs of the run; more than `epochs` where a large batch keeps its updates (`schedule.keep_updates`)."""
         factor = max(1.0, self.global_batch / self.optimizer.base_batch) if self.schedule.keep_updates else 1.0
         return math.ceil(self.epochs * factor)
+
+    @property
+    def warmup(self) -> float:
+        """Epochs of the warm-up; 0 where there is none."""
+        return 0.0 if self.schedule.warmup_kind == "none" else self.schedule.warmup
+
+    @property
+    def milestones(self) -> list[float]:
+        """Epochs of this run, from its start, at which the shape "step" lowers the rate."""
+        milestones = self.schedule.milestones or [part * self.epochs for part in _USUAL_MILESTONES]
+        return [each * (self.num_epochs / self.epochs) for each in milestones]
 
     def to_yaml(self) -> str:
         """As a file that `read_config` reads back to an equal value."""

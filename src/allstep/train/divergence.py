@@ -35,6 +35,11 @@ _MOST_SAMPLES = 8
 _MOST_PLACES = 3
 _LONG_WARM_UP = 5.0  # epochs, as Goyal et al. 2017 use it
 _FAR = 8  # times base_batch
+_LAYERWISE = {
+    "sgd": ("optimizer.name=lars", "optimizer.trust_coefficient=0.02"),  # its own, 0.001, wants rates far above SGD's
+    "adamw": ("optimizer.name=lamb",),
+}
+"""As docs/large-batch.md recommends them for the rate that is there."""
 
 
 @dataclass(frozen=True)
@@ -193,25 +198,30 @@ def _by_rate(known: Circumstances, config: RunConfig) -> Iterator[str]:
     optimizer, schedule = config.optimizer, config.schedule
     scaled = SCALINGS[optimizer.scaling](1.0, config.global_batch, optimizer.base_batch)
     to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
-    if scaled > 1 and schedule.warmup_kind == "none":
-        yield f"schedule.warmup_kind=gradual: the rate is {to}, from the first step on"
-    elif scaled > 1 and schedule.warmup < (longer := _longer(config)):
-        yield f"schedule.warmup={longer:g}: the rate rises to {to} within {schedule.warmup:g} epochs"
+    longer = _longer(config)
+    words = ["schedule.warmup_kind=gradual"] if schedule.warmup_kind == "none" else []
+    words += [f"schedule.warmup={longer:g}"] if schedule.warmup < longer else []
+    if scaled > 1 and words and schedule.shape != "one-cycle":  # which rises by itself, and takes no warm-up
+        rises = (
+            f"rises to {to} within {config.warmup:g} epochs" if config.warmup else f"is {to}, from the first step on"
+        )
+        yield f"{' '.join(words)}: the rate {rises}"
     if known.batch >= _FAR * optimizer.base_batch:
         yield from _by_batch(known, config)
 
 
 def _longer(config: RunConfig) -> float:
-    """Epochs of a warm-up that is long, for a run of that length."""
-    return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.schedule.warmup))
+    """Epochs of a warm-up that is long, for a run of that length; it must be over before the rate falls."""
+    before = config.milestones[0] / 2 if config.schedule.shape == "step" else config.num_epochs
+    return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.schedule.warmup), before)
 
 
 def _by_batch(known: Circumstances, config: RunConfig) -> Iterator[str]:
     optimizer = config.optimizer
     far = f"batch {known.batch} is {known.batch / optimizer.base_batch:.3g} times base_batch {optimizer.base_batch}"
-    layerwise = {"sgd": "lars", "adamw": "lamb"}.get(optimizer.name)
-    if layerwise:
-        yield f"optimizer.name={layerwise}: {far}, where layers want rates of their own"
+    if optimizer.name in _LAYERWISE:
+        words = [*_LAYERWISE[optimizer.name], *["optimizer.scaling=square-root"] * (optimizer.scaling == "linear")]
+        yield f"{' '.join(words)}: {far}, where layers want rates of their own; begin with the rate of {optimizer.name}"
     if optimizer.scaling == "linear":
         yield f"optimizer.scaling=square-root: {far}, where a rate in proportion is too high"
 

@@ -10,6 +10,8 @@ from allstep.data.spelled import check_mix, spelled
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
 from allstep.train.config import RunConfig
+from allstep.train.recipes import RECIPES
+from allstep.train.source import warmup_that_fits
 from allstep.train.workers import count_gpus
 
 
@@ -30,7 +32,13 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
 
 def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
     """What the user should know about a run that is about to start; `num_train`: samples of an epoch."""
-    return [note for note in (_unseen_noise(config, num_workers), _last_batch(config, num_workers, num_train)) if note]
+    found = (
+        _shorter_warm_up(config),
+        _groups(config, num_workers),
+        _unseen_noise(config, num_workers),
+        _last_batch(config, num_workers, num_train),
+    )
+    return [note for note in found if note]
 
 
 def _ghost(config: RunConfig) -> None:
@@ -43,6 +51,23 @@ def _ghost(config: RunConfig) -> None:
         raise ConfigError(
             f"config key 'model.ghost': a ghost batch of {section.ghost} samples is larger than the batch, which has {batch}"
         )
+
+
+def _groups(config: RunConfig, num_workers: int) -> str | None:
+    """How ghost batches will be, where their size does not divide what a worker computes at a time."""
+    from allstep.norm.ghost import num_parts  # torch
+
+    ghost, share = config.model.ghost, -(-config.global_batch // num_workers)
+    piece = -(-share // config.accumulation)
+    if config.model.norm != "ghost" or piece % ghost == 0:
+        return None
+    parts = num_parts(piece, ghost)
+    low, high = piece // parts, -(-piece // parts)
+    each = f"{low}" if low == high else f"{low} or {high}"
+    return (
+        f"model.ghost={ghost} does not divide the {_plural(piece, 'sample')} that a worker computes at a time: they are cut into "
+        f"{_plural(parts, 'group')} of {each}"
+    )
 
 
 def _single_samples(config: RunConfig, num_workers: int) -> None:
@@ -131,6 +156,44 @@ def _schedule(config: RunConfig) -> None:
     _check_epochs(
         "schedule.milestones", section.milestones, config.epochs
     )  # a longer run (keep_updates) stretches them
+    if config.warmup:
+        _warm_up(config)
+
+
+def _warm_up(config: RunConfig) -> None:
+    """It is asked for, fits into the run, and is over before the rate falls."""
+    section, warmup, epochs = config.schedule, config.warmup, config.num_epochs
+    if section.shape == "one-cycle":
+        raise ConfigError(
+            f"schedule.warmup={warmup:g} and schedule.shape=one-cycle exclude each other: one-cycle rises by itself, over the first 30% of "
+            "the run; leave the warm-up out (schedule.warmup=0)"
+        )
+    if warmup > epochs:
+        raise ConfigError(
+            f"config key 'schedule.warmup': a warm-up of {warmup:g} epochs is longer than the run, which has {epochs}: write "
+            f"schedule.warmup={epochs / 6:.2g}, a sixth of it, or train longer (epochs)"
+        )
+    if section.shape == "step" and config.milestones[0] <= warmup:
+        given = "" if section.milestones else "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
+        raise ConfigError(
+            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} lies within the warm-up of {warmup:g} epochs, where "
+            "no rate can fall: set a shorter schedule.warmup, or milestones after it"
+        )
+
+
+def _shorter_warm_up(config: RunConfig) -> str | None:
+    """The recipe's warm-up did not fit into the run, and `source` made it shorter."""
+    if config.recipe not in RECIPES:
+        return None
+    recipe = RECIPES[config.recipe]()
+    usual = recipe.schedule.warmup
+    fitted = warmup_that_fits(recipe, usual, config.epochs)
+    if config.warmup != fitted or fitted == usual:
+        return None
+    return (
+        f"the recipe's warm-up of {usual:g} epochs is longer than the run, which has {config.epochs}: it is {fitted:.3g} epochs here, the "
+        "same part of the run (schedule.warmup)"
+    )
 
 
 def _growth(config: RunConfig) -> None:

@@ -24,7 +24,8 @@ of its 95% interval is; at most once in half an epoch, so that the estimate can 
 workers, so unlike growth at given epochs this is not the same for any number of workers.
 
 **Memory.** A larger share of a worker is computed in more pieces of the same size (accumulation), so it needs no more memory. Where there
-is room for larger pieces (`room`), there are fewer of them, since larger ones are computed faster.
+is room for larger pieces, there are fewer of them, but never fewer than `accumulation` says. How much room there is, is found out once,
+when the run begins, and stands in its checkpoints (`room`). The number of pieces changes nothing but rounding and the draws of dropout.
 """
 
 import math
@@ -35,20 +36,19 @@ from allstep.optim.noise_scale import Running
 from allstep.train.config import GrowthConfig, RunConfig
 
 _SURE_AFTER = 30  # steps: the interval supposes that many
-_KEEP_FREE = 0.5  # of the memory that is available: others want some, and it is not measured to the byte
 
 
 class Growth:
     """The batch of every update. `base_batch`: at the beginning. `num_samples`: of an epoch.
 
-    room: how many times the samples of a piece, as it is at the beginning, may be in one; see `room_for`.
+    room: samples that a worker may compute at once, where those are more than at the beginning; see the module of that name.
     """
 
-    def __init__(self, section: GrowthConfig, base_batch: int, num_samples: int, room: float = 1.0) -> None:
+    def __init__(self, section: GrowthConfig, base_batch: int, num_samples: int, room: int = 0) -> None:
         self._section = section
         self._base = base_batch
         self._num_samples = num_samples
-        self._room = max(1.0, room)
+        self._room = room
         self._times = 0  # it has grown by noise
         self._last = 0  # at that sample
 
@@ -75,30 +75,28 @@ class Growth:
 
     def pieces(self, batch: int, world_size: int, base: int) -> int:
         """In how many pieces a worker computes its share of `batch`, when at the beginning there were `base` of them."""
-        largest = math.ceil(math.ceil(self._base / world_size) / base) * self._room
-        return max(1, math.ceil(math.ceil(batch / world_size) / int(largest)))
+        first, share = math.ceil(math.ceil(self._base / world_size) / base), math.ceil(batch / world_size)
+        return max(min(base, share), math.ceil(share / max(first, self._room)))
 
     def state(self) -> dict[str, int]:
         """For a checkpoint."""
-        return {"times": self._times, "last": self._last}
+        return {"times": self._times, "last": self._last, "room": self._room}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
         self._times, self._last = int(state["times"]), int(state["last"])
+        self._room = int(state.get("room", 0))  # runs of before had none
 
 
-def room_for(piece_bytes: int, available_bytes: int) -> float:
-    """How many times larger a piece may be that takes `piece_bytes` now, when its worker could have `available_bytes` more."""
-    if piece_bytes <= 0:
-        return 1.0
-    return 1.0 + _KEEP_FREE * max(0, available_bytes) / piece_bytes
+def grows(config: RunConfig) -> bool:
+    """Whether the batch of that run may grow."""
+    return bool(config.growth.at) or config.growth.by_noise
 
 
 def note(config: RunConfig) -> str | None:
     """What the user should know about growth and schedule together."""
-    growth, schedule = config.growth, config.schedule
-    grows = bool(growth.at) or growth.by_noise
-    if not grows or schedule.shape == "constant" or (schedule.shape == "step" and schedule.milestones):
+    schedule = config.schedule
+    if not grows(config) or schedule.shape == "constant" or (schedule.shape == "step" and schedule.milestones):
         return None
     return (
         f"the batch grows, and with schedule.shape={schedule.shape} the rate falls as well: schedule.shape=constant leaves it to the "

@@ -28,12 +28,13 @@ from allstep.train.config import RunConfig
 from allstep.train.divergence import LossWatch
 from allstep.train.evaluate import ToInput
 from allstep.train.fitting import notes
-from allstep.train.growth import Growth, note
+from allstep.train.growth import Growth, grows, note
 from allstep.train.loop import Trainer
 from allstep.train.parts import Parts, make_loaders, make_to_input, measure, open_parts
 from allstep.train.precision import Precision
 from allstep.train.rate import learning_rate
 from allstep.train.restore import averaged_weights, load_optimizer, load_weights
+from allstep.train.room import memory_of_worker, samples_at_once
 from allstep.train.standing import Standing
 from allstep.train.statistics import Statistics
 from allstep.world import World
@@ -96,14 +97,16 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         precision.load(snapshot.state["precision"])
     to_input = make_to_input(parts.mean, parts.deviation, device, precision.dtype, config.layout != "plain")
     net = _net(config, world, parts, out, to_input, precision, snapshot)
+    room = _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
     before = None if snapshot is None else str(snapshot.state["layout"])
     chosen = _laid_out(config, world, net, parts, precision, to_input, before)
     share = agree.everyone(world, lambda: build.shares_weights(config, world, net, device))
-    growth = _growth(config, loaders, snapshot)
+    num_train = loaders["train"].num_samples
+    growth = _growth(config, num_train, room, snapshot)
     pieces = config.accumulation
     if standing.batch != config.global_batch:  # it has grown before
         pieces = growth.pieces(standing.batch, world.size, pieces)
-    optimizer, num_train = build.make_optimizer(config, net), loaders["train"].num_samples
+    optimizer = build.make_optimizer(config, net)
     if snapshot is not None:
         load_optimizer(optimizer, snapshot)
     trainer = Trainer(
@@ -221,8 +224,20 @@ def _noise(config: RunConfig, world: World, snapshot: Snapshot | None) -> Runnin
     return RunningNoiseScale(**snapshot.state["noise"]) if snapshot is not None else RunningNoiseScale()
 
 
-def _growth(config: RunConfig, loaders: Mapping[str, Loader], snapshot: Snapshot | None) -> Growth:
-    growth = Growth(config.growth, config.global_batch, loaders["train"].num_samples)
+def _room(world: World, parts: Parts, net: nn.Module, to_input: ToInput, precision: Precision) -> int:
+    """Of the worker that has the least. Asked before the net is laid out, so that nothing is compiled for it."""
+
+    def forward(net: nn.Module, count: int) -> torch.Tensor:
+        with precision.autocast():
+            output: torch.Tensor = net(to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8)))
+        return output
+
+    mine = samples_at_once(net, forward, memory_of_worker(world, precision.device))
+    return min(agree.gather(world, mine))
+
+
+def _growth(config: RunConfig, num_train: int, room: int, snapshot: Snapshot | None) -> Growth:
+    growth = Growth(config.growth, config.global_batch, num_train, room)
     if snapshot is not None:
         growth.load(snapshot.state["growth"])
     return growth

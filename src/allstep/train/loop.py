@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from allstep.data import Batch
-from allstep.norm import SyncBatchNorm
+from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
 from allstep.train.evaluate import Tally, ToInput
 from allstep.train.precision import Precision, exact
@@ -78,8 +78,8 @@ class Trainer:
     """The largest norm of a gradient."""
     noise: Callable[[int], float] | None = None
     """Variance of the noise on gradients, by samples seen."""
-    weigh: Callable[[Batch], Tensor] | None = None
-    """Random weights for the samples of a share."""
+    weigh: Callable[[Batch, int], Tensor] | None = None
+    """Random weights for the samples of a share of a global batch of so many."""
     seed: int = 0
     rank: int = 0
     size: int = 1
@@ -94,7 +94,14 @@ class Trainer:
     @cached_property
     def ranks_meet(self) -> bool:
         """Whether ranks talk to each other within the net, so that all must go through it equally often."""
-        return any(isinstance(layer, SyncBatchNorm) for layer in self.net.modules())
+        return any(_asks_others(layer) for layer in self.net.modules())
+
+
+def _asks_others(layer: nn.Module) -> bool:
+    """Whether a norm takes the samples of other ranks into its statistics."""
+    if isinstance(layer, GhostBatchNorm):
+        return layer.across_workers
+    return isinstance(layer, SyncBatchNorm | nn.SyncBatchNorm)
 
 
 def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tally:
@@ -125,7 +132,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
     """
     tally, factor = Tally(), trainer.precision.scale * trainer.size / num_samples
     trainer.not_finite = []
-    weights = trainer.weigh(batch) if trainer.weigh is not None else batch.data.new_ones(0)
+    weights = trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
     pieces = min(trainer.pieces, math.ceil(num_samples / trainer.size))  # the largest share's: the same on all ranks
     for data, target, weight in zip(
         *(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True

@@ -4,8 +4,14 @@
     allstep train digits epochs=3 optimizer.lr=0.2    a recipe with two keys changed
     allstep train mine.yaml batch=512                 a file (its key `recipe` names what it starts from) with one key changed
 
-A section that has a name may be given as that name: `model=package.module:factory` is `model.name=...`. A net's options belong to the
-net: another `model.name` drops those of the recipe.
+A section that has a name may be given as that name: `model=package.module:factory` is `model.name=...`.
+
+What belongs to a choice goes with it, unless it is said again beside the new one: another `model.name` drops the options of the net before,
+another `optimizer.name` its betas and trust coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the
+run keeps its part of it.
+
+A rate in a file belongs to a batch, and the recipe's is hardly the one that the file's author had in mind: where the two differ, the file
+has to name it (`optimizer.base_batch`).
 
 Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
 """
@@ -58,9 +64,20 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
     whole = RECIPES[recipe]().model_dump()
     for layer in layers:
         _check_keys(layer, place)
-        _drop_options(whole, layer)
+        _drop_what_belongs(whole, layer)
         _merge(whole, _one_batch(layer))
-    return validated({**whole, "recipe": recipe}, place)
+    if not _names(layers, "schedule.warmup"):
+        whole["schedule"]["warmup"] = warmup_that_fits(RECIPES[recipe](), whole["schedule"]["warmup"], whole["epochs"])
+    config = validated({**whole, "recipe": recipe}, place)
+    if _is_file(source) and instead is None:
+        _check_base(config, layers, place)
+    return config
+
+
+def warmup_that_fits(recipe: RunConfig, warmup: Any, epochs: Any) -> Any:
+    """Epochs of a warm-up that nobody asked for: the recipe's, or the same part of a run that is shorter than that."""
+    is_longer = isinstance(epochs, int) and 0 < epochs < warmup
+    return warmup * epochs / recipe.epochs if is_longer else warmup
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -163,10 +180,39 @@ def _spelled_out(layer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _drop_options(whole: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    section = layer.get("model")
-    if isinstance(section, Mapping) and section.get("name", whole["model"]["name"]) != whole["model"]["name"]:
+def _drop_what_belongs(whole: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Takes out of `whole` what another choice in `layer` has no use for."""
+    if _chooses_another(whole, layer, "model", "name"):
         whole["model"]["options"] = {}
+    if _chooses_another(whole, layer, "optimizer", "name"):
+        whole["optimizer"].update(betas=None, trust_coefficient=None)
+    if _chooses_another(whole, layer, "schedule", "shape") and layer["schedule"]["shape"] == "one-cycle":
+        whole["schedule"]["warmup"] = 0.0
+
+
+def _chooses_another(whole: Mapping[str, Any], layer: Mapping[str, Any], section: str, key: str) -> bool:
+    own = layer.get(section)
+    return isinstance(own, Mapping) and key in own and own[key] != whole[section][key]
+
+
+def _names(layers: Sequence[Mapping[str, Any]], key: str) -> bool:
+    return any(key in _flat(layer) for layer in layers)
+
+
+def _check_base(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]) -> None:
+    """ConfigError for a rate of the file's own that would be scaled from a batch that the file does not name."""
+    section = config.optimizer
+    stays = config.batch_per_worker is None and config.batch in (None, section.base_batch)
+    if stays or section.scaling == "none":
+        return
+    if not _names(layers[:1], "optimizer.lr") or _names(layers, "optimizer.base_batch"):
+        return
+    batch = f"batch={config.batch}" if config.batch else f"batch_per_worker={config.batch_per_worker}"
+    raise ConfigError(
+        f"{place('optimizer.lr')}for which batch was the rate optimizer.lr={section.lr:g} found? The recipe {config.recipe} would scale it "
+        f"({section.scaling}) from {section.base_batch} to {batch}: set optimizer.base_batch, to the batch itself if the rate is meant as "
+        "it stands"
+    )
 
 
 def _flat(layer: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,0 +1,75 @@
+"""The room for larger pieces: bytes of a sample against a sum by hand, and nets that get none."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allstep.train.room import bytes_of_sample, memory_of_worker, samples_at_once
+from allstep.world import World
+
+
+def forward(net: nn.Module, count: int) -> Tensor:
+    output: Tensor = net(torch.zeros(count, 3, 8, 8))
+    return output
+
+
+def convolution() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
+
+
+def test_bytes_of_a_sample_are_what_each_layer_keeps() -> None:
+    """The convolution keeps its input (3x8x8), the ReLU its output (4x8x8), which the linear layer keeps as well; 4 bytes each."""
+    assert bytes_of_sample(convolution(), forward) == 4 * (3 * 64 + 4 * 64)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Sigmoid(), nn.Linear(5, 2))
+    assert bytes_of_sample(wide, forward) == 4 * (192 + 5)
+    assert bytes_of_sample(wide.double(), lambda net, count: net(torch.zeros(count, 192).double())) == 8 * (192 + 5)
+
+
+def test_a_quarter_of_the_memory_is_for_a_piece_and_its_gradients() -> None:
+    assert samples_at_once(convolution(), forward, 4 * 2 * 1792 * 50) == 50
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(3), nn.SyncBatchNorm(3)])
+def test_a_batch_norm_gets_no_room(norm: nn.Module) -> None:
+    """Its statistics would be those of more samples."""
+    assert samples_at_once(nn.Sequential(norm, convolution()), forward, 10**12) == 0
+
+
+class Odd(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError(f"takes one sample, not {len(x)}")
+
+
+def test_a_net_that_cannot_be_asked_gets_no_room() -> None:
+    assert samples_at_once(Odd(), forward, 10**12) == 0
+    assert samples_at_once(nn.Identity(), forward, 10**12) == 0
+
+
+class Counting(nn.Module):
+    """Has a state of its own, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.inner = convolution()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        output: Tensor = self.inner(nn.functional.dropout(x))
+        return output
+
+
+def test_the_net_and_the_draws_are_as_if_nobody_had_asked() -> None:
+    net = Counting()
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    assert samples_at_once(net, forward, 10**9) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert net.calls == 0
+
+
+def test_workers_of_a_host_share_its_memory() -> None:
+    """It does not depend on the moment: what is free may change, what there is does not."""
+    alone = World.alone()
+    whole = memory_of_worker(alone, torch.device("cpu"))
+    assert whole == memory_of_worker(alone, torch.device("cpu")) > 10**8
