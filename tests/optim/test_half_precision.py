@@ -1,5 +1,6 @@
 """Parameters of 16 bits: state goes round by state_dict to the same bits, and ratios that no float16 can hold do no harm."""
 
+import copy
 import pickle
 from typing import Any
 
@@ -7,8 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+import allstep.torch as hvd
 from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.optim.layerwise import LayerWise
+from hvd.running import running
+from ranks import Ranks
 
 CLASSES: list[type[LayerWise]] = [LARS, LARC, LAMB, NovoGrad]
 HALVES = [torch.bfloat16, torch.float16]
@@ -22,8 +26,10 @@ def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 def run(optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         draws = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
         for param in optimizer.param_groups[0]["params"]:
-            param.grad = (20 * torch.randn(param.shape, generator=draws)).to(param.dtype)  # |g|^2 is beyond a float16
+            slope = (20 * torch.randn(param.shape, generator=draws)).to(param.dtype)  # |g|^2 is beyond a float16
+            (param * slope).sum().backward()
         optimizer.step()
 
 
@@ -81,3 +87,27 @@ def test_ratios_beyond_a_float16(make: Any) -> None:
         make([param], lr=0.5, **({"trust_coefficient": 0.1} if make is LARS else {})).step()
         steps.append(8.0 - param.detach().double())
     torch.testing.assert_close(steps[0], steps[1], rtol=0.03, atol=0)
+
+
+def test_shared_state_goes_round(ranks: Ranks) -> None:
+    """With weights that ranks share, and by way of rank 0 as after a restart: both optimizers are wrapped, and so is their loading."""
+    ranks(2, share_and_load)
+
+
+def share_and_load() -> None:
+    with running():
+        one, other = (shared(NovoGrad(parameters(torch.float16), lr=0.01)) for _ in range(2))
+        run(one, range(3))
+        other.load_state_dict(copy.deepcopy(one.state_dict()))
+        for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+            theirs.data.copy_(mine)
+        hvd.barrier()
+        run(one, range(3, 6))
+        run(other, range(3, 6))
+        for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+            assert torch.equal(mine, theirs)
+        assert one.state_dict()["state"][0]["exp_avg_sq"].dtype == torch.float32
+
+
+def shared(optimizer: NovoGrad) -> Any:
+    return hvd.DistributedOptimizer(optimizer, share_weights=True)

@@ -1,10 +1,10 @@
 """Puts ghost or synchronised batch norms in place of a model's batch norms; weights, running statistics and hooks stay."""
 
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from allstep.errors import ConfigError
+from allstep.norm.among import Among
 from allstep.norm.ghost import GhostBatchNorm, check_ghost
 from allstep.norm.sync import SyncBatchNorm
 
@@ -15,12 +15,13 @@ def convert(
     ghost: int | None = None,
     sync: bool = False,
     across_workers: bool = False,
-    process_group: ProcessGroup | None = None,
+    process_group: Among = None,
 ) -> nn.Module:
     """The model with all its batch norms replaced, in place; a model that is itself a batch norm is returned as a new one.
 
-    Either ghost=32 (statistics of 32 samples; across_workers: of several workers) or sync=True (of all workers). Optimizers made before
-    stay right: parameters are the same objects.
+    Either ghost=32 (statistics of 32 samples, of about so many where 32 does not divide the batch; across_workers: of several workers) or
+    sync=True (of all workers). process_group: whose, a torch ProcessGroup or an hvd.ProcessSet, if not of all. Optimizers made before stay
+    right: parameters are the same objects.
     """
     if (ghost is not None) == sync:
         raise ConfigError(f"convert: either ghost=<samples> or sync=True, not ghost={ghost} and sync={sync}")
@@ -41,9 +42,7 @@ def convert(
     return made.get(id(model), model)
 
 
-def _converted(
-    old: _BatchNorm, ghost: int | None, across_workers: bool, process_group: ProcessGroup | None
-) -> _BatchNorm:
+def _converted(old: _BatchNorm, ghost: int | None, across_workers: bool, process_group: Among) -> _BatchNorm:
     if isinstance(old, nn.modules.lazy.LazyModuleMixin) and old.has_uninitialized_params():
         raise ConfigError(
             "convert: a lazy batch norm does not know its channels yet; send a batch through the model first"

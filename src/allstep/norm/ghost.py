@@ -34,13 +34,16 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from allstep.errors import ConfigError
-from allstep.norm.statistics import Normalise, combined, gathered, own_statistics, ranks_of, update_running
+from allstep.norm.among import Among, ranks_of
+from allstep.norm.statistics import Normalise, check_values, combined, gathered, own_statistics, update_running
 
 
 class GhostBatchNorm(_BatchNorm):
     """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is torch's BatchNorm.
 
-    ghost: samples, at least 2. across_workers: see the module; process_group: among whom, None is all ranks.
+    ghost: samples, at least 2. A batch that it does not divide is cut into the nearest number of equal parts: 100 samples by 32 are 34, 33
+    and 33. across_workers: ghost batches of several workers, see the module; process_group: among whom, a torch ProcessGroup or an
+    hvd.ProcessSet that this rank is in, None is all ranks.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class GhostBatchNorm(_BatchNorm):
         track_running_stats: bool = True,
         *,
         across_workers: bool = False,
-        process_group: ProcessGroup | None = None,
+        process_group: Among = None,
     ) -> None:
         check_ghost(ghost)
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
@@ -83,7 +86,7 @@ class GhostBatchNorm(_BatchNorm):
         """Part by part; each is a batch of its own to torch."""
         if not len(input):
             return self._nothing(input)
-        _check_values(input.numel() // self.num_features, input, "here")
+        check_values(input.numel() // self.num_features, input, "GhostBatchNorm", "here")
         self._look(len(input))
         parts = torch.tensor_split(input, num_parts(len(input), self.ghost))
         done = [super(GhostBatchNorm, self).forward(part) for part in parts]
@@ -109,7 +112,7 @@ class GhostBatchNorm(_BatchNorm):
         with torch.no_grad():
             rows = gathered(own_statistics(input), group)
             samples = [round(values) for values in (rows[:, 2, 0] / _area(input)).tolist()]
-            _check_values(sum(samples) * _area(input), input, "over all ranks")
+            check_values(sum(samples) * _area(input), input, "GhostBatchNorm", "over all ranks")
             parts = parts_of_ranks(samples, self.ghost)
             found = [combined(rows[part]) for part in parts]
             for each in found:
@@ -146,14 +149,6 @@ def check_ghost(ghost: int) -> None:
     """A ghost batch must have a variance."""
     if ghost < 2:
         raise ConfigError(f"ghost={ghost}: a ghost batch needs at least 2 samples, 16 to 128 are usual")
-
-
-def _check_values(count: int, input: Tensor, where: str) -> None:
-    if count < 2:
-        raise ConfigError(
-            f"GhostBatchNorm needs more than 1 value per channel in training, got {count} {where} (input {list(input.shape)}): give each "
-            "worker at least 2 samples, or use a norm of single samples, such as GroupNorm"
-        )
 
 
 def _area(input: Tensor) -> int:

@@ -19,24 +19,22 @@ Statistics of some of the ranks (`members`, a slice of them) are computed from t
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from allstep.comm import engine
+from allstep.errors import ConfigError
 
 
-def ranks_of(chosen: ProcessGroup | None) -> ProcessGroup | None:
-    """Among whom: the user's group; all ranks of the engine, when hvd runs; torch's default group; None for a process alone."""
-    if chosen is not None:
-        return chosen
-    running = engine.current()
-    if running is not None:
-        return running.group("norm", 0)
-    return dist.group.WORLD  # None before init_process_group
+def check_values(count: int, input: Tensor, layer: str, where: str) -> None:
+    """One value has no variance."""
+    if count < 2:
+        raise ConfigError(
+            f"{layer} needs more than 1 value per channel in training, got {count} {where} (input {list(input.shape)}): give each worker "
+            "at least 2 samples, leave out a last batch of one, or use a norm of single samples, such as GroupNorm"
+        )
 
 
 def own_statistics(input: Tensor) -> Tensor:

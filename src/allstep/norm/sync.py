@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from allstep.norm.statistics import Normalise, combined, gathered, own_statistics, ranks_of, update_running
+from allstep.errors import ConfigError
+from allstep.norm.among import Among, ranks_of
+from allstep.norm.statistics import Normalise, check_values, combined, gathered, own_statistics, update_running
 
 
 class SyncBatchNorm(_BatchNorm):
     """Normalises (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone, it is torch's BatchNorm.
 
-    process_group: among whom; None is all ranks.
+    process_group: among whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in; None is all ranks. One value per channel
+    over all of them has no variance: in training that is a ConfigError on each.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class SyncBatchNorm(_BatchNorm):
         affine: bool = True,
         track_running_stats: bool = True,
         *,
-        process_group: ProcessGroup | None = None,
+        process_group: Among = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_group = process_group
@@ -37,15 +40,21 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         group = ranks_of(self.process_group) if self.training else None
         if group is None or group.size() == 1:
-            return super().forward(input)
+            return self._alone(input)
         mean, squares, count = _statistics(input, group)
         update_running(self, mean, squares, count)
         how = mean, squares / count, count, self.eps, group
         return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
 
+    def _alone(self, input: Tensor) -> Tensor:
+        count = input.numel() // self.num_features
+        if self.training and count:  # torch takes an empty batch, and leaves all as it is
+            check_values(count, input, "SyncBatchNorm", "here")
+        return super().forward(input)
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise ValueError(
+            raise ConfigError(
                 f"SyncBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not {list(input.shape)}"
             )
 
@@ -55,13 +64,5 @@ def _statistics(input: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor, Ten
     """Mean and sum of squared deviations of each channel over all ranks, and the count they are over; all in float64."""
     mean, squares, count = combined(gathered(own_statistics(input), group))
     if input.numel() <= input.shape[1]:  # at most one value a channel here: only then can there be too few in all
-        _check_count(int(count[0]), input)
+        check_values(int(count[0]), input, "SyncBatchNorm", "over all ranks")
     return mean, squares, count
-
-
-def _check_count(count: int, input: Tensor) -> None:
-    if count < 2:
-        raise ValueError(
-            f"SyncBatchNorm needs more than 1 value per channel in training, got {count} over all ranks "
-            f"(input here {list(input.shape)})"
-        )

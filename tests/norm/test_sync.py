@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import allstep.torch as hvd
 from allstep.comm.group import AllstepGroup
+from allstep.errors import ConfigError
 from allstep.norm import SyncBatchNorm
 from groups import joined
 from hvd.running import running
@@ -223,6 +224,19 @@ def test_alone_it_is_torchs() -> None:
     assert torch.equal(layer.running_var, reference.running_var)
 
 
+def test_alone_with_one_sample() -> None:
+    """As with others: an error with the numbers and the next step, and nothing has changed. An empty batch is torch's."""
+    layer = SyncBatchNorm(3)
+    with pytest.raises(
+        ConfigError, match=r"got 1 here \(input \[1, 3\]\): give each worker at least 2 samples.*GroupNorm"
+    ):
+        layer(torch.zeros(1, 3))
+    assert int(layer.num_batches_tracked) == 0
+    assert layer(torch.zeros(1, 3, 2)).shape == (1, 3, 2)  # two values
+    assert layer(torch.zeros(0, 3)).shape == (0, 3)
+    assert layer.eval()(torch.zeros(1, 3)).shape == (1, 3)
+
+
 def test_again_after_a_restart(ranks: Ranks) -> None:
     """The group belongs to the engine that made it."""
     ranks(2, restart)
@@ -256,10 +270,11 @@ def give_wrong_input() -> None:
     with running() as (rank, _):
         layer = SyncBatchNorm(3)
         for shape in [(3,), (4, 2), (2, 4, 3)]:
-            with pytest.raises(ValueError, match=r"SyncBatchNorm\(3\) needs \(N, 3, ...\)"):
+            with pytest.raises(ConfigError, match=r"SyncBatchNorm\(3\) needs \(N, 3, ...\)"):
                 layer(torch.zeros(shape))
         for count in (0, 1):
-            with pytest.raises(ValueError, match=f"more than 1 value per channel in training, got {count} over all"):
+            words = rf"more than 1 value per channel in training, got {count} over all ranks \(input \[{count * rank}, 3\]\): give"
+            with pytest.raises(ConfigError, match=words):
                 layer(torch.zeros(count * rank, 3))
         assert int(layer.num_batches_tracked) == 0
         layer(torch.zeros(1, 3))  # two in all
