@@ -77,6 +77,22 @@ def test_state_of_parameters_of_another_type() -> None:
     run(half, range(4, 5))
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_lamb_of_small_gradients(dtype: torch.dtype) -> None:
+    """Gradients of 0.001 fall to a tenth: their squares and the means of these, against float64. Weights start anew: they are rounded."""
+    ratios = []
+    for each in (dtype, torch.float64):
+        param = nn.Parameter(torch.full((4, 4), 8.0, dtype=each))
+        optimizer = LAMB([param], lr=0.1, eps=1e-8, betas=(0.9, 0.99))
+        for step in range(120):
+            param.data.fill_(8.0)
+            param.grad = torch.full((4, 4), 1e-3 if step < 60 else 1e-4, dtype=each)
+            optimizer.step()
+        assert (param < 8.0).all()
+        ratios.append(optimizer.trust_ratios()[0])
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.03)
+
+
 @pytest.mark.parametrize("make", [LARS, NovoGrad])
 def test_ratios_beyond_a_float16(make: Any) -> None:
     """Gradients of 1e-7: the ratio is about 1e5 to 1e6. Against the same step in float64."""
@@ -90,24 +106,29 @@ def test_ratios_beyond_a_float16(make: Any) -> None:
 
 
 def test_shared_state_goes_round(ranks: Ranks) -> None:
-    """With weights that ranks share, and by way of rank 0 as after a restart: both optimizers are wrapped, and so is their loading."""
+    """With weights that ranks share: the state lies in shared memory, and loading goes through the wrapper."""
     ranks(2, share_and_load)
 
 
 def share_and_load() -> None:
     with running():
-        one, other = (shared(NovoGrad(parameters(torch.float16), lr=0.01)) for _ in range(2))
-        run(one, range(3))
-        other.load_state_dict(copy.deepcopy(one.state_dict()))
-        for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
-            theirs.data.copy_(mine)
-        hvd.barrier()
-        run(one, range(3, 6))
-        run(other, range(3, 6))
-        for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
-            assert torch.equal(mine, theirs)
-        assert one.state_dict()["state"][0]["exp_avg_sq"].dtype == torch.float32
+        go_on_with_shared_state(NovoGrad)
+        go_on_with_shared_state(LAMB)
 
 
-def shared(optimizer: NovoGrad) -> Any:
+def go_on_with_shared_state(make: Any) -> None:
+    one, other = (shared(make(parameters(torch.float16), lr=0.01)) for _ in range(2))
+    run(one, range(3))
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+        theirs.data.copy_(mine)
+    hvd.barrier()
+    run(one, range(3, 6))
+    run(other, range(3, 6))
+    for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+        assert torch.equal(mine, theirs)
+    assert one.state_dict()["state"][0]["exp_avg_sq"].dtype == torch.float32
+
+
+def shared(optimizer: LayerWise) -> Any:
     return hvd.DistributedOptimizer(optimizer, share_weights=True)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, norms, zeros
+from allstep.optim.layerwise import Bundle, Group, LayerWise, add_scaled, exact, norms, zeros
 
 
 class LAMB(LayerWise):
@@ -33,6 +33,8 @@ class LAMB(LayerWise):
 
     bias_correction: False is version 3 of the paper; exempt: see `layerwise`.
     """
+
+    exact_state = ("exp_avg_sq",)
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class LAMB(LayerWise):
         )
 
     def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
-        return {"step": 0, "exp_avg": zeros(param), "exp_avg_sq": zeros(param)}
+        return {"step": 0, "exp_avg": zeros(param), "exp_avg_sq": zeros(param, exact(param.dtype))}
 
     def _update(self, bundle: Bundle, group: Group) -> None:
         step = bundle.states[0]["step"] + 1  # the same for all of a bundle

@@ -16,8 +16,9 @@ helps nobody. The option `exempt` of a parameter group overrules this: True exem
 groups by name.
 
 **Half precision.** State lies in the type of the parameter, as torch has it, but norms, ratios and what is scaled by them are computed in
-float32, and a state named in `exact_state` is kept in it: the square of a norm does not fit into a float16. torch's `load_state_dict` casts
-all state to the type of its parameter, so such a state is put back from what was given.
+float32, and a state named in `exact_state` is kept in it: squares are beyond a float16, at both ends, and a mean in bfloat16 that should
+shrink by a thousandth does not. torch's `load_state_dict` casts all state to the type of its parameter, so such a state is put back from
+what was given.
 
 Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors (`elementwise = False`), so that norms are right. All
 state is kept by tensor, none in the groups, because a rank has the groups of all tensors and the state of its own.
@@ -197,9 +198,9 @@ def add_scaled(to: list[Tensor], tensors: list[Tensor], ratios: Ratios, alpha: f
         torch._foreach_add_(to, list(scaled), alpha=alpha)
 
 
-def zeros(param: Tensor) -> Tensor:
-    """Room for a state with a value for each element, lying as the parameter lies."""
-    return torch.zeros_like(param, memory_format=torch.preserve_format)
+def zeros(param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Room for a state with a value for each element, lying as the parameter lies; dtype: None is the parameter's."""
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
 def sign(group: Group) -> float:
