@@ -11,11 +11,17 @@ import torch
 import torch.distributed as dist
 
 import allstep
+import allstep.torch as hvd
 from allstep import runlog
-from allstep.train import checkpoint, job, read_config
+from allstep.data import Batch, Loader
+from allstep.norm import GhostBatchNorm, SyncBatchNorm
+from allstep.train import build, checkpoint, job, read_config
+from allstep.train.loop import accumulate_gradients
+from allstep.train.precision import Precision
 from allstep.train.run import train
 from allstep.train.watch import Record, Result, Watcher
 from ranks import Outcome
+from sources import Arrays
 
 SHORT = ["epochs=3", "data.validation=100", "log_every=5", "save.seconds=null", "save.epochs=null", "batch=100"]
 
@@ -176,14 +182,16 @@ def test_a_label_that_turns_up_in_a_step_is_named(ranks: Any) -> None:
     assert_rank_0_says(sentence, ranks.outcomes(2, trained_with_a_class_less))
 
 
-def run_and_go_on(words: list[str]) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
-    """The last checkpoint of a run, and that of one which goes on from the middle of it."""
+def run_and_go_on(words: list[str], memory: int | None = None) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
+    """The last checkpoint of a run, and that of one which goes on from the middle of it, where a worker has that much memory."""
     world = allstep.init()
     config = read_config("digits", [*SHORT, "save.epochs=0.3", "save.keep=99", *words])
     first, second = Path.cwd() / "first", Path.cwd() / "second"
     train(config, world, first)
     whole = checkpoint.written(first / "checkpoints")
     middle = checkpoint.read(whole[len(whole) // 2])
+    if memory is not None:
+        job.memory_of_worker = lambda world, device: memory
     train(config, world, second, snapshot=middle)
     return checkpoint.read(whole[0]), checkpoint.read(checkpoint.written(second / "checkpoints")[0])
 
@@ -206,6 +214,109 @@ def test_a_run_that_goes_on_has_the_same_bits(ranks: Any, words: list[str]) -> N
         assert sorted(ours) == sorted(theirs)
         for name, tensor in ours.items():
             assert torch.equal(tensor, theirs[name]), name
+
+
+def test_a_batch_grows_by_larger_pieces_where_there_is_memory_and_resumes_so_where_there_is_not(ranks: Any) -> None:
+    """To the same bits: what was decided at the beginning is in the checkpoint. Fewer pieces add up in another order."""
+    words = ["growth.at=[0.5]", "growth.factor=4", "schedule.shape=constant", "epochs=1"]
+    whole, resumed = ranks(1, run_and_go_on, words, 1)[0]
+    assert whole.state["growth"]["room"] > 400, "a batch of 400 samples of 8x8 pixels"
+    assert whole.state == resumed.state
+    for name, tensor in whole.weights.items():
+        assert torch.equal(tensor, resumed.weights[name]), name
+    ((_, pieces, batches),) = ranks(1, run_with_pieces, words)
+    assert (set(pieces), max(batches)) == ({1}, 400)
+    ((_, pieces, _),) = ranks(1, run_with_pieces, [*words, "model.norm=batch", "batch=50"])
+    assert set(pieces) == {1, 4}, "batch norms see as many samples as at the beginning"
+
+
+def run_with_pieces(words: list[str]) -> tuple[Result, list[int], list[int]]:
+    """With the pieces and the batch of each step."""
+    from allstep.train import run as running
+
+    pieces, batches, step = [], [], running.step
+
+    def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
+        pieces.append(trainer.pieces)
+        batches.append(num_samples)
+        return step(trainer, batch, num_samples, clock)
+
+    running.step = noted
+    return run(words)[0], pieces, batches
+
+
+def test_noise_follows_a_batch_that_grows() -> None:
+    """The variance of the weights is batch / like - 1 for the batch of the step, so that the gradient's noise stays that of 10."""
+    weigh = build.make_weigh(read_config("digits", ["optimizer.noise_like=10", "batch=50"]))
+    assert weigh is not None
+    nothing, samples = torch.zeros(0), np.arange(40_000)
+    batch = Batch(nothing, nothing, samples, len(samples), epoch=1, position=0)
+    for num_samples, variance in ((50, 4.0), (400, 39.0), (10, 0.0), (3, 0.0)):
+        weights = weigh(batch, num_samples).double()
+        assert weights.mean().item() == pytest.approx(1.0, abs=5 * (variance / 40_000) ** 0.5 + 1e-6)
+        assert weights.var().item() == pytest.approx(variance, rel=0.05)
+
+
+def meeting_gradients(size: int) -> list[np.ndarray]:
+    """Of a batch of 2 samples with ghost batches over several workers; a third rank has none."""
+    world = allstep.init()
+    hvd.init()
+    net = meeting_net(GhostBatchNorm(4, 8, across_workers=True)).double()
+    batches = Loader(Arrays(*two_samples()), batch=2, seed=1, world=world).batches()
+    trainer = job.Trainer(
+        net=net,
+        optimizer=hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters()),
+        rate=lambda seen: 0.1,
+        to_input=lambda x: x,
+        precision=Precision("float64", torch.device("cpu")),
+        size=size,
+    )
+    assert trainer.ranks_meet
+    accumulate_gradients(trainer, next(iter(batches)), 2)
+    trainer.optimizer.synchronize()
+    return [parameter.grad.numpy() for parameter in net.parameters() if parameter.grad is not None]
+
+
+def two_samples() -> tuple[np.ndarray, np.ndarray]:
+    return np.random.default_rng(0).standard_normal((2, 1, 8, 8)), np.array([3, 7])
+
+
+def meeting_net(norm: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(1, 4, 3), norm, torch.nn.Flatten(), torch.nn.Linear(4 * 36, 10)
+    return torch.nn.Sequential(*layers)
+
+
+def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
+    """Or the others would wait for it. Reference: torch's batch norm over both samples."""
+    net = meeting_net(torch.nn.BatchNorm2d(4)).double()
+    pictures, labels = (torch.from_numpy(each) for each in two_samples())
+    torch.nn.functional.cross_entropy(net(pictures), labels).backward()
+    for gradients in ranks(3, meeting_gradients, 3):
+        for ours, theirs in zip(gradients, net.parameters(), strict=True):
+            np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norm", "meet"),
+    [
+        (torch.nn.SyncBatchNorm(3), True),
+        (SyncBatchNorm(3), True),
+        (GhostBatchNorm(3, 8, across_workers=True), True),
+        (GhostBatchNorm(3, 8), False),
+        (torch.nn.BatchNorm2d(3), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
+    trainer = job.Trainer(
+        net=torch.nn.Sequential(norm),
+        optimizer=None,
+        rate=lambda seen: 0.1,
+        to_input=lambda x: x,
+        precision=Precision("float32", torch.device("cpu")),
+    )
+    assert trainer.ranks_meet == meet
 
 
 def test_float16_is_near_float32_with_clipping_too(ranks: Any) -> None:
