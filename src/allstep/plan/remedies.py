@@ -8,7 +8,8 @@ that a warm-up begins with the rate of the small batch.
 | plain | none: the small batch's rate, no warm-up |
 | linear | the rate in proportion to the batch (Krizhevsky 2014; Goyal et al. 2017) |
 | warmup | and rising to it over the first epochs (Goyal et al. 2017) |
-| ghost | and batch norm over 32 samples at a time (Hoffer et al. 2017) |
+| root | the rate by the square root of the batch, with warm-up (Krizhevsky 2014; Hoffer et al. 2017) |
+| ghost | root, and batch norm over 32 samples at a time (Hoffer et al. 2017) |
 | longer | warmup, and as many updates as the small batch has (regime adaptation, Hoffer et al. 2017): more epochs |
 | lars | layer-wise rates (You et al. 2017), square-root rule, warm-up |
 | larc | the same, clipped at the rate |
@@ -36,11 +37,12 @@ REMEDIES: Mapping[str, Words] = {
     "plain": ("optimizer.scaling=none", *_NO_WARM_UP),
     "linear": (*_LINEAR, *_NO_WARM_UP),
     "warmup": (*_LINEAR, *_RISING),
-    "ghost": (*_LINEAR, *_RISING, "model.norm=ghost", "model.ghost=32"),
+    "root": _ROOT,
+    "ghost": (*_ROOT, "model.norm=ghost", "model.ghost=32"),
     "longer": (*_LINEAR, *_RISING, "schedule.keep_updates=true"),
-    "lars": ("optimizer.name=lars", "optimizer.trust_coefficient=0.02", *_ROOT),
+    "lars": ("optimizer.name=lars", "optimizer.trust_coefficient=0.02", "optimizer.lr=0.1", *_ROOT),
     "larc": ("optimizer.name=larc", "optimizer.trust_coefficient=0.02", *_LINEAR, *_RISING),
-    "lamb": ("optimizer.name=lamb", "optimizer.lr=0.002", *_ROOT),
+    "lamb": ("optimizer.name=lamb", "optimizer.lr=0.004", *_ROOT),
 }
 
 LONGEST_WARM_UP = 5.0

@@ -46,7 +46,7 @@ def fashion_mnist_large() -> RunConfig:
         precision="bfloat16",
         data=DataConfig(name="fashion-mnist"),
         model=ModelConfig(name="lenet", norm="batch", options={"widths": [16, 32], "hidden": 128}),
-        optimizer=OptimizerConfig(lr=0.1, base_batch=128, weight_decay=5e-4),
+        optimizer=OptimizerConfig(lr=0.05, base_batch=128, weight_decay=5e-4),
         schedule=ScheduleConfig(shape="cosine", warmup=0.5),
     )
 
