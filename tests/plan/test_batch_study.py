@@ -36,7 +36,8 @@ def grid(seeds: str = "1", remedies: str = "plain,linear,lars", batches: str = "
 def test_every_remedy_is_a_config(name: str) -> None:
     config = read_config("digits", ["batch=1024", *words_for(REMEDIES[name], 1024, 64, 30)])
     optimizer, schedule = config.optimizer, config.schedule
-    assert optimizer.scaling == {"plain": "none", "lars": "square-root", "lamb": "square-root"}.get(name, "linear")
+    by_root = dict.fromkeys(("root", "ghost", "lars", "lamb"), "square-root")
+    assert optimizer.scaling == {"plain": "none", **by_root}.get(name, "linear")
     if name in ("plain", "linear"):
         assert (schedule.warmup, schedule.warmup_kind) == (0, "none")
     else:
@@ -45,6 +46,12 @@ def test_every_remedy_is_a_config(name: str) -> None:
     assert optimizer.name == (name if name in ("lars", "larc", "lamb") else "sgd")
     assert (config.model.norm == "ghost") is (name == "ghost")
     assert schedule.keep_updates is (name == "longer")
+
+
+def test_with_the_base_batch_there_is_nothing_to_scale() -> None:
+    for name in ("linear", "warmup", "root"):
+        assert words_for(REMEDIES[name], 64, 64, 30) == REMEDIES["plain"]
+    assert "model.norm=ghost" in words_for(REMEDIES["ghost"], 64, 64, 30)
 
 
 def test_a_warm_up_is_at_most_a_sixth_of_the_run() -> None:

@@ -33,6 +33,9 @@ _ROOT: Words = (
     "schedule.warmup_from={root}",
 )
 
+_RULES = {"optimizer.scaling=none", *_NO_WARM_UP, *_LINEAR, *_RISING, *_ROOT}
+"""What says no more than how the rate follows the batch."""
+
 REMEDIES: Mapping[str, Words] = {
     "plain": ("optimizer.scaling=none", *_NO_WARM_UP),
     "linear": (*_LINEAR, *_NO_WARM_UP),
@@ -57,9 +60,11 @@ def words_for(remedy: Sequence[str], batch: int, base_batch: int, epochs: int) -
         "linear": f"{part:.6g}",
         "root": f"{math.sqrt(part):.6g}",
     }
-    said = [word.format(**values) for word in remedy]
-    # With the batch that the rate was found for there is nothing to scale: plain and linear are one run, and run once.
-    return tuple("optimizer.scaling=none" if batch == base_batch and word == _LINEAR[0] else word for word in said)
+    if batch == base_batch and set(remedy) <= _RULES:
+        return REMEDIES[
+            "plain"
+        ]  # the batch that the rate was found for: nothing to scale, nowhere to rise to; one run for all of them
+    return tuple(word.format(**values) for word in remedy)
 
 
 def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
