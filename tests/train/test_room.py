@@ -1,5 +1,7 @@
 """The room for larger pieces: bytes of a sample against a sum by hand, and nets that get none."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,6 +72,7 @@ def test_the_net_and_the_draws_are_as_if_nobody_had_asked() -> None:
 
 def test_workers_of_a_host_share_its_memory() -> None:
     """It does not depend on the moment: what is free may change, what there is does not."""
-    alone = World.alone()
-    whole = memory_of_worker(alone, torch.device("cpu"))
-    assert whole == memory_of_worker(alone, torch.device("cpu")) > 10**8
+    cpu, alone = torch.device("cpu"), World.alone()
+    whole = memory_of_worker(alone, cpu)
+    assert whole == memory_of_worker(alone, cpu) > 10**8
+    assert memory_of_worker(replace(alone, size=8, local_size=4), cpu) == whole // 4
