@@ -131,7 +131,7 @@ class ScheduleConfig(_Section):
     warmup: NotNegative = 0.5
     """Epochs before the rate is at its peak. One-cycle has a rise of its own, and none of these."""
     warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
-    warmup_from: NotNegative = 0.0
+    warmup_from: Share = 0.0
     """The rate at which the warm-up begins, as a part of the peak."""
     milestones: tuple[Positive, ...] = ()
     """Epochs (of `epochs`) at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9 of the run."""

@@ -329,11 +329,11 @@ class _Run:
         job = self.job
         batch = job.growth.batch(job.standing.samples, job.noise)
         if batch != job.standing.batch:
-            self.watchers.event(
-                f"the batch grows from {job.standing.batch} to {batch}", samples=job.standing.samples, batch=batch
-            )
+            pieces = job.growth.pieces(batch, job.world.size, job.config.accumulation)
+            said = f"the batch grows from {job.standing.batch} to {batch}" + (f", in {pieces} pieces" if pieces > 1 else "")
+            self.watchers.event(said, samples=job.standing.samples, batch=batch, pieces=pieces)
             job.standing.batch = job.loaders["train"].batch = batch
-            job.set_pieces(job.growth.pieces(batch, job.world.size, job.config.accumulation))
+            job.set_pieces(pieces)
 
     def _num_bad(self) -> int:
         """Samples that were skipped so far, by all ranks; one that two ranks met, in different epochs, counts twice."""
