@@ -330,7 +330,9 @@ class _Run:
         batch = job.growth.batch(job.standing.samples, job.noise)
         if batch != job.standing.batch:
             pieces = job.growth.pieces(batch, job.world.size, job.config.accumulation)
-            said = f"the batch grows from {job.standing.batch} to {batch}" + (f", in {pieces} pieces" if pieces > 1 else "")
+            said = f"the batch grows from {job.standing.batch} to {batch}" + (
+                f", in {pieces} pieces" if pieces > 1 else ""
+            )
             self.watchers.event(said, samples=job.standing.samples, batch=batch, pieces=pieces)
             job.standing.batch = job.loaders["train"].batch = batch
             job.set_pieces(pieces)
