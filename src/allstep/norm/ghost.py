@@ -83,12 +83,15 @@ class GhostBatchNorm(_BatchNorm):
             )
 
     def _alone(self, input: Tensor) -> Tensor:
-        """Part by part; each is a batch of its own to torch."""
+        """Part by part; each is a batch of its own to torch.
+
+        Cut by `split`: the backward of `tensor_split` would make a gradient of the whole batch for each part.
+        """
         if not len(input):
             return self._nothing(input)
         check_values(input.numel() // self.num_features, input, "GhostBatchNorm", "here")
         self._look(len(input))
-        parts = torch.tensor_split(input, num_parts(len(input), self.ghost))
+        parts = torch.split(input, sizes_of_parts(len(input), self.ghost))
         done = [super(GhostBatchNorm, self).forward(part) for part in parts]
         return done[0] if len(done) == 1 else torch.cat(done)
 
@@ -126,6 +129,12 @@ class GhostBatchNorm(_BatchNorm):
 def num_parts(num_samples: int, ghost: int) -> int:
     """The number of equal parts whose size is nearest to `ghost`; none has one sample alone, unless there is just one."""
     return max(1, min(int(num_samples / ghost + 0.5), num_samples // 2))
+
+
+def sizes_of_parts(num_samples: int, ghost: int) -> list[int]:
+    """Of each part, the larger ones first."""
+    size, more = divmod(num_samples, num_parts(num_samples, ghost))
+    return [size + 1] * more + [size] * (num_parts(num_samples, ghost) - more)
 
 
 def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:
