@@ -43,7 +43,7 @@ from allstep.bench.script import parsed, positive, run_as_workers
 from allstep.comm import recorder
 from allstep.models import resnet18
 from allstep.norm import convert
-from allstep.norm.statistics import ranks_of
+from allstep.norm.among import ranks_of
 
 TARGET = 1.15  # times as long as with plain batch norm
 PLAIN, SYNC = "BatchNorm", "SyncBatchNorm"

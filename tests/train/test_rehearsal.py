@@ -33,7 +33,9 @@ def learned_on(words: list[str], count: int, epochs: int) -> tuple[Learned, list
     hvd.init()
     config, _ = simplified(read_config("digits", words).resolved(world.size), count)
     lines: list[str] = []
-    return learn(config.model_copy(update={"epochs": epochs}), world, Path.cwd(), lines.append), lines
+    schedule = config.schedule.model_copy(update={"warmup": min(config.schedule.warmup, epochs)})
+    shorter = config.model_copy(update={"epochs": epochs, "schedule": schedule})
+    return learn(shorter, world, Path.cwd(), lines.append), lines
 
 
 def test_a_net_learns_by_heart_with_any_number_of_workers(ranks: Any) -> None:
