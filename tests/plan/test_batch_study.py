@@ -9,7 +9,7 @@ import pytest
 from allstep.errors import ConfigError
 from allstep.plan import StudyFolder, run
 from allstep.plan.batch_study import BatchGrid, parse_batches, parse_seeds
-from allstep.plan.batch_table import BatchTable
+from allstep.plan.batch_table import BatchTable, Choice
 from allstep.plan.findings import write_findings
 from allstep.plan.remedies import REMEDIES, chosen, words_for
 from allstep.plan.study import Study
@@ -258,6 +258,13 @@ def test_programs_get_every_figure(folder: StudyFolder, results: dict[str, Outco
     ]
     assert whole["choices"][2]["won_back"] == pytest.approx(0.5)
     assert whole["fits"] == {}
+
+
+def test_what_is_won_back_of_next_to_nothing_is_not_told() -> None:
+    lost = Choice(batch=256, remedy="lars", plain=0.85, best=0.88, baseline=0.9)
+    assert lost.won_back == pytest.approx(0.6)
+    assert replace(lost, plain=0.8995).won_back is None
+    assert replace(lost, plain=None).won_back is None
 
 
 def test_a_table_of_nothing_yet(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from allstep.plan.markdown import table
 from allstep.plan.runs_read import RunFigures, figures
 from allstep.plan.trial import Results
 
+_NOTHING = 0.001  # of accuracy: seeds differ by more
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -83,8 +85,8 @@ class Choice:
 
     @property
     def won_back(self) -> float | None:
-        """As a part of what plain loses; None where plain loses nothing, or is not there."""
-        if self.plain is None or self.plain >= self.baseline:
+        """As a part of what plain loses; None where that is a tenth of a point or less, or plain is not there."""
+        if self.plain is None or self.baseline - self.plain <= _NOTHING:
             return None
         return (self.best - self.plain) / (self.baseline - self.plain)
 
