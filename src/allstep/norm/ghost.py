@@ -133,8 +133,9 @@ def num_parts(num_samples: int, ghost: int) -> int:
 
 def sizes_of_parts(num_samples: int, ghost: int) -> list[int]:
     """Of each part, the larger ones first."""
-    size, more = divmod(num_samples, num_parts(num_samples, ghost))
-    return [size + 1] * more + [size] * (num_parts(num_samples, ghost) - more)
+    parts = num_parts(num_samples, ghost)
+    size, more = divmod(num_samples, parts)
+    return [size + 1] * more + [size] * (parts - more)
 
 
 def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:

@@ -60,10 +60,8 @@ def words_for(remedy: Sequence[str], batch: int, base_batch: int, epochs: int) -
         "linear": f"{part:.6g}",
         "root": f"{math.sqrt(part):.6g}",
     }
-    if batch == base_batch and set(remedy) <= _RULES:
-        return REMEDIES[
-            "plain"
-        ]  # the batch that the rate was found for: nothing to scale, nowhere to rise to; one run for all of them
+    if batch == base_batch and set(remedy) <= _RULES:  # nothing to scale, nowhere to rise to: one run for all of them
+        return REMEDIES["plain"]
     return tuple(word.format(**values) for word in remedy)
 
 

@@ -164,8 +164,8 @@ def first_not_finite(net: nn.Module, weights: Tensors | None = None) -> str | No
     Parameters and what norms keep are looked at. Other buffers are the user's: a mask may hold infinities.
     """
     weights = net.state_dict() if weights is None else weights
-    norms = [name for name, module in net.named_modules() if isinstance(module, _NormBase)]
-    parameters = dict(net.named_parameters(remove_duplicate=False))
+    norms = {name for name, module in net.named_modules() if isinstance(module, _NormBase)}
+    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
     for name, tensor in weights.items():
         looked_at = name in parameters or name.rpartition(".")[0] in norms
         if looked_at and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
