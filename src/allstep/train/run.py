@@ -22,10 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 import allstep.torch as hvd
-from allstep.comm.squares import GradientNorms
 from allstep.data import Batch
 from allstep.errors import AllstepError, UserError
-from allstep.optim import RunningNoiseScale, estimate, from_workers
 from allstep.train import agree
 from allstep.train.checkpoint import Snapshot
 from allstep.train.circumstances import circumstances
@@ -37,6 +35,7 @@ from allstep.train.fingerprint import Fingerprint
 from allstep.train.job import Job, make_job
 from allstep.train.keeping import Checkpoints
 from allstep.train.loop import PHASES, Clock, step
+from allstep.train.measure_noise import measure_noise
 from allstep.train.mistakes import Mistakes
 from allstep.train.opening import memory_in_use, opening
 from allstep.train.saving import first_not_finite
@@ -193,7 +192,7 @@ class _Run:
         norms = job.trainer.optimizer.norms
         self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
-            self._measure_noise(job.noise, norms, weights)
+            measure_noise(job.noise, job.trainer, norms, weights)
         if job.average is not None:
             job.average.update()
 
@@ -207,19 +206,6 @@ class _Run:
             self.watchers.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
-
-    def _measure_noise(self, noise: RunningNoiseScale, norms: GradientNorms, weights: Sequence[float]) -> None:
-        """From how much the gradients of ranks differ, or of the first piece and the whole where there is one rank."""
-        trainer, total = self.job.trainer, sum(weights)
-        first, mean = trainer.first_piece, norms.mean / trainer.scale**2
-        if not math.isfinite(mean):  # a step of float16 that is left out
-            return
-        if sum(each > 0 for each in weights) > 1:
-            usual = total / len(weights) / trainer.scale  # each rank's gradient was scaled as if it had so many samples
-            own = [norm * (usual / max(weight, 1)) ** 2 for norm, weight in zip(norms.own, weights, strict=True)]
-            noise.add(from_workers(own, weights, mean))
-        elif first is not None and first.samples < total:
-            noise.add(estimate(first.squared, first.samples, mean, total))
 
     # What is due
 
