@@ -143,6 +143,22 @@ def test_what_is_refused() -> None:
     assert int(layer.num_batches_tracked) == 0
 
 
+def test_a_first_batch_that_the_size_does_not_divide() -> None:
+    layer = GhostBatchNorm(3, 32)
+    for _ in range(2):  # it stays an error
+        with pytest.raises(
+            ConfigError, match=r"32 does not divide the 100 samples .*take ghost=25 or 20, or another batch"
+        ):
+            layer(torch.randn(100, 3))
+    with pytest.raises(ConfigError, match=r"53 samples .*take ghost=53,"):
+        layer(torch.randn(53, 3))
+    assert int(layer.num_batches_tracked) == 0
+    layer.eval()(torch.randn(100, 3))
+    layer.train()(torch.randn(96, 3))
+    layer(torch.randn(100, 3))  # a later one may be of any size
+    assert int(layer.num_batches_tracked) == 3 + 3
+
+
 def test_a_worker_with_less_than_a_ghost_batch_is_told() -> None:
     layer = GhostBatchNorm(3, 32)
     with pytest.warns(UserWarning, match=r"ghost=32.*has 8 samples.*across_workers=True"):

@@ -99,13 +99,14 @@ def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
     [
         (
             ["batch=128"],
-            1,
-            "does not divide the 128 samples that a worker computes at a time: they are cut into 3 groups of 42 or 43",
+            3,
+            "does not divide the 43 samples that a worker computes at a time: they are cut into 1 group of 43",
         ),
-        (["batch=128"], 2, "the 64 samples that .* into 1 group of 64"),
+        (["batch=80"], 2, "the 40 samples that .* into 1 group of 40"),
         (["batch=144", "accumulation=3"], 1, None),
-        (["batch=240", "accumulation=2"], 1, "the 120 samples .* into 3 groups of 40"),
+        (["batch=241", "accumulation=2"], 1, "the 121 samples .* into 3 groups of 40 or 41"),
         (["batch=96"], 2, None),
+        (["batch=96"], 1, None),
         (["batch=128", "model.norm=batch"], 1, None),
     ],
 )
@@ -116,3 +117,23 @@ def test_ghost_batches_of_another_size_are_noted(words: list[str], num_workers: 
     assert len(found) == (expected is not None)
     if expected is not None:
         assert re.search(expected, found[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "num_workers", "expected"),
+    [
+        (
+            ["batch=128"],
+            1,
+            "48 does not divide the 128 samples that each of 1 worker computes at a time: take .*=32 or 64",
+        ),
+        (["batch=128"], 2, "the 64 samples that each of 2 workers .*=32 or 64"),
+        (["batch=240", "accumulation=2"], 1, "the 120 samples .*=40 or 60"),
+        (["batch_per_worker=53"], 3, "the 53 samples .*=53, or another batch"),
+    ],
+)
+def test_ghost_batches_that_do_not_divide_are_refused(words: list[str], num_workers: int, expected: str) -> None:
+    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words])
+    check_config(config)  # as long as nobody knows the workers
+    with pytest.raises(ConfigError, match=expected):
+        check_config(config, num_workers)

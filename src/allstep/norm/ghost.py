@@ -9,9 +9,9 @@ across_workers, ghost=128   | w0 | w1 | w2 | w3 | w4 | ...   parts are whole wor
                             |<----- one ---->|<----- ...
 ```
 
-**A size that does not divide** is no error, or the last batch of an epoch would be one. A batch is cut into the nearest number of parts,
-equal up to one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last one of 4, whose statistics would be worth nothing.
-No part has fewer than two samples unless the whole batch has.
+**A size that does not divide** the first batch in training is an error that names sizes which do. A later batch, such as the last one of an
+epoch, is cut into the nearest number of parts, equal up to one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last
+one of 4, whose statistics would be worth nothing. No part has fewer than two samples unless the whole batch has.
 
 **A size above the worker's batch** needs `across_workers=True`: all ranks then gather statistics, as SyncBatchNorm does, and consecutive
 ranks make up a ghost batch; the batch of a rank is not cut. This cannot be decided by looking at a batch, because ranks that see different
@@ -41,9 +41,9 @@ from allstep.norm.statistics import Normalise, check_values, combined, gathered,
 class GhostBatchNorm(_BatchNorm):
     """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is torch's BatchNorm.
 
-    ghost: samples, at least 2. A batch that it does not divide is cut into the nearest number of equal parts: 100 samples by 32 are 34, 33
-    and 33. across_workers: ghost batches of several workers, see the module; process_group: among whom, a torch ProcessGroup or an
-    hvd.ProcessSet that this rank is in, None is all ranks.
+    ghost: samples, at least 2. It must divide the first batch; a later one that it does not divide is cut into the nearest number of equal
+    parts: 100 samples by 32 are 34, 33 and 33. across_workers: ghost batches of several workers, see the module; process_group: among
+    whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in, None is all ranks.
     """
 
     def __init__(
@@ -102,11 +102,18 @@ class GhostBatchNorm(_BatchNorm):
 
     def _look(self, num_samples: int) -> None:
         """Only at the first batch: the last one of an epoch may well be small."""
-        if num_samples < self.ghost and not self.looked:
+        if self.looked:
+            return
+        if num_samples < self.ghost:
             warnings.warn(
                 f"GhostBatchNorm(ghost={self.ghost}): this worker's batch has {num_samples} samples, so its ghost batches have no more; "
                 "across_workers=True joins workers to ghost batches",
                 stacklevel=4,
+            )
+        elif num_samples % self.ghost:
+            raise ConfigError(
+                f"GhostBatchNorm(ghost={self.ghost}): {self.ghost} does not divide the {num_samples} samples of this worker's first batch: "
+                f"take ghost={' or '.join(map(str, nearest_divisors(num_samples, self.ghost)))}, or another batch"
             )
         self.looked = True
 
@@ -124,6 +131,12 @@ class GhostBatchNorm(_BatchNorm):
         mean, squares, count = found[mine]
         how = mean, squares / count, count, self.eps, group, parts[mine]
         return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+
+
+def nearest_divisors(num_samples: int, ghost: int) -> list[int]:
+    """The two sizes nearest to `ghost` that divide a batch, or the one that there is, the batch itself."""
+    divisors = (size for size in range(2, num_samples + 1) if num_samples % size == 0)
+    return sorted(divisors, key=lambda size: abs(size - ghost))[:2]
 
 
 def num_parts(num_samples: int, ghost: int) -> int:

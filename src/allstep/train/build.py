@@ -58,7 +58,12 @@ def make_net(config: RunConfig, parts: Pictures) -> nn.Module:
     )
     if section.norm == "sync":
         return norm.convert(net, sync=True)
-    return norm.convert(net, ghost=section.ghost) if section.norm == "ghost" else net
+    if section.norm == "ghost":
+        norm.convert(net, ghost=section.ghost)
+        for layer in net.modules():
+            if isinstance(layer, norm.GhostBatchNorm):
+                layer.looked = True  # `fitting` has, and a resumed run may begin with the short batch at an epoch's end
+    return net
 
 
 def make_optimizer(config: RunConfig, net: nn.Module) -> torch.optim.Optimizer:

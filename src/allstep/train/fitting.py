@@ -28,6 +28,8 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
         for check in (_ghost, _pieces, _schedule, _growth):
             check(config.resolved(num_workers or 1))
         _single_samples(config.resolved(num_workers or 1), num_workers or 1)
+    if num_workers is not None:
+        _ghost_divides(config.resolved(num_workers), num_workers)
 
 
 def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
@@ -53,8 +55,22 @@ def _ghost(config: RunConfig) -> None:
         )
 
 
+def _ghost_divides(config: RunConfig, num_workers: int) -> None:
+    """Only where a size could: shares that differ by a sample are cut as well as they can be, see `_groups`."""
+    ghost, (piece, rest) = config.model.ghost, divmod(config.global_batch, num_workers * config.accumulation)
+    if config.model.norm != "ghost" or rest or piece <= ghost or piece % ghost == 0:
+        return
+    from allstep.norm.ghost import nearest_divisors  # torch
+
+    better = " or ".join(map(str, nearest_divisors(piece, ghost)))
+    raise ConfigError(
+        f"config key 'model.ghost': {ghost} does not divide the {_plural(piece, 'sample')} that each of {_plural(num_workers, 'worker')} "
+        f"computes at a time: take model.ghost={better}, or another batch"
+    )
+
+
 def _groups(config: RunConfig, num_workers: int) -> str | None:
-    """How ghost batches will be, where their size does not divide what a worker computes at a time."""
+    """How ghost batches will be, where their size does not divide what a worker computes at a time, and no other would."""
     from allstep.norm.ghost import num_parts  # torch
 
     ghost, share = config.model.ghost, -(-config.global_batch // num_workers)
