@@ -38,7 +38,7 @@ def fashion_mnist() -> RunConfig:
 
 
 def fashion_mnist_large() -> RunConfig:
-    """LeNet on Fashion-MNIST, 30 epochs whatever the batch, for `allstep study batch`: 92.14% of the test set, mean of 2 seeds (batch 128).
+    """LeNet on Fashion-MNIST, 30 epochs whatever the batch, for `allstep study batch`: 92.14% of the test set, mean of 3 seeds (batch 128).
 
     One worker of one thread with bfloat16 arithmetic, 16 November 2026: 6 minutes on a core. By batch and remedy: docs/studies.md.
     """
