@@ -204,7 +204,7 @@ def table(found: list[Found]) -> Table:
 
 
 def show(found: list[Found], options: argparse.Namespace) -> None:
-    console = Console(highlight=False, width=110)
+    console = Console(highlight=False, width=130)
     for workers in (1, 2):
         console.print(table([each for each in found if each.workers == workers]))
     print(f"Medians of {options.turns} turns of {options.steps} steps; ratios are taken within a turn.")
