@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from allstep.plan.forecast import Forecast, in_lanes, in_words, measured
-from allstep.plan.trial import Trial
+from allstep.plan.trial import Outcome, Trial
 from allstep.runlog import RunRecord
 
 
@@ -39,6 +39,21 @@ def test_a_run_that_ends_early_counts_for_what_it_did() -> None:
     forecast = Forecast()
     forecast.learn_end(trial("a"), record(6.0, 0.5, ended=True), wall=9.0)
     assert forecast.pace == pytest.approx(6.0 / 5.0)
+
+
+def test_trials_that_end_early_say_what_to_expect_of_others() -> None:
+    """Two of them after 0.5 and 0.3 of their work: 0.4 of a trial's is to be expected, or of what is left of it."""
+    forecast = Forecast()
+    for name, done in (("a", 0.4), ("b", 0.2)):
+        early = record(20.0 * done, done)
+        forecast.learn(trial(name), early)
+        forecast.learn_part(Outcome(trial(name), "stopped", early))
+    forecast.learn_part(Outcome(trial("c"), "failed", record(1.0, 0.0)))
+    assert forecast.pace == pytest.approx(2.0)
+    assert forecast.left(trial("d")) == pytest.approx(20.0 * 0.4)
+    assert forecast.left(trial("d"), record(2.0, 0.1)) == pytest.approx(20.0 * (0.4 - 0.2))
+    assert forecast.left(trial("d"), record(10.0, 0.5)) == pytest.approx(20.0 * 0.4 * (1 - 0.6))
+    assert forecast.left(trial("d"), record(18.0, 0.9)) == 0
 
 
 def test_trials_that_do_not_say_how_long_they_train() -> None:

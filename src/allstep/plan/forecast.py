@@ -6,13 +6,14 @@ A trial says how long it should take (`Trial.seconds`); the pace is how much lon
 
 over all trials that have a record, of earlier calls too. So the first steps of the first trials give a forecast, and every step after
 makes it better. What a trial takes besides is measured, too: until its first line about steps, and, when it has ended, after the last.
+Where trials end before their time, at a goal or by the study's rule, the others are expected to do as much of theirs as those did.
 """
 
 import heapq
 from collections.abc import Iterable
 from statistics import fmean
 
-from allstep.plan.trial import Trial
+from allstep.plan.trial import Outcome, Trial
 from allstep.runlog import Fields, RunRecord
 
 _ENOUGH = 5.0
@@ -25,6 +26,7 @@ class Forecast:
     def __init__(self) -> None:
         self._worked: dict[str, tuple[float, float]] = {}  # by trial: seconds, and what they should have been
         self._besides: dict[str, float] = {}
+        self._parts: dict[str, float] = {}  # by trial that has ended: how much of its work it did
         self._sure = False
 
     def learn(self, trial: Trial, record: RunRecord, since: float | None = None) -> None:
@@ -42,6 +44,12 @@ class Forecast:
         if len(record.starts) == 1:
             self._besides[trial.name] = max(0.0, wall - measured(trial, record)[0])
 
+    def learn_part(self, outcome: Outcome) -> None:
+        """How much of its work a trial did that has ended, at whatever time. One that failed says nothing about others."""
+        part = outcome.trial.fraction(outcome.record)
+        if outcome.status != "failed" and part:
+            self._parts[outcome.trial.name] = part
+
     @property
     def pace(self) -> float | None:
         """None as long as too little is known."""
@@ -53,9 +61,10 @@ class Forecast:
     def left(self, trial: Trial, record: RunRecord | None = None) -> float:
         """Seconds until a trial ends that has not begun, or that has this record. Only with a pace."""
         done = (trial.fraction(record) or 0.0) if record else 0.0
-        return (self.pace or 1.0) * trial.seconds * (1 - done) + (
-            0.0 if record else fmean(self._besides.values() or [0.0])
-        )
+        part = fmean(self._parts.values() or [1.0])
+        rest = part - done if done < part else part * (1 - done)
+        besides = 0.0 if record else fmean(self._besides.values() or [0.0])
+        return (self.pace or 1.0) * trial.seconds * rest + besides
 
 
 def in_lanes(running: Iterable[float], waiting: Iterable[float], lanes: int) -> float:

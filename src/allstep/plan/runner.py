@@ -141,6 +141,7 @@ class _Runner:
         self.waiting = [trial for trial in open_ if trial.name not in self.cut]
         for name in self.results.keys() - known:
             self.forecast.learn(self.results[name].trial, self.results[name].record)
+            self.forecast.learn_part(self.results[name])
 
     def _start(self, trial: Trial) -> None:
         resumed = self.folder.make_ready(trial)
@@ -191,6 +192,7 @@ class _Runner:
         del self.running[each.trial.name]
         self.results[each.trial.name] = outcome
         self.forecast.learn_end(each.trial, outcome.record, each.child.seconds)
+        self.forecast.learn_part(outcome)
         self.watcher.ended(outcome, each.child.seconds)
 
     def _state(self) -> State:
