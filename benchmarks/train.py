@@ -22,6 +22,7 @@ With --as-is it is one epoch of the recipe as it stands (batch 512, bfloat16, pi
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -169,6 +170,9 @@ def one_round(options: argparse.Namespace, folder: Path, arrays: Path, facts: di
 
 
 def spread(values: list[float]) -> str:
+    """Empty where somebody never came to the goal, or has none."""
+    if any(map(math.isnan, values)):
+        return ""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
@@ -205,7 +209,7 @@ def main() -> None:
             options.seed = number
             rounds.append(one_round(options, Path(name), arrays, facts))
             print(f"round {number + 1} of {options.rounds} is done", file=sys.stderr)
-    Console().print(table(rounds))
+    Console(width=130).print(table(rounds))
     if options.json:
         options.json.write_text(json.dumps({"rounds": rounds}, indent=1))
 

@@ -101,7 +101,10 @@ def imagenet() -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 98.9% in about 20 s with 2 workers, saving every 2 s."""
+    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 99.2%, mean of 3 seeds.
+
+    15 s with 2 workers of one thread on 2 cores, 16 November 2026, saving every 2 s.
+    """
     return RunConfig(
         recipe="digits",
         epochs=150,
