@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allstep.train import read_config
 from allstep.train.config import RunConfig, validated
 from allstep.train.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
 from allstep.train.fitting import check_config
@@ -184,6 +185,20 @@ def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) 
     for other in ("lars", "lamb"):
         found = keys(remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"})))
         assert not any(key.startswith(("optimizer.name", "optimizer.scaling")) for key in found)
+
+
+def test_a_rate_far_above_the_recipes_is_named_first() -> None:
+    recipe = read_config("digits")
+    known = Circumstances(samples=64, epoch=0.1, rate=5.0, batch=64)
+    bold = read_config("digits", ["optimizer.lr=5"])
+    assert recipe.optimizer.lr == 0.05
+    assert remedies(known, bold)[0] == "optimizer.lr=0.05: the recipe's own rate; 5 is 100 times that"
+    for words in (
+        ["optimizer.lr=0.2"],
+        ["optimizer.lr=5", "optimizer.base_batch=128"],
+        ["optimizer=lars", "optimizer.lr=5"],
+    ):
+        assert not any("recipe's own" in remedy for remedy in remedies(known, read_config("digits", words)))
 
 
 def test_bad_input_comes_first() -> None:

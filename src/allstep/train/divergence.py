@@ -25,6 +25,7 @@ from pathlib import Path
 
 from allstep.optim.scaling import SCALINGS
 from allstep.train.config import RunConfig
+from allstep.train.recipes import RECIPES
 
 _BEYOND = 10.0
 _OF_THE_FIRST = 0.5
@@ -35,6 +36,7 @@ _MOST_SAMPLES = 8
 _MOST_PLACES = 3
 _LONG_WARM_UP = 5.0  # epochs, as Goyal et al. 2017 use it
 _FAR = 8  # times base_batch
+_BOLD = 4  # times the recipe's rate
 _LAYERWISE = {
     "sgd": ("optimizer.name=lars", "optimizer.trust_coefficient=0.02"),  # its own, 0.001, wants rates far above SGD's
     "adamw": ("optimizer.name=lamb",),
@@ -198,6 +200,9 @@ def _by_rate(known: Circumstances, config: RunConfig) -> Iterator[str]:
     optimizer, schedule = config.optimizer, config.schedule
     scaled = SCALINGS[optimizer.scaling](1.0, config.global_batch, optimizer.base_batch)
     to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
+    own = RECIPES[config.recipe]().optimizer if config.recipe in RECIPES else optimizer
+    if (own.name, own.base_batch) == (optimizer.name, optimizer.base_batch) and optimizer.lr > _BOLD * own.lr:
+        yield f"optimizer.lr={own.lr:g}: the recipe's own rate; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g} times that"
     longer = _longer(config)
     words = ["schedule.warmup_kind=gradual"] if schedule.warmup_kind == "none" else []
     words += [f"schedule.warmup={longer:g}"] if schedule.warmup < longer else []
