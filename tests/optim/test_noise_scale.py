@@ -148,3 +148,14 @@ def test_what_is_refused() -> None:
         RunningNoiseScale(decay=0.0)
     with pytest.raises(ConfigError, match="batch 0"):
         advice(0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [Estimate(math.nan, 1.0), Estimate(1.0, math.inf)], ids=str)
+def test_a_step_that_was_not_finite_spoils_no_other(bad: Estimate) -> None:
+    clean, spoiled = RunningNoiseScale(), RunningNoiseScale()
+    spoiled.add(bad)
+    for found in steps(20, [8, 8]):
+        clean.add(found)
+        spoiled.add(found)
+        spoiled.add(bad)
+    assert spoiled == clean

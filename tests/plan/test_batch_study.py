@@ -143,8 +143,10 @@ def test_batches_that_are_none(text: str) -> None:
 
 
 def test_remedies_of_one_s_own() -> None:
-    found = chosen(["hot", "plain"], ["hot:optimizer.name=lars, schedule.warmup={warmup}", "plain:seed=3"])
-    assert found == {"hot": ("optimizer.name=lars", "schedule.warmup={warmup}"), "plain": ("seed=3",)}
+    found = chosen(["hot", "plain"], ["hot:optimizer.name=lars, schedule.warmup={warmup}"])
+    assert found == {"hot": ("optimizer.name=lars", "schedule.warmup={warmup}"), "plain": REMEDIES["plain"]}
+    with pytest.raises(ConfigError, match="plain is a known remedy; give yours another name, such as plain-2"):
+        chosen(["plain"], ["plain:lars"])  # all others are measured against it
     assert chosen(["plain"], ["lars-0.4:lars,optimizer.lr=0.4"])["lars-0.4"] == (*REMEDIES["lars"], "optimizer.lr=0.4")
     with pytest.raises(ConfigError, match=r"--remedies: expected some of plain, .*found nothing"):
         chosen([])

@@ -96,6 +96,7 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
         (["digits", "--data", "."], ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing"),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
         (["digits", "--resume", "nothere"], "nothere: holds no run to go on with"),
+        (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run come before one"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str) -> None:

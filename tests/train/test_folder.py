@@ -194,3 +194,49 @@ def test_a_folder_that_is_being_trained_in_ends_all_ranks_alike(ranks: Any, tmp_
     outcomes = ranks.outcomes(1, try_to_work, Asked("digits", out=tmp_path / "nothere", resume=True, must_exist=True))
     assert "nothere: holds no run to go on with" in outcomes[0].output
     assert not (tmp_path / "nothere").exists()
+
+
+def test_a_run_among_the_classes_of_its_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be one more class to the next run, and to its own resume."""
+    data = tmp_path / "photos"
+    (data / "cats").mkdir(parents=True)
+    config = read_config("digits", [f"data.train={data}"])
+    for inside in (data, data / "run", data / "cats" / "run"):
+        with pytest.raises(
+            ConfigError, match=r"the run folder .* would lie in data\.train=.*give another one with --out"
+        ):
+            claim_folder(config, inside)
+        assert sorted(path.name for path in data.rglob("*")) == ["cats"]
+    monkeypatch.chdir(data)
+    with pytest.raises(ConfigError, match="the run folder runs would lie"):
+        claim_folder(config, None)
+    (data / "train-00000-of-00001.tfrecord").touch()
+    assert claim_folder(config, data / "run").path == data / "run"  # shards are no classes
+
+
+def test_checkpoints_none_of_which_is_whole_are_not_trained_over(ranks: Any) -> None:
+    outcomes = ranks.outcomes(1, resumed_with_damage)
+    assert "DataError: out: no checkpoint is whole: " in outcomes[0].output
+    assert "move out/checkpoints away, and the run begins anew" in outcomes[0].output
+
+
+def resumed_with_damage() -> None:
+    out = Path("out")
+    (out / "checkpoints" / "000000000064").mkdir(parents=True)
+    (out / "config.yaml").write_text(read_config("digits").to_yaml())
+    try:
+        work(Asked("digits", out=out, resume=True))
+    finally:
+        assert [path.name for path in (out / "checkpoints").iterdir()] == ["000000000064"]
+
+
+def test_a_run_that_has_ended_needs_no_data(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim_folder(read_config("digits", [f"data.train={tmp_path / 'gone'}"]), out)
+    command = [sys.executable, "-m", "allstep", "train", "--resume", str(out), "--workers", "1"]
+    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "gone: no such file or folder" in done.stderr) == (2, True), done.stderr
+    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n{"kind": "end", "time": 2}\n')
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "this run has ended" in done.stdout) == (0, True), done.stderr

@@ -34,6 +34,8 @@ def test_data_that_is_nowhere_gives_way_to_the_digits() -> None:
     assert prepared.config.epochs == 2
     assert prepared.note is not None
     assert prepared.note.startswith("training on the 8x8 digits that come with allstep: Fashion-MNIST is not in")
+    with pytest.raises(DataError, match="Fashion-MNIST is not in"):
+        prepare("fashion-mnist-large")  # who asks for another recipe than the default one means it
     assert "\n" not in prepared.note
     check(prepared)
 

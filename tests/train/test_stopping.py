@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
-from allstep.train.stopping import STARTED, Stopping, parse_time, seconds_since_launch
+from allstep.train.stopping import STARTED, Stopping, leave_when_told, parse_time, seconds_since_launch
 from ranks import Ranks
 
 
@@ -157,3 +157,34 @@ def test_units_and_colons_say_the_same(days: int, hours: int, minutes: int, seco
     expected = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     assert parse_time(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == expected
     assert parse_time(f"{days}d{hours}h{minutes}m{seconds}s") == expected
+
+
+def told_before_the_first_step(number: int, forked: bool) -> int:
+    """The exit status, or minus the signal, of a process that is told to stop while it makes ready, or of one forked from it."""
+    child = os.fork()
+    if child == 0:
+        with leave_when_told():
+            if forked:
+                grandchild = os.fork()
+                if grandchild == 0:
+                    os.kill(os.getpid(), number)
+                    time.sleep(30)
+                os._exit(7 if os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) == -number else 8)
+            os.kill(os.getpid(), number)
+            time.sleep(30)
+        os._exit(9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_told_to_stop_before_the_first_step(ranks: Ranks, number: signal.Signals) -> None:
+    """There is nothing to save: resubmit. What was forked meanwhile dies of the signal."""
+    assert ranks(1, told_before_the_first_step, int(number), False) == [75]
+    assert ranks(1, told_before_the_first_step, int(number), True) == [7]
+
+
+def test_old_handlers_come_back_when_no_signal_came() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with leave_when_told():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -5,6 +5,7 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 """
 
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 _RESUBMIT = 75
+_ENDED_BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 _AUTO = "auto"
 
 
@@ -77,13 +79,15 @@ def train(
     request = _request(arguments or [], words, out, data, resume, max_time)
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
-    world = World.detect(launcher)
-    if world.launcher == NONE:
-        raise typer.Exit(_start(request, workers))
+    from allstep.train.stopping import leave_when_told
     from allstep.train.workers import check_num_workers
 
-    check_num_workers(workers, world)
-    raise typer.Exit(_work(request, launcher))
+    world = World.detect(launcher)
+    with leave_when_told():
+        if world.launcher == NONE:
+            raise typer.Exit(_start(request, workers))
+        check_num_workers(workers, world)
+        raise typer.Exit(_work(request, launcher))
 
 
 def _rehearse(request: _Request, overfit: int | None, dry_run: bool, workers: int | None, launcher: str | None) -> int:
@@ -93,6 +97,8 @@ def _rehearse(request: _Request, overfit: int | None, dry_run: bool, workers: in
 
     if overfit is not None and dry_run:
         raise ConfigError("--overfit and --dry-run are two tests: one after the other")
+    if request.resume:
+        raise ConfigError("--resume goes on with a run, --overfit and --dry-run come before one: give one of them")
     return rehearse(Rehearsal(request.source, request.words, request.data, request.out, overfit), workers, launcher)
 
 
@@ -136,8 +142,9 @@ def _request(
 
 def _start(request: _Request, workers: int | None) -> int:
     """Check everything, then start the workers; their exit status."""
+    from allstep.errors import DataError
     from allstep.launch import launch
-    from allstep.train.folder import CONFIG, abandon, claim_folder, expect_run
+    from allstep.train.folder import CONFIG, Claimed, abandon, claim_folder, expect_run, has_ended
     from allstep.train.hold import check_free
     from allstep.train.prepare import check, prepare
     from allstep.train.stopping import parse_time
@@ -147,9 +154,15 @@ def _start(request: _Request, workers: int | None) -> int:
         parse_time(request.max_time)
     if request.must_exist and request.out is not None:
         expect_run(request.out)
-    prepared = prepare(request.source, request.words, request.data, _show_download)
-    num_workers = workers or default_num_workers(prepared.config)
-    check(prepared, num_workers)
+    try:
+        prepared = prepare(request.source, request.words, request.data, _show_download)
+        num_workers = workers or default_num_workers(prepared.config)
+        check(prepared, num_workers)
+    except DataError:
+        if request.resume and request.out is not None and has_ended(request.out):  # and needs no data any more
+            print(f"allstep: {Claimed(request.out).farewell()}")
+            return 0
+        raise
     if prepared.note:
         print(f"allstep: {prepared.note}", file=sys.stderr)
     claimed = claim_folder(prepared.config.resolved(num_workers), request.out, request.resume)
@@ -168,7 +181,7 @@ def _start(request: _Request, workers: int | None) -> int:
     code = launch(command, num_workers, env=env)
     if code:
         abandon(claimed)
-    return code
+    return _RESUBMIT if code in _ENDED_BY_SIGNAL else code  # of one a worker dies only before it listens
 
 
 def _work(request: _Request, launcher: str | None) -> int:

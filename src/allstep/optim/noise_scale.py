@@ -122,7 +122,9 @@ class Running:
             raise ConfigError(f"noise scale: decay={self.decay} must be above 0 and at most 1")
 
     def add(self, found: Estimate) -> None:
-        """One step more."""
+        """One step more. One whose gradients were not finite says nothing, and would spoil all that come after it: it is left out."""
+        if not (math.isfinite(found.gradient_sq) and math.isfinite(found.noise)):
+            return
         self.steps += 1
         self.weight = self.decay * self.weight + 1
         self.weight_sq = self.decay**2 * self.weight_sq + 1

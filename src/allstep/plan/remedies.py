@@ -87,6 +87,8 @@ def _own(text: str) -> tuple[str, Words]:
             f"--remedy {text!r}: expected name:key=value,key=value, or name:lars,key=value for another form of lars; "
             "the name of letters, digits, - and ."
         )
+    if name in REMEDIES:
+        raise ConfigError(f"--remedy {text!r}: {name} is a known remedy; give yours another name, such as {name}-2")
     try:
         words_for(said, 1, 1, 1)
     except (KeyError, ValueError, IndexError):

@@ -113,12 +113,19 @@ def _by_rate(ended: list[tuple[Trial, RunFigures]]) -> list[tuple[Trial, RunFigu
 def _cells(row: Row, published: Published | None) -> list[str]:
     rate, updates = (f"{row.best[0]:g}", str(row.best[1])) if row.best else ("-", "not reached" if row.tried else "-")
     samples = str(row.best[1] * row.batch) if row.best else "-"
-    tried = ", ".join(f"{lr:g}: {run.reached.updates if run.reached else run.status}" for lr, run in row.tried)
+    tried = ", ".join(f"{lr:g}: {_how_it_ended(run)}" for lr, run in row.tried)
     beside = []
     if published:
         ratio = published.ratio(row.before.batch, row.batch) if row.before else None
         beside = [str(published.points.get(row.batch, "-")), _times(ratio)]
     return [str(row.batch), updates, samples, rate, _times(row.ratio), *beside, tried]
+
+
+def _how_it_ended(run: RunFigures) -> str:
+    """The updates to the goal, or why there are none."""
+    if run.reached:
+        return str(run.reached.updates)
+    return "not reached" if run.status == "done" else run.status
 
 
 def _times(ratio: float | None) -> str:

@@ -64,6 +64,7 @@ class Claimed:
 def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> Claimed:
     """The folder `out`, else a new `runs/<recipe>-<time>`, with the config in it. resume: a run that is there goes on."""
     try:
+        _keep_out_of_data(config, Path("runs") if out is None else out)
         folder = _new_folder(config.recipe) if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         if holds_run(folder):
@@ -73,6 +74,21 @@ def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> C
         raise ConfigError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
     complaint = f"{folder / CONFIG}: is there already and says something else", "move it away"
     return Claimed(folder, is_new=is_new, words=_words(config, folder, *complaint))
+
+
+def _keep_out_of_data(config: RunConfig, folder: Path) -> None:
+    """Folders of pictures are classes: a run among them would be one more, for the next run and for its own resume."""
+    for key in ("train", "validation", "test"):
+        place = getattr(config.data, key)
+        if not isinstance(place, str) or not Path(place).is_dir() or holds_run(folder):
+            continue
+        has_shards = any(
+            "tfrecord" in entry.name or entry.suffix in (".tar", ".tgz") for entry in Path(place).iterdir()
+        )
+        if not has_shards and folder.resolve().is_relative_to(Path(place).resolve()):
+            raise ConfigError(
+                f"the run folder {folder} would lie in data.{key}={place}, whose folders are classes: give another one with --out"
+            )
 
 
 def abandon(claimed: Claimed) -> None:
@@ -91,6 +107,11 @@ def holds_run(folder: Path) -> bool:
     if record.exists() and record.stat().st_size:
         return True
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the run in it, if there is one, has come to its end."""
+    return (folder / RECORD).exists() and runlog.read(folder / RECORD).end is not None
 
 
 def expect_run(folder: Path) -> None:
@@ -114,9 +135,7 @@ def _taken_up(config: RunConfig, folder: Path, resume: bool) -> Claimed:
     words = _words(
         config, folder, f"{folder}: the run there is another one", f"go on with it as it was (--resume {folder})"
     )
-    record = folder / RECORD
-    has_ended = record.exists() and runlog.read(record).end is not None
-    return Claimed(folder, goes_on=True, has_ended=has_ended, words=words)
+    return Claimed(folder, goes_on=True, has_ended=has_ended(folder), words=words)
 
 
 def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:

@@ -277,6 +277,10 @@ def num_held_out(key: str, asked: int | str | None, n: int, whole: int | None = 
     """
     if isinstance(asked, str) or asked is None:
         asked = max(1, order.default_validation(whole or n))
+        if n < 2:
+            raise DataError(
+                f"{n} sample is too few to hold out a part for data.{key}: there must be at least 2, better hundreds"
+            )
     if not 1 <= asked < n:
         raise ConfigError(f"config key 'data.{key}': expected 1 to {n - 1} of {n} samples, found {asked}")
     return asked

@@ -37,7 +37,8 @@ def prepare(
 ) -> Prepared:
     """Reads the config and finds its data: in `folder`, else where the config says, else in the usual places.
 
-    A recipe whose data is nowhere gives way to the smallest one, which needs nothing but the package.
+    The default recipe, when its data is nowhere, gives way to the smallest one, which needs nothing but the package. Who asks for
+    another one means that one.
     """
     config = _with_places(read_config(source, words), folder)
     check_config(config)
@@ -45,7 +46,7 @@ def prepare(
         find_data(config, progress)
         return Prepared(config)
     except DataError as error:
-        if config.data.folder is not None or names_data(source, words):
+        if source != DEFAULT or config.data.folder is not None or names_data(source, words):
             raise
         config = read_config(source, words, instead=SMALLEST)
         check_config(config)

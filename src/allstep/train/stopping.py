@@ -20,7 +20,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -105,6 +106,34 @@ class Stopping:
         else:
             self._told = True
             self._why = self._why or signal.Signals(number).name
+
+
+@contextmanager
+def leave_when_told() -> Iterator[None]:
+    """While a process makes ready, before `Stopping` listens: a signal ends it with "resubmit me", since there is nothing to save.
+
+    At once, whatever it is waiting for; a process that was forked from it dies of the signal, as its parent means it to.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        line = f"allstep: told to stop by {signal.Signals(number).name} while no step was under way: there is nothing to save"
+        os.write(2, f"{line}\n".encode())
+        os._exit(75)
+
+    before = {number: signal.signal(number, leave) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:

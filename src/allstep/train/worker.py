@@ -12,7 +12,7 @@ from pathlib import Path
 
 import allstep.torch as hvd
 from allstep import comm
-from allstep.errors import ConfigError
+from allstep.errors import ConfigError, DataError
 from allstep.machine import keep_freed_memory
 from allstep.runlog import RunLog
 from allstep.train import agree, checkpoint
@@ -89,7 +89,12 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
         return config, claimed, None, notes
     found = checkpoint.newest(claimed.path / "checkpoints")
     notes += [f"not used: {complaint}" for complaint in found.complaints]
-    notes += [] if found.snapshot else [f"{claimed.path}: has no whole checkpoint, so the run begins anew"]
+    if not found.snapshot and found.complaints:
+        raise DataError(
+            f"{claimed.path}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of one, or move "
+            f"{claimed.path / 'checkpoints'} away, and the run begins anew"
+        )
+    notes += [] if found.snapshot else [f"{claimed.path}: has no checkpoint yet, so the run begins anew"]
     return config, claimed, found.snapshot, notes
 
 
