@@ -156,11 +156,12 @@ def _answer(
     asked: "Study", findings: "Callable[[Results], Findings]", out: Path, jobs: int | None, retry: bool, estimate: bool
 ) -> None:
     """Runs the study and writes what it found, also when it was interrupted."""
+    from allstep.launch import RESUBMIT
     from allstep.machine import allowed_cores
     from allstep.plan import StudyFolder, run
     from allstep.plan.display import shown
     from allstep.plan.findings import write_findings
-    from allstep.plan.runner import RESUBMIT, collect
+    from allstep.plan.runner import collect
     from allstep.plan.runs_read import has_diverged
 
     folder, lanes, interrupted = StudyFolder(out), jobs or allowed_cores(), False

@@ -5,7 +5,6 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 """
 
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -14,8 +13,6 @@ from typing import Annotated
 
 import typer
 
-_RESUBMIT = 75
-_ENDED_BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 _AUTO = "auto"
 
 
@@ -181,11 +178,12 @@ def _start(request: _Request, workers: int | None) -> int:
     code = launch(command, num_workers, env=env)
     if code:
         abandon(claimed)
-    return _RESUBMIT if code in _ENDED_BY_SIGNAL else code  # of one a worker dies only before it listens
+    return code
 
 
 def _work(request: _Request, launcher: str | None) -> int:
     """As a worker; the exit status."""
+    from allstep.launch import RESUBMIT
     from allstep.train.run import Paused
     from allstep.train.stopping import parse_time
     from allstep.train.worker import Asked, work
@@ -193,7 +191,7 @@ def _work(request: _Request, launcher: str | None) -> int:
     seconds = parse_time(request.max_time) if request.max_time is not None else None
     asked = Asked(request.source, request.words, request.data, request.out, request.resume, request.must_exist, seconds)
     result = work(asked, launcher)
-    return _RESUBMIT if isinstance(result, Paused) else 0
+    return RESUBMIT if isinstance(result, Paused) else 0
 
 
 def _show_download(name: str, done: int, total: int | None) -> None:

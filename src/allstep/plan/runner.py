@@ -16,6 +16,7 @@ import select
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
+from allstep.launch import RESUBMIT
 from allstep.plan.child import Child
 from allstep.plan.folder import StudyFolder
 from allstep.plan.follow import Follower
@@ -24,8 +25,6 @@ from allstep.plan.study import Study
 from allstep.plan.trial import Outcome, Results, Trial
 from allstep.runlog import RunRecord
 
-RESUBMIT = 75
-"""A trial's exit status: it was told to end, saved its state, and can go on."""
 _LOOK_SECONDS = 1.0  # between two looks at the records of what runs
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep import runlog
+from allstep.data.sources.opening import holds_class_folders
 from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
 from allstep.train.hold import LOCK
@@ -78,14 +79,13 @@ def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> C
 
 def _keep_out_of_data(config: RunConfig, folder: Path) -> None:
     """Folders of pictures are classes: a run among them would be one more, for the next run and for its own resume."""
+    if holds_run(folder):
+        return
     for key in ("train", "validation", "test"):
         place = getattr(config.data, key)
-        if not isinstance(place, str) or not Path(place).is_dir() or holds_run(folder):
+        if not isinstance(place, str) or not folder.resolve().is_relative_to(Path(place).resolve()):
             continue
-        has_shards = any(
-            "tfrecord" in entry.name or entry.suffix in (".tar", ".tgz") for entry in Path(place).iterdir()
-        )
-        if not has_shards and folder.resolve().is_relative_to(Path(place).resolve()):
+        if holds_class_folders(Path(place)):
             raise ConfigError(
                 f"the run folder {folder} would lie in data.{key}={place}, whose folders are classes: give another one with --out"
             )

@@ -26,6 +26,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from allstep.errors import ConfigError
+from allstep.launch import RESUBMIT
 
 STARTED = "ALLSTEP_STARTED"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -95,14 +96,12 @@ class Stopping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that Python did not set
+        _put_back(self._before)
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a process that was forked from us must die of it, as its parent means it to
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+        if os.getpid() != self._process:
+            _die_of(number)
         else:
             self._told = True
             self._why = self._why or signal.Signals(number).name
@@ -112,7 +111,7 @@ class Stopping:
 def leave_when_told() -> Iterator[None]:
     """While a process makes ready, before `Stopping` listens: a signal ends it with "resubmit me", since there is nothing to save.
 
-    At once, whatever it is waiting for; a process that was forked from it dies of the signal, as its parent means it to.
+    At once, whatever it is waiting for.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -121,19 +120,28 @@ def leave_when_told() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _die_of(number)
             return
         line = f"allstep: told to stop by {signal.Signals(number).name} while no step was under way: there is nothing to save"
         os.write(2, f"{line}\n".encode())
-        os._exit(75)
+        os._exit(RESUBMIT)
 
     before = {number: signal.signal(number, leave) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _put_back(before)
+
+
+def _die_of(number: int) -> None:
+    """A process that was forked from one that listens must die of the signal, as its parent means it to."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that Python did not set
 
 
 def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:

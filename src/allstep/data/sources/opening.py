@@ -15,7 +15,7 @@ synthetic:1000x224x224            so many made-up pictures of that size         
 Whatever does not fit is a DataError that says what was found.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from allstep.data.sources.arrays import CifarSource, IdxSource
@@ -77,6 +77,13 @@ def _folder(where: Where) -> Path | None:
     return path if path.is_dir() else None
 
 
+def holds_class_folders(folder: Path) -> bool:
+    """Whether folders in this one are classes of pictures: there are no records, archives or arrays beside them."""
+    names = [path.name for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    arrays = _is_cifar(names) or _idx_images(names, train=True) is not None
+    return folder.is_dir() and not arrays and not any(is_tfrecord(name) or is_tar(name) for name in names)
+
+
 def _open_folder(
     folder: Path,
     records: Callable[[Where], Source],
@@ -90,13 +97,17 @@ def _open_folder(
         return _all_of(folder, records, train)
     if any(map(is_tar, names)):
         return _all_of(folder, tars, train)
-    if any(name.startswith("data_batch") and name.endswith(".bin") for name in names):
+    if _is_cifar(names):
         return CifarSource(folder if train else folder / "test_batch.bin")
     if images := _idx_images(names, train):
         return _idx_pair(folder / images)
     if any(path.is_dir() for path in entries):
         return _all_of(folder, lambda where: FolderSource(str(where), progress=progress), train)
     raise DataError(f"{folder}: expected {_KINDS}, found {_some([path.name for path in entries])}")
+
+
+def _is_cifar(names: Sequence[str]) -> bool:
+    return any(name.startswith("data_batch") and name.endswith(".bin") for name in names)
 
 
 def _all_of(where: Where, opened: Callable[[Where], Source], train: bool) -> Source:
