@@ -188,3 +188,16 @@ def test_old_handlers_come_back_when_no_signal_came() -> None:
     with leave_when_told():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """A signal that is ignored on entry was ignored on purpose, as `nohup` does with SIGHUP."""
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with Stopping() as stopping:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+            assert stopping.why is None
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -1,14 +1,17 @@
 """What the user sees of the workers: whole lines, each with its rank in front."""
 
+import contextlib
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from allstep.errors import ConfigError
+from allstep.launch.sink import Sink
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of a terminal: cyan, yellow, green, ...
 _KEPT_LINES = 400  # of each rank's standard error, for the failure report
@@ -44,13 +47,17 @@ class Output:
     ) -> None:
         self.show = show
         self.errors: list[deque[str]] = [deque(maxlen=_KEPT_LINES) for _ in range(size)]
-        self._streams = {"out": sys.stdout, "err": sys.stderr}
-        self._colour = {name: _takes_colour(stream) for name, stream in self._streams.items()}
+        self._colour = {"out": _takes_colour(sys.stdout), "err": _takes_colour(sys.stderr)}
+        # What cannot be written to one of them is reported on the other.
+        self._sinks = {
+            "out": Sink(_descriptor(sys.stdout), "standard output", partial(self._print, "err")),
+            "err": Sink(_descriptor(sys.stderr), "standard error", partial(self._print, "out")),
+        }
         self._prefix = PREFIXES[prefix]
         self._timestamps = timestamps
         self._files = [
-            *([_open_logs(log_dir, size)] if log_dir is not None else []),
-            *([_open_streams(stream_dir, size)] if stream_dir is not None else []),
+            *([_open_logs(log_dir, size, self.say)] if log_dir is not None else []),
+            *([_open_streams(stream_dir, size, self.say)] if stream_dir is not None else []),
         ]
 
     def lines(self, rank: int, stream: str, lines: list[str]) -> None:
@@ -58,51 +65,63 @@ class Output:
         if stream == "err":
             self.errors[rank].extend(lines)
         for files in self._files:
-            files[rank, stream].writelines(f"{line}\n" for line in lines)
+            files[rank, stream].write(_encoded("", lines))
         if self.shows(rank):
             when = time.asctime() if self._timestamps else ""
             prefix = self._prefix(rank, stream, self._colour[stream])
-            self._write(stream, "".join(f"{when}{prefix}{line}\n" for line in lines))
+            self._sinks[stream].write(_encoded(f"{when}{prefix}", lines))
 
     def shows(self, rank: int) -> bool:
         """Whether the lines of a rank are printed."""
         return self.show is None or rank in self.show
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
-        self._write("err", f"{text}\n")
+        """Print a line of the launcher's own."""
+        self._print("err", text)
 
     def close(self) -> None:
         for files in self._files:
-            for file in files.values():
+            for file in dict.fromkeys(files.values()):
                 file.close()
 
-    def _write(self, stream: str, text: str) -> None:
-        target = self._streams[stream]
-        try:
-            target.buffer.write(text.encode(errors="surrogateescape"))
-            target.flush()
-        except (BrokenPipeError, ValueError):
-            return  # the reader of our output went away (| head): the run goes on
+    def _print(self, stream: str, text: str) -> None:
+        self._sinks[stream].write(_encoded("", [text]))
 
 
-def _takes_colour(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def _encoded(prefix: str, lines: list[str]) -> bytes:
+    return "".join(f"{prefix}{line}\n" for line in lines).encode(errors="surrogateescape")
 
 
-Files = dict[tuple[int, str], TextIO]  # by rank and stream
+def _descriptor(stream: TextIO | None) -> int:
+    """Its file descriptor, with what was printed before us written; -1 where standard output was closed (`>&-`)."""
+    if stream is None:
+        return -1
+    with contextlib.suppress(OSError):
+        stream.flush()
+    return stream.fileno()
 
 
-def _open_logs(folder: Path, size: int) -> Files:
+def _takes_colour(stream: TextIO | None) -> bool:
+    return (
+        stream is not None and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+Files = dict[tuple[int, str], Sink]  # by rank and stream
+Report = Callable[[str], None]
+
+
+def _open_logs(folder: Path, size: int, report: Report) -> Files:
     """One file per rank."""
-    files = [_open(folder / f"rank-{_padded(rank, size)}.log", "--log-dir") for rank in range(size)]
+    paths = [folder / f"rank-{_padded(rank, size)}.log" for rank in range(size)]
+    files = [_open(path, "--log-dir", report) for path in paths]
     return {(rank, stream): files[rank] for rank in range(size) for stream in ("out", "err")}
 
 
-def _open_streams(folder: Path, size: int) -> Files:
+def _open_streams(folder: Path, size: int, report: Report) -> Files:
     """Horovod's way: a folder per rank, a file per stream."""
     return {
-        (rank, stream): _open(folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename")
+        (rank, stream): _open(folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", report)
         for rank in range(size)
         for stream in ("out", "err")
     }
@@ -112,9 +131,10 @@ def _padded(rank: int, size: int) -> str:
     return f"{rank:0{len(str(size - 1))}}"
 
 
-def _open(path: Path, option: str) -> TextIO:
+def _open(path: Path, option: str, report: Report) -> Sink:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("w", errors="surrogateescape", buffering=1)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigError(f"{option}: {path}: {error.strerror}") from error
+    return Sink(fd, str(path), report)

@@ -1,20 +1,29 @@
-"""Signals to the launcher, brought into its loop through a socket that the loop watches."""
+"""Signals to the launcher, brought into its loop through a socket that the loop watches.
+
+A signal that is ignored on entry stays ignored: `nohup` ignores SIGHUP so that a run survives the logout, and a shell
+ignores SIGINT in jobs that it starts in the background.
+"""
 
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
+def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Those of `numbers` that this process does not ignore: the others are left alone."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 @contextlib.contextmanager
 def caught_signals() -> Iterator[socket.socket]:
-    """While it lasts, each signal we get is one byte, its number, on the socket."""
+    """While it lasts, each signal we get is one byte, its number, on the socket; ignored ones stay ignored."""
     wake_out, wake_in = socket.socketpair()
     wake_out.setblocking(False)
     wake_in.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
+    before = {number: signal.signal(number, lambda *_: None) for number in heeded(_CAUGHT)}
     before_fd = signal.set_wakeup_fd(wake_out.fileno(), warn_on_full_buffer=False)
     try:
         yield wake_in

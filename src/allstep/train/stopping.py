@@ -27,6 +27,7 @@ from typing import Any
 
 from allstep.errors import ConfigError
 from allstep.launch import RESUBMIT
+from allstep.launch.signals import heeded
 
 STARTED = "ALLSTEP_STARTED"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -90,7 +91,7 @@ class Stopping:
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._note) for number in heeded(SIGNALS)}
         return self
 
     def __exit__(
@@ -126,7 +127,7 @@ def leave_when_told() -> Iterator[None]:
         os.write(2, f"{line}\n".encode())
         os._exit(RESUBMIT)
 
-    before = {number: signal.signal(number, leave) for number in SIGNALS}
+    before = {number: signal.signal(number, leave) for number in heeded(SIGNALS)}
     try:
         yield
     finally:
