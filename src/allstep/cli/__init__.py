@@ -4,12 +4,15 @@ A verb's file holds its options and hands over to the layer that does the work, 
 loads no torch. A `UserError` anywhere below ends as one line and exit status 2; a traceback means a defect of ours.
 """
 
+import errno
 import sys
 
 from allstep.cli.app import app
 from allstep.errors import AllstepError
 
 __all__ = ["main"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
@@ -19,3 +22,9 @@ def main() -> None:
     except AllstepError as error:
         print(f"allstep: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # A write without a file name is one to standard output; all other full disks are reported where they occur.
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        print(f"allstep: cannot write standard output: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

@@ -223,14 +223,14 @@ def read_config(path: Path) -> tuple[Values, list[str]]:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    import yaml
+    from allstep.yaml_file import read_yaml
 
     try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
+        document = read_yaml(path).value
+    except FileNotFoundError as error:
         raise ConfigError(f"--config-file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config-file {path} is not YAML: {' '.join(str(error).split())}") from error
+    except ConfigError as error:
+        raise ConfigError(f"--config-file {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"--config-file {path}: expected sections like `params:`, found {type(document).__name__}")
     return document

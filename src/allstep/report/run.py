@@ -20,13 +20,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from allstep import runlog
-from allstep.errors import DataError
+from allstep.errors import ConfigError, DataError
 from allstep.report.mistakes import Confusion, Mistake, read_confusion, read_mistakes
 from allstep.report.series import number
 from allstep.runlog import RunRecord
+from allstep.yaml_file import read_yaml
 
 _SHOWN_BAD = 10
 _LAST_DAY = 1e11  # seconds since 1970; the calendar of the system ends somewhere
@@ -151,11 +150,13 @@ def _count_torn(log: Path) -> int:
 
 def _read_config(file: Path, notes: list[str]) -> Mapping[str, Any]:
     try:
-        config = yaml.safe_load(file.read_text())
+        config = read_yaml(file).value
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        notes.append(f"config.yaml: could not be read ({type(error).__name__})")
+    except ConfigError as error:
+        # The page holds no paths of the machine.
+        why = type(error.__cause__).__name__ if error.__cause__ else str(error).replace(str(file), "config.yaml")
+        notes.append(f"config.yaml: could not be read ({why})")
         return {}
     return config if isinstance(config, Mapping) else {}
 

@@ -25,6 +25,7 @@ import yaml
 from allstep.errors import ConfigError, did_you_mean
 from allstep.train.config import RunConfig, known_keys, validated
 from allstep.train.recipes import DEFAULT, RECIPES
+from allstep.yaml_file import Document, parse_yaml, read_yaml
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
@@ -112,33 +113,24 @@ def _is_file(source: str) -> bool:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    content = _document(path).value
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected keys and values, found {type(content).__name__}")
     return content
 
 
+def _document(path: Path) -> Document:
+    try:
+        return read_yaml(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
 def _places(source: str, said: Mapping[str, Any]) -> Callable[[str], str]:
     """Where in the file a key was set, in words; nothing for keys that the words of the command line, `said`, have set."""
-    lines: dict[str, int] = {}
-    if _is_file(source):
-        _note_lines(yaml.compose(Path(source).read_text(), Loader=yaml.SafeLoader), "", lines)
+    lines: Mapping[str, int] = _document(Path(source)).lines if _is_file(source) else {}
     said_keys = set(_flat(said))
     return lambda key: f"{source}, line {lines[key]}: " if key in lines and key not in said_keys else ""
-
-
-def _note_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        name = f"{prefix}{key.value}"
-        lines[name] = key.start_mark.line + 1
-        _note_lines(value, f"{name}.", lines)
 
 
 def _from_words(words: Sequence[str]) -> dict[str, Any]:
@@ -153,9 +145,11 @@ def _from_words(words: Sequence[str]) -> dict[str, Any]:
 
 def _parsed(word: str, value: str) -> Any:
     try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{word!r}: the value is not YAML") from error
+        return parse_yaml(value, repr(word)).value
+    except ConfigError as error:
+        if isinstance(error.__cause__, yaml.YAMLError):
+            raise ConfigError(f"{word!r}: the value is not YAML") from error
+        raise
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""YAML as configs use it: mappings, lists and plain values. The one place in allstep that loads YAML.
+
+A config may come from another person, so a file is bounded before it is turned into values:
+
+| refused | because |
+|---|---|
+| more than 1 MB | no config is that long |
+| aliases (`*name`) | a few hundred bytes of them expand to gigabytes |
+| more than 50 levels | readers of the result recurse |
+| a key twice in one mapping | YAML's loaders keep the last one silently |
+
+Errors are `ConfigError`s that name the file and the line. Tags that construct objects are refused, as by every safe loader.
+"""
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from allstep.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+
+# libyaml's loader where PyYAML has it: ten times as fast.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Document(NamedTuple):
+    """What a YAML text holds."""
+
+    value: Any
+    lines: Mapping[str, int]
+    """By key ("optimizer.lr"): the line, from 1, on which a key of a mapping stands."""
+
+
+def read_yaml(path: Path) -> Document:
+    """Load a file. Raises ConfigError with its name and line; FileNotFoundError where there is none."""
+    try:
+        # Asked before it is opened: opening a pipe waits for a writer.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path}: is not a regular file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not YAML: byte {error.start} is not UTF-8 text") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config")
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> Document:
+    """Load a text. name: the start of each error."""
+    loader: Any = None
+    try:
+        _check_events(text, name)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        lines: dict[str, int] = {}
+        _note_lines(node, "", name, lines)
+        return Document(None if node is None else loader.construct_document(node), lines)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        # A date with month 13, or an integer of thousands of digits.
+        raise ConfigError(f"{name}: holds a value that cannot be read: {error}") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def _check_events(text: str, name: str) -> None:
+    """ConfigError for aliases and depth, before anything is built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ConfigError(
+                f"{name}, line {event.start_mark.line + 1}: the alias *{event.anchor} is not supported; "
+                "write the value itself"
+            )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1
+            raise ConfigError(f"{name}, line {line}: is nested more than {MAX_DEPTH} levels deep")
+
+
+def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> None:
+    """Note the line of each key; ConfigError for a key that its mapping holds twice."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            # Keys inside a list have no name of their own, but may not stand twice either.
+            _note_lines(item, prefix, name, {})
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise ConfigError(
+                    f"{name}, line {line}: the key {prefix}{key.value} is given twice; it is on line "
+                    f"{seen[key.value]} too"
+                )
+            seen[key.value] = line
+            lines[f"{prefix}{key.value}"] = line
+            _note_lines(value, f"{prefix}{key.value}.", name, lines)
