@@ -78,7 +78,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     large.write_bytes(b"a: \xff")
     with pytest.raises(ConfigError, match="is not YAML: byte 3 is not UTF-8 text"):
         read_yaml(large)
-    with pytest.raises(ConfigError, match="Is a directory|is not a regular file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         read_yaml(tmp_path)
 
 

@@ -80,18 +80,17 @@ def _check_events(text: str, name: str) -> None:
     """ConfigError for aliases and depth, before anything is built."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(
-                f"{name}, line {event.start_mark.line + 1}: the alias *{event.anchor} is not supported; "
-                "write the value itself"
+                f"{name}, line {mark.line + 1}: the alias *{event.anchor} is not supported; write the value itself"
             )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
-            line = event.start_mark.line + 1
-            raise ConfigError(f"{name}, line {line}: is nested more than {MAX_DEPTH} levels deep")
+            raise ConfigError(f"{name}, line {mark.line + 1}: is nested more than {MAX_DEPTH} levels deep")
 
 
 def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> None:

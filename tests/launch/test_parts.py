@@ -13,7 +13,7 @@ from allstep.launch.failure import Failure, closing_words, first, last_words, re
 from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.lines import Lines
 from allstep.launch.link import Link
-from allstep.launch.ssh import forwarded
+from allstep.launch.ssh import command_on, complaint, forwarded
 
 TEXT = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=10)
 
@@ -218,3 +218,31 @@ def test_how_a_rank_ended() -> None:
     assert "out-of-memory" not in Failure(0, "a", 1, 1.0, out_of_memory=True).how
     assert Failure(0, "a", -64, 1.0).how.startswith("killed by signal 64")
     assert Failure(0, "a", 1, 1.0, lost="silent").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["-lroot", "-v", "a@-lroot", "a;b", "$(id)", "a`b`", "h|x", "h&", "a'b", "é", "a\x1bb", "a@b@c"]
+)
+def test_a_host_name_is_neither_an_option_nor_a_command(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        parse_hosts(f"{name}:2")
+    (tmp_path / "hosts").write_text(f"{name} slots=2\n")
+    with pytest.raises(ConfigError):
+        read_hostfile(tmp_path / "hosts")
+
+
+def test_host_names_that_are_usable() -> None:
+    names = ["node-1", "me@node_1.cluster", "10.0.0.1", "[fe80::1%eth0]", "me@[::1]"]
+    assert [host.name for host in parse_hosts(",".join(names))] == [
+        "node-1",
+        "me@node_1.cluster",
+        "10.0.0.1",
+        "fe80::1%eth0",
+        "me@::1",
+    ]
+
+
+def test_ssh_takes_a_host_for_a_host() -> None:
+    command = command_on("node-1", "ssh -p 22", "-V")
+    assert command[command.index("node-1") - 1] == "--"
+    assert "`ssh -o BatchMode=yes -- 'a b' true`" in complaint("a b", 255, "refused")

@@ -1,5 +1,6 @@
 """From a visit to the hosts to findings."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from allstep._version import __version__
@@ -34,7 +35,8 @@ def _not_well(station: Station) -> Iterator[Finding]:
         else "check its name and `Host` in ~/.ssh/config"
     )
     yield problem(
-        str(station.error), f"{hint}: `ssh -o BatchMode=yes {station.host.name} true` must work without asking"
+        str(station.error),
+        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(station.host.name)} true` must work without asking",
     )
 
 

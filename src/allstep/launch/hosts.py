@@ -9,6 +9,8 @@ from typing import NamedTuple
 from allstep import machine
 from allstep.errors import ConfigError
 
+_NAME = re.compile(r"(?!-)[A-Za-z0-9._%:-]+(?:@(?!-)[A-Za-z0-9._%:-]+)?")
+
 
 class Host(NamedTuple):
     """A host of a run. `name` is what ssh is given (`user@name` is fine); `slots` is how many workers it may take."""
@@ -55,11 +57,23 @@ def _parse_line(words: list[str], where: str) -> Host:
 
 
 def _parse_host(item: str, where: str) -> Host:
-    match = re.fullmatch(r"(?:([^\s:,=\[\]]+)|((?:[^\s@]+@)?)\[([0-9a-fA-F:.%]+)\])(?::(\d+))?", item.strip())
+    match = re.fullmatch(
+        r"(?:([^\s:,=\[\]]+)|((?:[^\s@]+@)?)\[([0-9a-fA-F:.]+(?:%[\w.-]+)?)\])(?::(\d+))?", item.strip()
+    )
     if match is None:
         raise ConfigError(f"{where}: {item!r} is not HOST or HOST:NUMBER (an IPv6 address stands in brackets)")
     name = match[1] or match[2] + match[3]
+    _check_name(name, where)
     return Host(name, int(match[4] or 1))
+
+
+def _check_name(name: str, where: str) -> None:
+    """A name becomes an argument of ssh and part of messages: it must look like neither an option nor a command."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}: the host name {name!r} is not usable: expected letters, digits and . _ - @ % : only, "
+            "without a leading -"
+        )
 
 
 def _distinct(hosts: list[Host], where: str) -> list[Host]:

@@ -40,7 +40,7 @@ def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
     path = os.environ.get("PYTHONPATH")
     setting = ["env", f"PYTHONPATH={path}"] if path else []
     remote = shlex.join(["exec", *setting, sys.executable, *python_arguments])
-    return [*shlex.split(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host, remote]
+    return [*shlex.split(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
 
 
 def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
@@ -68,7 +68,7 @@ def complaint(label: str, code: int | None, stderr: str) -> str:
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
     reason = said[-1] if said else "it said nothing"
     if code == 255:
-        return f"ssh to {label} failed: {reason}. Try `ssh -o BatchMode=yes {label} true`"
+        return f"ssh to {label} failed: {reason}. Try `ssh -o BatchMode=yes -- {shlex.quote(label)} true`"
     if "No module named" in stderr:
         return f"{label}: {reason}: allstep must be installed there for {sys.executable}"
     if code in (126, 127):
