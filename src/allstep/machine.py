@@ -1,4 +1,5 @@
-"""What this machine gives us: cores and memory as the kernel and the container limit them, and its network interfaces.
+"""What this machine gives us: cores and memory as the kernel and the container limit them, its network interfaces, and whether its CPU
+computes in bfloat16.
 
 `os.cpu_count()` counts the machine; a job gets less. Three things cut it down and the smallest counts: the affinity mask (taskset,
 Slurm, mpirun's binding), the cgroup's quota of CPU time (containers), and how many ranks share the rest.
@@ -9,7 +10,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +18,16 @@ from pathlib import Path
 _CGROUP = Path("/sys/fs/cgroup")
 _SIOCGIFADDR = 0x8915
 _NO_LIMIT = 1 << 60  # version 1 says "none" with a number near 2**63
+_CPUINFO = Path("/proc/cpuinfo")
+
+BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "svebf16", "bf16")
+"""CPU flags of instructions that multiply bfloat16 numbers; the last two are ARM's."""
+_WITHOUT_BFLOAT16 = {
+    "ONEDNN_MAX_CPU_ISA": ("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2", "avx512_core", "avx512_core_vnni"),
+    "ATEN_CPU_CAPABILITY": ("default", "avx2"),
+}
+_WITHOUT_BFLOAT16["DNNL_MAX_CPU_ISA"] = _WITHOUT_BFLOAT16["ONEDNN_MAX_CPU_ISA"]
+"""Values of the variables that limit torch's kernels to instructions without bfloat16, by variable."""
 
 
 def allowed_cores() -> int:
@@ -68,6 +79,45 @@ def fair_share(mine: Iterable[int], everyone: Sequence[Iterable[int]], quota: fl
     if quota is not None:
         share = min(share, Fraction(quota) / len(masks))
     return max(1, int(share))
+
+
+def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
+    """Return the instruction-set flags that all cores have; None where the kernel lists none.
+
+    cpuinfo: the kernel's description of the cores, one block per core; x86 calls the line "flags", ARM "Features".
+    """
+    cores = [
+        frozenset(value.split())
+        for name, _, value in (line.partition(":") for line in _lines(str(cpuinfo)))
+        if name.strip() in ("flags", "Features")
+    ]
+    return frozenset.intersection(*cores) if cores else None
+
+
+@dataclass(frozen=True)
+class Bfloat16:
+    """Whether a processor computes in bfloat16, and the reason in one line. None: unknown, so it has to be timed."""
+
+    native: bool | None
+    why: str
+
+
+def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.environ) -> Bfloat16:
+    """Judge the CPU by its `flags` (see `cpu_flags`), within the limits that `environ` sets for torch's kernels.
+
+    AVX-512 alone is not enough: without `avx512_bf16` every product is emulated in float32.
+    """
+    if flags is None:
+        return Bfloat16(None, "the kernel lists no CPU flags")
+    found = next((flag for flag in BFLOAT16_FLAGS if flag in flags), None)
+    if found is None:
+        return Bfloat16(
+            False, f"this CPU has no bfloat16 arithmetic: none of its flags is {' or '.join(BFLOAT16_FLAGS)}"
+        )
+    for name, values in _WITHOUT_BFLOAT16.items():
+        if environ.get(name, "").lower() in values:
+            return Bfloat16(False, f"{name}={environ[name]} switches off this CPU's bfloat16 arithmetic ({found})")
+    return Bfloat16(True, f"this CPU computes in bfloat16 ({found})")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import allstep
 from allstep.norm import convert
-from allstep.train.layout import Chosen, Trial, applied, choose, decide, reason, settle
+from allstep.train.layout import Chosen, applied, choose, decide, settle
+from allstep.train.trying import Trial, reason
 from ranks import Ranks
 
 

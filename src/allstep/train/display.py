@@ -142,8 +142,8 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     ]
     if num_workers > 1:
         lines += [("weights", "one copy on each host" if opening.share_weights else "each worker has its own")]
-    if config.precision != "float32":
-        lines += [("precision", config.precision)]
+    if opening.precision_why or opening.precision != "float32":
+        lines += [("precision", precision_line(opening))]
     lines += [("batch", batch_sum(config, num_workers)), ("rate", rate_line(config, opening.peak_lr))]
     if opening.position:
         lines += [("goes on", f"after {opening.position:,} samples")]
@@ -154,6 +154,11 @@ def net_line(opening: Opening) -> str:
     """Its size, and its work where that could be counted."""
     work = f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture" if opening.flop_per_sample else ""
     return f"{opening.parameters:,} parameters{work}"
+
+
+def precision_line(opening: Opening) -> str:
+    """The precision, and the reason where it was chosen by `precision: auto`."""
+    return opening.precision + (f" (auto: {opening.precision_why})" if opening.precision_why else "")
 
 
 def batch_sum(config: RunConfig, num_workers: int) -> str:

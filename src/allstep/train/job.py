@@ -4,18 +4,19 @@
 config ──> parts (data) ──> loaders
    │          │ shape, classes
    ├──────> net <── checkpoint, if the run goes on
-   │          │ layout (plain, channels-last, compiled)
+   │          │ precision (chosen for the machine where it is auto), layout (plain, channels-last, compiled)
    └──────> optimizer <── its state ──> shared out among the ranks (hvd.DistributedOptimizer)
 ```
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 import allstep.torch as hvd
 from allstep.data import Loader
@@ -31,12 +32,14 @@ from allstep.train.fitting import notes
 from allstep.train.growth import Growth, grows, note
 from allstep.train.loop import Trainer
 from allstep.train.parts import Parts, make_loaders, make_to_input, measure, open_parts
-from allstep.train.precision import Precision
+from allstep.train.precision import Precision, dtype_of_weights
+from allstep.train.precision_choice import SAMPLES, loss_in, settle, time_both
 from allstep.train.rate import learning_rate
 from allstep.train.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.room import memory_of_worker, samples_at_once
 from allstep.train.standing import Standing
 from allstep.train.statistics import Statistics
+from allstep.train.trying import Example
 from allstep.world import World
 
 _PICTURES_TO_WHITEN = 5000
@@ -87,19 +90,19 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     """All ranks together. With a snapshot, the run goes on from there."""
     parts = _data_on_every_host(config, world)
     device = build.make_device(config)
-    precision = Precision(config.precision, device)
     loaders = make_loaders(config, parts, world, out, device)
     standing = (
         Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
     )
     if snapshot is not None:
         agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
-        precision.load(snapshot.state["precision"])
-    to_input = make_to_input(parts.mean, parts.deviation, device, precision.dtype, config.layout != "plain")
-    net = _net(config, world, parts, out, to_input, precision, snapshot)
+    dtype = dtype_of_weights(config.precision)
+    to_input = make_to_input(parts.mean, parts.deviation, device, dtype, config.layout != "plain")
+    net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
+    share_of_batch = partial(_example, config, world, parts, to_input)
+    precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
     room = _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
-    before = None if snapshot is None else str(snapshot.state["layout"])
-    chosen = _laid_out(config, world, net, parts, precision, to_input, before)
+    chosen = _laid_out(config, world, net, len(parts.train), share_of_batch, precision, snapshot)
     share = agree.everyone(world, lambda: build.shares_weights(config, world, net, device))
     num_train = loaders["train"].num_samples
     growth = _growth(config, num_train, room, snapshot)
@@ -140,7 +143,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         layout=chosen.name,
-        notes=[*chosen.notes, *filter(None, [note(config), precision.note()]), *notes(config, world.size, num_train)],
+        notes=[*chosen.notes, *notes_on_it, *filter(None, [note(config)]), *notes(config, world.size, num_train)],
     )
 
 
@@ -158,12 +161,13 @@ def _net(
     parts: Parts,
     out: Path,
     to_input: ToInput,
-    precision: Precision,
+    device: torch.device,
+    dtype: torch.dtype,
     snapshot: Snapshot | None,
 ) -> nn.Module:
     """With equal weights on all ranks: rank 0's."""
     made = agree.everyone(world, lambda: build.make_net(config, parts))
-    net = cast(made, precision.device, precision.dtype)
+    net = cast(made, device, dtype)
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
     elif callable(whiten := getattr(net, "whiten", None)):
@@ -179,28 +183,51 @@ def _some_pictures(config: RunConfig, parts: Parts, out: Path) -> torch.Tensor:
     return next(iter(loader.batches())).data
 
 
+def _example(config: RunConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize) -> Example:
+    """Input and target like those of a rank's share of a batch, at most `most` samples: to try out how the model is best run."""
+    share = min(most, -(-config.global_batch // (world.size * config.accumulation)))
+    # Random numbers of its own: those of the run are the same with and without a trial.
+    draws = torch.Generator().manual_seed(0)
+    images = to_input(torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws))
+    return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
+
+
+def _precision(
+    config: RunConfig,
+    world: World,
+    device: torch.device,
+    net: nn.Module,
+    example: Callable[[int], Example],
+    snapshot: Snapshot | None,
+) -> tuple[Precision, tuple[str, ...]]:
+    """The precision that was asked for, chosen for this machine, or that of the checkpoint; and notes on it."""
+    state = {} if snapshot is None else snapshot.state["precision"]
+    # A checkpoint from before `precision: auto` has no name in it: the run's config has one.
+    kept = state.get("name")
+    settled = settle(
+        config.precision, kept, world, device, lambda: time_both(net, example(SAMPLES), world, config.layout)
+    )
+    precision = Precision(settled.name, device, settled.why)
+    if state:
+        precision.load(state)
+    return precision, settled.notes
+
+
 def _laid_out(
     config: RunConfig,
     world: World,
     net: nn.Module,
-    parts: Parts,
+    num_train: int,
+    example: Callable[[], Example],
     precision: Precision,
-    to_input: ToInput,
-    before: str | None,
+    snapshot: Snapshot | None,
 ) -> layout.Chosen:
     """The net in the layout that was asked for, or that is the fastest; in a run that goes on, in the one it had."""
-
-    def loss_of(net: nn.Module, pictures: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        with precision.autocast():
-            return functional.cross_entropy(net(pictures), target)
-
-    share = -(-config.global_batch // (world.size * config.accumulation))
-    pictures = to_input(torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8))
-    example = pictures, torch.zeros(len(pictures), dtype=torch.int64, device=pictures.device)
+    loss_of, before = loss_in(precision), None if snapshot is None else str(snapshot.state["layout"])
     if config.layout != "auto" or before is not None:
-        return layout.settle(net, example, loss_of, world, before or config.layout)
-    steps = config.num_epochs * len(parts.train) / config.global_batch
-    return layout.choose(net, example, loss_of, world, remaining_steps=steps)
+        return layout.settle(net, example(), loss_of, world, before or config.layout)
+    steps = config.num_epochs * num_train / config.global_batch
+    return layout.choose(net, example(), loss_of, world, remaining_steps=steps)
 
 
 def _average(config: RunConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:

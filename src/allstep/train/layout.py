@@ -9,7 +9,7 @@ compiled        channels-last, and torch.compile makes one program of the net; t
 `choose` runs a few training steps each way, on a copy, so that the net's statistics and the random numbers of the run are as if nothing
 had been. The ranks add up their times and take the same way. Compiling must pay for itself in the steps that the run has left; it
 counts three times, because evaluation and the uneven last batch of an epoch are compiled too. A way that fails is left out, and a note
-says why in one line.
+says why in one line. `trying` does the timing.
 
 `settle` is for a way that the user has fixed: one step of two samples (to compile: of all) shows whether the net can be run that way; if
 not, it falls back along compiled -> channels-last -> plain. A net that flattens with `view` instead of `flatten`, say, cannot be
@@ -19,29 +19,19 @@ channels-last.
 order: a run that was resumed to the same bits must take the way that its first part had, not choose again.
 """
 
-import copy
 import math
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from allstep.errors import AllstepError
 from allstep.norm import SyncBatchNorm
-from allstep.train import agree
+from allstep.train.trying import Example, LossOf, Stage, Trial, fastest, figures, stage, together
 from allstep.world import World
 
 PLAIN, CHANNELS_LAST, COMPILED = WAYS = ("plain", "channels-last", "compiled")
-LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
-Example = tuple[Tensor, Tensor]
-_COMPILATIONS = 3  # training, evaluation, the uneven last batch
-_WORTH_IT = 0.97  # a way must be so much faster than one that comes before it; less is noise
 
 
 @dataclass(frozen=True)
@@ -57,21 +47,6 @@ class Chosen:
     """A line on the times, and one on each way that was left out."""
 
 
-@dataclass
-class Trial:
-    """How one way went on one rank."""
-
-    seconds: float = math.inf
-    """Of a step; infinite when it failed."""
-    cost: float = 0.0
-    """Of compiling."""
-    why_not: str | None = None
-
-    @property
-    def works(self) -> bool:
-        return self.why_not is None
-
-
 def choose(
     net: nn.Module,
     example: Example,
@@ -85,11 +60,11 @@ def choose(
 
     example: input and target of a rank's share of a batch. loss_of(net, input, target): the loss, as the training step computes it.
     """
-    with _stage(net, example, loss_of) as stage:
-        mine = {way: stage.trial(way, steps) for way in ways}
-    if stage.first_error is not None and not any(trial.works for trial in mine.values()):
-        raise stage.first_error  # not a matter of the way
-    trials = _together(world, mine)
+    with stage(net, example) as copied:
+        mine = {way: _trial(copied, way, loss_of, steps) for way in ways}
+    if copied.first_error is not None and not any(trial.works for trial in mine.values()):
+        raise copied.first_error  # not a matter of the way
+    trials = together(world, mine)
     name = decide(trials, remaining_steps)
     notes = [_times(trials, name, remaining_steps), *_complaints(trials)]
     seconds = {way: trial.seconds for way, trial in trials.items() if trial.works}
@@ -101,8 +76,8 @@ def settle(net: nn.Module, example: Example, loss_of: LossOf, world: World, name
     complaints: list[str] = []
     for way in reversed(WAYS[1 : WAYS.index(name) + 1]):
         few = example if way == COMPILED else (example[0][:2], example[1][:2])
-        with _stage(net, few, loss_of) as stage:
-            trials = _together(world, {way: stage.trial(way, 0)})
+        with stage(net, few) as copied:
+            trials = together(world, {way: _trial(copied, way, loss_of, 0)})
         if trials[way].works:
             return Chosen(way, applied(net, way), {}, tuple(complaints))
         complaints += _complaints(trials)
@@ -111,18 +86,7 @@ def settle(net: nn.Module, example: Example, loss_of: LossOf, world: World, name
 
 def decide(trials: Mapping[str, Trial], remaining_steps: float) -> str:
     """The way with the fewest seconds for the steps that are left, compiling included."""
-    best: str | None = None
-    for way, trial in trials.items():
-        if trial.works and (best is None or _beats(trial, trials[best], remaining_steps)):
-            best = way
-    return best or PLAIN
-
-
-def _beats(trial: Trial, other: Trial, remaining_steps: float) -> bool:
-    if trial.seconds > _WORTH_IT * other.seconds:
-        return False
-    saved = (other.seconds - trial.seconds) * remaining_steps
-    return saved > _COMPILATIONS * (trial.cost - other.cost)
+    return fastest(trials, remaining_steps) or PLAIN
 
 
 def applied(net: nn.Module, name: str) -> nn.Module:
@@ -154,71 +118,11 @@ def _compiled(net: nn.Module) -> Any:
     return torch.compile(call)
 
 
-@dataclass
-class _Stage:
-    """A copy of the net, on which the ways are tried one after the other."""
-
-    net: nn.Module
-    example: Example
-    loss_of: LossOf
-    first_error: Exception | None = None
-
-    def trial(self, way: str, steps: int) -> Trial:
-        if way == COMPILED and any(isinstance(layer, SyncBatchNorm) for layer in self.net.modules()):
-            return Trial(why_not="its norms talk to the other ranks, which cannot be compiled")
-        try:
-            applied(self.net, way)
-            first = self._step()
-            usual = median([self._step() for _ in range(steps)] or [first])
-        except AllstepError:  # a lost peer is no fault of the way
-            raise
-        except Exception as error:
-            self.first_error = self.first_error or error
-            return Trial(why_not=reason(error))
-        return Trial(usual, max(0.0, first - usual) if way == COMPILED else 0.0)
-
-    def _step(self) -> float:
-        started = self._now()
-        self.loss_of(self.net, *self.example).backward()  # type: ignore[no-untyped-call]  # torch's own
-        self.net.zero_grad(set_to_none=True)
-        return self._now() - started
-
-    def _now(self) -> float:
-        if self.example[0].is_cuda:
-            torch.cuda.synchronize(self.example[0].device)
-        return time.perf_counter()
-
-
-@contextmanager
-def _stage(net: nn.Module, example: Example, loss_of: LossOf) -> Iterator[_Stage]:
-    """Whatever happens on it leaves no trace in the net and in the random numbers of the run."""
-    device = example[0].device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a way that may not be taken; the run itself shows them
-        yield _Stage(copy.deepcopy(net), example, loss_of)
-
-
-def reason(error: Exception) -> str:
-    """The error in one line."""
-    inner = getattr(error, "inner_exception", error)
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    if type(inner).__name__ == "InvalidCxxCompiler":
-        return "there is no C++ compiler; install g++, or set CXX"
-    return f"{type(inner).__name__}: {lines[0] if lines else 'no message'}"[:200]
-
-
-def _together(world: World, mine: Mapping[str, Trial]) -> dict[str, Trial]:
-    """The means over the ranks; a way that failed on any rank has failed."""
-    everyone = agree.gather(world, dict(mine))
-    return {way: _mean([trials[way] for trials in everyone]) for way in mine}
-
-
-def _mean(trials: Sequence[Trial]) -> Trial:
-    failed = [(rank, trial.why_not) for rank, trial in enumerate(trials) if not trial.works]
-    if failed:
-        rank, why_not = failed[0]
-        return Trial(why_not=why_not if len(failed) == len(trials) else f"{why_not} (rank {rank})")
-    return Trial(fmean(trial.seconds for trial in trials), fmean(trial.cost for trial in trials))
+def _trial(copied: Stage, way: str, loss_of: LossOf, steps: int) -> Trial:
+    compiles = way == COMPILED
+    if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.net.modules()):
+        return Trial(why_not="its norms talk to the other ranks, which cannot be compiled")
+    return copied.trial(loss_of, steps, lambda net: applied(net, way), compiles)
 
 
 def _complaints(trials: Mapping[str, Trial]) -> list[str]:
@@ -227,12 +131,5 @@ def _complaints(trials: Mapping[str, Trial]) -> list[str]:
 
 def _times(trials: Mapping[str, Trial], name: str, remaining_steps: float) -> str:
     """The figures behind the choice."""
-    figures = [
-        f"{way} {1000 * trial.seconds:.3g} ms{_compiling(trial)}" for way, trial in trials.items() if trial.works
-    ]
     left = f"; {remaining_steps:.0f} steps are left" if math.isfinite(remaining_steps) else ""
-    return f"layout {name}: a step takes {', '.join(figures)}{left}"
-
-
-def _compiling(trial: Trial) -> str:
-    return f" (and {trial.cost:.3g} s to compile, {_COMPILATIONS} times)" if trial.cost else ""
+    return f"layout {name}: a step takes {figures(trials)}{left}"

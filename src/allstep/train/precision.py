@@ -7,10 +7,13 @@
 | float16 | float16 where that is safe (autocast); a small range | the loss is scaled up before `backward`, the gradients down after it |
 | float64 | float64, weights too: for comparing, not for speed | as they are |
 
+`precision: auto` is settled before a `Precision` is made: see `precision_choice`.
+
 The scale of float16 halves when a gradient overflows, and that step is left out; it doubles after 2,000 steps without. It is a
 number in the checkpoint like any other. Gradients are looked at after they were reduced, so that all ranks leave out the same steps.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,11 +25,14 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Precision:
-    """How the net of a run computes; `scale` is what a loss is multiplied with."""
+    """How the net of a run computes; `scale` is what a loss is multiplied with.
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.name, self.device = name, device
-        self.dtype = torch.float64 if name == "float64" else torch.float32
+    why: the reason for it, in one line, where it was chosen by `precision: auto`.
+    """
+
+    def __init__(self, name: str, device: torch.device, why: str = "") -> None:
+        self.name, self.device, self.why = name, device, why
+        self.dtype = dtype_of_weights(name)
         self.scale = _START if name == "float16" else 1.0
         self.steps_since = 0
 
@@ -34,12 +40,6 @@ class Precision:
         """Within it, the net's arithmetic is that of this precision."""
         lower = _AUTOCAST.get(self.name)
         return nullcontext() if lower is None else torch.autocast(self.device.type, dtype=lower)
-
-    def note(self) -> str | None:
-        """What the user should know about it on this machine."""
-        if self.name == "bfloat16" and self.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return "this CPU has no arithmetic for bfloat16 and imitates it: precision=float32 may be faster"
-        return None
 
     def unscale(self, gradients: list[Tensor]) -> bool:
         """Scales reduced gradients back; False when one of them overflowed, and the step is to be left out."""
@@ -59,13 +59,18 @@ class Precision:
             self.scale, self.steps_since = self.scale * 2, 0
         return not overflowed
 
-    def state(self) -> dict[str, float]:
-        """For a checkpoint."""
-        return {"scale": self.scale, "steps_since": self.steps_since}
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint. The reason is not in it: equal states are equal files, on any machine."""
+        return {"name": self.name, "scale": self.scale, "steps_since": self.steps_since}
 
-    def load(self, state: dict[str, float]) -> None:
-        """From a checkpoint."""
+    def load(self, state: Mapping[str, Any]) -> None:
+        """From a checkpoint; its name is that of `precision_choice.settle`."""
         self.scale, self.steps_since = state["scale"], int(state["steps_since"])
+
+
+def dtype_of_weights(name: str) -> torch.dtype:
+    """The type of parameters and input; `name` may be auto."""
+    return torch.float64 if name == "float64" else torch.float32
 
 
 def exact(logits: Tensor) -> Tensor:

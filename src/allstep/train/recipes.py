@@ -25,7 +25,6 @@ def fashion_mnist() -> RunConfig:
         epochs=12,
         batch=512,
         label_smoothing=0.1,
-        precision="bfloat16",
         data=DataConfig(name="fashion-mnist", augment="PadAndCrop(28, pad=2), Flip(alternating=True)"),
         model=ModelConfig(
             name="speedy", options={"widths": [32, 64, 128]}, norm="batch", norm_momentum=0.2, norm_scale=False
@@ -46,7 +45,6 @@ def fashion_mnist_large() -> RunConfig:
         recipe="fashion-mnist-large",
         epochs=30,
         batch=128,
-        precision="bfloat16",
         data=DataConfig(name="fashion-mnist"),
         model=ModelConfig(name="lenet", norm="batch", options={"widths": [16, 32], "hidden": 128}),
         optimizer=OptimizerConfig(lr=0.05, base_batch=128, weight_decay=5e-4),
@@ -65,7 +63,6 @@ def cifar10() -> RunConfig:
         epochs=10,
         batch=1024,
         label_smoothing=0.2,
-        precision="bfloat16",
         data=DataConfig(
             name="cifar10",
             validation=1000,

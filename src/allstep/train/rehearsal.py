@@ -137,6 +137,7 @@ class _Rehearsal:
             samples = " + ".join(f"{loader.num_samples:,}" for loader in self.job.loaders.values())
             parameters = sum(each.numel() for each in self.job.trainer.net.parameters())
             what += [f"{samples} samples", f"{parameters:,} parameters", f"layout {self.job.layout}"]
+            what.append(self.job.trainer.precision.name)
 
     def read_data(self) -> None:
         """The first and the last batch of each part."""

@@ -65,6 +65,10 @@ class Opening:
     out: Path
     layout: str = "plain"
     """How the net is run, and in words why, where it was tried out."""
+    precision: str = "float32"
+    """Of the arithmetic in the net: what the run computes in, also where its config says auto."""
+    precision_why: str = ""
+    """Why it was chosen, where it was."""
     share_weights: bool = False
     position: int = 0
     """Samples that were seen before: more than 0 in a run that goes on."""
@@ -254,6 +258,8 @@ class Record(Watcher):
             bytes=opening.nbytes,
             flop_per_sample=opening.flop_per_sample,
             layout=opening.layout,
+            precision=opening.precision,
+            precision_why=opening.precision_why,
             share_weights=opening.share_weights,
             position=opening.position,
         )
