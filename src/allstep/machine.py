@@ -116,8 +116,8 @@ def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.e
         )
     for name, values in _WITHOUT_BFLOAT16.items():
         if environ.get(name, "").lower() in values:
-            return Bfloat16(False, f"{name}={environ[name]} switches off this CPU's bfloat16 arithmetic ({found})")
-    return Bfloat16(True, f"this CPU computes in bfloat16 ({found})")
+            return Bfloat16(False, f"{name}={environ[name]} switches off the {found} of this CPU")
+    return Bfloat16(True, f"this CPU computes in it, flag {found}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,10 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from allstep.plan import Study
+    from allstep.plan import Study, StudyFolder
     from allstep.plan.findings import Findings
     from allstep.plan.trial import Results
+    from allstep.train import RunConfig
 
 study = typer.Typer(
     name="study",
@@ -65,6 +67,7 @@ def batch(
     estimate: Estimate = False,
 ) -> None:
     """Accuracy by batch and remedy, after the same number of epochs."""
+    from allstep.plan import StudyFolder
     from allstep.plan.batch_study import SET, BatchGrid, parse_batches, parse_seeds
     from allstep.plan.batch_table import BatchTable
     from allstep.plan.remedies import chosen
@@ -84,10 +87,11 @@ def batch(
         remedies=tried,
         seeds=parse_seeds(seeds, sizes, list(tried)),
     )
-    question = asked.study()
+    asked.study()
     check_data(config, sizes)
-    folder = out or _usual_folder(recipe, "batch")
-    _answer(question, lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
+    folder = StudyFolder(out or _usual_folder(recipe, "batch"))
+    asked = replace(asked, precision=_one_precision(config, folder))
+    _answer(asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
 
 
 @study.command()
@@ -107,6 +111,7 @@ def updates(
     estimate: Estimate = False,
 ) -> None:
     """Updates to a goal by batch, with the best of a few rates each, beside the published shape."""
+    from allstep.plan import StudyFolder
     from allstep.plan.batch_study import parse_batches
     from allstep.plan.training import check_data, found, refuse_words
     from allstep.plan.updates_study import SET, UpdatesSearch
@@ -129,11 +134,11 @@ def updates(
         seed=config.seed,
         data=config.data.name,
     )
-    question = asked.study()
-    question.wanted({})  # what is wrong with the first runs is said before there is a folder
+    asked.study().wanted({})  # what is wrong with the first runs is said before there is a folder
     check_data(config, sizes)
-    folder = out or _usual_folder(recipe, "updates")
-    _answer(question, lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
+    folder = StudyFolder(out or _usual_folder(recipe, "updates"))
+    asked = replace(asked, precision=_one_precision(config, folder))
+    _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
 
 
 def _split(arguments: list[str]) -> tuple[str, list[str]]:
@@ -152,19 +157,35 @@ def _usual_folder(recipe: str, question: str) -> Path:
     return Path("studies") / f"{Path(recipe).stem}-{question}"
 
 
+def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
+    """The same for every run; a line states which, where the recipe leaves it to the machine."""
+    from allstep.plan.one_precision import one_precision
+
+    precision = one_precision(config, folder)
+    if precision is None:
+        return None
+    print(f"allstep: {precision}", file=sys.stderr)
+    return precision.name
+
+
 def _answer(
-    asked: "Study", findings: "Callable[[Results], Findings]", out: Path, jobs: int | None, retry: bool, estimate: bool
+    asked: "Study",
+    findings: "Callable[[Results], Findings]",
+    folder: "StudyFolder",
+    jobs: int | None,
+    retry: bool,
+    estimate: bool,
 ) -> None:
     """Runs the study and writes what it found, also when it was interrupted."""
     from allstep.launch import RESUBMIT
     from allstep.machine import allowed_cores
-    from allstep.plan import StudyFolder, run
+    from allstep.plan import run
     from allstep.plan.display import shown
     from allstep.plan.findings import write_findings
     from allstep.plan.runner import collect
     from allstep.plan.runs_read import has_diverged
 
-    folder, lanes, interrupted = StudyFolder(out), jobs or allowed_cores(), False
+    lanes, interrupted = jobs or allowed_cores(), False
     try:
         with shown(lanes) as watcher:
             results = run(

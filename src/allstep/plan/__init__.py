@@ -11,6 +11,7 @@ Study (study)      what is asked: trials, in an order that may depend on results
 
 batch_study        remedies by batch size:   grid -> runs -> batch_table, batch_plots      (remedies, runs_read, fit)
 updates_study      updates to a goal by batch size, the best of a few rates each            (rates, published)
+one_precision      the same for all runs of a study, where the recipe leaves it to the machine
 ```
 
 Everything above the gap knows nothing of batches, rates or nets: it reads run records, nothing else. No torch in here.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.errors import ConfigError
+from allstep.plan.one_precision import precision_words
 from allstep.plan.remedies import Words, words_for
 from allstep.plan.study import Study, grid
 from allstep.plan.training import training
@@ -39,6 +40,8 @@ class BatchGrid:
     remedies: Mapping[str, Words]
     seeds: Mapping[str, int]
     """Number of seeds of each cell."""
+    precision: str | None = None
+    """Of every run, where the recipe leaves it to the machine."""
 
     @property
     def batches(self) -> list[int]:
@@ -50,7 +53,15 @@ class BatchGrid:
         words = self._words(batch, remedy)
         name = next(name for name in self.remedies if self._words(batch, name) == words)
         every = ("evaluation.every=0.5",) if self.goal is not None else ()
-        said = (*every, *self.words, f"epochs={self.epochs}", f"batch={batch}", f"seed={seed}", *words)
+        said = (
+            *every,
+            *self.words,
+            *precision_words(self.precision),
+            f"epochs={self.epochs}",
+            f"batch={batch}",
+            f"seed={seed}",
+            *words,
+        )
         facts = {"batch": batch, "remedy": name, "seed": seed}
         return training(f"{batch}-{name}-seed{seed}", self.recipe, said, facts)
 
@@ -79,7 +90,12 @@ class BatchGrid:
             "remedies": {name: list(words) for name, words in self.remedies.items()},
             "seeds": dict(self.seeds),
         }
-        return grid(self.trials(), arguments, growing=frozenset({"remedies", "seeds"}))
+        return grid(
+            self.trials(),
+            arguments,
+            growing=frozenset({"remedies", "seeds"}),
+            precision=self.precision,
+        )
 
 
 def parse_batches(text: str, option: str = "--batches") -> list[int]:

@@ -2,7 +2,7 @@
 
 ```
 DIR/
-  study.json             what is asked; whoever goes on must ask the same
+  study.json             what is asked; whoever goes on must ask the same. And the precision of all its runs, where it was chosen
   study.lock             held by the process that runs it
   runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
   output/<trial>.txt     what a trial printed
@@ -78,7 +78,21 @@ class StudyFolder:
                 raise ConfigError(
                     f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give another folder with --out"
                 )
-        write_whole(file, json.dumps({"version": __version__, "arguments": asked}, indent=2) + "\n")
+        kept = {} if study.precision is None else {"precision": study.precision}
+        write_whole(file, json.dumps({"version": __version__, "arguments": asked, **kept}, indent=2) + "\n")
+
+    def precision(self) -> str | None:
+        """The precision of all runs of the study that is here; None where there is none yet.
+
+        Study folders from before it was recorded have it in the configs of their runs.
+        """
+        file = self.path / "study.json"
+        if not file.exists():
+            return None
+        _arguments(file)
+        recorded = json.loads(file.read_text()).get("precision")
+        records = (runlog.read(each) for each in sorted(self.path.glob("runs/*/run.jsonl")) if recorded is None)
+        return recorded or next((found for each in records if (found := _precision_of(each))), None)
 
     def run(self, trial: Trial) -> Path:
         """Its run folder."""
@@ -159,6 +173,12 @@ def write_whole(file: Path, text: str) -> None:
     new = file.with_name(f"{file.name}.new")
     new.write_text(text)
     new.replace(file)
+
+
+def _precision_of(record: RunRecord) -> str | None:
+    config = record.starts[0].get("config") if record.starts else None
+    found = config.get("precision") if isinstance(config, Mapping) else None
+    return None if found in (None, "auto") else str(found)
 
 
 def _arguments(file: Path) -> Mapping[str, Any]:

@@ -31,8 +31,15 @@ class Study:
     stop: Stop | None = None
     growing: frozenset[str] = frozenset()
     """Arguments that may gain entries, or larger numbers, in a folder that holds the study already: they add trials and change none."""
+    precision: str | None = None
+    """Of all trials, where it was chosen for the machine: the folder keeps it. None: the arguments decide it."""
 
 
-def grid(trials: Sequence[Trial], arguments: Mapping[str, Any], growing: frozenset[str] = frozenset()) -> Study:
+def grid(
+    trials: Sequence[Trial],
+    arguments: Mapping[str, Any],
+    growing: frozenset[str] = frozenset(),
+    precision: str | None = None,
+) -> Study:
     """The study that wants just these."""
-    return Study(arguments, lambda _: trials, len(trials), growing=growing)
+    return Study(arguments, lambda _: trials, len(trials), growing=growing, precision=precision)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allstep.plan.one_precision import precision_words
 from allstep.plan.rates import next_step, rate
 from allstep.plan.runs_read import RunFigures, figures, num_updates
 from allstep.plan.study import Study
@@ -53,11 +54,14 @@ class UpdatesSearch:
     seed: int = 0
     data: str = ""
     """The name of the data, for what was published about it."""
+    precision: str | None = None
+    """Of every run, where the recipe leaves it to the machine."""
 
     def trial(self, batch: int, k: int) -> Trial:
         """The k-th rate up (or down) from the first."""
         lr = rate(self.lr * math.sqrt(batch / self.base_batch), k)
         words = (
+            *precision_words(self.precision),
             *(f"epochs={self.epochs}", f"batch={batch}", f"seed={self.seed}"),
             *(f"optimizer.lr={lr:g}", "optimizer.scaling=none", "schedule.shape=constant"),
             *("schedule.warmup=0", "schedule.warmup_kind=none"),
@@ -108,7 +112,14 @@ class UpdatesSearch:
             "seed": self.seed,
         }
         most = len(self.batches) * self.num_rates
-        return Study(arguments, self.wanted, most, self.stop, growing=frozenset({"batches", "rates"}))
+        return Study(
+            arguments,
+            self.wanted,
+            most,
+            self.stop,
+            growing=frozenset({"batches", "rates"}),
+            precision=self.precision,
+        )
 
 
 def fewest(ended: Sequence[tuple[Trial, RunFigures]]) -> tuple[float, int] | None:

@@ -140,12 +140,24 @@ def _taken_up(config: RunConfig, folder: Path, resume: bool) -> Claimed:
 
 def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:
     """In what `config` differs from the folder's, if it may; else `complaint` with the differences and `remedy`."""
-    before, now = read_layers(str(folder / CONFIG), ())[0], config.model_dump(mode="json")
+    before = read_layers(str(folder / CONFIG), ())[0]
+    now = as_begun(config, folder).model_dump(mode="json")
     if changed := list(changes(before, now)):
         more = f"; and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
         shown = "; ".join(changed[:_MOST_SHOWN])
         raise ConfigError(f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out")
     return tuple(f"{key}={json.dumps(value)}" for key, _, value in _differences(before, now) if _may_change(key))
+
+
+def as_begun(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with the precision that the run in `folder` was begun with, where `config` leaves it to the machine.
+
+    So a run with a fixed precision, such as one from before recipes said auto, is resumed by the command that began it.
+    """
+    if config.precision != "auto":
+        return config
+    begun = read_layers(str(folder / CONFIG), ())[0].get("precision", config.precision)
+    return config.model_copy(update={"precision": begun})
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -129,8 +129,13 @@ def _beats(trial: Trial, other: Trial, remaining_steps: float) -> bool:
 def figures(trials: Mapping[str, Trial]) -> str:
     """Milliseconds of a step by way, of the ways that worked."""
     return ", ".join(
-        f"{way} {1000 * trial.seconds:.3g} ms{_compiling(trial)}" for way, trial in trials.items() if trial.works
+        f"{way} {_milliseconds(trial.seconds)}{_compiling(trial)}" for way, trial in trials.items() if trial.works
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    value = 1000 * seconds
+    return f"{value:.3g} ms" if value < 1000 else f"{value:,.0f} ms"
 
 
 def _compiling(trial: Trial) -> str:

@@ -20,7 +20,7 @@ from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.display import Display
 from allstep.train.fitting import check_config
-from allstep.train.folder import RECORD, Claimed, claim_folder, expect_run
+from allstep.train.folder import RECORD, Claimed, as_begun, claim_folder, expect_run
 from allstep.train.hold import hold
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
@@ -81,6 +81,7 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
     claimed = _claim(config, asked, mine)
+    config = as_begun(config, claimed.path)
     if claimed.has_ended:
         say(claimed.farewell())
         return config, claimed, None, []

@@ -1,0 +1,73 @@
+"""One precision for all runs of a study, so that they differ in nothing but what the study varies.
+
+```
+the config names one              that one
+study.json has one                that one: a resumed study keeps it, on any machine
+CPU flags                         read here, without torch
+a GPU, or a CPU without flags     settled as a run would do it, by a process that ends again (`train.settle_alone`)
+```
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from allstep.errors import ConfigError
+from allstep.machine import cpu_bfloat16, cpu_flags
+from allstep.plan.folder import StudyFolder
+from allstep.train.config import RunConfig
+from allstep.train.workers import count_gpus
+
+_SECONDS = 600.0  # for the process that settles it: it opens the data and makes a few steps
+
+
+@dataclass(frozen=True)
+class OnePrecision:
+    """A precision, and the reason for it in one line."""
+
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"precision {self.name} for all runs of the study: {self.why}"
+
+
+def one_precision(config: RunConfig, folder: StudyFolder) -> OnePrecision | None:
+    """Settle the precision of the study in `folder`; None where `config` names one."""
+    if config.precision != "auto":
+        return None
+    if kept := folder.precision():
+        return OnePrecision(kept, "kept from the start of the study")
+    return _by_flags(config) or settled_apart(config)
+
+
+def precision_words(name: str | None) -> tuple[str, ...]:
+    """The key=value for each run."""
+    return () if name is None else (f"precision={name}",)
+
+
+def _by_flags(config: RunConfig) -> OnePrecision | None:
+    if config.device != "cpu" and count_gpus():
+        return None
+    found = cpu_bfloat16(cpu_flags())
+    return None if found.native is None else OnePrecision("bfloat16" if found.native else "float32", found.why)
+
+
+def settled_apart(
+    config: RunConfig, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+) -> OnePrecision:
+    """Settle it as a run of `config` with one worker would, in a process of its own: torch stays out of this one."""
+    command = [sys.executable, "-m", "allstep.train.settle_alone"]
+    try:
+        ended = run(command, input=config.model_dump_json(), capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"precision=auto: no answer after {_SECONDS:g} s of timing; set precision=float32 or precision=bfloat16"
+        ) from None
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("allstep: ")
+        raise ConfigError(f"precision=auto could not be settled: {last}; set precision=float32 or precision=bfloat16")
+    answer = json.loads(ended.stdout.splitlines()[-1])
+    return OnePrecision(answer["name"], answer["why"])

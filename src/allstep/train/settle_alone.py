@@ -1,0 +1,39 @@
+"""`python -m allstep.train.settle_alone < config.json`: the precision that a run of this config would choose here, as JSON.
+
+It makes the job of one worker and ends before the first step. A study uses it, whose own process has no torch.
+"""
+
+import json
+import sys
+
+import allstep.torch as hvd
+from allstep import comm
+from allstep.errors import UserError
+from allstep.train.config import RunConfig
+from allstep.train.job import make_job
+from allstep.train.scratch import scratch
+from allstep.world import NONE
+
+
+def settle_alone(config: RunConfig) -> dict[str, str]:
+    """Name and reason of the precision that `config` gets on this machine."""
+    world = comm.init(NONE)
+    hvd.init()
+    with scratch(world) as folder:
+        precision = make_job(config.resolved(1), world, folder).trainer.precision
+    hvd.shutdown()
+    comm.shutdown()
+    return {"name": precision.name, "why": precision.why}
+
+
+def main() -> None:
+    """From standard input to standard output; a user's mistake is one line on standard error."""
+    try:
+        print(json.dumps(settle_alone(RunConfig.model_validate_json(sys.stdin.read()))))
+    except UserError as error:
+        print(f"allstep: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()
