@@ -115,3 +115,50 @@ def test_freed_memory_is_kept(ranks: Any) -> None:
     """64 MB are 16,384 pages of 4 KB, or 32 of 2 MB."""
     (given_back,), (kept,) = ranks(1, faults_of_steps, False), ranks(1, faults_of_steps, True)
     assert kept < max(20, given_back / 10)
+
+
+X86 = "processor\t: 0\nmodel name\t: x\nflags\t\t: {}\n\nprocessor\t: 1\nflags\t\t: {}\nbugs\t\t: spectre_v1\n"
+ARM = "processor\t: 0\nFeatures\t: {}\n\nprocessor\t: 1\nFeatures\t: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        (X86.format("fpu avx2", "fpu avx2"), {"fpu", "avx2"}),
+        (ARM.format("fp asimd bf16 i8mm", "fp asimd"), {"fp", "asimd"}),
+        ("processor\t: 0\nhart\t: 0\nisa\t: rv64imafdc\n", None),
+        (None, None),
+    ],
+    ids=["x86", "arm, cores that differ", "risc-v", "no file"],
+)
+def test_flags_are_those_of_all_cores(tmp_path: Path, text: str | None, flags: set[str] | None) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert machine.cpu_flags(tmp_path / "cpuinfo") == flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "native", "why"),
+    [
+        ("avx512f avx512_bf16", {}, True, "avx512_bf16"),
+        ("avx512f avx512_bf16 amx_tile amx_bf16", {}, True, "amx_bf16"),
+        ("asimd bf16", {}, True, "bf16"),
+        ("sve svebf16", {}, True, "svebf16"),
+        (
+            "avx512_bf16",
+            {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "ATEN_CPU_CAPABILITY": "avx512"},
+            True,
+            "avx512_bf16",
+        ),
+        ("avx2 fma", {}, False, "no bfloat16 arithmetic"),
+        ("avx512f avx512bw avx512_vnni avx_ne_convert", {}, False, "no bfloat16 arithmetic"),
+        ("avx512_bf16", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, False, "ONEDNN_MAX_CPU_ISA=AVX2"),
+        ("avx512_bf16", {"DNNL_MAX_CPU_ISA": "AVX512_CORE"}, False, "DNNL_MAX_CPU_ISA=AVX512_CORE"),
+        ("avx512_bf16", {"ATEN_CPU_CAPABILITY": "avx2"}, False, "ATEN_CPU_CAPABILITY=avx2"),
+        (None, {}, None, "no CPU flags"),
+    ],
+)
+def test_bfloat16_by_flags(flags: str | None, environ: dict[str, str], native: bool | None, why: str) -> None:
+    found = machine.cpu_bfloat16(None if flags is None else frozenset(flags.split()), environ)
+    assert found.native is native
+    assert why in found.why and "\n" not in found.why

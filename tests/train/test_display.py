@@ -121,11 +121,15 @@ def test_the_banner_says_what_runs_where() -> None:
 
 
 def test_the_banner_says_what_is_special() -> None:
-    config = CONFIG.model_copy(update={"precision": "bfloat16"})
-    lines = dict(banner(opening(config=config, num_workers=1, position=12345)))
+    lines = dict(banner(opening(num_workers=1, position=12345, precision="bfloat16")))
     assert lines["precision"] == "bfloat16"
     assert lines["goes on"] == "after 12,345 samples"
     assert "weights" not in lines
+
+
+def test_the_banner_says_which_precision_was_chosen_and_why() -> None:
+    lines = dict(banner(opening(precision="float32", precision_why="this CPU has no bfloat16 arithmetic")))
+    assert lines["precision"] == "float32 (auto: this CPU has no bfloat16 arithmetic)"
 
 
 def test_notes_and_warnings_follow_the_banner() -> None:
