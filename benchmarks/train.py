@@ -17,7 +17,7 @@ training time until an evaluation, four each epoch, is at or above it on the 5,0
 | plain PyTorch | 2 x 1 | DDP on Gloo, DataLoader with 0 and with 1 worker processes each (the faster counts) |
 | plain PyTorch, channels last | 2 x 1 | the same by somebody who knows which layout is the faster one |
 
-With --as-is it is one epoch of the recipe as it stands (batch 512, bfloat16, pictures shifted and mirrored), without plain PyTorch.
+With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, pictures shifted and mirrored), without plain PyTorch.
 """
 
 import argparse

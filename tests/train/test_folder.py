@@ -16,7 +16,7 @@ from allstep.errors import ConfigError
 from allstep.train import hold as holding
 from allstep.train import read_config
 from allstep.train.config import RunConfig
-from allstep.train.folder import Claimed, _put, abandon, claim_folder, expect_run, holds_run
+from allstep.train.folder import Claimed, _put, abandon, as_begun, claim_folder, expect_run, holds_run
 from allstep.train.hold import check_free, hold
 from allstep.train.worker import Asked, _watchers, work
 
@@ -96,6 +96,19 @@ def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
     assert len(claimed.words) == 5
     assert read_config(str(folder / "config.yaml"), claimed.words) == asked
     assert claim_folder(config(), folder, resume=True).words == ()
+
+
+@pytest.mark.parametrize("begun_with", ["bfloat16", "float32", "auto"])
+def test_auto_means_the_precision_that_a_run_was_begun_with(tmp_path: Path, begun_with: str) -> None:
+    """As recipes named theirs before they said auto: the command that began the run resumes it."""
+    folder = begun(tmp_path / "run", text=config(f"precision={begun_with}").to_yaml())
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert as_begun(config(), folder).precision == begun_with
+    with pytest.raises(ConfigError, match=f"precision was {begun_with}, is float64 now"):
+        claim_folder(config("precision=float64"), folder, resume=True)
+    (folder / "config.yaml").write_text("precision: double\n")
+    with pytest.raises(ConfigError, match=r"config key 'precision': expected .*, found 'double'"):
+        as_begun(config(), folder)
 
 
 def test_of_two_configs_that_come_at_once_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,13 @@ def _arithmetic(run: Run) -> str | None:
     return f"{flop * speed / 1e9:,.3g} GFLOP/s ({flop / 1e6:,.3g} MFLOP a sample)" if flop and speed else None
 
 
+def _precision(run: Run) -> str | None:
+    """What the run computed in; runs from before `precision: auto` have it in their config only."""
+    name = run.record.start.get("precision") or run.config.get("precision")
+    why = run.record.start.get("precision_why")
+    return f"{name} (auto: {why})" if name and why else str(name) if name else None
+
+
 _ROWS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("Started", _started),
     ("Took", _took),
@@ -115,6 +122,7 @@ _ROWS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("Batch", _batch),
     ("Samples", _data),
     ("Model", _model),
+    ("Precision", _precision),
     ("Arithmetic", _arithmetic),
     ("Memory", _memory),
     ("Machine", _machine),

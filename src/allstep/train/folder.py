@@ -24,7 +24,7 @@ from typing import Any
 from allstep import runlog
 from allstep.data.sources.opening import holds_class_folders
 from allstep.errors import ConfigError
-from allstep.train.config import RunConfig
+from allstep.train.config import RunConfig, validated
 from allstep.train.hold import LOCK
 from allstep.train.source import read_layers
 
@@ -157,7 +157,7 @@ def as_begun(config: RunConfig, folder: Path) -> RunConfig:
     if config.precision != "auto":
         return config
     begun = read_layers(str(folder / CONFIG), ())[0].get("precision", config.precision)
-    return config.model_copy(update={"precision": begun})
+    return validated({**config.model_dump(), "precision": begun})
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
