@@ -20,7 +20,8 @@ from allstep.train.watch import Record, Result, Watchers
 from allstep.train.worker import Asked, work
 from sources import Arrays
 
-SHORT = ["epochs=2", "data.validation=50", "log_every=7"]
+# float32, not auto: runs are compared with each other, on every CPU.
+SHORT = ["precision=float32", "epochs=2", "data.validation=50", "log_every=7"]
 
 
 def short_run(words: list[str]) -> tuple[Result, list[tuple[int, list[int]]], list[int], Path]:
