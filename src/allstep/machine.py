@@ -1,5 +1,5 @@
-"""What this machine gives us: cores and memory as the kernel and the container limit them, its network interfaces, and whether its CPU
-computes in bfloat16.
+"""What this machine gives us: cores and memory as the kernel and the container limit them, its
+network interfaces, and whether its CPU computes in bfloat16.
 
 `os.cpu_count()` counts the machine; a job gets less. Three things cut it down and the smallest counts: the affinity mask (taskset,
 Slurm, mpirun's binding), the cgroup's quota of CPU time (containers), and how many ranks share the rest.
@@ -27,7 +27,7 @@ _WITHOUT_BFLOAT16 = {
     "ATEN_CPU_CAPABILITY": ("default", "avx2"),
 }
 _WITHOUT_BFLOAT16["DNNL_MAX_CPU_ISA"] = _WITHOUT_BFLOAT16["ONEDNN_MAX_CPU_ISA"]
-"""Values of the variables that limit torch's kernels to instructions without bfloat16, by variable."""
+"""Values that limit torch's kernels to instructions without bfloat16, by environment variable."""
 
 
 def allowed_cores() -> int:
@@ -84,7 +84,8 @@ def fair_share(mine: Iterable[int], everyone: Sequence[Iterable[int]], quota: fl
 def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
     """Return the instruction-set flags that all cores have; None where the kernel lists none.
 
-    cpuinfo: the kernel's description of the cores, one block per core; x86 calls the line "flags", ARM "Features".
+    cpuinfo: the kernel's description of the cores, a block for each; the line is called "flags" on
+    x86 and "Features" on ARM.
     """
     cores = [
         frozenset(value.split())
@@ -96,14 +97,14 @@ def cpu_flags(cpuinfo: Path = _CPUINFO) -> frozenset[str] | None:
 
 @dataclass(frozen=True)
 class Bfloat16:
-    """Whether a processor computes in bfloat16, and the reason in one line. None: unknown, so it has to be timed."""
+    """Whether a processor computes in bfloat16 (None: unknown), and the reason in one line."""
 
     native: bool | None
     why: str
 
 
 def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.environ) -> Bfloat16:
-    """Judge the CPU by its `flags` (see `cpu_flags`), within the limits that `environ` sets for torch's kernels.
+    """Judge the CPU by its `flags` (see `cpu_flags`), within `environ`'s limits for torch's kernels.
 
     AVX-512 alone is not enough: without `avx512_bf16` every product is emulated in float32.
     """

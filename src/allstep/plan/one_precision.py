@@ -4,7 +4,7 @@
 the config names one              that one
 study.json has one                that one: a resumed study keeps it, on any machine
 CPU flags                         read here, without torch
-a GPU, or a CPU without flags     settled as a run would do it, by a process that ends again (`train.settle_alone`)
+a GPU, or a CPU without flags     as a run would settle it, in a child process (`train.settle_alone`)
 ```
 """
 
@@ -20,7 +20,8 @@ from allstep.plan.folder import StudyFolder
 from allstep.train.config import RunConfig
 from allstep.train.workers import count_gpus
 
-_SECONDS = 600.0  # for the process that settles it: it opens the data and makes a few steps
+_SECONDS = 600.0  # for the child, which opens the data and makes a few steps
+_REMEDY = "set precision=float32 or precision=bfloat16"
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,26 @@ def _by_flags(config: RunConfig) -> OnePrecision | None:
     if config.device != "cpu" and count_gpus():
         return None
     found = cpu_bfloat16(cpu_flags())
-    return None if found.native is None else OnePrecision("bfloat16" if found.native else "float32", found.why)
+    if found.native is None:
+        return None
+    return OnePrecision("bfloat16" if found.native else "float32", found.why)
 
 
 def settled_apart(
     config: RunConfig, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> OnePrecision:
-    """Settle it as a run of `config` with one worker would, in a process of its own: torch stays out of this one."""
+    """Settle it as a run of `config` with one worker would, in a child: this process has no torch.
+
+    run: starts it and waits for its end, as `subprocess.run`.
+    """
     command = [sys.executable, "-m", "allstep.train.settle_alone"]
     try:
-        ended = run(command, input=config.model_dump_json(), capture_output=True, text=True, timeout=_SECONDS)
+        asked = config.model_dump_json()
+        ended = run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"precision=auto: no answer after {_SECONDS:g} s of timing; set precision=float32 or precision=bfloat16"
-        ) from None
+        raise ConfigError(f"precision=auto: no answer after {_SECONDS:g} s of timing; {_REMEDY}") from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("allstep: ")
-        raise ConfigError(f"precision=auto could not be settled: {last}; set precision=float32 or precision=bfloat16")
+        raise ConfigError(f"precision=auto could not be settled: {last}; {_REMEDY}")
     answer = json.loads(ended.stdout.splitlines()[-1])
     return OnePrecision(answer["name"], answer["why"])

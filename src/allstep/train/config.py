@@ -218,8 +218,8 @@ class RunConfig(_Section):
     """Train on so many samples only, without augmentation, and evaluate on the same: the first test of any model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16 where the processor computes in it,
-    else float32."""
+    """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16 where
+    the processor computes in it, else float32."""
     layout: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
     """How the net is run; "auto" tries each for a few steps and takes the fastest."""
     share_weights: bool | Literal["auto"] = "auto"

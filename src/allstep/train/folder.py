@@ -150,9 +150,10 @@ def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tupl
 
 
 def as_begun(config: RunConfig, folder: Path) -> RunConfig:
-    """The config with the precision that the run in `folder` was begun with, where `config` leaves it to the machine.
+    """Replace `precision: auto` by what the run in `folder` was begun with.
 
-    So a run with a fixed precision, such as one from before recipes said auto, is resumed by the command that began it.
+    So a run with a fixed precision, such as one from before recipes said auto, is resumed by the
+    command that began it.
     """
     if config.precision != "auto":
         return config

@@ -184,7 +184,7 @@ def _some_pictures(config: RunConfig, parts: Parts, out: Path) -> torch.Tensor:
 
 
 def _example(config: RunConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize) -> Example:
-    """Input and target like those of a rank's share of a batch, at most `most` samples: to try out how the model is best run."""
+    """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
     share = min(most, -(-config.global_batch // (world.size * config.accumulation)))
     # Random numbers of its own: those of the run are the same with and without a trial.
     draws = torch.Generator().manual_seed(0)

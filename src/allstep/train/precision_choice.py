@@ -2,12 +2,13 @@
 
 ```
 each rank   judge(device)        CPU flags, or the GPU's capability: native, not native, or unknown
-all ranks   one answer           float32 as soon as one rank has no bfloat16 arithmetic; bfloat16 when all have it
-unknown     timed                a step in each, on a copy of the model (`trying`); bfloat16 if it is clearly faster
-resumed     kept                 the precision in the checkpoint, on any machine; a note says what this one would use
+all ranks   one answer           float32 if one rank has no bfloat16; bfloat16 if all have it
+unknown     timed                a step in each, on a copy of the model (`trying`)
+resumed     kept                 the checkpoint's, on any machine; a note names what this one would use
 ```
 
-An explicit `precision: bfloat16` is never replaced. Where the processor emulates it, both are timed and a note gives the factor.
+An explicit `precision: bfloat16` is never replaced. Where the processor emulates it, both are timed
+and a note gives the factor.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from allstep.world import World
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 _CAPABILITY = 8  # of the first NVIDIA GPUs that compute in bfloat16
 SAMPLES = 32
-"""To time a step with, at most: an emulated step of a whole share of a large batch takes minutes."""
+"""To time a step with, at most: an emulated step of a large batch takes minutes."""
 _STEPS = 3  # timed, after one that sets up
 
 Timed = Callable[[], Mapping[str, Trial]]
@@ -47,8 +48,8 @@ class Settled:
 def settle(asked: str, kept: str | None, world: World, device: torch.device, timed: Timed) -> Settled:
     """Settle the precision of a run, the same on all ranks. A collective.
 
-    asked: the config's. kept: that of the checkpoint, in a resumed run. timed: measure both, see `time_both`; called on all
-    ranks or on none.
+    asked: the config's. kept: that of the checkpoint, in a resumed run. timed: measure both, see
+    `time_both`; called on all ranks or on none.
     """
     if asked == AUTO:
         agree.everyone(world, lambda: check_device(device))
@@ -64,8 +65,8 @@ def judge(device: torch.device) -> Bfloat16:
     """Whether the processor of this rank computes in bfloat16."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        why = f"the GPU has capability {major}.{minor}; bfloat16 arithmetic comes with {_CAPABILITY}.0"
-        return Bfloat16(major >= _CAPABILITY, why)
+        needed = f"bfloat16 arithmetic comes with {_CAPABILITY}.0"
+        return Bfloat16(major >= _CAPABILITY, f"the GPU has capability {major}.{minor}; {needed}")
     found = cpu_bfloat16(cpu_flags())
     if found.native and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return Bfloat16(False, "torch's oneDNN has no bfloat16 kernels for this CPU")
@@ -73,12 +74,12 @@ def judge(device: torch.device) -> Bfloat16:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise ConfigError when the device computes in neither of the two, as a GPU that this torch was not built for."""
-    problems = [why for dtype in (torch.float32, torch.bfloat16) if (why := _problem(device, dtype))]
-    if len(problems) == 2:
+    """Raise ConfigError when the device computes in neither: a GPU that this torch is not built for."""
+    problems = [_problem(device, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    if all(problems):
         raise ConfigError(
-            f"precision=auto: device {device} computes in neither float32 nor bfloat16 ({problems[0]}); set device=cpu, "
-            "or install a torch that is built for this device"
+            f"precision=auto: device {device} computes in neither float32 nor bfloat16 ({problems[0]}); "
+            "set device=cpu, or install a torch that is built for this device"
         )
 
 
@@ -97,7 +98,8 @@ def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapp
     name: the layout to be used; a model that cannot be run that way is timed in the plain one.
     """
     trials: Mapping[str, Trial] = {}
-    for way in dict.fromkeys((layout.PLAIN if name == layout.PLAIN else layout.CHANNELS_LAST, layout.PLAIN)):
+    ways = (layout.PLAIN,) if name == layout.PLAIN else (layout.CHANNELS_LAST, layout.PLAIN)
+    for way in ways:
         trials = together(world, _time_both(net, example, way))
         if any(trial.works for trial in trials.values()):
             break
@@ -125,7 +127,7 @@ def loss_in(precision: Precision) -> LossOf:
 
 
 def _of_all(world: World, mine: Bfloat16) -> Bfloat16:
-    """One answer for all ranks: that of a rank without bfloat16, else of one that does not know, else of rank 0."""
+    """One answer: of a rank without bfloat16, else of one that does not know, else of rank 0."""
     answers = agree.gather(world, (mine, world.host))
     several = len({host for _, host in answers}) > 1
     for native in (False, None, True):
@@ -140,8 +142,8 @@ def _chosen(found: Bfloat16, timed: Timed) -> Settled:
         return Settled(BFLOAT16 if found.native else FLOAT32, found.why)
     trials = timed()
     # A model that fails in both fails again in its first step, with its own message.
-    name = fastest(trials) or FLOAT32
-    return Settled(name, f"{found.why}; a step takes {figures(trials) or 'no time that could be measured'}")
+    name, times = fastest(trials) or FLOAT32, figures(trials) or "no time that could be measured"
+    return Settled(name, f"{found.why}; a step takes {times}")
 
 
 def _kept(kept: str, found: Bfloat16) -> Settled:
@@ -151,7 +153,7 @@ def _kept(kept: str, found: Bfloat16) -> Settled:
 
 
 def _emulated(found: Bfloat16, trials: Mapping[str, Trial]) -> tuple[str, ...]:
-    """The note on a bfloat16 that is emulated, with how much slower it is; none where it turned out to be faster."""
+    """The note on an emulated bfloat16, with the measured factor; none where it was not slower."""
     exact, rough = trials[FLOAT32], trials[BFLOAT16]
     if not (exact.works and rough.works):
         return (f"bfloat16 is emulated: {found.why}; precision=float32 may be faster",)

@@ -1,6 +1,7 @@
-"""`python -m allstep.train.settle_alone < config.json`: the precision that a run of this config would choose here, as JSON.
+"""`python -m allstep.train.settle_alone < config.json` prints the precision that a run would choose.
 
-It makes the job of one worker and ends before the first step. A study uses it, whose own process has no torch.
+It makes the job of one worker and ends before the first step. A study uses it, whose own process
+has no torch.
 """
 
 import json

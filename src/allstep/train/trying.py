@@ -1,13 +1,16 @@
-"""Timing of alternatives on a copy of the model, and one decision for all ranks. `layout` and `precision_choice` use it.
+"""Timing of alternatives on a copy of the model, and one decision for all ranks.
+
+`layout` and `precision_choice` use it.
 
 ```
-stage(model, example)      a copy: batch statistics and random numbers of the run stay as if no trial had been made
-  .trial(loss_of, steps)   one step that sets up, then `steps` timed ones; Trial has their median, or why the way failed
+stage(model, example)      a copy: statistics and random numbers of the run stay as they are
+  .trial(loss_of, steps)   one step that sets up, then `steps` timed ones: their median, or an error
 together(world, trials)    means over the ranks; a way that failed on one rank has failed
 fastest(trials, steps)     the way with the fewest seconds, set-up costs included
 ```
 
-Every rank makes the same number of steps, because layers such as a synchronized batch norm communicate in each of them.
+Every rank makes the same number of steps, because layers such as a synchronized batch norm
+communicate in each of them.
 """
 
 import copy
@@ -29,7 +32,7 @@ from allstep.world import World
 LossOf = Callable[[nn.Module, Tensor, Tensor], Tensor]
 Example = tuple[Tensor, Tensor]
 WORTH_IT = 0.97
-"""A way must take at most this share of the time of the ways listed before it; less of a gain is noise."""
+"""A way must take at most this share of the time of the ways before it; less of a gain is noise."""
 COMPILATIONS = 3
 """How often the cost of compiling is paid: training, evaluation, the uneven last batch."""
 
@@ -111,7 +114,7 @@ def _mean(trials: Sequence[Trial]) -> Trial:
 
 
 def fastest(trials: Mapping[str, Trial], remaining_steps: float = math.inf) -> str | None:
-    """The way with the fewest seconds for the steps that are left, compiling included; None when all failed."""
+    """The way with the fewest seconds for the steps left, compiling included; None when all failed."""
     best: str | None = None
     for way, trial in trials.items():
         if trial.works and (best is None or _beats(trial, trials[best], remaining_steps)):
