@@ -40,6 +40,7 @@ def _figures(info: "Info") -> Iterator[tuple[str, str]]:
     if pictures.height and pictures.width:
         yield "height", _spread(pictures.height)
         yield "width", _spread(pictures.width)
+    yield "labels", info.labels
     yield "classes", f"{info.num_classes}" + (f", {_balance(info)}" if info.classes else "")
     if info.num_unlabelled:
         yield "no class", f"{info.num_unlabelled} samples"

@@ -54,6 +54,8 @@ class Info:
     classes: tuple[tuple[str, int], ...]
     """Name and number of samples of each class, in the order of the labels; empty where samples have no class numbers."""
     num_unlabelled: int
+    labels: str
+    """How labels are stored, and how names are numbered."""
 
     @property
     def mean_nbytes(self) -> float:
@@ -72,7 +74,18 @@ def info(source: Source, where: str) -> Info:
     names = [(_name(source, label), count) for label, count in counts]
     nbytes = sum(_nbytes(name) for name in files)
     kind = type(source).__name__.removesuffix("Source")
-    return Info(where, kind, len(source), len(files), nbytes, look_at(source), len(names), tuple(names), unlabelled)
+    return Info(
+        where=where,
+        kind=kind,
+        num_samples=len(source),
+        num_files=len(files),
+        nbytes=nbytes,
+        pictures=look_at(source),
+        num_classes=len(names),
+        classes=tuple(names),
+        num_unlabelled=unlabelled,
+        labels=source.describe_labels(),
+    )
 
 
 def files_of(source: Source) -> list[str]:

@@ -195,25 +195,40 @@ def _named(section: DataConfig, progress: Progress | None) -> _Whole:
         data.ArraySource(part.images, part.labels, classes=images.classes, name=str(found.folder))
         for part in (images.train, images.test)
     )
-    validation = _elsewhere("validation", section, progress)
-    return _Whole(found.title, str(found.folder), train, validation, _elsewhere("test", section, progress) or test)
+    validation = _elsewhere("validation", section, images.classes, progress)
+    other_test = _elsewhere("test", section, images.classes, progress)
+    return _Whole(found.title, str(found.folder), train, validation, other_test or test)
 
 
 def _own(section: DataConfig, where: str, progress: Progress | None) -> _Whole:
     """Whatever lies at the places that the config names."""
-    train = _open("train", where, section, progress)
+    train = _open("train", where, section, (), progress)
     _check_no_parts(where, train)
-    test = _elsewhere("test", section, progress)
+    test = _elsewhere("test", section, train.classes, progress)
     if test is None and section.test is None:
         test = _own_test(where, train, section)
     name = section.name if section.name not in data.NAMED else Path(where).name
-    return _Whole(name, where, train, _elsewhere("validation", section, progress), test)
+    return _Whole(name, where, train, _elsewhere("validation", section, train.classes, progress), test)
 
 
-def _open(key: str, where: str, section: DataConfig, progress: Progress | None, *, train: bool = True) -> Source:
+def _open(
+    key: str,
+    where: str,
+    section: DataConfig,
+    classes: tuple[str, ...],
+    progress: Progress | None,
+    *,
+    train: bool = True,
+) -> Source:
+    """Opens one dataset; `classes` are those of the training set, by which labels that are names are numbered."""
     try:
         source = open_source(
-            where, labels_from=section.labels_from, num_classes=section.num_classes, train=train, progress=progress
+            where,
+            labels_from=section.labels_from,
+            num_classes=section.num_classes,
+            classes=classes,
+            train=train,
+            progress=progress,
         )
     except DataError as error:
         raise DataError(f"data.{key}: {error}") from error
@@ -222,9 +237,9 @@ def _open(key: str, where: str, section: DataConfig, progress: Progress | None, 
     return source
 
 
-def _elsewhere(key: str, section: DataConfig, progress: Progress | None) -> Source | None:
+def _elsewhere(key: str, section: DataConfig, classes: tuple[str, ...], progress: Progress | None) -> Source | None:
     where = getattr(section, key)
-    return _open(key, where, section, progress) if isinstance(where, str) else None
+    return _open(key, where, section, classes, progress) if isinstance(where, str) else None
 
 
 def _own_test(where: str, train: Source, section: DataConfig) -> Source | None:
@@ -232,7 +247,7 @@ def _own_test(where: str, train: Source, section: DataConfig) -> Source | None:
     if not isinstance(train, data.IdxSource | data.CifarSource) or not Path(where).is_dir():
         return None
     try:
-        return _open("train", where, section, None, train=False)
+        return _open("train", where, section, (), None, train=False)
     except DataError:
         return None
 

@@ -97,7 +97,9 @@ def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
 
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
     section = config.data
-    source = open_source(place, labels_from=section.labels_from, num_classes=section.num_classes)
+    source = open_source(
+        place, labels_from=section.labels_from, num_classes=section.num_classes, classes=_names(trained.classes)
+    )
     if asked.part == "test" and isinstance(source, IdxSource | CifarSource) and Path(place).is_dir():
         source = open_source(place, train=False)
     _check_classes(place, source.classes, trained.classes)
@@ -106,8 +108,7 @@ def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Traine
 
 def _check_classes(place: str, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:
     """Labels are numbers, so the classes must be the same in the same order; numbers alone may mean any."""
-    unnamed = ours == tuple(map(str, range(len(ours))))
-    if not theirs or theirs == ours or (unnamed and len(theirs) <= len(ours)):
+    if not theirs or theirs == ours or (not _names(ours) and len(theirs) <= len(ours)):
         return
     here, there = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
     what = "; ".join(
@@ -117,6 +118,11 @@ def _check_classes(place: str, theirs: tuple[str, ...], ours: tuple[str, ...]) -
         f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones: {what or 'another order'}; "
         "a class without pictures needs its folder, too"
     )
+
+
+def _names(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of classes; () where they are only numbered."""
+    return () if classes == tuple(map(str, range(len(classes)))) else classes
 
 
 def _loader(config: RunConfig, trained: Trained, opened: _Opened, world: World, device: str) -> Loader:

@@ -9,7 +9,7 @@ that a few hundred samples, spread over the set, take when they are packed. So a
 never on the number of threads, and a packing that was stopped goes on with the same plan.
 
 `Origin` is what the source is recognised by: its place, number of samples, and a digest of where up to 4,096 samples lie in it with
-the sizes and times of their files.
+the sizes and times of their files; of a source whose labels are names, also the order of its classes.
 """
 
 import json
@@ -124,6 +124,9 @@ def origin_of(source: Source, where: str) -> Origin:
     for number in spread(len(source), _PROBES):
         place = source.place(number)
         digest.update(json.dumps([place.file, place.offset, stamp(place.file)], sort_keys=True).encode())
+    if source.labeling.is_named:
+        # Names are packed as numbers: with other names, shards of two numberings would meet in one folder.
+        digest.update(json.dumps(source.classes).encode())
     return Origin(where, len(source), digest.hexdigest())
 
 

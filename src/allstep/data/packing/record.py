@@ -41,6 +41,9 @@ _MADE_ANEW = frozenset(
             "image/shape",
             "image/height",
             "image/width",
+            "height",
+            "width",
+            "depth",
         ),
         *("image/format", "image/colorspace", "image/channels", "__key__"),
     )

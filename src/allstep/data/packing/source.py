@@ -17,7 +17,7 @@ class AllFeatures(Source):
     def __init__(self, source: TFRecordSource) -> None:
         self._layout = source.layout
         self._records = TFRecordSource([shard.where for shard in source.shards], {})
-        self.classes = source.classes
+        self.classes, self.labeling = source.classes, source.labeling
 
     def __len__(self) -> int:
         return len(self._records)

@@ -5,6 +5,8 @@ known by themselves     data                                       target
   image/raw             uint8 pixels, shape in image/shape         label (from 0)
   image/encoded         bytes of a JPEG or PNG                     image/class/label (from 1: target = label - 1), label
   image                 the same                                   label
+  image_raw             the same; or uint8 pixels, if they are       label
+                        height x width x depth bytes
                         image/class/text becomes the field "text" of the records that have it
 ```
 
@@ -15,7 +17,7 @@ One value is delivered as itself (int, float, bytes), several as an array (a lis
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,13 +25,16 @@ from typing import Any
 import numpy as np
 
 from allstep.data.sources import example
+from allstep.data.sources.labels import AS_NUMBERS, Labeling
 from allstep.data.sources.source import Sample
 from allstep.errors import DataError
 
 PIXELS, SHAPE, LABEL = "image/raw", "image/shape", "label"
 _FROM_ONE = "image/class/label"
 _TEXT = "image/class/text"
-_PICTURES = (PIXELS, "image/encoded", "image")
+_TUTORIAL = "image_raw"
+_SIDES = ("height", "width", "depth")
+_PICTURES = (PIXELS, "image/encoded", "image", _TUTORIAL)
 _LABELS = (LABEL, _FROM_ONE)
 
 
@@ -40,17 +45,23 @@ class Layout:
     features: Mapping[str, str]
     labels_from: int
     num_classes: int | None = None
+    labeling: Labeling = AS_NUMBERS
 
     @cached_property
     def wanted(self) -> frozenset[str]:
         """The features that must be read."""
-        return frozenset((*self.features, SHAPE) if self.is_raw else self.features)
+        return frozenset((*self.features, *self._sides))
 
     @cached_property
     def own(self) -> frozenset[str]:
         """The features that become the data and the target; all others are further ones."""
         main = {feature for feature, field in self.features.items() if field in ("data", "target")}
-        return frozenset(main | {SHAPE} if self.is_raw else main)
+        return frozenset(main.union(self._sides))
+
+    @cached_property
+    def _sides(self) -> tuple[str, ...]:
+        """The features that hold the size of decoded pixels."""
+        return (SHAPE,) if self.is_raw else _SIDES if self.features.get(_TUTORIAL) == "data" else ()
 
     @cached_property
     def is_raw(self) -> bool:
@@ -72,7 +83,8 @@ class Layout:
 
     def target(self, value: Any) -> Any:
         """The target that a label stands for; ValueError when there is no such class."""
-        if not isinstance(value, int):
+        value = self.labeling.value(value)
+        if not isinstance(value, int) or self.labeling.is_named:
             return value
         target = value - self.labels_from
         if target < 0 and (self.labels_from or self.num_classes):
@@ -95,17 +107,23 @@ class Layout:
             raise ValueError(f"its feature {feature!r} has no value")
         if feature == PIXELS and field == "data":
             return _pixels(values, found.get(SHAPE, []))
+        if feature == _TUTORIAL and field == "data":
+            return _pixels_or_file(values, [found.get(side, []) for side in _SIDES])
         value = _plain(values, field)
         return self.target(value) if field == "target" else value
 
 
-def layout_for(
-    features: Mapping[str, str] | None, there: Collection[str], labels_from: int | None, num_classes: int | None
-) -> Layout:
+def layout_for(features: Mapping[str, str] | None, there: Collection[str], labels_from: int | None) -> Layout:
     """The layout that was asked for, or the one that the features that are `there` speak of."""
     chosen = recognise(there) if features is None else features
     start = (1 if chosen.get(_FROM_ONE) == "target" else 0) if labels_from is None else labels_from
-    return Layout(dict(chosen), start, num_classes)
+    return Layout(dict(chosen), start)
+
+
+def label_in(record: memoryview, feature: str) -> Any:
+    """The label that a record stores as `feature`, as `Layout.sample` reads it; None where it has none."""
+    values = example.decode(record, (feature,)).get(feature, [])
+    return _plain(values, "target") if len(values) else None
 
 
 def recognise(there: Collection[str]) -> dict[str, str]:
@@ -129,6 +147,15 @@ def _plain(values: example.Value, field: str) -> Any:
         return values[0] if len(values) == 1 else values
     whole = [bytes(value) for value in values]
     return whole[0] if len(whole) == 1 else whole
+
+
+def _pixels_or_file(values: example.Value, sides: Sequence[example.Value]) -> Any:
+    """TensorFlow's tutorials call both `image_raw`: pixels, which are height x width x depth bytes, and a JPEG's file."""
+    if isinstance(values, np.ndarray):
+        raise ValueError(f"expected bytes in {_TUTORIAL!r}, found numbers")
+    shape = [int(side[0]) for side in sides if isinstance(side, np.ndarray) and len(side) == 1]
+    is_pixels = len(shape) == len(_SIDES) and min(shape) > 0 and len(values[0]) == math.prod(shape)
+    return np.frombuffer(values[0], np.uint8).reshape(shape) if is_pixels else values[0]
 
 
 def _pixels(pixels: example.Value, sides: example.Value) -> Any:

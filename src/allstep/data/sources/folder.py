@@ -99,6 +99,9 @@ class FolderSource(Source):
     def targets(self) -> NDArray[np.int64]:
         return self._target.astype(np.int64)
 
+    def describe_labels(self) -> str:
+        return f"names of folders, numbered by sorted order ({len(self.classes)} classes)"
+
     def _fingerprint(self) -> tuple[int, int]:
         """What another process must find, so that a number means the same file there."""
         return len(self), crc32c(self._paths) ^ crc32c(self._offsets.view(np.uint8)) ^ crc32c(

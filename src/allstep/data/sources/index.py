@@ -14,6 +14,9 @@ written. It is mapped, not loaded: a TFRecord sample takes 12 bytes of it, which
 the shard is walked again. Checksums (`crc`, where somebody asked for them) outlive that: they are what a changed file is held against,
 until new ones are asked for. A new index appears whole, by a rename. Processes that open the same shard at once take turns (`turns`).
 Where no index can be written, full disk or read-only cache, it stays in memory.
+
+Format 2 has, for TFRecords and tars, what labels are stored as (`extra["labels"]`, see `labels`). An index of format 1 is read as well;
+the labels are then looked at when the source is opened, and the index is written again.
 """
 
 import json
@@ -35,7 +38,8 @@ from allstep.data.sources.parts import new_part
 from allstep.data.sources.turns import in_turn
 from allstep.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = 1  # the format before this one: the same, but without what labels are stored as
 _MAGIC = b"allstepI"
 _HEAD = struct.Struct("<8sII")
 _ALIGN = 64
@@ -115,7 +119,7 @@ def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | No
                 return None
         view, _ = map_file(place)
         about = json.loads(bytes(view[_HEAD.size : _HEAD.size + _HEAD.unpack_from(view)[1]]))
-        if about["format"] != FORMAT or about["kind"] != kind or stamp not in (None, about["stamp"]):
+        if about["format"] not in (_READABLE, FORMAT) or about["kind"] != kind or stamp not in (None, about["stamp"]):
             return None
         columns = {name: _column(view, *column) for name, column in about["columns"].items()}
         return Index(columns, about["extra"], about["stamp"])

@@ -40,13 +40,15 @@ def open_source(
     features: Mapping[str, str] | None = None,
     labels_from: int | None = None,
     num_classes: int | None = None,
+    classes: Sequence[str] = (),
     check: bool = True,
     train: bool = True,
     progress: Progress | None = None,
 ) -> Source:
     """The samples at `where`, whatever they are.
 
-    `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records, tars and made-up pictures. `train`
+    `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records, tars and made-up pictures. `classes`
+    numbers labels of records and tars that are names, where there is no `classes.txt`: those of the training set. `train`
     chooses between the two parts of a folder that holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be
     built.
     """
@@ -59,11 +61,17 @@ def open_source(
 
     def records(where: Where) -> Source:
         return TFRecordSource(
-            where, features, labels_from=labels_from, num_classes=num_classes, check=check, progress=progress
+            where,
+            features,
+            labels_from=labels_from,
+            num_classes=num_classes,
+            classes=classes,
+            check=check,
+            progress=progress,
         )
 
     def tars(where: Where) -> Source:
-        return TarSource(where, num_classes=num_classes, progress=progress)
+        return TarSource(where, num_classes=num_classes, classes=classes, progress=progress)
 
     if folder := _folder(where):
         return _open_folder(folder, records, tars, train, progress)

@@ -6,6 +6,7 @@ Source      len(source)                how many samples
             source.block(numbers)      -> Block(data, target) | None        many at once, where samples are equal arrays
             source.place(number)       -> Place(file, offset)               where it lies, for messages and the quarantine list
             source.classes             names of the classes, or ()
+            source.labeling            how labels are stored, and names numbered       labels
 ```
 
 `data` is what was stored: the bytes of an encoded picture (anything with the buffer protocol), or an array (height, width, channels) or
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.data.sources.labels import AS_NUMBERS, Labeling
 from allstep.errors import DataError
 
 
@@ -74,6 +76,7 @@ class Source(ABC):
     """Samples by number."""
 
     classes: tuple[str, ...] = ()
+    labeling: Labeling = AS_NUMBERS
 
     @abstractmethod
     def __len__(self) -> int:
@@ -94,6 +97,10 @@ class Source(ABC):
     def targets(self) -> NDArray[np.int64]:
         """The class of every sample, -1 where it has none or cannot be read. Many sources know it without reading the data."""
         return np.array([self._class_of(number) for number in range(len(self))], np.int64)
+
+    def describe_labels(self) -> str:
+        """One line: how labels are stored, and how names are numbered."""
+        return self.labeling.describe()
 
     def _class_of(self, number: int) -> int:
         try:

@@ -6,8 +6,9 @@
 ```
 
 A picture's extension (jpg, jpeg, png, webp, ppm, ...) is the data; `cls`, else a number in `txt` or `json` ("label" or "class" of an
-object), is the target; everything else, and the key as `__key__`, goes to `fields` by extension. The index holds each member's place, so
-a read touches only the members of its sample. GNU's and POSIX's (pax) long names are understood.
+object), else a class name in them (`tar_labels`), is the target; everything else, and the key as `__key__`, goes to `fields` by
+extension. The index holds each member's place, so a read touches only the members of its sample. GNU's and POSIX's (pax) long names are
+understood.
 
 A tar has no checksum of its contents, only of its headers. A shard that is cut, or has a damaged header, gives all samples up to there; the
 rest of it is one BadSample. So is every sample of a packed shard (`x.tar.gz`) whose compressed bytes are damaged: nothing tells which are
@@ -17,7 +18,7 @@ right. `checksum=True` stores a CRC32C per sample in the index, and every read i
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -29,8 +30,11 @@ from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.folder import PICTURES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
+from allstep.data.sources.label_index import completed, kept, noted
+from allstep.data.sources.labels import AS_NUMBERS, Labeling, Stored, decide
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Place, Sample, Source
+from allstep.data.sources.tar_labels import LABELS, Members, label_of, recognise
 from allstep.data.sources.targroups import Groups
 from allstep.data.sources.tarwalk import members
 from allstep.data.sources.unpack import all_content, is_doubtful, open_content, packing
@@ -38,7 +42,6 @@ from allstep.errors import DataError
 
 KIND = "tar"
 PICTURES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
-_TARGETS = ("cls", "txt", "json")
 _DOUBTFUL = "the compressed bytes of its shard are damaged, and nothing tells which samples in it are right"
 
 
@@ -92,11 +95,22 @@ class Shard:
             raise ValueError(not_as_stored(crc, expected))
         return found
 
+    def stored_labels(self, extension: str) -> Stored:
+        """What its samples store as labels in the members with this `extension`; counted once, then kept in the index."""
+        members = Members(self.index.columns, self._extensions, self.lost)
+        self.index = completed(
+            self.where, KIND, self.index, extension, True, lambda view: members.look(view, extension)
+        )
+        found = kept(self.index, extension, True)
+        assert found is not None
+        return found
+
 
 class TarSource(Source):
     """The samples of tar shards: a folder, file, pattern, URL or list of them.
 
     `data` and `target` name the extensions of the sample's data and target; without them, the first sample tells.
+    `classes` numbers labels that are names where there is no `classes.txt`; `labeling` is what another process found.
     `checksum` stores checksums where there are none yet, `again` in any case.
     """
 
@@ -107,21 +121,26 @@ class TarSource(Source):
         data: str | None = None,
         target: str | None = None,
         num_classes: int | None = None,
+        classes: Sequence[str] = (),
         checksum: bool = False,
         again: bool = False,
+        labeling: Labeling | None = None,
         progress: Progress | None = None,
     ) -> None:
         names = list_shards(where, is_tar, "tar files")
         self.shards = [Shard(name, checksum, progress, keep=not again) for name in names]
         self._numbers = Numbering(map(len, self.shards))
-        self.classes = read_classes(self.shards[0].where)
-        self._num_classes = num_classes or len(self.classes) or None
+        listed = read_classes(self.shards[0].where)
         self._data = data
-        self._target_in = self._recognise_target() if target is None else target
+        self._target_in = self._recognise_target(listed) if target is None else target
+        self.labeling = labeling or self._decide(listed, tuple(classes))
+        self.classes = self.labeling.classes or listed
+        self._num_classes = num_classes or len(self.classes) or None
 
     def __reduce__(self) -> tuple[Any, ...]:
         names, stamps = [shard.where for shard in self.shards], [shard.index.stamp for shard in self.shards]
-        return _reopen, (names, stamps, self._data, self._target_in, self._num_classes)
+        settings = {"data": self._data, "target": self._target_in, "num_classes": self._num_classes}
+        return _reopen, (names, stamps, {**settings, "labeling": self.labeling})
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -157,13 +176,20 @@ class TarSource(Source):
             raise ValueError(f"nothing is known as its label, it has only {', '.join(found)}; name it: target=...")
         if self._target_in not in found:
             raise ValueError(f"sample {key!r} has no {self._target_in}, only {', '.join(found)}")
-        target = _target(self._target_in, bytes(found[self._target_in]))
+        stored = label_of(self._target_in, bytes(found[self._target_in]))
+        target = self.labeling.value(stored) if self._target_in in LABELS else stored
         if isinstance(target, int) and self._num_classes and not 0 <= target < self._num_classes:
             raise ValueError(f"its label is {target}, expected 0 to {self._num_classes - 1}")
         return target
 
-    def _recognise_target(self) -> str | None:
-        """The extension that holds a class number, in the first of the first hundred samples that has one. None: all of them are bad."""
+    def _decide(self, listed: tuple[str, ...], given: tuple[str, ...]) -> Labeling:
+        """How labels are stored."""
+        if self._target_in is None or self._target_in not in LABELS:
+            return AS_NUMBERS
+        return decide(self._target_in, [shard.stored_labels(self._target_in) for shard in self.shards], listed, given)
+
+    def _recognise_target(self, listed: tuple[str, ...]) -> str | None:
+        """The extension that holds the class, in the first of the first hundred samples that has one. None: all of them are bad."""
         seen: set[str] = set()
         for number in range(min(len(self), 100)):
             which, row = self._numbers.locate(number)
@@ -171,37 +197,16 @@ class TarSource(Source):
                 found = self.shards[which].members(row)
             except ValueError:
                 continue
-            if names := [name for name in _TARGETS if name in found and _is_class(name, found[name])]:
-                return names[0]
+            if extension := recognise(found, listed):
+                return extension
             seen.update(found)
         if seen:
-            known = "a whole number in cls, txt or json"
+            known = "cls, an integer in txt or json, a name in json, or in txt one that classes.txt lists"
             raise DataError(
                 f"{self.shards[0].where}: no label ({known}) in its first samples, which have {', '.join(sorted(seen))}; "
                 'name it: TarSource(..., target="..."), or target="" for samples without one'
             )
         return None
-
-
-def _target(extension: str, content: bytes) -> Any:
-    """The target that is written in `content`; ValueError where it is none."""
-    if extension in ("cls", "txt"):
-        return int(content)
-    if extension != "json":
-        return content
-    value = json.loads(content)
-    if not isinstance(value, dict):
-        return value
-    if not (names := [name for name in ("label", "class") if name in value]):
-        raise ValueError(f"its json has neither 'label' nor 'class', only {', '.join(value)}")
-    return value[names[0]]
-
-
-def _is_class(extension: str, content: memoryview) -> bool:
-    try:
-        return isinstance(_target(extension, bytes(content)), int)
-    except (ValueError, RecursionError):
-        return extension == "cls"  # which is nothing else: then this one is damaged
 
 
 def _field(extension: str, content: memoryview) -> Any:
@@ -214,10 +219,8 @@ def _crc(contents: Iterable[memoryview]) -> int:
     return crc32c(b"".join(contents))
 
 
-def _reopen(
-    names: list[str], stamps: list[Stamp], data: str | None, target: str | None, num_classes: int | None
-) -> TarSource:
-    source = TarSource(names, data=data, target=target, num_classes=num_classes)
+def _reopen(names: list[str], stamps: list[Stamp], settings: Mapping[str, Any]) -> TarSource:
+    source = TarSource(names, **settings)
     check_unchanged(names, stamps, [shard.index.stamp for shard in source.shards])
     return source
 
@@ -239,9 +242,16 @@ def _build(where: str, checksum: bool, before: Index | None, progress: Progress 
             _keep_checksums(before, columns)
         if is_doubtful(view):
             extra["lost"] = [(row, _DOUBTFUL) for row in range(len(columns["place"]))]
+        labels = _look_at_labels(Members(columns, extra["extensions"], dict(extra["lost"])), view)
     if progress:
         progress(where, size, size)
-    return Index(columns, {"packed": packed, **extra}, file.stamp)
+    return Index(columns, {"packed": packed, **extra, **labels}, file.stamp)
+
+
+def _look_at_labels(members: Members, view: memoryview) -> dict[str, Any]:
+    """What the index keeps of the labels; nothing where it is not known which members they are."""
+    extension = members.recognise(view)
+    return noted(extension, *members.look(view, extension)) if extension else {}
 
 
 def _keep_checksums(before: Index, columns: dict[str, NDArray[Any]]) -> None:

@@ -13,9 +13,14 @@ records before and after it are delivered. With `check=False` the CRC of the dat
 
 `classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of labels. Files compressed as a whole are
 unpacked into the cache first. Remote shards are copied through the cache once, for their index; then each read is one range.
+
+**Labels** may be int64 or text (`labels`). The walk through a shard looks at the labels of some records, evenly spread. If one of them is
+text, all labels of all shards are read, once: only then it is known whether they are integers or names. Records with int64 labels, the
+usual case, cost nothing more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,10 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.sources import example, raw
-from allstep.data.sources.features import Layout, layout_for
+from allstep.data.sources.features import Layout, label_in, layout_for
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.framing import OVERHEAD, data_at, length_at
 from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
+from allstep.data.sources.label_index import completed, kept, noted
+from allstep.data.sources.labels import AS_NUMBERS, Labeling, Stored, decide
+from allstep.data.sources.record_labels import Records
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.data.sources.unpack import all_content, open_content, packing
@@ -45,11 +53,11 @@ def is_tfrecord(name: str) -> bool:
 
 
 class Shard:
-    """One file of records, and its index."""
+    """One file of records, and its index. `label` is the feature of the labels; None: the usual ones, "": there are none."""
 
-    def __init__(self, where: str, progress: Progress | None = None, *, again: bool = False) -> None:
+    def __init__(self, where: str, progress: Progress | None = None, *, label: str | None = None) -> None:
         self.where = where
-        self.index = indexed(where, KIND, lambda: stamp_of(where), lambda: _build(where, progress), again=again)
+        self.index = indexed(where, KIND, lambda: stamp_of(where), lambda: _build(where, label, progress))
         self._offsets, self._lengths = self.index["offset"], self.index["length"]
         self.lost: dict[int, str] = {int(row): reason for row, reason in self.index.extra["lost"]}
 
@@ -71,9 +79,19 @@ class Shard:
         length = int(self._lengths[row])
         return data_at(self.file.read(int(self._offsets[row]), OVERHEAD + length), 0, length, check=check)
 
+    def stored_labels(self, feature: str, *, whole: bool = False) -> Stored:
+        """What records store as `feature`: of some of them, or of the `whole` shard. Counted once, then kept in the index."""
+        records = Records(self._offsets, self._lengths, self.lost)
+        self.index = completed(
+            self.where, KIND, self.index, feature, whole, lambda view: records.look(view, feature, whole)
+        )
+        found = kept(self.index, feature, whole)
+        assert found is not None
+        return found
+
     def labels(self, layout: Layout) -> NDArray[np.int64]:
         """The label of each record, -1 where there is none; counted once, then kept in the index."""
-        made_for = [layout.label, layout.labels_from, layout.num_classes]
+        made_for = [layout.label, layout.labels_from, layout.num_classes, *layout.labeling.key()]
         if "label" not in self.index or self.index.extra.get("label") != made_for:
             labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
             extra = {**self.index.extra, "label": made_for}
@@ -83,8 +101,8 @@ class Shard:
 
     def _label(self, row: int, layout: Layout) -> int:
         try:
-            values = example.decode(self.record(row, check=False), (layout.label or "",)).get(layout.label or "", [])
-            return int(layout.target(values.item())) if isinstance(values, np.ndarray) and len(values) == 1 else -1
+            target = layout.target(label_in(self.record(row, check=False), layout.label or ""))
+            return -1 if target is None or isinstance(target, np.ndarray) else int(target)
         except ValueError:
             return -1
 
@@ -94,6 +112,7 @@ class TFRecordSource(Source):
 
     `features` maps features to fields (None: recognised from the first record; {}: records as they are). `labels_from` is the smallest
     label (None: 1 for `image/class/label`, else 0). Labels outside `num_classes` (default: as many as `classes.txt` names) are bad.
+    `classes` numbers labels that are names where there is no `classes.txt`; `labeling` is what another process found.
     """
 
     def __init__(
@@ -103,23 +122,31 @@ class TFRecordSource(Source):
         *,
         labels_from: int | None = None,
         num_classes: int | None = None,
+        classes: Sequence[str] = (),
         check: bool = True,
+        labeling: Labeling | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.shards = [Shard(name, progress) for name in list_shards(where, is_tfrecord, "TFRecord files")]
+        names = list_shards(where, is_tfrecord, "TFRecord files")
+        label = None if features is None else _target_in(features)
+        self.shards = [Shard(name, progress, label=label) for name in names]
         self._numbers = Numbering(map(len, self.shards))
         self._check = check
-        self.classes = read_classes(self.shards[0].where)
-        num_classes = num_classes or len(self.classes) or None
         there = self._feature_names() if features is None else ()
-        self.layout = layout_for(features, there, labels_from, num_classes)
+        layout = layout_for(features, there, labels_from)
+        listed = read_classes(self.shards[0].where)
+        self.labeling = labeling or self._decide(layout.label, listed, tuple(classes))
+        self.classes = self.labeling.classes or listed
+        num_classes = num_classes or len(self.classes) or None
+        self.layout = replace(layout, num_classes=num_classes, labeling=self.labeling)
         self._has_moulds = self.layout.is_raw and self.layout.label is not None and len(self.layout.features) <= 2
         self._moulds: dict[int, raw.Mould | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         layout = self.layout
         names, stamps = [shard.where for shard in self.shards], [shard.index.stamp for shard in self.shards]
-        return _reopen, (names, stamps, layout.features, layout.labels_from, layout.num_classes, self._check)
+        settings = {"labels_from": layout.labels_from, "num_classes": layout.num_classes, "check": self._check}
+        return _reopen, (names, stamps, layout.features, {**settings, "labeling": self.labeling})
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -158,6 +185,15 @@ class TFRecordSource(Source):
         which, row = self._numbers.locate(number)
         return self.shards[which], row
 
+    def _decide(self, feature: str | None, listed: tuple[str, ...], given: tuple[str, ...]) -> Labeling:
+        """How labels are stored. A shard that has text asks for the whole truth about all of them."""
+        if feature is None:
+            return AS_NUMBERS
+        stored = [shard.stored_labels(feature) for shard in self.shards]
+        if any(each.texts for each in stored):
+            stored = [shard.stored_labels(feature, whole=True) for shard in self.shards]
+        return decide(feature, stored, listed, given)
+
     def _feature_names(self) -> set[str]:
         """Of the first record that can be read."""
         reason = "has no record"
@@ -171,14 +207,9 @@ class TFRecordSource(Source):
 
 
 def _reopen(
-    names: list[str],
-    stamps: list[Stamp],
-    features: Mapping[str, str],
-    labels_from: int,
-    num_classes: int | None,
-    check: bool,
+    names: list[str], stamps: list[Stamp], features: Mapping[str, str], settings: Mapping[str, Any]
 ) -> TFRecordSource:
-    source = TFRecordSource(names, features, labels_from=labels_from, num_classes=num_classes, check=check)
+    source = TFRecordSource(names, features, **settings)
     check_unchanged(names, stamps, [shard.index.stamp for shard in source.shards])
     return source
 
@@ -189,20 +220,31 @@ def _smallest(labels: NDArray[np.int64]) -> NDArray[Any]:
     return labels.astype(np.int32) if fit else labels
 
 
-def _build(where: str, progress: Progress | None) -> Index:
+def _target_in(features: Mapping[str, str]) -> str:
+    return next((feature for feature, field in features.items() if field == "target"), "")
+
+
+def _build(where: str, label: str | None, progress: Progress | None) -> Index:
     """Walks a shard, whatever it is: plain or packed, here or remote."""
     file = open_file(where)
     packed = _is_packed(file)
     with all_content(file, packed) as view:
         size = len(view)
         found = walk(view, (lambda done: progress(where, done, size)) if progress else None)
+        columns: dict[str, NDArray[Any]] = {
+            "offset": np.frombuffer(found.offsets, np.uint64),
+            "length": np.frombuffer(found.lengths, np.uint32),
+        }
+        labels = _look_at_labels(Records(columns["offset"], columns["length"], found.lost), view, label)
     if progress:
         progress(where, size, size)
-    columns: dict[str, NDArray[Any]] = {
-        "offset": np.frombuffer(found.offsets, np.uint64),
-        "length": np.frombuffer(found.lengths, np.uint32),
-    }
-    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items())}, file.stamp)
+    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items()), **labels}, file.stamp)
+
+
+def _look_at_labels(records: Records, view: memoryview, label: str | None) -> dict[str, Any]:
+    """What the index keeps of the labels; nothing where it is not known which feature they are."""
+    feature = records.label(view) if label is None else label
+    return noted(feature, *records.look(view, feature, whole=False)) if feature else {}
 
 
 def _is_packed(file: File) -> bool:

@@ -1,0 +1,221 @@
+"""How a dataset stores its labels, decided once for all of its samples.
+
+```
+stored                              kind      for example        target
+numbers: int64, JSON's              NUMBERS   3                  the number, less labels_from
+text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the same
+other text                          NAMES     b"tench", b"12"    line of classes.txt, else place in sorted order
+```
+
+`Tally` counts what the samples of one shard store (`Stored`, kept in the shard's index). `decide` makes one
+`Labeling` of all shards, from the files alone, so all ranks and worker processes number alike. Where a dataset
+has numbers and text, the more frequent of the two is its kind (ties: the one that comes first). A sample of the
+other kind is a bad sample, and so is a label that is empty, not text, or a name that `classes.txt` does not list.
+
+Text is UTF-8 without control characters; spaces and line ends around it do not count. An integer is 1 to 18 ASCII
+digits with an optional sign. Only text of samples whose checksum is right counts: one flipped bit in a shard
+must not make names of all its integers.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+NUMBERS, INTEGERS, NAMES = "numbers", "text, integers", "text, class names"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+# Also the characters at which str.splitlines divides: a name must be a line of classes.txt.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the samples of one shard store as their labels: how many numbers and texts, and which texts."""
+
+    numbers: int = 0
+    texts: int = 0
+    text_first: bool = False
+    names: tuple[str, ...] = ()
+    """Distinct texts that can be read, sorted."""
+    problem: str = ""
+    """Why the first of the other texts cannot be."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that `from_json` takes."""
+        return {**vars(self), "names": list(self.names)}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "Stored":
+        """What `to_json` was called on."""
+        return Stored(**{**content, "names": tuple(content["names"])})
+
+
+class Tally:
+    """Counts the labels of one shard, sample by sample."""
+
+    def __init__(self) -> None:
+        self._numbers = self._texts = 0
+        self._text_first = False
+        self._names: set[str] = set()
+        # Contents whose text is among the names: most labels need one lookup.
+        self._known: set[Any] = set()
+        self._problem = ""
+
+    def add(self, stored: Any, is_sound: Callable[[], bool] = lambda: True) -> None:
+        """Counts one label; `is_sound` checks its sample, and is called for a text that no sample had before."""
+        if not is_text(stored):
+            self._numbers += 1
+            return
+        self._text_first = self._text_first or not self._numbers
+        self._texts += 1
+        if isinstance(stored, list) or stored not in self._known:
+            self._add_new(stored, is_sound)
+
+    def _add_new(self, stored: Any, is_sound: Callable[[], bool]) -> None:
+        try:
+            text = text_of(stored)
+        except ValueError as error:
+            self._problem = self._problem or str(error)
+            return
+        if is_sound():
+            self._names.add(text)
+            self._known.add(stored)
+
+    def stored(self) -> Stored:
+        """What was counted."""
+        names = tuple(sorted(self._names))
+        return Stored(self._numbers, self._texts, self._text_first, names, self._problem)
+
+
+@dataclass(frozen=True)
+class Labeling:
+    """How the labels of a dataset are stored and numbered."""
+
+    kind: str = NUMBERS
+    place: str = ""
+    """The feature, or a tar's extension, that holds the label."""
+    classes: tuple[str, ...] = ()
+    """For NAMES: the names, in the order of their numbers."""
+    order: str = ""
+    """For NAMES: what that order is."""
+    largest: int | None = field(default=None, compare=False)
+    """For INTEGERS: the largest of them."""
+    problem: str = field(default="", compare=False)
+    """Why no label at all can be read, where that is so."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether labels are class names."""
+        return self.kind == NAMES
+
+    def value(self, stored: Any) -> Any:
+        """The number that a label stands for; what is no text is left as it is. ValueError: a bad label."""
+        if self.kind == NUMBERS:
+            if is_text(stored):
+                raise ValueError(f"its label is text ({shown(stored)}), expected a number as in most samples")
+            return stored
+        if not is_text(stored):
+            raise ValueError(f"its label is a number ({shown(stored)}), expected text as in most samples")
+        text = text_of(stored)
+        return self._number(text) if self.is_named else _integer(text)
+
+    def _number(self, name: str) -> int:
+        found = self._numbers.get(name, ())
+        if len(found) == 1:
+            return found[0]
+        if found:
+            lines = " and ".join(str(number + 1) for number in found)
+            raise ValueError(
+                f"its label {shown(name)} is the name of {len(found)} classes: lines {lines} of {self.order}"
+            )
+        raise ValueError(f"its label {shown(name)} is not one of the {len(self.classes)} names in {self.order}")
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[int]]:
+        numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(self.classes):
+            numbers.setdefault(name.strip(), []).append(number)
+        return numbers
+
+    def key(self) -> list[Any]:
+        """Plain values that differ where labels are numbered differently; none for NUMBERS."""
+        return [] if self.kind == NUMBERS else [self.kind, crc32("\n".join(self.classes).encode())]
+
+    def describe(self) -> str:
+        """One line: where labels are, what they are, and how they are numbered."""
+        if self.problem:
+            return f"{self.place}: none can be read; the first: {self.problem}"
+        if not self.is_named:
+            return f"{self.place}: {self.kind}" if self.place else self.kind
+        count = sum(is_integer(name) for name in self.classes)
+        integers = f", of which {count} are integers" if count else ""
+        return f"{self.place}: {self.kind}, numbered by {self.order} ({len(self.classes)} classes{integers})"
+
+
+AS_NUMBERS = Labeling()
+"""The labeling of sources that store numbers, or of which nothing is known."""
+
+
+def decide(place: str, shards: Sequence[Stored], listed: tuple[str, ...], given: tuple[str, ...] = ()) -> Labeling:
+    """The labeling of a dataset that stores its labels in `place`, and has these `shards`.
+
+    Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes of another
+    dataset; without both by sorted order. Where one of the texts is a `given` name, all of them are names.
+    """
+    numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
+    text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
+    if texts < numbers or (texts == numbers and not text_first):
+        return Labeling(NUMBERS, place)
+    found = sorted({name for each in shards for name in each.names})
+    if not found:
+        problem = next((each.problem for each in shards if each.problem), "")
+        return Labeling(NAMES, place, listed or given, "classes.txt", problem=problem)
+    if all(map(is_integer, found)) and not set(found) & set(given):
+        return Labeling(INTEGERS, place, largest=max(map(int, found)))
+    if listed:
+        return Labeling(NAMES, place, listed, "classes.txt")
+    return Labeling(NAMES, place, given or tuple(found), "the given classes" if given else "sorted order")
+
+
+def is_text(stored: Any) -> bool:
+    """Whether a label is stored as text, or at least as bytes."""
+    return isinstance(stored, bytes | str) or (isinstance(stored, list) and bool(stored) and _is_bytes(stored))
+
+
+def _is_bytes(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, bytes) for value in values)
+
+
+def is_integer(text: str) -> bool:
+    """Whether a text is an integer."""
+    return _INTEGER.fullmatch(text) is not None
+
+
+def text_of(stored: Any) -> str:
+    """The text of a label, without spaces around it; ValueError where it is empty or not text."""
+    if isinstance(stored, list):
+        raise ValueError(f"its label has {len(stored)} values, expected one")
+    try:
+        text = (stored if isinstance(stored, str) else stored.decode()).strip(" \t\r\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"its label is bytes but not text: {shown(stored)}, expected UTF-8") from None
+    if not text:
+        raise ValueError("its label is empty, expected an integer or the name of a class")
+    if _CONTROL.search(text):
+        raise ValueError(f"its label is bytes but not text: {shown(stored)} has control characters")
+    return text
+
+
+def shown(stored: Any) -> str:
+    """A label as a message shows it: one line, not too long."""
+    text = repr(stored)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _integer(text: str) -> int:
+    if not is_integer(text):
+        raise ValueError(f"its label is {shown(text)}, expected an integer as in all other samples")
+    return int(text)
