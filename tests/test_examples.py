@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from allstep.data import open_source
 from ranks import clean_environment
 from slurm import Slurm
 
@@ -70,6 +71,18 @@ def test_one_process_is_a_world_too(alone: str) -> None:
     plain, world, distributed = alone.splitlines()
     assert plain == distributed
     assert world.startswith("World(rank=0, size=1")
+
+
+def test_records_of_the_tutorials(tmp_path: Path) -> None:
+    """Written and read back; the next reader finds the same."""
+    output = run(sys.executable, str(EXAMPLES / "tutorial_records.py"), str(tmp_path))
+    first, tench, goldfish, hen, *batches = output.splitlines()
+    assert first == "label: text, class names, numbered by sorted order (3 classes)"
+    assert tench == "record 0: label tench, class 2 of goldfish, hen, tench"
+    assert "label goldfish, class 0 " in goldfish and "label hen, class 1 " in hen
+    targets = [int(number) for line in batches for number in re.findall(r"[012](?=[,\]])", line.partition("[")[2])]
+    assert sorted(targets) == [0] * 4 + [1] * 4 + [2] * 4
+    assert open_source(tmp_path).targets().tolist() == [2, 0, 1] * 4
 
 
 def test_under_allstep_run(plain_loss: float) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from allstep.data.sources import example
 from allstep.data.sources.tfrecord import TFRecordSource
+from allstep.data.verify import verify
+from label_records import tutorial_features
 from tfrecord_files import write_records
 
 
@@ -128,3 +130,27 @@ def test_tensorflow_parses_records_of_decoded_pictures(tf: Any, tmp_path: Path) 
     write_theirs(tf, path, records)
     block = TFRecordSource(path).block(np.arange(4))
     assert block is not None and np.array_equal(block.data, pixels) and block.target.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected", "classes"),
+    [
+        ([b"3", b"0", b"3"], [3, 0, 3], ()),
+        ([b"tench", b"hen", b"tench"], [1, 0, 1], ("hen", "tench")),
+        ([3, 0, 3], [3, 0, 3], ()),
+    ],
+)
+def test_the_record_layout_of_the_tutorials(
+    tf: Any, tmp_path: Path, labels: list[Any], expected: list[int], classes: tuple[str, ...]
+) -> None:
+    """Written by TensorFlow and by us: the same samples, and TensorFlow reads ours."""
+    rows = [tutorial_features(row, label) for row, label in enumerate(labels)]
+    write_theirs(tf, tmp_path / "theirs.tfrecord", [theirs(tf, row).SerializeToString() for row in rows])
+    write_records(tmp_path / "ours.tfrecord", map(example.encode, rows))
+    for name in ("theirs", "ours"):
+        source = TFRecordSource(tmp_path / f"{name}.tfrecord")
+        assert [source.read(number).target for number in range(3)] == source.targets().tolist() == expected
+        assert [bytes(source.read(number).data) for number in range(3)] == [row["image_raw"] for row in rows]
+        assert source.classes == classes and not verify(source).bad
+    for record, row in zip(tf.data.TFRecordDataset(str(tmp_path / "ours.tfrecord")), rows, strict=True):
+        assert tf.train.Example.FromString(record.numpy()) == theirs(tf, row)
