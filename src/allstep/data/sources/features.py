@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from allstep.data.sources import example
-from allstep.data.sources.labels import AS_NUMBERS, Labeling
+from allstep.data.sources.labels import AS_NUMBERS, NUMBERS, Labeling
 from allstep.data.sources.source import Sample
 from allstep.errors import DataError
 
@@ -83,9 +83,11 @@ class Layout:
 
     def target(self, value: Any) -> Any:
         """The target that a label stands for; ValueError when there is no such class."""
-        value = self.labeling.value(value)
-        if not isinstance(value, int) or self.labeling.is_named:
-            return value
+        # The usual case first: many small records are read by the thousand.
+        if not isinstance(value, int) or self.labeling.kind != NUMBERS:
+            value = self.labeling.value(value)
+            if not isinstance(value, int) or self.labeling.is_named:
+                return value
         target = value - self.labels_from
         if target < 0 and (self.labels_from or self.num_classes):
             hint = "; labels_from=0 if they begin with 0" if self.labels_from else ""

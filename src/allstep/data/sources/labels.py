@@ -66,13 +66,14 @@ class Tally:
 
     def add(self, stored: Any, is_sound: Callable[[], bool] = lambda: True) -> None:
         """Counts one label; `is_sound` checks its sample, and is called for a text that no sample had before."""
-        if not is_text(stored):
-            self._numbers += 1
-            return
-        self._text_first = self._text_first or not self._numbers
-        self._texts += 1
-        if isinstance(stored, list) or stored not in self._known:
+        if type(stored) is bytes and stored in self._known:
+            self._texts += 1
+        elif is_text(stored):
+            self._text_first = self._text_first or not self._numbers
+            self._texts += 1
             self._add_new(stored, is_sound)
+        else:
+            self._numbers += 1
 
     def _add_new(self, stored: Any, is_sound: Callable[[], bool]) -> None:
         try:
@@ -80,7 +81,7 @@ class Tally:
         except ValueError as error:
             self._problem = self._problem or str(error)
             return
-        if is_sound():
+        if text in self._names or is_sound():
             self._names.add(text)
             self._known.add(stored)
 
