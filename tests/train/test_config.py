@@ -218,7 +218,8 @@ def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(RATE + more)
     said = complaint(source=str(path))
-    assert said.startswith(f"{path}, line 2: for which batch was the rate optimizer.lr=0.1 found? The recipe ")
+    by = "recipe digits" if "recipe" in more else "the default config"
+    assert said.startswith(f"{path}, line 2: optimizer.lr=0.1 has no reference batch, and {by} would scale it (linear) from ")
     assert "set optimizer.base_batch" in said
     for word in ("optimizer.base_batch=128", "optimizer.scaling=none"):
         assert read_config(str(path), [word]).optimizer.lr == 0.1
@@ -226,7 +227,7 @@ def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
 
 def test_a_rate_that_stays_as_it_is_needs_no_batch(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    for text in (RATE, RATE + "batch: 512\n", "batch: 128\n", RATE + "recipe: digits\nbatch: 64\n"):
+    for text in (RATE, RATE + "batch: 256\n", "batch: 128\n", RATE + "recipe: digits\nbatch: 64\n"):
         path.write_text(text)
         read_config(str(path))
     read_config("digits", ["batch=128", "optimizer.lr=0.1"])  # on a recipe it is the recipe's rate that is changed

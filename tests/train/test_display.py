@@ -106,7 +106,9 @@ def test_a_bar_is_replaced_by_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_banner_says_what_runs_where() -> None:
-    assert banner(opening(share_weights=True)) == [
+    lines = banner(opening(share_weights=True))
+    assert [name for name, _ in lines[:2]] == ["recipe", "changed"]
+    assert lines[2:] == [
         ("hosts", "h1 (2)"),
         ("workers", "2, 1 thread each"),
         ("device", "CPU"),
@@ -116,6 +118,7 @@ def test_the_banner_says_what_runs_where() -> None:
         ("weights", "one copy on each host"),
         ("batch", "32 per worker x 2 workers = 64"),
         ("rate", "0.05 at batch 64 -> 0.05 at batch 64 (scaling: linear)"),
+        ("schedule", "2 epochs: warm-up of 0.1, then cosine"),
         ("run folder", "/out"),
     ]
 

@@ -24,8 +24,9 @@ def watched(losses: list[float]) -> list[Spike | Diverged]:
     return [found for loss in losses if (found := watch.see(loss, 1)) is not None]
 
 
-def config(**values: object) -> RunConfig:
-    return validated({"recipe": "test", "data": {"name": "digits"}, "batch": 128, "epochs": 20, **values})
+def config(optimizer: dict[str, object] | None = None, **values: object) -> RunConfig:
+    usual = {"recipe": "test", "data": {"name": "digits"}, "batch": 128, "epochs": 20}
+    return validated({**usual, "optimizer": {"base_batch": 128, **(optimizer or {})}, **values})
 
 
 KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
@@ -124,7 +125,7 @@ def test_remedies_follow_the_facts() -> None:
 
 def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
     known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
-    assert remedies(known, config(batch=512))[0] == (
+    assert remedies(known, config(batch=512, schedule={"warmup": 0.5}))[0] == (
         "schedule.warmup=5: the rate rises to 4 times that of base_batch 128 within 0.5 epochs"
     )
     assert keys(remedies(known, config(batch=512, epochs=8)))[0] == "schedule.warmup=2"

@@ -84,7 +84,25 @@ def test_the_usual_warm_up_is_not_for_one_cycle() -> None:
     assert ScheduleConfig(shape="one-cycle").warmup == 0
     assert read_config("fashion-mnist", ["schedule.shape=one-cycle"]).warmup == 0
     assert read_config("digits", ["schedule.shape=one-cycle", "schedule.warmup=2"]).warmup == 2
-    assert ScheduleConfig().warmup == ScheduleConfig(shape="linear").warmup == 0.5
+    assert ScheduleConfig().warmup is ScheduleConfig(shape="linear").warmup is None
+    assert ScheduleConfig(shape="one-cycle", warmup=None).warmup == 0
+
+
+def test_a_warm_up_that_is_not_given_is_a_twentieth_of_the_run() -> None:
+    """As long as the run is: also with more epochs, and with those that a large batch adds."""
+    for epochs in (1, 6, 90):
+        words = ["data.name=digits", f"epochs={epochs}", "batch=8", "optimizer.base_batch=8"]
+        config = read_config("defaults", words)
+        assert config.warmup == config.resolved(1).schedule.warmup == epochs / 20
+        rate = learning_rate(config.resolved(1), N)
+        assert rate(epochs * N // 20) == pytest.approx(0.1)
+        assert rate(0) == pytest.approx(0.1 * 8 / (epochs * N / 20))
+    longer = read_config(
+        "defaults", ["data.name=digits", "epochs=20", "batch=1024", "schedule.keep_updates=true"]
+    ).resolved(1)
+    assert (longer.num_epochs, longer.schedule.warmup) == (80, 4.0)
+    without = read_config("defaults", ["data.name=digits", "schedule.warmup_kind=none"]).resolved(1)
+    assert without.warmup == 0
 
 
 @pytest.mark.parametrize("num_train", [640, 1294, 55_000])

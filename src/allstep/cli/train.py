@@ -37,7 +37,7 @@ def train(
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", min=1, help="How many; else one per GPU, or per core, up to 8.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; else runs/<recipe>-<time>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/<recipe>-<time>, without a recipe runs/<model>-on-<data>-<time>).")] = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -116,8 +116,7 @@ def _request(
 ) -> _Request:
     """The words of the command line, checked against each other."""
     from allstep.errors import ConfigError
-    from allstep.train.recipes import DEFAULT
-    from allstep.train.source import split_arguments
+    from allstep.train.source import default_source, split_arguments
 
     sources, keys = split_arguments(arguments)
     words = [*keys, *words]
@@ -133,7 +132,7 @@ def _request(
             raise ConfigError(f"--resume {resume} and --out {out} name two folders; give one of them")
         out = Path(resume)
         sources = sources or [str(out / "config.yaml")]
-    source = sources[0] if sources else DEFAULT
+    source = sources[0] if sources else default_source(words)
     return _Request(source, words, out, data, resume is not None, resume not in (None, _AUTO), max_time)
 
 

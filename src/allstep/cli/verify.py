@@ -32,14 +32,13 @@ def verify(
 ) -> None:
     """Run a few steps in float64 with each number of workers and show that all compute the same, or where they part."""
     from allstep.errors import ConfigError
-    from allstep.train.recipes import DEFAULT
-    from allstep.train.source import split_arguments
+    from allstep.train.source import default_source, split_arguments
     from allstep.world import NONE, World
 
     sources, words = split_arguments(arguments or [])
     if len(sources) > 1:
         raise ConfigError(f"expected one recipe or config file, found {', '.join(map(repr, sources))}")
-    source = sources[0] if sources else DEFAULT
+    source = sources[0] if sources else default_source(words)
     launcher = World.detect().launcher
     if answers is not None:
         _work(source, answers)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allstep.train import RECIPES
+from allstep.train.recipes import BASES
 
 _ABSENT = "–"
 
@@ -43,9 +43,9 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _recipe(flat: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The recipe that all runs name, as it is in this version of allstep; empty when they name several or none."""
+    """The recipe (or the defaults) that all runs name, as in this version of allstep; empty when they name several or none."""
     names = {each.get("recipe") for each in flat}
-    make = RECIPES.get(str(next(iter(names)))) if len(names) == 1 else None
+    make = BASES.get(str(next(iter(names)))) if len(names) == 1 else None
     return flattened(make().model_dump(mode="json")) if make else {}
 
 

@@ -4,6 +4,12 @@ A config belongs to the thing it configures, so it has sections; on the command 
 (`optimizer.lr`). `source` reads a config from recipes, files and words. The whole of it is written to the run folder as `config.yaml`;
 training from that file repeats the run, with any number of workers.
 
+**The defaults are the textbook's**, tuned for no dataset: SGD with Nesterov momentum 0.9, learning rate
+0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after a warm-up of 5% of
+the run, ResNet-18 with batch norms of momentum 0.1; no weight averaging, plain evaluation. `RunConfig()`
+is a config without a recipe; it lacks only its data. A recipe states every key in which it differs.
+docs/decisions.md has the reason for each default.
+
 **The batch is global**: `batch` is the number of samples of one update over all workers. `batch_per_worker` is the other way of saying
 it, and `resolved` turns it into the first.
 """
@@ -33,8 +39,9 @@ class _Section(BaseModel):
 class DataConfig(_Section):
     """Which samples, and what is done to a picture before the net sees it."""
 
-    name: str
-    """A set known by name (`allstep data get --list`), or any word for data of your own; then `train` says where it is."""
+    name: str = ""
+    """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose place `train` gives; by default the
+    last part of that place."""
     folder: Path | None = None
     """Where the files of a named set are; None looks in the usual places."""
     train: str | None = None
@@ -66,15 +73,28 @@ class DataConfig(_Section):
     budget: Whole | None = None
     """Bad samples of a part that each worker may skip; None: 100, or 0.1% of a large set."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_its_place(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("name") or not isinstance(values.get("train"), str):
+            return values
+        return {**values, "name": _place_name(values["train"])}
+
+
+def _place_name(where: str) -> str:
+    """Return the last part of a place that is no pattern: "photos" for "photos/" and for "photos/*.tar"."""
+    parts = [part for part in where.split("/") if part.strip(".~") and not set(part) & set("*?[{")]
+    return parts[-1].partition(":")[0] if parts else "data"
+
 
 class ModelConfig(_Section):
     """Which net."""
 
-    name: str = "small-cnn"
+    name: str = "resnet18"
     """One of `allstep.models`, or "package.module:factory" of your own, called with num_classes, shape, norm and the options."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """What else it is called with."""
-    norm: Literal["none", "group", "batch", "sync", "ghost"] = "none"
+    norm: Literal["none", "group", "batch", "sync", "ghost"] = "batch"
     """batch: over a worker's samples; sync: over those of all workers; ghost: over `ghost` samples."""
     norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Of a batch norm's running statistics."""
@@ -88,7 +108,7 @@ class OptimizerConfig(_Section):
 
     name: Literal["sgd", "adamw", "lars", "larc", "lamb", "novograd"] = "sgd"
     lr: Positive = 0.1
-    base_batch: Count = 128
+    base_batch: Count = 256
     scaling: Literal["linear", "square-root", "none"] = "linear"
     momentum: Decay = 0.9
     nesterov: bool = True
@@ -128,8 +148,8 @@ class ScheduleConfig(_Section):
     """How the rate goes over the run."""
 
     shape: Literal["cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"] = "cosine"
-    warmup: NotNegative = 0.5
-    """Epochs before the rate is at its peak. One-cycle has a rise of its own, and none of these."""
+    warmup: NotNegative | None = None
+    """Epochs before the learning rate is at its peak; None: 5% of the run. One-cycle has a rise of its own, and none of these."""
     warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
     warmup_from: Share = 0.0
     """The rate at which the warm-up begins, as a part of the peak."""
@@ -149,11 +169,19 @@ class ScheduleConfig(_Section):
     def _with_its_own_rise(cls, values: Any) -> Any:
         """The usual warm-up is not for one-cycle; one that is asked for stays, and `fitting` refuses it."""
         is_cycle = isinstance(values, Mapping) and values.get("shape") == "one-cycle"
-        return {"warmup": 0.0, **values} if is_cycle else values
+        return {**values, "warmup": 0.0} if is_cycle and values.get("warmup") is None else values
 
 
 _USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
 """Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
+_WARM_UP_PART = 20
+"""Without a warm-up of its own a run rises to its peak over 1/20 of its epochs: 4.5 of 90 (5 in Goyal et al. 2017)."""
+_ENOUGH_UPDATES = 16
+"""In an epoch of a run that names no batch: 30 epochs are then 480 updates or more."""
+_SMALLEST_BATCH = 8
+"""Below it the statistics of batch norms are too noisy."""
+NEUTRAL = "defaults"
+"""What `recipe` is in a config that starts from no recipe, but from the defaults of `RunConfig`."""
 
 
 class EvaluationConfig(_Section):
@@ -206,10 +234,12 @@ class SaveConfig(_Section):
 class RunConfig(_Section):
     """All that decides what a run computes."""
 
-    recipe: str
+    recipe: str = NEUTRAL
+    """The recipe that the config started from."""
     seed: Whole = 0
-    epochs: Count = 1
+    epochs: Count = 30
     batch: Count | None = None
+    """Samples of one update, over all workers. None: optimizer.base_batch, or less for a small dataset (`usual_batch`)."""
     batch_per_worker: Count | None = None
     accumulation: Count = 1
     """Pieces in which a worker computes its share, one after the other: less memory, same result."""
@@ -228,7 +258,7 @@ class RunConfig(_Section):
     """Steps between two lines of the run record."""
     noise_scale: bool = False
     """Whether the gradient noise scale is measured and logged."""
-    data: DataConfig
+    data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -238,10 +268,20 @@ class RunConfig(_Section):
     save: SaveConfig = SaveConfig()
 
     def resolved(self, num_workers: int) -> "RunConfig":
-        """The same run with its global batch and its optimizer's own values spelled out."""
+        """The same run with its global batch, its warm-up and its optimizer's own values spelled out."""
         batch = self.batch or (self.batch_per_worker or 0) * num_workers or self.optimizer.base_batch
         known = {"batch": batch, "batch_per_worker": None, "optimizer": self.optimizer.spelled_out()}
-        return self.model_copy(update=known)
+        config = self.model_copy(update=known)
+        # Last: its length depends on the batch where the run keeps its updates.
+        schedule = self.schedule.model_copy(update={"warmup": config.warmup_epochs})
+        return config.model_copy(update={"schedule": schedule})
+
+    @property
+    def title(self) -> str:
+        """What the run is called: its recipe, or without one its model and data."""
+        if self.recipe != NEUTRAL:
+            return self.recipe
+        return f"{self.model.name.rpartition(':')[2]} on {self.data.name}"
 
     @property
     def global_batch(self) -> int:
@@ -259,7 +299,13 @@ class RunConfig(_Section):
     @property
     def warmup(self) -> float:
         """Epochs of the warm-up; 0 where there is none."""
-        return 0.0 if self.schedule.warmup_kind == "none" else self.schedule.warmup
+        return 0.0 if self.schedule.warmup_kind == "none" else self.warmup_epochs
+
+    @property
+    def warmup_epochs(self) -> float:
+        """What `schedule.warmup` says, or 5% of the run, also where the kind of warm-up is "none"."""
+        given = self.schedule.warmup
+        return self.num_epochs / _WARM_UP_PART if given is None else given
 
     @property
     def milestones(self) -> list[float]:
@@ -270,6 +316,17 @@ class RunConfig(_Section):
     def to_yaml(self) -> str:
         """As a file that `read_config` reads back to an equal value."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def usual_batch(base_batch: int, num_train: int) -> int:
+    """Return the batch of a run that names none: `base_batch`, halved until an epoch of `num_train` samples has 16 updates.
+
+    It is not halved below 8, and never larger than the dataset. The learning rate scales with it.
+    """
+    batch = base_batch
+    while batch // 2 >= _SMALLEST_BATCH and batch * _ENOUGH_UPDATES > num_train:
+        batch //= 2
+    return max(1, min(batch, num_train))
 
 
 def validated(values: Mapping[str, Any], place: Callable[[str], str] = lambda key: "") -> RunConfig:

@@ -29,7 +29,9 @@ from rich.table import Table
 from rich.text import Text
 
 from allstep._version import __version__
+from allstep.train.changed import set_by_recipe, set_by_user
 from allstep.train.config import RunConfig
+from allstep.train.recipes import BASES
 from allstep.train.watch import Evaluated, Opening, Pace, Progress, Result, Score, Watcher
 
 _TOP5_FROM = 11  # classes: with fewer, the right one is among five too often to say much
@@ -52,7 +54,7 @@ class Display(Watcher):
         self._last["progress"] = time.monotonic()
         self.epochs, self.num_train = opening.config.num_epochs, max(1, opening.num_samples["train"])
         self.with_top5 = len(opening.classes) >= _TOP5_FROM
-        self._print(f"allstep {__version__} trains {opening.config.recipe}", "bold")
+        self._print(f"allstep {__version__} trains {opening.config.title}", "bold")
         for name, value in banner(opening):
             self._print(f"  {name:<10} {value}")
         for line in warnings(opening.config):
@@ -133,6 +135,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     parts = ", ".join(f"{count:,} {part}" for part, count in opening.num_samples.items())
     threads = f"{_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each"
     lines = [
+        *recipe_lines(config),
         ("hosts", _hosts(opening.hosts)),
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
@@ -145,9 +148,20 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
     lines += [("batch", batch_sum(config, num_workers)), ("rate", rate_line(config, opening.peak_lr))]
+    lines += [("schedule", schedule_line(config))]
     if opening.position:
         lines += [("goes on", f"after {opening.position:,} samples")]
     return [*lines, ("run folder", str(opening.out))]
+
+
+def recipe_lines(config: RunConfig) -> list[tuple[str, str]]:
+    """Return what the recipe sets against the defaults, and what the run changes in either, as words of the command line."""
+    if config.recipe not in BASES:
+        return []
+    sets = set_by_recipe(config.recipe)
+    lines = [("recipe", f"{config.recipe} sets {' '.join(sets)}" if sets else "none: the defaults")]
+    changed = set_by_user(config)
+    return [*lines, ("changed", " ".join(changed))] if changed else lines
 
 
 def net_line(opening: Opening) -> str:
@@ -177,6 +191,13 @@ def rate_line(config: RunConfig, peak: float) -> str:
     return (
         f"{section.lr:g} at batch {section.base_batch} -> {peak:g} at batch {config.batch} (scaling: {section.scaling})"
     )
+
+
+def schedule_line(config: RunConfig) -> str:
+    """How long the run is, and how its learning rate goes."""
+    shape, warmup = config.schedule.shape, config.warmup
+    rise = f"warm-up of {warmup:.3g}, then {shape}" if warmup else f"no warm-up, {shape}"
+    return f"{config.num_epochs} epochs: {rise}"
 
 
 def warnings(config: RunConfig) -> list[str]:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.optim.scaling import SCALINGS
-from allstep.train.config import RunConfig
-from allstep.train.recipes import RECIPES
+from allstep.train.config import NEUTRAL, RunConfig
+from allstep.train.recipes import BASES
 
 _BEYOND = 10.0
 _OF_THE_FIRST = 0.5
@@ -200,12 +200,13 @@ def _by_rate(known: Circumstances, config: RunConfig) -> Iterator[str]:
     optimizer, schedule = config.optimizer, config.schedule
     scaled = SCALINGS[optimizer.scaling](1.0, config.global_batch, optimizer.base_batch)
     to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
-    own = RECIPES[config.recipe]().optimizer if config.recipe in RECIPES else optimizer
+    own = BASES[config.recipe]().optimizer if config.recipe in BASES else optimizer
     if (own.name, own.base_batch) == (optimizer.name, optimizer.base_batch) and optimizer.lr > _BOLD * own.lr:
-        yield f"optimizer.lr={own.lr:g}: the recipe's own rate; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g} times that"
+        whose = "the default" if config.recipe == NEUTRAL else "the recipe's own rate"
+        yield f"optimizer.lr={own.lr:g}: {whose}; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g} times that"
     longer = _longer(config)
     words = ["schedule.warmup_kind=gradual"] if schedule.warmup_kind == "none" else []
-    words += [f"schedule.warmup={longer:g}"] if schedule.warmup < longer else []
+    words += [f"schedule.warmup={longer:g}"] if config.warmup_epochs < longer else []
     if scaled > 1 and words and schedule.shape != "one-cycle":  # which rises by itself, and takes no warm-up
         rises = (
             f"rises to {to} within {config.warmup:g} epochs" if config.warmup else f"is {to}, from the first step on"
@@ -218,7 +219,7 @@ def _by_rate(known: Circumstances, config: RunConfig) -> Iterator[str]:
 def _longer(config: RunConfig) -> float:
     """Epochs of a warm-up that is long, for a run of that length; it must be over before the rate falls."""
     before = config.milestones[0] / 2 if config.schedule.shape == "step" else config.num_epochs
-    return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.schedule.warmup), before)
+    return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.warmup_epochs), before)
 
 
 def _by_batch(known: Circumstances, config: RunConfig) -> Iterator[str]:

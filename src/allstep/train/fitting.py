@@ -6,13 +6,18 @@ perhaps not as their user thinks.
 
 from collections.abc import Callable, Sequence
 
+from allstep.data import NAMED
 from allstep.data.spelled import check_mix, spelled
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name, check_options
-from allstep.train.config import RunConfig
-from allstep.train.recipes import RECIPES
+from allstep.train.config import NEUTRAL, RunConfig, usual_batch
+from allstep.train.recipes import RECIPES, SMALLEST
 from allstep.train.source import warmup_that_fits
 from allstep.train.workers import count_gpus
+
+
+_FEW_UPDATES = 8
+"""In an epoch: fewer are hardly what a user wants, for 100 epochs are then less than 800 updates."""
 
 
 def check_config(config: RunConfig, num_workers: int | None = None) -> None:
@@ -39,6 +44,7 @@ def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
         _groups(config, num_workers),
         _unseen_noise(config, num_workers),
         _last_batch(config, num_workers, num_train),
+        _few_updates(config, num_train),
     )
     return [note for note in found if note]
 
@@ -124,6 +130,18 @@ def _last_batch(config: RunConfig, num_workers: int, num_train: int) -> str | No
     )
 
 
+def _few_updates(config: RunConfig, num_train: int) -> str | None:
+    """A recipe's batch fits its data, and studies change it on purpose; a batch in a user's own config may be copied from elsewhere."""
+    updates = -(-num_train // config.global_batch)
+    if config.recipe != NEUTRAL or config.overfit is not None or updates >= _FEW_UPDATES:
+        return None
+    fits = usual_batch(config.optimizer.base_batch, num_train)
+    return (
+        f"an epoch has only {_plural(updates, 'update')}: {_plural(num_train, 'training sample')} at batch {config.global_batch}; a model "
+        f"learns little in so few: leave the batch out (it is {fits} then), or train many more epochs"
+    )
+
+
 def _unseen_noise(config: RunConfig, num_workers: int) -> str | None:
     """One gradient says nothing about how much gradients differ."""
     wanted = config.noise_scale or config.growth.by_noise
@@ -150,6 +168,11 @@ def _data(config: RunConfig) -> None:
     if (section.mean is None) != (section.deviation is None):
         given, other = ("mean", "deviation") if section.mean is not None else ("deviation", "mean")
         raise ConfigError(f"data.{given} is given without data.{other}: give both, or neither, and both are measured")
+    if not section.name and section.train is None:
+        raise ConfigError(
+            "the config names no data: set data.train to the place of your own, or data.name to a known dataset "
+            f"({', '.join(NAMED)}), or start from a recipe that has data (recipe: {SMALLEST})"
+        )
     if section.train is not None and section.folder is not None:
         raise ConfigError(
             f"data.folder={section.folder} is where a named set lies, and data.train={section.train} names data of your own: give one"
@@ -202,7 +225,7 @@ def _shorter_warm_up(config: RunConfig) -> str | None:
     if config.recipe not in RECIPES:
         return None
     recipe = RECIPES[config.recipe]()
-    usual = recipe.schedule.warmup
+    usual = recipe.warmup_epochs
     fitted = warmup_that_fits(recipe, usual, config.epochs)
     if config.warmup != fitted or fitted == usual:
         return None

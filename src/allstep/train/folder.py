@@ -15,6 +15,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Any
 from allstep import runlog
 from allstep.data.sources.opening import holds_class_folders
 from allstep.errors import ConfigError
+from allstep.train.changed import differences
 from allstep.train.config import RunConfig, validated
 from allstep.train.hold import LOCK
 from allstep.train.source import read_layers
@@ -63,10 +65,10 @@ class Claimed:
 
 
 def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> Claimed:
-    """The folder `out`, else a new `runs/<recipe>-<time>`, with the config in it. resume: a run that is there goes on."""
+    """The folder `out`, else a new `runs/<recipe>-<time>` (without a recipe <model>-on-<data>), with the config in it. resume: a run that is there goes on."""
     try:
         _keep_out_of_data(config, Path("runs") if out is None else out)
-        folder = _new_folder(config.recipe) if out is None else out
+        folder = _new_folder(config.title) if out is None else out
         folder.mkdir(parents=True, exist_ok=True)
         if holds_run(folder):
             return _taken_up(config, folder, resume)
@@ -146,7 +148,7 @@ def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tupl
         more = f"; and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
         shown = "; ".join(changed[:_MOST_SHOWN])
         raise ConfigError(f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out")
-    return tuple(f"{key}={json.dumps(value)}" for key, _, value in _differences(before, now) if _may_change(key))
+    return tuple(f"{key}={json.dumps(value)}" for key, _, value in differences(before, now) if _may_change(key))
 
 
 def as_begun(config: RunConfig, folder: Path) -> RunConfig:
@@ -164,21 +166,12 @@ def as_begun(config: RunConfig, folder: Path) -> RunConfig:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """In which keys two configs differ, of those that decide what a run computes."""
     return (
-        f"{key} was {was}, is {is_now} now" for key, was, is_now in _differences(before, now) if not _may_change(key)
+        f"{key} was {was}, is {is_now} now" for key, was, is_now in differences(before, now) if not _may_change(key)
     )
 
 
 def _may_change(key: str) -> bool:
     return key.startswith(MAY_CHANGE)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in dict.fromkeys([*before, *now]):
-        name, was, is_now = f"{prefix}{key}", before.get(key), now.get(key)
-        if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-            yield from _differences(was, is_now, f"{name}.")
-        elif was != is_now:
-            yield name, was, is_now
 
 
 def _put(file: Path, text: str) -> bool:
@@ -204,9 +197,10 @@ def _name(hidden: Path, file: Path) -> None:
         hidden.replace(file)
 
 
-def _new_folder(recipe: str) -> Path:
+def _new_folder(title: str) -> Path:
     """Runs that start in the same second get numbers."""
-    stem = Path("runs") / f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    word = re.sub(r"[^\w.]+", "-", title)
+    stem = Path("runs") / f"{word}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
     while True:
         folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")

@@ -1,7 +1,7 @@
 """Makes sure that a run can run, before anything is started: reads its config, finds its data, opens it once.
 
 ```
-prepare    config, its keys fitted together (`fitting`), a named set found or downloaded
+prepare    config, its keys fitted together (`fitting`), a named set found or downloaded; a batch where the config names none
 check      the data opened as the workers will (`parts`), and held against the config: batch, net, labels
 ```
 
@@ -17,7 +17,7 @@ from allstep.data.sources.files import is_remote
 from allstep.data.sources.synthetic import is_synthetic
 from allstep.errors import ConfigError, DataError, did_you_mean
 from allstep.models.by_name import check_shape
-from allstep.train.config import DataConfig, RunConfig
+from allstep.train.config import DataConfig, RunConfig, usual_batch
 from allstep.train.fitting import check_config
 from allstep.train.parts import Parts, Progress, open_parts
 from allstep.train.recipes import DEFAULT, SMALLEST
@@ -30,6 +30,8 @@ class Prepared:
 
     config: RunConfig
     note: str | None = None
+    parts: Parts | None = None
+    """The data of `config`, where it had to be opened to find the batch."""
 
 
 def prepare(
@@ -38,19 +40,33 @@ def prepare(
     """Reads the config and finds its data: in `folder`, else where the config says, else in the usual places.
 
     The default recipe, when its data is nowhere, gives way to the smallest one, which needs nothing but the package. Who asks for
-    another one means that one.
+    another one means that one. A config that names no batch gets the one that suits the size of its dataset.
     """
     config = _with_places(read_config(source, words), folder)
     check_config(config)
     try:
         find_data(config, progress)
-        return Prepared(config)
+        return Prepared(config) if _names_batch(config) else _with_batch(config, source, words, progress)
     except DataError as error:
         if source != DEFAULT or config.data.folder is not None or names_data(source, words):
             raise
         config = read_config(source, words, instead=SMALLEST)
         check_config(config)
         return Prepared(config, f"training on the {data.named_set(SMALLEST).title} that come with allstep: {error}")
+
+
+def _names_batch(config: RunConfig) -> bool:
+    return config.batch is not None or config.batch_per_worker is not None
+
+
+def _with_batch(config: RunConfig, source: str, words: Sequence[str], progress: Progress | None) -> Prepared:
+    """Open the data to see how large the batch may be; it then counts like one that the user gave."""
+    parts = open_parts(config, progress=progress)
+    batch = usual_batch(config.optimizer.base_batch, len(parts.train))
+    # Read again: a learning rate in a file must not be scaled to a batch that the file does not name.
+    config = read_config(source, [*words, f"batch={batch}"]).model_copy(update={"data": config.data})
+    check_config(config)
+    return Prepared(config, parts=parts)
 
 
 def find_data(config: RunConfig, progress: Progress | None = None) -> None:
@@ -68,7 +84,7 @@ def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = 
     """Opens the data, so that what is wrong with it is found before workers are; the parts of the run."""
     config = prepared.config.resolved(num_workers)
     check_config(config, num_workers)
-    parts = open_parts(config, progress=progress)
+    parts = prepared.parts or open_parts(config, progress=progress)
     check_batch(config, len(parts.train))
     check_shape(config.model.name, parts.shape, parts.evaluated_shape)
     return parts

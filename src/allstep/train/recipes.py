@@ -1,5 +1,8 @@
 """The ready-made runs. A recipe is a function that returns a config; the first line of its docstring is what `allstep train --list` shows.
 
+A recipe states every key in which it differs from the defaults of `RunConfig`, which are tuned for no dataset. `tests/train/recipes.yaml`
+has all keys of all recipes: a changed default must not change what a recipe trains.
+
 Precision is `auto` in all of them, so the docstrings have accuracy and time for both. A time "from one epoch" is that of one epoch on
 an otherwise quiet machine, times the epochs, and start and evaluations as measured with it.
 """
@@ -7,6 +10,7 @@ an otherwise quiet machine, times the epochs, and start and evaluations as measu
 from collections.abc import Callable, Mapping
 
 from allstep.train.config import (
+    NEUTRAL,
     AverageConfig,
     DataConfig,
     EvaluationConfig,
@@ -123,7 +127,7 @@ def digits() -> RunConfig:
         epochs=150,
         batch=64,
         data=DataConfig(name="digits"),
-        model=ModelConfig(name="small-cnn", options={"widths": [32, 64], "hidden": 64}),
+        model=ModelConfig(name="small-cnn", norm="none", options={"widths": [32, 64], "hidden": 64}),
         optimizer=OptimizerConfig(lr=0.05, base_batch=64, weight_decay=5e-4),
         schedule=ScheduleConfig(shape="cosine", warmup=0.5),
         save=SaveConfig(seconds=2, epochs=None),
@@ -137,6 +141,8 @@ RECIPES: Mapping[str, Callable[[], RunConfig]] = {
     "imagenet": imagenet,
     "digits": digits,
 }
+BASES: Mapping[str, Callable[[], RunConfig]] = {NEUTRAL: RunConfig, **RECIPES}
+"""What a config can start from."""
 DEFAULT = "fashion-mnist"
 SMALLEST = "digits"
 """Needs nothing but the package; taken when a recipe's data is nowhere to be found."""

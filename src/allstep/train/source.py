@@ -2,7 +2,11 @@
 
     allstep train                                     the recipe fashion-mnist
     allstep train digits epochs=3 optimizer.lr=0.2    a recipe with two keys changed
-    allstep train mine.yaml batch=512                 a file (its key `recipe` names what it starts from) with one key changed
+    allstep train mine.yaml batch=512                 a file with one key changed; its key `recipe` names what it starts from
+    allstep train data.train=photos epochs=20         data of your own: no recipe
+
+A file without the key `recipe` starts from the defaults of `RunConfig`, never from a recipe: what is tuned for one dataset is wrong for
+another. So do words alone that name data of one's own. Such a config has the recipe "defaults".
 
 A section that has a name may be given as that name: `model=package.module:factory` is `model.name=...`.
 
@@ -10,8 +14,8 @@ What belongs to a choice goes with it, unless it is said again beside the new on
 another `optimizer.name` its betas and trust coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the
 run keeps its part of it.
 
-A rate in a file belongs to a batch, and the recipe's is hardly the one that the file's author had in mind: where the two differ, the file
-has to name it (`optimizer.base_batch`).
+A learning rate in a file belongs to a batch, and the base's is hardly the one that the file's author had in mind: where the two differ,
+the file has to name it (`optimizer.base_batch`). The default learning rate is SGD's: another optimizer without a recipe needs its own.
 
 Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
 """
@@ -23,8 +27,8 @@ from typing import Any
 import yaml
 
 from allstep.errors import ConfigError, did_you_mean
-from allstep.train.config import RunConfig, known_keys, validated
-from allstep.train.recipes import DEFAULT, RECIPES
+from allstep.train.config import NEUTRAL, RunConfig, known_keys, validated
+from allstep.train.recipes import BASES, DEFAULT
 from allstep.yaml_file import Document, parse_yaml, read_yaml
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
@@ -53,31 +57,41 @@ ELSEWHERE = {
 
 
 def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None) -> RunConfig:
-    """The config from `source` (a recipe's name or a YAML file) with `words` ("key=value") on top.
+    """The config from `source` (a recipe's name, "defaults" or a YAML file) with `words` ("key=value") on top.
 
     `instead` starts from another recipe than the one that was named.
     """
     layers = [_spelled_out(layer) for layer in read_layers(source, words)]
     recipe = instead or _recipe(layers)
-    if recipe not in RECIPES:
-        raise ConfigError(f"no recipe is called {recipe!r}; {did_you_mean(recipe, RECIPES)}")
+    if recipe not in BASES:
+        raise ConfigError(f"no recipe is called {recipe!r}; {did_you_mean(recipe, BASES)}")
     place = _places(source, layers[-1])
-    whole = RECIPES[recipe]().model_dump()
+    base = BASES[recipe]()
+    whole = base.model_dump()
     for layer in layers:
         _check_keys(layer, place)
         _drop_what_belongs(whole, layer)
         _merge(whole, _one_batch(layer))
     if not _names(layers, "schedule.warmup"):
-        whole["schedule"]["warmup"] = warmup_that_fits(RECIPES[recipe](), whole["schedule"]["warmup"], whole["epochs"])
+        whole["schedule"]["warmup"] = warmup_that_fits(base, whole["schedule"]["warmup"], whole["epochs"])
     config = validated({**whole, "recipe": recipe}, place)
     if _is_file(source) and instead is None:
         _check_base(config, layers, place)
+    _check_optimizer(config, layers, place)
     return config
 
 
+def default_source(words: Sequence[str]) -> str:
+    """Return what `words` start from when no recipe or file is given: no recipe where they name data of the user's own."""
+    return NEUTRAL if _names([_from_words(words)], "data.train") else DEFAULT
+
+
 def warmup_that_fits(recipe: RunConfig, warmup: Any, epochs: Any) -> Any:
-    """Epochs of a warm-up that nobody asked for: the recipe's, or the same part of a run that is shorter than that."""
-    is_longer = isinstance(epochs, int) and 0 < epochs < warmup
+    """Return the epochs of a warm-up that was not asked for: the recipe's, or the same part of a run that is shorter than that.
+
+    None, a part of the run by itself, fits any run.
+    """
+    is_longer = warmup is not None and isinstance(epochs, int) and 0 < epochs < warmup
     return warmup * epochs / recipe.epochs if is_longer else warmup
 
 
@@ -105,7 +119,8 @@ def names_data(source: str, words: Sequence[str]) -> bool:
 
 
 def _recipe(layers: Sequence[Mapping[str, Any]]) -> str:
-    return str(next((layer["recipe"] for layer in reversed(layers) if "recipe" in layer), DEFAULT))
+    """The last one named; "recipe:" without a name in a file is none."""
+    return str(next((layer["recipe"] for layer in reversed(layers) if layer.get("recipe") is not None), NEUTRAL))
 
 
 def _is_file(source: str) -> bool:
@@ -202,10 +217,22 @@ def _check_base(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: C
     if not _names(layers[:1], "optimizer.lr") or _names(layers, "optimizer.base_batch"):
         return
     batch = f"batch={config.batch}" if config.batch else f"batch_per_worker={config.batch_per_worker}"
+    by = "the default config" if config.recipe == NEUTRAL else f"recipe {config.recipe}"
     raise ConfigError(
-        f"{place('optimizer.lr')}for which batch was the rate optimizer.lr={section.lr:g} found? The recipe {config.recipe} would scale it "
-        f"({section.scaling}) from {section.base_batch} to {batch}: set optimizer.base_batch, to the batch itself if the rate is meant as "
-        "it stands"
+        f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would scale it ({section.scaling}) from "
+        f"{section.base_batch} to {batch}: set optimizer.base_batch, to the batch itself if the learning rate is meant as it stands"
+    )
+
+
+def _check_optimizer(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]) -> None:
+    """ConfigError for an optimizer that would be given SGD's default learning rate: AdamW diverges with 0.1."""
+    name = config.optimizer.name
+    if config.recipe != NEUTRAL or name == BASES[NEUTRAL]().optimizer.name or _names(layers, "optimizer.lr"):
+        return
+    raise ConfigError(
+        f"{place('optimizer.name') or place('optimizer')}optimizer.name={name} needs a learning rate of its own: the default, "
+        f"{config.optimizer.lr:g}, is for sgd; set optimizer.lr and the batch it is for, optimizer.base_batch "
+        "(0.001 at batch 256 is usual for adamw)"
     )
 
 

@@ -20,7 +20,8 @@ from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.display import Display
 from allstep.train.fitting import check_config
-from allstep.train.folder import RECORD, Claimed, as_begun, claim_folder, expect_run
+from allstep.train.existing import run_config
+from allstep.train.folder import RECORD, Claimed, as_begun, claim_folder, expect_run, has_ended
 from allstep.train.hold import hold
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
@@ -77,7 +78,15 @@ def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
 def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claimed, Snapshot | None, list[str]]:
     if asked.must_exist and asked.out is not None:
         expect_run(asked.out)
-    prepared = prepare(asked.source, asked.words, asked.data)
+    try:
+        prepared = prepare(asked.source, asked.words, asked.data)
+    except DataError:
+        # A run that has ended needs no data any more.
+        if asked.resume and asked.out is not None and has_ended(asked.out):
+            claimed = Claimed(asked.out, has_ended=True)
+            say(claimed.farewell())
+            return run_config(asked.out), claimed, None, []
+        raise
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
     claimed = _claim(config, asked, mine)
