@@ -219,7 +219,9 @@ def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
     path.write_text(RATE + more)
     said = complaint(source=str(path))
     by = "recipe digits" if "recipe" in more else "the default config"
-    assert said.startswith(f"{path}, line 2: optimizer.lr=0.1 has no reference batch, and {by} would scale it (linear) from ")
+    assert said.startswith(
+        f"{path}, line 2: optimizer.lr=0.1 has no reference batch, and {by} would scale it (linear) from "
+    )
     assert "set optimizer.base_batch" in said
     for word in ("optimizer.base_batch=128", "optimizer.scaling=none"):
         assert read_config(str(path), [word]).optimizer.lr == 0.1

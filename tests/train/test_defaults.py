@@ -125,7 +125,7 @@ def test_a_config_written_before_is_the_same_run(tmp_path: Path, recipe: str) ->
 
 
 def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -> None:
-    """It started from fashion-mnist, and bears that name; the file that it came from now means another run, and that is said."""
+    """It started from fashion-mnist, and has that name; the file that it came from now means another run."""
     out = tmp_path / "out"
     out.mkdir()
     before = {**SETTINGS["fashion-mnist"], "precision": "bfloat16", "batch": 16}
@@ -136,7 +136,7 @@ def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -
     assert config.model_dump(mode="json") == before
     assert claim_folder(config, out, resume=True).goes_on
     (tmp_path / "mine.yaml").write_text(f"data: {{train: {tmp_path / 'photos'}}}\nbatch: 16\n")
-    with pytest.raises(ConfigError, match="recipe was fashion-mnist, is defaults now.*as it was"):
+    with pytest.raises(ConfigError, match=r"recipe was fashion-mnist, is defaults now.*as it was"):
         claim_folder(read_config(str(tmp_path / "mine.yaml")).resolved(1), out, resume=True)
 
 
@@ -247,7 +247,7 @@ def test_a_learning_rate_in_a_file_is_not_scaled_to_a_batch_that_it_does_not_nam
 
 
 def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="data.train: .*gone: no such file or folder"):
+    with pytest.raises(DataError, match=r"data.train: .*gone: no such file or folder"):
         prepare(NEUTRAL, [f"data.train={tmp_path / 'gone'}"])
 
 
@@ -297,7 +297,9 @@ def test_the_banner_of_a_run_without_a_recipe() -> None:
     ]
     assert recipe_lines(read_config(NEUTRAL, ["data.name=digits"]).resolved(2)) == [("recipe", "none: the defaults")]
     adam = read_config(NEUTRAL, ["data.name=digits", "optimizer=adamw", "optimizer.lr=0.001", "schedule.warmup=2"])
-    assert dict(recipe_lines(adam.resolved(2)))["changed"] == "optimizer.name=adamw optimizer.lr=0.001 schedule.warmup=2"
+    assert (
+        dict(recipe_lines(adam.resolved(2)))["changed"] == "optimizer.name=adamw optimizer.lr=0.001 schedule.warmup=2"
+    )
     assert recipe_lines(adam.model_copy(update={"recipe": "of another version"})) == []
 
 

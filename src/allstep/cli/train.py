@@ -37,7 +37,10 @@ def train(
     workers: Annotated[
         int | None, typer.Option("--workers", "-n", min=1, help="How many; else one per GPU, or per core, up to 8.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/<recipe>-<time>, without a recipe runs/<model>-on-<data>-<time>).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder (default: runs/<recipe>-<time>, or <model>-on-<data>-<time> without a recipe)."),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(

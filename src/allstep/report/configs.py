@@ -43,7 +43,10 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _recipe(flat: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The recipe (or the defaults) that all runs name, as in this version of allstep; empty when they name several or none."""
+    """The recipe (or the defaults) that all runs name, as in this version of allstep.
+
+    Empty when they name several or none.
+    """
     names = {each.get("recipe") for each in flat}
     make = BASES.get(str(next(iter(names)))) if len(names) == 1 else None
     return flattened(make().model_dump(mode="json")) if make else {}

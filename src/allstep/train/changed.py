@@ -1,4 +1,6 @@
-"""In which keys configs differ: a recipe from the defaults, a run from what it started from. For the banner, and for a resume.
+"""In which keys configs differ: a recipe from the defaults, a run from what it started from.
+
+The banner shows both; a resume uses the comparison, too.
 
     recipe     digits sets epochs=150 batch=64 model.name=small-cnn ...
     changed    optimizer.lr=0.2
@@ -40,7 +42,7 @@ def set_by_recipe(recipe: str) -> list[str]:
 
 
 def set_by_user(config: RunConfig) -> list[str]:
-    """Return the keys in which a run differs from its recipe, or from the defaults where it has none, as key=value."""
+    """Return the keys in which a run differs from its recipe, or without one from the defaults, as key=value."""
     usual = _filled_in(config)
     found = _between(BASES[config.recipe](), config)
     return _words(each for each in found if each not in usual)
@@ -52,7 +54,10 @@ def _between(before: RunConfig, now: RunConfig) -> Iterator[Difference]:
 
 
 def _filled_in(config: RunConfig) -> list[Difference]:
-    """Return the keys that a run fills in by itself (`RunConfig.resolved`, `usual_batch`): None before, the value now."""
+    """Return the keys that a run fills in by itself: None before, the value now.
+
+    `RunConfig.resolved` and `usual_batch` do.
+    """
     schedule = config.schedule.model_copy(update={"warmup": None})
     optimizer = config.optimizer.model_copy(update={"betas": None, "trust_coefficient": None})
     blank = config.model_copy(update={"batch": None, "schedule": schedule, "optimizer": optimizer})

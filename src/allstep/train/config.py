@@ -4,11 +4,11 @@ A config belongs to the thing it configures, so it has sections; on the command 
 (`optimizer.lr`). `source` reads a config from recipes, files and words. The whole of it is written to the run folder as `config.yaml`;
 training from that file repeats the run, with any number of workers.
 
-**The defaults are the textbook's**, tuned for no dataset: SGD with Nesterov momentum 0.9, learning rate
-0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after a warm-up of 5% of
-the run, ResNet-18 with batch norms of momentum 0.1; no weight averaging, plain evaluation. `RunConfig()`
-is a config without a recipe; it lacks only its data. A recipe states every key in which it differs.
-docs/decisions.md has the reason for each default.
+**The defaults are the textbook's**, tuned for no dataset: SGD with Nesterov momentum 0.9, learning
+rate 0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after a warm-up
+of 5% of the run, ResNet-18 with batch norms of momentum 0.1; no weight averaging, plain evaluation.
+`RunConfig()` is a config without a recipe; it lacks only its data. A recipe states every key in which
+it differs. docs/decisions.md has the reasons.
 
 **The batch is global**: `batch` is the number of samples of one update over all workers. `batch_per_worker` is the other way of saying
 it, and `resolved` turns it into the first.
@@ -40,8 +40,8 @@ class DataConfig(_Section):
     """Which samples, and what is done to a picture before the net sees it."""
 
     name: str = ""
-    """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose place `train` gives; by default the
-    last part of that place."""
+    """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose place
+    `train` gives; by default the last part of that place."""
     folder: Path | None = None
     """Where the files of a named set are; None looks in the usual places."""
     train: str | None = None
@@ -82,7 +82,7 @@ class DataConfig(_Section):
 
 
 def _place_name(where: str) -> str:
-    """Return the last part of a place that is no pattern: "photos" for "photos/" and for "photos/*.tar"."""
+    """Return the last part of a place that is no pattern: "photos" for "photos/" and "photos/*.tar"."""
     parts = [part for part in where.split("/") if part.strip(".~") and not set(part) & set("*?[{")]
     return parts[-1].partition(":")[0] if parts else "data"
 
@@ -149,7 +149,8 @@ class ScheduleConfig(_Section):
 
     shape: Literal["cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"] = "cosine"
     warmup: NotNegative | None = None
-    """Epochs before the learning rate is at its peak; None: 5% of the run. One-cycle has a rise of its own, and none of these."""
+    """Epochs before the learning rate is at its peak; None: 5% of the run. One-cycle has a rise of its
+    own, and none of these."""
     warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
     warmup_from: Share = 0.0
     """The rate at which the warm-up begins, as a part of the peak."""
@@ -175,7 +176,7 @@ class ScheduleConfig(_Section):
 _USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
 """Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
 _WARM_UP_PART = 20
-"""Without a warm-up of its own a run rises to its peak over 1/20 of its epochs: 4.5 of 90 (5 in Goyal et al. 2017)."""
+"""A run that names no warm-up takes 1/20 of its epochs for it: 4.5 of 90 (Goyal et al. 2017: 5)."""
 _ENOUGH_UPDATES = 16
 """In an epoch of a run that names no batch: 30 epochs are then 480 updates or more."""
 _SMALLEST_BATCH = 8
@@ -239,7 +240,7 @@ class RunConfig(_Section):
     seed: Whole = 0
     epochs: Count = 30
     batch: Count | None = None
-    """Samples of one update, over all workers. None: optimizer.base_batch, or less for a small dataset (`usual_batch`)."""
+    """Samples of one update, over all workers; None: `usual_batch`, base_batch or less for a small dataset."""
     batch_per_worker: Count | None = None
     accumulation: Count = 1
     """Pieces in which a worker computes its share, one after the other: less memory, same result."""
@@ -303,7 +304,7 @@ class RunConfig(_Section):
 
     @property
     def warmup_epochs(self) -> float:
-        """What `schedule.warmup` says, or 5% of the run, also where the kind of warm-up is "none"."""
+        """What `schedule.warmup` says, or 5% of the run, also where `warmup_kind` is "none"."""
         given = self.schedule.warmup
         return self.num_epochs / _WARM_UP_PART if given is None else given
 
@@ -319,9 +320,10 @@ class RunConfig(_Section):
 
 
 def usual_batch(base_batch: int, num_train: int) -> int:
-    """Return the batch of a run that names none: `base_batch`, halved until an epoch of `num_train` samples has 16 updates.
+    """Return the batch of a run that names none: `base_batch`, halved until an epoch has 16 updates.
 
-    It is not halved below 8, and never larger than the dataset. The learning rate scales with it.
+    num_train: samples of an epoch. It is not halved below 8, and never larger than the dataset. The
+    learning rate scales with it.
     """
     batch = base_batch
     while batch // 2 >= _SMALLEST_BATCH and batch * _ENOUGH_UPDATES > num_train:

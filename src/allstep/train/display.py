@@ -155,7 +155,10 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
 
 
 def recipe_lines(config: RunConfig) -> list[tuple[str, str]]:
-    """Return what the recipe sets against the defaults, and what the run changes in either, as words of the command line."""
+    """Return what the recipe sets against the defaults, and what the run changes in either.
+
+    Both as words that the command line takes.
+    """
     if config.recipe not in BASES:
         return []
     sets = set_by_recipe(config.recipe)

@@ -15,9 +15,8 @@ from allstep.train.recipes import RECIPES, SMALLEST
 from allstep.train.source import warmup_that_fits
 from allstep.train.workers import count_gpus
 
-
 _FEW_UPDATES = 8
-"""In an epoch: fewer are hardly what a user wants, for 100 epochs are then less than 800 updates."""
+"""In an epoch: with fewer even 100 epochs are less than 800 updates, hardly what a user wants."""
 
 
 def check_config(config: RunConfig, num_workers: int | None = None) -> None:
@@ -131,14 +130,15 @@ def _last_batch(config: RunConfig, num_workers: int, num_train: int) -> str | No
 
 
 def _few_updates(config: RunConfig, num_train: int) -> str | None:
-    """A recipe's batch fits its data, and studies change it on purpose; a batch in a user's own config may be copied from elsewhere."""
+    """A recipe's batch fits its data, and studies change it on purpose: only a user's own config is looked at."""
     updates = -(-num_train // config.global_batch)
     if config.recipe != NEUTRAL or config.overfit is not None or updates >= _FEW_UPDATES:
         return None
     fits = usual_batch(config.optimizer.base_batch, num_train)
     return (
-        f"an epoch has only {_plural(updates, 'update')}: {_plural(num_train, 'training sample')} at batch {config.global_batch}; a model "
-        f"learns little in so few: leave the batch out (it is {fits} then), or train many more epochs"
+        f"an epoch has only {_plural(updates, 'update')}: {_plural(num_train, 'training sample')} at "
+        f"batch {config.global_batch}; a model learns little in so few: leave the batch out (it is "
+        f"{fits} then), or train many more epochs"
     )
 
 
@@ -170,8 +170,8 @@ def _data(config: RunConfig) -> None:
         raise ConfigError(f"data.{given} is given without data.{other}: give both, or neither, and both are measured")
     if not section.name and section.train is None:
         raise ConfigError(
-            "the config names no data: set data.train to the place of your own, or data.name to a known dataset "
-            f"({', '.join(NAMED)}), or start from a recipe that has data (recipe: {SMALLEST})"
+            "the config names no data: set data.train to the place of your own, or data.name to a known "
+            f"dataset ({', '.join(NAMED)}), or start from a recipe that has data (recipe: {SMALLEST})"
         )
     if section.train is not None and section.folder is not None:
         raise ConfigError(

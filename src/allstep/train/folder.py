@@ -65,7 +65,10 @@ class Claimed:
 
 
 def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> Claimed:
-    """The folder `out`, else a new `runs/<recipe>-<time>` (without a recipe <model>-on-<data>), with the config in it. resume: a run that is there goes on."""
+    """The folder `out`, else a new one in `runs`, with the config in it. resume: a run that is there continues.
+
+    A new one is called <recipe>-<time>, or without a recipe <model>-on-<data>-<time>.
+    """
     try:
         _keep_out_of_data(config, Path("runs") if out is None else out)
         folder = _new_folder(config.title) if out is None else out

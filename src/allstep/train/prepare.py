@@ -1,7 +1,8 @@
 """Makes sure that a run can run, before anything is started: reads its config, finds its data, opens it once.
 
 ```
-prepare    config, its keys fitted together (`fitting`), a named set found or downloaded; a batch where the config names none
+prepare    config, its keys fitted together (`fitting`), a named set found or downloaded
+           a batch that suits the size of the dataset, where the config names none
 check      the data opened as the workers will (`parts`), and held against the config: batch, net, labels
 ```
 
@@ -40,7 +41,9 @@ def prepare(
     """Reads the config and finds its data: in `folder`, else where the config says, else in the usual places.
 
     The default recipe, when its data is nowhere, gives way to the smallest one, which needs nothing but the package. Who asks for
-    another one means that one. A config that names no batch gets the one that suits the size of its dataset.
+    another one means that one.
+
+    A config that names no batch gets one that suits the size of its dataset.
     """
     config = _with_places(read_config(source, words), folder)
     check_config(config)
@@ -60,10 +63,10 @@ def _names_batch(config: RunConfig) -> bool:
 
 
 def _with_batch(config: RunConfig, source: str, words: Sequence[str], progress: Progress | None) -> Prepared:
-    """Open the data to see how large the batch may be; it then counts like one that the user gave."""
+    """Open the data to see how large the batch may be; it then counts as if the user had given it."""
     parts = open_parts(config, progress=progress)
     batch = usual_batch(config.optimizer.base_batch, len(parts.train))
-    # Read again: a learning rate in a file must not be scaled to a batch that the file does not name.
+    # Read again: a file's learning rate must not be scaled to a batch that the file does not name.
     config = read_config(source, [*words, f"batch={batch}"]).model_copy(update={"data": config.data})
     check_config(config)
     return Prepared(config, parts=parts)

@@ -2,11 +2,12 @@
 
     allstep train                                     the recipe fashion-mnist
     allstep train digits epochs=3 optimizer.lr=0.2    a recipe with two keys changed
-    allstep train mine.yaml batch=512                 a file with one key changed; its key `recipe` names what it starts from
+    allstep train mine.yaml batch=512                 a file with one key changed
     allstep train data.train=photos epochs=20         data of your own: no recipe
 
-A file without the key `recipe` starts from the defaults of `RunConfig`, never from a recipe: what is tuned for one dataset is wrong for
-another. So do words alone that name data of one's own. Such a config has the recipe "defaults".
+A file's key `recipe` names what it starts from. Without it a file starts from the defaults of
+`RunConfig`, never from a recipe: what is tuned for one dataset is wrong for another. So do words alone
+that name data of one's own. Such a config has the recipe "defaults".
 
 A section that has a name may be given as that name: `model=package.module:factory` is `model.name=...`.
 
@@ -14,8 +15,9 @@ What belongs to a choice goes with it, unless it is said again beside the new on
 another `optimizer.name` its betas and trust coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the
 run keeps its part of it.
 
-A learning rate in a file belongs to a batch, and the base's is hardly the one that the file's author had in mind: where the two differ,
-the file has to name it (`optimizer.base_batch`). The default learning rate is SGD's: another optimizer without a recipe needs its own.
+A learning rate in a file belongs to a batch, and the recipe's is hardly the one that the file's author
+had in mind: where the two differ, the file has to name it (`optimizer.base_batch`). The default learning
+rate is SGD's: without a recipe, another optimizer needs its own.
 
 Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
 """
@@ -57,7 +59,9 @@ ELSEWHERE = {
 
 
 def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None) -> RunConfig:
-    """The config from `source` (a recipe's name, "defaults" or a YAML file) with `words` ("key=value") on top.
+    """The config from `source` with `words` ("key=value") on top.
+
+    source: a recipe's name, "defaults" or a YAML file.
 
     `instead` starts from another recipe than the one that was named.
     """
@@ -82,14 +86,17 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
 
 
 def default_source(words: Sequence[str]) -> str:
-    """Return what `words` start from when no recipe or file is given: no recipe where they name data of the user's own."""
+    """Return what `words` start from when no recipe or file is given.
+
+    That is no recipe where they name data of the user's own.
+    """
     return NEUTRAL if _names([_from_words(words)], "data.train") else DEFAULT
 
 
 def warmup_that_fits(recipe: RunConfig, warmup: Any, epochs: Any) -> Any:
-    """Return the epochs of a warm-up that was not asked for: the recipe's, or the same part of a run that is shorter than that.
+    """Return the epochs of a warm-up that the user did not give: the recipe's, if the run is that long.
 
-    None, a part of the run by itself, fits any run.
+    Else the same part of the run. None, a part of the run by itself, fits any run.
     """
     is_longer = warmup is not None and isinstance(epochs, int) and 0 < epochs < warmup
     return warmup * epochs / recipe.epochs if is_longer else warmup
@@ -219,20 +226,21 @@ def _check_base(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: C
     batch = f"batch={config.batch}" if config.batch else f"batch_per_worker={config.batch_per_worker}"
     by = "the default config" if config.recipe == NEUTRAL else f"recipe {config.recipe}"
     raise ConfigError(
-        f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would scale it ({section.scaling}) from "
-        f"{section.base_batch} to {batch}: set optimizer.base_batch, to the batch itself if the learning rate is meant as it stands"
+        f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would scale it "
+        f"({section.scaling}) from {section.base_batch} to {batch}: set optimizer.base_batch, to the batch "
+        "itself if the learning rate is meant as it stands"
     )
 
 
 def _check_optimizer(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]) -> None:
-    """ConfigError for an optimizer that would be given SGD's default learning rate: AdamW diverges with 0.1."""
+    """ConfigError for an optimizer that would get SGD's default learning rate: AdamW diverges with 0.1."""
     name = config.optimizer.name
     if config.recipe != NEUTRAL or name == BASES[NEUTRAL]().optimizer.name or _names(layers, "optimizer.lr"):
         return
     raise ConfigError(
-        f"{place('optimizer.name') or place('optimizer')}optimizer.name={name} needs a learning rate of its own: the default, "
-        f"{config.optimizer.lr:g}, is for sgd; set optimizer.lr and the batch it is for, optimizer.base_batch "
-        "(0.001 at batch 256 is usual for adamw)"
+        f"{place('optimizer.name') or place('optimizer')}optimizer.name={name} needs a learning rate of its "
+        f"own: the default, {config.optimizer.lr:g}, is for sgd; set optimizer.lr and the batch it is for, "
+        "optimizer.base_batch (0.001 at batch 256 is usual for adamw)"
     )
 
 

@@ -19,8 +19,8 @@ from allstep.train import agree, checkpoint
 from allstep.train.checkpoint import Snapshot
 from allstep.train.config import RunConfig
 from allstep.train.display import Display
-from allstep.train.fitting import check_config
 from allstep.train.existing import run_config
+from allstep.train.fitting import check_config
 from allstep.train.folder import RECORD, Claimed, as_begun, claim_folder, expect_run, has_ended
 from allstep.train.hold import hold
 from allstep.train.prepare import prepare
