@@ -96,4 +96,6 @@ def test_the_file_for_photos_is_a_config(tmp_path: Path) -> None:
     (tmp_path / "photos.yaml").write_text(blocks("yaml")[1])
     config = read_config(str(tmp_path / "photos.yaml"))
     check_config(config)
-    assert config.model.name == yaml.safe_load(blocks("yaml")[1])["model"]["name"]
+    assert (config.recipe, config.optimizer.bias_lr, config.optimizer.momentum) == ("defaults", 1.0, 0.9)
+    assert config.batch is None, "for the dataset's size to decide"
+    assert config.model.name == yaml.safe_load(blocks("yaml")[1])["model"]

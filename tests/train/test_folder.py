@@ -243,6 +243,21 @@ def resumed_with_damage() -> None:
         assert [path.name for path in (out / "checkpoints").iterdir()] == ["000000000064"]
 
 
+def test_a_run_that_has_ended_needs_no_data_under_a_launcher_either(tmp_path: Path, ranks: Any) -> None:
+    """Also where the batch would have to be found in the data."""
+    file, out = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text(f"data: {{train: {tmp_path / 'gone'}}}\n")
+    claim_folder(read_config(str(file), ["batch=8"]).resolved(2), out)
+    asked = Asked(str(file), out=out, resume=True)
+    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
+    outcomes = ranks.outcomes(1, work, asked)
+    assert outcomes[0].exit_code != 0 and "gone: no such file or folder" in outcomes[0].output
+    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n{"kind": "end", "time": 2}\n')
+    outcomes = ranks.outcomes(2, work, asked)
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes
+    assert "this run has ended" in outcomes[0].output
+
+
 def test_a_run_that_has_ended_needs_no_data(tmp_path: Path) -> None:
     out = tmp_path / "out"
     claim_folder(read_config("digits", [f"data.train={tmp_path / 'gone'}"]), out)
