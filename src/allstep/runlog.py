@@ -68,7 +68,7 @@ class RunLog:
         self._write("step", fields)
 
     def eval(self, **fields: Any) -> None:
-        """A measurement on samples that were not trained on."""
+        """A score in evaluation mode: `part` is validation, test, or train (a sample of the training split, at the end)."""
         self._write("eval", fields)
 
     def checkpoint(self, **fields: Any) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from allstep.report import judge
+from allstep.report.compared import last_steps
 from allstep.report.ending import status
-from allstep.report.judge import RULES, training_error
-from report.made_up import BEGAN, SIZE, lines, record
+from allstep.report.judge import RULES
+from report.made_up import BEGAN, lines, record
 
 LATER = BEGAN + 1000.0
 
@@ -47,12 +48,23 @@ def test_a_run_in_which_nothing_stands_out() -> None:
         ({"train_error": lambda e: 0.30, "validation_error": lambda e: 0.25}, {"high_training_error"}),
         ({"train_error": lambda e: 0.20, "validation_error": lambda e: 0.39}, {"high_training_error"}),
         ({"train_error": lambda e: 0.20, "validation_error": lambda e: 0.41}, {"overfitting"}),
-        ({"train_error": lambda e: 0.5 if e <= 7 else 0.05}, {"all_well"}),  # only the last epoch counts
+        ({"train_error": lambda e: 0.5 if e <= 7 else 0.05}, {"all_well"}),  # only the end counts
+        # no verdict: one evaluation, less than an epoch, few updates
+        ({"train_error": lambda e: 0.30, "validation_error": lambda e: 0.3, "epochs": 1}, {"no_verdict"}),
+        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.3, "epochs": 1}, {"no_verdict"}),
+        ({"train_error": lambda e: 0.30, "validation_error": lambda e: 0.3, "epochs": 2}, {"high_training_error"}),
+        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.3, "epochs": 2}, {"overfitting"}),
+        ({"epochs": 4, "extra": lambda i: {"batch": 100}}, {"no_verdict"}),  # 40 updates
+        ({"epochs": 5, "extra": lambda i: {"batch": 100}}, {"all_well"}),
         # overfitting: two points, half as much again, and more than the set's size can make
         ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.031}, {"overfitting"}),
         ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.029}, {"all_well"}),
         ({"train_error": lambda e: 0.06, "validation_error": lambda e: 0.085}, {"all_well"}),
-        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.03, "count": 200}, {"all_well"}),
+        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.03, "count": 200}, {"no_verdict"}),
+        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.04, "count": 400}, {"overfitting"}),
+        # an error that the size of the sample cannot show
+        ({"train_error": lambda e: 0.12, "validation_error": lambda e: 0.12, "count": 25}, {"no_verdict"}),
+        ({"train_error": lambda e: 0.12, "validation_error": lambda e: 0.12, "count": 250}, {"high_training_error"}),
         # a validation loss that was lower before the last quarter, by a tenth
         ({"validation_loss": lambda e: 0.3 if e == 4 else 0.331}, {"validation_turned"}),
         ({"validation_loss": lambda e: 0.3 if e == 4 else 0.329}, {"all_well"}),
@@ -106,9 +118,15 @@ def test_a_judgement_has_the_figures_that_led_to_it() -> None:
 
 def test_a_high_training_error_that_still_falls_wants_time_first() -> None:
     error = {"train_error": lambda e: 0.3, "validation_error": lambda e: 0.3}
-    first, second = judge(record(lines(**error, validation_loss=lambda e: 1 / e)), LATER)
+    first, second = judge(record(lines(**error, validation_loss=lambda e: 1 / e**0.5)), LATER)
     assert (first.rule, second.rule) == ("high_training_error", "still_improving")
     assert "train longer first" in first.advice
+    (only,) = judge(record(lines(**error, validation_loss=lambda e: 1 / e)), LATER)
+    assert (only.rule, only.title) == ("still_improving", "Still improving: train longer")
+    assert only.figures == (
+        "validation loss fell from 0.1667 to 0.125 (25%) in the last quarter, too steeply for a verdict on over- or "
+        "underfitting; so far training error 30.0%, validation error 30.0%"
+    )
     (alone,) = judge(record(lines(**error)), LATER)
     assert "a bigger model" in alone.advice and "train longer first" not in alone.advice
 
@@ -183,11 +201,14 @@ def test_training_error_weighs_lines_by_their_samples() -> None:
             lines()[0],
             *(
                 {"kind": "step", "time": BEGAN + i, "samples": samples, "accuracy": accuracy}
-                for i, (samples, accuracy) in enumerate([(SIZE, 0.1), (SIZE + 900, 1.0), (2 * SIZE, 0.5)])
+                for i, (samples, accuracy) in enumerate([(1900, 0.1), (1960, 1.0), (2000, 0.5)])
             ),
         ]
     )
-    assert training_error(made) == pytest.approx(1 - (900 * 1.0 + 100 * 0.5) / 1000)
+    found = last_steps(made)
+    assert found is not None
+    assert found.error == pytest.approx(1 - (60 * 1.0 + 40 * 0.5) / 100)
+    assert found.count == 100
 
 
 def test_records_that_say_little_are_judged_by_what_they_say() -> None:

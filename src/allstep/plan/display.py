@@ -108,7 +108,8 @@ def summary(state: State) -> str:
 
 def in_a_line(outcome: Outcome) -> str:
     """How a trial ended, and how good it was then."""
-    scores = [line for line in outcome.record.evals if isinstance(line.get("accuracy"), int | float)]
+    held_out = [line for line in outcome.record.evals if line.get("part") != "train"]
+    scores = [line for line in held_out if isinstance(line.get("accuracy"), int | float)]
     why = f" ({outcome.reason})" if outcome.status == "stopped" else ""
     good = f", {scores[-1].get('part', '')} accuracy {scores[-1]['accuracy']:.2%}" if scores else ""
     return f"{outcome.status}{why}{good}"

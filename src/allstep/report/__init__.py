@@ -10,7 +10,8 @@ turns them into coordinates, and `page` puts all of it into the template. The pa
 adds figures under the pointer. What it reads and which files a run leaves for it is in docs/report.md.
 """
 
-from allstep.report.judge import Judgement, judge
+from allstep.report.judge import judge
+from allstep.report.judgement import Judgement
 from allstep.report.page import write_report
 from allstep.report.run import Run, read_run
 

@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 from allstep.report.glance import Glance, glance
-from allstep.report.judge import Judgement
+from allstep.report.judgement import Judgement
 from allstep.report.run import Run
 from allstep.report.wording import count, figure, percent, plural
 

@@ -2,55 +2,29 @@
 
 A rule is a pure function from a record to a judgement, or to None when it has nothing to say. They look at
 
-    errors      training error of the last epoch beside validation error: which of the two is the larger part of the problem?
-    curves      spikes of the loss, a validation loss that turned, a run that was cut off while it still improved
+    fit         training error next to validation error, and whether a run was long enough to judge by them (`fit`)
+    curves      spikes of the loss, a validation loss that turned, a run that ended while it still improved
     times       input, the slowest worker, waiting for gradients
-
-Training error is what the steps saw (augmented pictures, dropout, weights on the move), so it errs on the high side. A difference that
-the size of the validation set cannot show (two standard errors) is not spoken of.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import mean, median
-from typing import Literal
 
+from allstep.report.compared import compared
 from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
-from allstep.report.series import counts, number, samples_per_epoch, steps, validations, whole
+from allstep.report.fit import high_training_error, no_verdict, overfitting, still_improving, validation_turned
+from allstep.report.judgement import Judgement, Rule
+from allstep.report.series import number, samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
 from allstep.report.wording import figure, percent, seconds
 from allstep.runlog import Fields, RunRecord
 
-HIGH_TRAINING_ERROR = 0.10
-LEAST_GAP = 0.02
-"""Between training and validation error."""
-GAP_FACTOR = 1.5
-"""Validation error over training error."""
-TURNED = 1.10
-"""Last validation loss over the lowest."""
 SPIKE_FACTOR, SPIKE_OF_FIRST, SPIKE_WINDOW = 2.0, 0.1, 10
 """A loss of twice what the ten lines before had, higher by a tenth of the loss at the start."""
-IMPROVING = 0.05
-"""Part of the validation loss that the last quarter of the run took away."""
 INPUT_SHARE = 0.15
 LATENESS, LATE_OFTEN = 1.15, 0.6
 """Own work of the slowest over the median of the others, and how often it must be the slowest."""
 WAIT_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """One sentence on what is seen, the figures, and what to do."""
-
-    rule: str
-    severity: Literal["problem", "hint", "good"]
-    title: str
-    figures: str
-    advice: str = ""
-
-
-Rule = Callable[[RunRecord], Judgement | None]
 
 
 def judge(record: RunRecord, now: float) -> list[Judgement]:
@@ -99,57 +73,6 @@ def batch_by_noise(record: RunRecord) -> list[Judgement]:
     return [Judgement("batch_by_noise", "good", "How large the batch could be", figures)]
 
 
-def high_training_error(record: RunRecord) -> Judgement | None:
-    """Most of the error is there in training already."""
-    error, gap = training_error(record), _gap(record)
-    if error is None or error < HIGH_TRAINING_ERROR or (gap is not None and gap > error):
-        return None
-    advice = (
-        "It has not learnt the training set yet, and it still improves: train longer first, then try a bigger model."
-        if still_improving(record)
-        else "It cannot even fit what it trains on: a bigger model, longer training, a better rate, less regularisation."
-    )
-    beside = "" if gap is None else f", validation {_signed(gap)} points from it"
-    figures = f"training error {percent(error)} in the last epoch{beside}"
-    return Judgement("high_training_error", "problem", "High training error", figures, advice)
-
-
-def overfitting(record: RunRecord) -> Judgement | None:
-    """Low training but high validation error."""
-    error, gap = training_error(record), _gap(record)
-    if error is None or gap is None or high_training_error(record):
-        return None
-    if gap < max(LEAST_GAP, 2 * _standard_error(record)) or error + gap < GAP_FACTOR * error:
-        return None
-    figures = f"training error {percent(error)}, validation error {percent(error + gap)}: {_signed(gap)} points"
-    advice = "In this order: more data, augmentation, dropout, weight decay, early stopping; or a smaller model."
-    title = "Low training error, high validation error"
-    return Judgement("overfitting", "problem" if error + gap > HIGH_TRAINING_ERROR else "hint", title, figures, advice)
-
-
-def validation_turned(record: RunRecord) -> Judgement | None:
-    """The validation loss was lower before."""
-    losses = _numbers(validations(record), "loss")
-    if len(losses) < 4:
-        return None
-    best = min(range(len(losses)), key=losses.__getitem__)
-    if best >= len(losses) * 3 // 4 or losses[-1] < TURNED * losses[best]:
-        return None
-    figures = (
-        f"validation loss was lowest, {figure(losses[best])}, at evaluation {best + 1} of {len(losses)} "
-        f"and is {figure(losses[-1])} now"
-    )
-    advice = "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
-    severity: Literal["problem", "hint"] = "problem" if _accuracy_fell(record) else "hint"
-    return Judgement("validation_turned", severity, "Validation got worse again", figures, advice)
-
-
-def _accuracy_fell(record: RunRecord) -> bool:
-    """Below its best by more than the size of the validation set can make."""
-    accuracies = _numbers(validations(record), "accuracy")
-    return bool(accuracies) and max(accuracies) - accuracies[-1] > 2 * _standard_error(record)
-
-
 def loss_spikes(record: RunRecord) -> Judgement | None:
     """The training loss jumped."""
     lines = [line for line in whole(steps(record)) if number(line, "loss") is not None]
@@ -165,22 +88,6 @@ def loss_spikes(record: RunRecord) -> Judgement | None:
     )
     advice = "A lower rate, a longer warm-up, gradient clipping; look at the samples of that step."
     return Judgement("loss_spikes", "problem", "The training loss spiked", figures, advice)
-
-
-def still_improving(record: RunRecord) -> Judgement | None:
-    """The validation loss was still falling when the run ended."""
-    losses = _numbers(validations(record), "loss")
-    if len(losses) < 4 or not is_finished(record):
-        return None
-    before = losses[len(losses) * 3 // 4 - 1]
-    is_best = min(losses) in losses[-2:]
-    if not is_best or losses[-1] > (1 - IMPROVING) * before:
-        return None
-    fall = 1 - losses[-1] / before
-    figures = (
-        f"validation loss fell from {figure(before)} to {figure(losses[-1])} ({percent(fall, 0)}) in the last quarter"
-    )
-    return Judgement("still_improving", "hint", "Still improving at the end", figures, "More epochs should give more.")
 
 
 def input_bound(record: RunRecord) -> Judgement | None:
@@ -235,6 +142,7 @@ def waiting(record: RunRecord) -> Judgement | None:
 RULES: tuple[Rule, ...] = (
     high_training_error,
     overfitting,
+    no_verdict,
     validation_turned,
     loss_spikes,
     still_improving,
@@ -246,11 +154,11 @@ RULES: tuple[Rule, ...] = (
 
 def all_well(record: RunRecord) -> Judgement:
     """What to say when no rule has anything to say."""
-    train, validation = training_error(record), validation_error(record)
+    found_errors = compared(record)
     parts = [
-        f"{name} error {percent(error)}"
-        for name, error in (("training", train), ("validation", validation))
-        if error is not None
+        f"{name} error {percent(each.error)}"
+        for name, each in (("training", found_errors.train), ("validation", found_errors.validation))
+        if each is not None
     ]
     if found := split(record):
         share = max(found.share(rank, "input") for rank in range(len(found.ranks)))
@@ -258,37 +166,6 @@ def all_well(record: RunRecord) -> Judgement:
     return Judgement(
         "all_well", "good", "Nothing stands out", ", ".join(parts) or "the record says too little to judge"
     )
-
-
-def training_error(record: RunRecord) -> float | None:
-    """Share of wrong samples over the last epoch of steps."""
-    lines = steps(record)
-    if not lines:
-        return None
-    since = lines[-1]["samples"] - (samples_per_epoch(record) or lines[-1]["samples"])
-    last = [
-        (size, accuracy)
-        for line, size in zip(lines, counts(lines), strict=True)
-        if line["samples"] > since and (accuracy := number(line, "accuracy")) is not None
-    ]
-    total = sum(size for size, _ in last)
-    return 1 - sum(size * accuracy for size, accuracy in last) / total if total else None
-
-
-def validation_error(record: RunRecord) -> float | None:
-    """Share of wrong samples in the last validation."""
-    accuracies = _numbers(validations(record), "accuracy")
-    return 1 - accuracies[-1] if accuracies else None
-
-
-def _gap(record: RunRecord) -> float | None:
-    train, validation = training_error(record), validation_error(record)
-    return None if train is None or validation is None else validation - train
-
-
-def _standard_error(record: RunRecord) -> float:
-    error, count = validation_error(record), number(validations(record)[-1], "count")
-    return math.sqrt(max(0.0, error * (1 - error)) / count) if error is not None and count and count > 0 else 0.0
 
 
 def _spikes(losses: Sequence[float]) -> list[int]:
@@ -304,10 +181,6 @@ def _spikes(losses: Sequence[float]) -> list[int]:
 
 def _numbers(lines: Sequence[Fields], key: str) -> list[float]:
     return [value for line in lines if (value := number(line, key)) is not None]
-
-
-def _signed(gap: float) -> str:
-    return f"{100 * gap:+.1f}"
 
 
 def _at(record: RunRecord, line: Fields) -> str:

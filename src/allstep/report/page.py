@@ -22,8 +22,10 @@ from allstep.report.ending import Status, status
 from allstep.report.facts import facts
 from allstep.report.glance import Glance, glance
 from allstep.report.heat import Heat, trust_heat
-from allstep.report.judge import Judgement, judge
+from allstep.report.judge import judge
+from allstep.report.judgement import Judgement
 from allstep.report.run import Run, read_runs
+from allstep.report.scores import COLUMNS, Scores, scores
 from allstep.report.series import steps
 from allstep.report.split import PHASES, Split, split
 
@@ -45,6 +47,7 @@ class View:
     glance: Glance
     speed_up: float | None
     judgements: Sequence[Judgement]
+    scores: Scores | None
     split: Split | None
     shown_ranks: Sequence[int]
     trust: Heat | None
@@ -86,6 +89,7 @@ def render(runs: Sequence[Run], now: float) -> str:
             charts=drawn,
             box=curves,
             phases=PHASES,
+            score_columns=COLUMNS,
             facts=facts(runs),
             config=rows,
             changed=[row for row in rows if row.differs],
@@ -106,6 +110,7 @@ def _view(run: Run, number: int, first: Run, now: float) -> View:
         glance=shown,
         speed_up=speed_up(glance(first.record), shown) if number else None,
         judgements=judge(run.record, now),
+        scores=scores(run.record),
         split=found,
         shown_ranks=_shown_ranks(found) if found else (),
         trust=trust_heat(steps(run.record)),

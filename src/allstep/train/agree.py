@@ -14,6 +14,10 @@ from allstep.world import World
 T = TypeVar("T")
 
 
+class EndedElsewhere(SystemExit):
+    """Rank 0 raises a UserError for all ranks; the others exit with its status. A caller that can continue catches both."""
+
+
 def rank_0_decides(world: World, decide: Callable[[], T]) -> T:
     """What `decide` returns on rank 0, on every rank."""
     answer: list[Any] = [_attempt(world, decide) if world.rank == 0 else None]
@@ -48,4 +52,4 @@ def _attempt(world: World, act: Callable[[], T]) -> tuple[T | None, UserError | 
 
 def _end_alike(world: World, error: UserError | None) -> None:
     if error is not None:
-        raise error if world.rank == 0 else SystemExit(error.exit_code)
+        raise error if world.rank == 0 else EndedElsewhere(error.exit_code)

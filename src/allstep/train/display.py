@@ -222,6 +222,9 @@ def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, st
         ("seconds per epoch", f"{result.seconds_per_epoch:.1f}"),
         ("validation accuracy", f"{result.validation.accuracy:.2%}"),
     ]
+    if (train := result.train) is not None:
+        of = f"{train.score.count:,} training samples, evaluated in {train.seconds:.2f} s"
+        lines += [("training accuracy", f"{train.score.accuracy:.2%} of {of}")]
     lines += [("best validation", f"{best.accuracy:.2%}")] if best is not None else []
     lines += [
         ("weights tested", f"the {result.chosen} ones"),

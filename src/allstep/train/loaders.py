@@ -2,6 +2,8 @@
 
 With `overfit` all three have the same few training samples, and none is augmented: a net that cannot learn these by heart has a mistake
 in it.
+
+A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is read, for the end of a run.
 """
 
 from functools import partial
@@ -12,6 +14,7 @@ import torch
 from allstep.data import Loader
 from allstep.data.spelled import spelled_mix
 from allstep.data.transform import Transform
+from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
 from allstep.train.parts import Parts
 from allstep.train.pictures import make_transform
@@ -22,6 +25,10 @@ _MOST, _VALUES = (
     500,
     6_000_000,
 )  # of an evaluation batch of one rank: no gradients are kept, so more fits than in training
+
+
+SAMPLE = 5000
+"""Training samples that are evaluated at the end of a run, at most; never more than the validation split has."""
 
 
 def make_loaders(
@@ -62,6 +69,39 @@ def make_loaders(
             quarantine=out / f"quarantine-{name}.jsonl",
         )
     return loaders
+
+
+def make_sample_loader(config: RunConfig, parts: Parts, world: World, device: torch.device | None) -> Loader | None:
+    """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where validation is that already.
+
+    As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`. Training has listed its bad
+    samples before: here they are left out without a limit.
+    """
+    if config.overfit is not None:
+        return None
+    section = config.data
+    part = parts.train.sample(min(SAMPLE, len(parts.validation)), section.split_seed)
+    ours, theirs = parts.prepared_shape(part), parts.evaluated_shape
+    if ours != theirs:
+        raise ConfigError(
+            f"data.prepare={section.prepare!r} leaves training pictures of {_size(ours)} and validation pictures of "
+            f"{_size(theirs)}; add a step to data.prepare that makes them equal, such as Resize or CentreCrop"
+        )
+    return Loader(
+        part.source,
+        make_transform("prepare", section, part.seen),
+        batch=_evaluation_batch(config, parts, world.size) * world.size,
+        world=world,
+        seed=None,
+        numbers=part.numbers,
+        workers=section.workers,
+        budget=len(part),
+        device=device,
+    )
+
+
+def _size(shape: tuple[int, int, int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _training(config: RunConfig, parts: Parts) -> Transform | None:

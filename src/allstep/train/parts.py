@@ -71,6 +71,11 @@ class Part:
         """Numbers of up to `count` samples, evenly spread over the part."""
         return _spread(self.numbers, len(self), count)
 
+    def sample(self, count: int, seed: int) -> "Part":
+        """Up to `count` samples, chosen by `seed` alone (not by the run's), in the order of the source."""
+        places = order.permute(np.arange(min(count, len(self))), len(self), "sample", seed)
+        return replace(self, numbers=np.sort(places if self.numbers is None else self.numbers[places]))
+
     def first(self, count: int) -> "Part":
         """The first `count` samples alone."""
         return replace(self, numbers=np.arange(count) if self.numbers is None else self.numbers[:count])
@@ -103,7 +108,11 @@ class Parts:
     @property
     def evaluated_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of a picture as a net is evaluated on it."""
-        return _shape("prepare", self.section, self.validation.seen)
+        return self.prepared_shape(self.validation)
+
+    def prepared_shape(self, part: Part) -> tuple[int, int, int]:
+        """The same of pictures of one of the parts: sets of their own may differ in size."""
+        return _shape("prepare", self.section, part.seen)
 
     def picture_facts(self) -> dict[str, Any]:
         """What somebody with the weights alone must know to use the net: plain values."""

@@ -96,7 +96,8 @@ def rehearse(config: RunConfig, world: World, out: Path) -> Rehearsed:
         epochs=config.num_epochs,
         steps_per_epoch=batches,
         step_seconds=step_seconds,
-        evaluations=max(1, int(config.num_epochs / config.evaluation.every)) + 1,
+        # the test and the training sample come on top of the validations
+        evaluations=max(1, int(config.num_epochs / config.evaluation.every)) + 2,
         evaluation_seconds=evaluation_seconds,
         checkpoint_nbytes=play.nbytes,
         checkpoints=config.save.keep + 2,

@@ -2,7 +2,7 @@
 
 ```
 for each batch:   step ── together (one small sum over the ranks) ── log ── evaluate ── save
-at the end:       test, once
+at the end:       test, once; then a fixed sample of the training split, in the same way
 told to stop:     after the step, or within an evaluation: save, and the run that goes on from there does the evaluation first
 ```
 
@@ -22,14 +22,14 @@ import torch.distributed as dist
 from torch import nn
 
 import allstep.torch as hvd
-from allstep.data import Batch
+from allstep.data import Batch, Loader
 from allstep.errors import AllstepError, UserError
 from allstep.train import agree
 from allstep.train.checkpoint import Snapshot
 from allstep.train.circumstances import circumstances
 from allstep.train.config import RunConfig
 from allstep.train.divergence import Diverged, Spike, explain
-from allstep.train.ending import chosen_net
+from allstep.train.ending import chosen_net, training_score
 from allstep.train.evaluate import Interrupted, Tally, check_targets, evaluate
 from allstep.train.fingerprint import Fingerprint
 from allstep.train.job import Job, make_job
@@ -298,12 +298,12 @@ class _Run:
         return is_best
 
     def _validate(self) -> Score:
-        return self._score(self.job.evaluated_net, "validation")
+        return self._score(self.job.evaluated_net, self.job.loaders["validation"])
 
-    def _score(self, net: nn.Module, part: str, mistakes: Mistakes | None = None) -> Score:
+    def _score(self, net: nn.Module, loader: Loader, mistakes: Mistakes | None = None) -> Score:
         return evaluate(
             net,
-            self.job.loaders[part],
+            loader,
             self.job.trainer.to_input,
             mirror=self.job.config.evaluation.mirror,
             mistakes=mistakes,
@@ -359,19 +359,20 @@ class _Run:
             self.validation = self._validate()
         net, chosen = chosen_net(job, self.watchers)
         mistakes = Mistakes(job.parts.classes)
-        test = self._score(net, "test", mistakes)
+        test = self._score(net, job.loaders["test"], mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.watchers.event(problem)
         if job.noise is not None and job.noise.steps:
             self.watchers.event(job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale))
         trained = standing.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
+        seconds = time.perf_counter() - started
         return Result(
             test=test,
             validation=self.validation,
             images_per_second=speed,
             seconds_per_epoch=job.num_train / speed if speed else 0.0,
-            seconds=time.perf_counter() - started,
+            seconds=seconds,
             out=job.out,
             samples=standing.samples,
             best=standing.best,
@@ -379,6 +380,7 @@ class _Run:
             why=why if standing.samples < job.total else "",
             aside=self.aside,
             num_bad=self._num_bad(),
+            train=training_score(job, chosen, lambda loader: self._score(net, loader), self.watchers),
         )
 
 

@@ -12,7 +12,7 @@ What goes wrong in the thread is raised at the next word from the run, once; `Wa
 
 | Tag | |
 |---|---|
-| `loss/*`, `accuracy/*`, `top5/*` | of train, validation and test |
+| `loss/*`, `accuracy/*`, `top5/*` | of train, validation and test; train-sample: at the end, in evaluation mode |
 | `rate`, `batch`, `grad_norm`, `noise_scale`, `trust/LAYER` | of the optimizer |
 | `images_per_second`, `seconds_per_epoch` | speed |
 | `input/RANK`, `compute/RANK`, `wait/RANK`, `update/RANK` | parts of a worker's time; of more than 16 workers the mean and the most |
@@ -67,6 +67,8 @@ class TensorBoard(Watcher):
 
     def end(self, result: Result) -> None:
         self._put(lambda: _event(result.samples, _of_score("test", result.test)))
+        if (train := result.train) is not None:
+            self._put(lambda: _event(train.samples, _of_score("train-sample", train.score)))
 
     def close(self) -> None:
         if self._thread.is_alive():

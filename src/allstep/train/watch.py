@@ -119,6 +119,17 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class TrainingScore:
+    """A fixed sample of the training split in evaluation mode, with the weights that were tested: comparable with validation."""
+
+    score: Score
+    samples: int
+    """Trained on when the weights were those: the validation score at this position has the same weights."""
+    seconds: float
+    """That the evaluation took."""
+
+
+@dataclass(frozen=True)
 class Result:
     """How the run ended. Only `test` is to be quoted."""
 
@@ -141,6 +152,8 @@ class Result:
     """Seconds that steps waited for `saving` (copies for checkpoints) and `telling` (the record, the screen), on rank 0."""
     num_bad: int = 0
     """Samples found bad and skipped."""
+    train: TrainingScore | None = None
+    """None with `overfit`, and where it was cut short or could not be read."""
 
 
 class Pace:
@@ -291,6 +304,9 @@ class Record(Watcher):
         self._write("event", text=text, **figures)
 
     def end(self, result: Result) -> None:
+        if (train := result.train) is not None:
+            figures = {"samples": train.samples, "seconds": train.seconds, **asdict(train.score)}
+            self._write("eval", part="train", **figures)
         self._write("eval", part="test", samples=result.samples, **asdict(result.test))
         self._write("end", **{**asdict(result), "out": str(result.out)})
 
