@@ -1,12 +1,13 @@
 """What a study says while it runs, in lines and in a bar."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from allstep.plan.display import Bar, Lines, shown
+from allstep.plan.display import Bar, Lines, in_a_line, shown
 from allstep.plan.runner import State
 from allstep.plan.trial import Outcome
 from allstep.runlog import RunRecord
@@ -49,6 +50,13 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
         assert type(watcher) is Lines
         tell(watcher)
     assert capsys.readouterr().err == SAID
+
+
+def test_the_training_sample_is_not_how_good_a_trial_was() -> None:
+    """A trial that was killed after its last evaluation, of which the training sample is the last line."""
+    evals = [{"part": "validation", "accuracy": 0.8}, {"part": "train", "accuracy": 0.99}]
+    outcome = replace(DONE, record=RunRecord(evals=tuple(evals)))
+    assert in_a_line(outcome) == "done, validation accuracy 80.00%"
 
 
 def test_what_goes_on_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:

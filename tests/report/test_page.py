@@ -214,6 +214,17 @@ def test_a_run_that_went_on_and_one_that_diverged_say_so_at_the_top(tmp_path: Pa
     assert "The run diverged" in words
 
 
+def test_training_validation_and_test_are_next_to_each_other(tmp_path: Path) -> None:
+    """A run of today, and an older one, whose steps are shown without a gap."""
+    new, old = write(tmp_path / "new", lines()), write(tmp_path / "old", lines(sample=False))
+    words = text_of(page_of(new))
+    table = "training validation gap test accuracy 95.00% of 10,000 94.00% of 10,000 -1.0 ± 0.6 points 93.00% of 10,000"
+    assert table in words and "last tenth" not in words
+    both = text_of(page_of(new, old))
+    assert "old, accuracy 95.00% of 100 * 94.00% of 10,000 – 93.00%" in both
+    assert "last tenth of an epoch of training steps" in both and "a fixed sample of the training split" in both
+
+
 def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
     early = lines()
     early[-1]["why"] = "no better validation accuracy in 3 evaluations (evaluation.patience)"
@@ -293,9 +304,12 @@ def test_a_real_run(tmp_path: Path) -> None:
         "1,294 train, 143 validation, 360 test",
         "worker 1",
         "finished",
+        "Too short for a verdict on over- or underfitting",
+        "a fixed sample of the training split",
     ):
         assert part in words, part
     assert "Not everything could be read" not in words
+    assert re.search(r"accuracy [\d.]+% of 143 [\d.]+% of 143 [+-][\d.]+ ± [\d.]+ points [\d.]+% of 360 loss", words)
     assert (
         page.count("<polyline") == 2 + 2 + 4
     )  # loss, accuracy, rate, throughput, slowest worker, norm of the gradient

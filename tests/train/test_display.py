@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from allstep.train import display
 from allstep.train.display import Display, banner, batch_sum, final_figures, rate_line, warnings
-from allstep.train.watch import Evaluated, Opening, Result, Score
+from allstep.train.watch import Evaluated, Opening, Result, Score, TrainingScore
 from openings import CONFIG, opening, progress
 
 SCORE = Score(0.5, 0.9123, 360, 0.995)
@@ -158,6 +159,11 @@ def test_the_table_says_how_it_ended() -> None:
     assert lines["ended early"] == "patience is over"
     assert lines["bad samples"] == "7 skipped"
     assert "look at it: allstep report '/a b'" in show(lambda shown: shown.end(best))
+    assert "training accuracy" not in lines
+    with_sample = replace(best, train=TrainingScore(SCORE, 900, 1.25))
+    assert (
+        dict(final_figures(with_sample))["training accuracy"] == "91.23% of 360 training samples, evaluated in 1.25 s"
+    )
 
 
 def test_the_sum_of_the_batch() -> None:

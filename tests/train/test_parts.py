@@ -22,6 +22,7 @@ from allstep.data.sources import cifar, idx
 from allstep.data.sources.opening import open_source
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train.config import DataConfig, RunConfig
+from allstep.train.loaders import make_sample_loader
 from allstep.train.parts import Parts, _split, _Whole, make_loaders, make_to_input, measure, open_parts
 from allstep.world import World, places
 from picture_folders import CLASSES, encoded, make_folder
@@ -317,6 +318,37 @@ class TestLoaders:
         assert batch.data.shape == (8, 1, 8, 8) and batch.target.shape == (8, 10)
         torch.testing.assert_close(batch.target.sum(1), torch.ones(8))
         assert next(iter(loaders["test"].batches())).target.ndim == 1
+
+    def test_the_training_sample_is_fixed_prepared_and_as_large_as_the_validation_part(self, tmp_path: Path) -> None:
+        made = config(name="digits", augment="PadAndCrop(8, pad=2)", mix="Mixup(0.5)")
+        parts = open_parts(made)
+        loader = make_sample_loader(made, parts, World.alone(), CPU)
+        assert loader is not None and loader.numbers is not None and parts.train.numbers is not None
+        assert len(loader.numbers) == len(parts.validation) == 143
+        assert set(loader.numbers) < set(parts.train.numbers) and list(loader.numbers) == sorted(set(loader.numbers))
+        images = load(find_set(named_set("digits"))).train
+        seen = torch.cat([batch.data for batch in loader.batches()])
+        assert torch.equal(seen, torch.from_numpy(images.images[loader.numbers]))
+        again, other = parts.train.sample(143, seed=0), parts.train.sample(143, seed=1)
+        assert np.array_equal(again.numbers, loader.numbers) and not np.array_equal(other.numbers, loader.numbers)
+
+    def test_the_training_sample_has_a_limit(self) -> None:
+        made = config(train="synthetic:20000x8x8", num_classes=3, validation=7000)
+        loader = make_sample_loader(made, open_parts(made), World.alone(), CPU)
+        assert loader is not None and loader.num_samples == 5000
+        few = config(train="synthetic:100x8x8", validation="synthetic:300x8x8", num_classes=3)
+        loader = make_sample_loader(few, open_parts(few), World.alone(), CPU)
+        assert loader is not None and loader.num_samples == len(open_parts(few).train)
+
+    def test_there_is_no_training_sample_where_validation_is_one(self) -> None:
+        made = config(batch=64, overfit=16, name="digits")
+        assert make_sample_loader(made, open_parts(made), World.alone(), CPU) is None
+
+    def test_a_training_sample_of_another_size_than_the_validation_part(self) -> None:
+        sizes = {"train": "synthetic:100x12x12", "validation": "synthetic:30x8x8", "augment": "PadAndCrop(8, pad=0)"}
+        made = config(**sizes, num_classes=3)
+        with pytest.raises(ConfigError, match=r"training pictures of 3x12x12 and validation pictures of 3x8x8"):
+            make_sample_loader(made, open_parts(made), World.alone(), CPU)
 
     def test_a_batch_larger_than_the_set(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="a batch of 2000 is larger than the training set, which has 1294"):

@@ -93,7 +93,7 @@ def test_the_record_says_what_happened(ranks: Any) -> None:
         times = [step[phase] for phase in ("input", "compute", "wait", "update")]
         assert all(len(by_rank) == 2 for by_rank in times)
         assert sum(by_rank[0] for by_rank in times) == pytest.approx(step["seconds"], rel=1e-6)
-    assert [line["part"] for line in record.evals] == ["validation", "validation", "test"]
+    assert [line["part"] for line in record.evals] == ["validation", "validation", "train", "test"]
     assert record.end is not None
     assert record.end["test"]["accuracy"] == result.test.accuracy
     assert len(steps) == 2 * 22

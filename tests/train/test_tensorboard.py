@@ -12,7 +12,7 @@ import pytest
 
 from allstep.train import tensorboard
 from allstep.train.tensorboard import TensorBoard
-from allstep.train.watch import Evaluated, Result, Score, Watcher, Watchers
+from allstep.train.watch import Evaluated, Result, Score, TrainingScore, Watcher, Watchers
 from openings import opening, progress
 
 
@@ -35,7 +35,9 @@ def test_tensorboard_reads_all_figures(tmp_path: Path, read: Any) -> None:
     board.start(opening(tmp_path))
     board.progress(progress(640, grad_norm=2.0, noise_scale=300.0, trust={"conv1": 0.25}))
     board.evaluated(Evaluated(1, 1000, Score(0.6, 0.8, 500), Score(0.5, 0.9, 100, 0.99), 2.0, num_bad=3))
-    board.end(Result(Score(0.4, 0.7, 100, 0.98), Score(0.5, 0.9, 100), 500.0, 2.0, 5.0, tmp_path, samples=1000))
+    train = TrainingScore(Score(0.3, 0.8, 100, 0.97), 1000, 0.1)
+    test, validation = Score(0.4, 0.7, 100, 0.98), Score(0.5, 0.9, 100)
+    board.end(Result(test, validation, 500.0, 2.0, 5.0, tmp_path, samples=1000, train=train))
     board.close()
     found = read(tmp_path)
     at_640 = {"loss/train": 100.0 / 640, "accuracy/train": 0.5, "rate": 0.1, "batch": 64.0, "images_per_second": 640.0}
@@ -44,6 +46,7 @@ def test_tensorboard_reads_all_figures(tmp_path: Path, read: Any) -> None:
     at_640 |= {f"{phase}/{rank}": share for phase, share in shares.items() for rank in (0, 1)}
     at_1000 = {"loss/validation": 0.5, "accuracy/validation": 0.9, "top5/validation": 0.99, "num_bad": 3.0}
     at_1000 |= {"loss/test": 0.4, "accuracy/test": 0.7, "top5/test": 0.98, "seconds_per_epoch": 1000 / 640}
+    at_1000 |= {"loss/train-sample": 0.3, "accuracy/train-sample": 0.8, "top5/train-sample": 0.97}
     figures = [(640, at_640), (1000, at_1000)]
     expected = {tag: {samples: value} for samples, told in figures for tag, value in told.items()}
     assert found.keys() == expected.keys()

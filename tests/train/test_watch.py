@@ -12,7 +12,7 @@ import pytest
 
 from allstep import runlog
 from allstep.train import watch
-from allstep.train.watch import Evaluated, Progress, Record, Result, Score, Watcher, Watchers
+from allstep.train.watch import Evaluated, Progress, Record, Result, Score, TrainingScore, Watcher, Watchers
 from openings import progress
 
 SCORE = Score(0.5, 0.9, 360, 0.99)
@@ -93,7 +93,7 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     record.evaluated(Evaluated(1, 1294, SCORE, SCORE, 2.0, is_best=True, num_bad=2))
     record.saved(1294, tmp_path / "checkpoints" / "000000001294")
     record.event("a word", where=tmp_path)
-    record.end(Result(SCORE, SCORE, 640.0, 2.0, 5.0, tmp_path, 1294, best=SCORE))
+    record.end(Result(SCORE, SCORE, 640.0, 2.0, 5.0, tmp_path, 1294, best=SCORE, train=TrainingScore(SCORE, 647, 0.25)))
     record.close()
     found = runlog.read(tmp_path / "run.jsonl")
     step = {name: value for name, value in found.steps[0].items() if name not in ("kind", "time")}
@@ -102,8 +102,10 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     assert step == {name: value for name, value in told.items() if name not in ("times", "noise_scale")}
     assert [(line["part"], line["samples"], line["top5"]) for line in found.evals] == [
         ("validation", 1294, 0.99),
+        ("train", 647, 0.99),
         ("test", 1294, 0.99),
     ]
+    assert found.evals[1]["seconds"] == 0.25
     assert found.evals[0]["best"] is True
     assert found.checkpoints[0]["path"] == "000000001294"
     assert [line.get("num_bad") for line in found.events] == [2, None]
