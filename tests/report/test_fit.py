@@ -6,7 +6,7 @@ import pytest
 
 from allstep.report import Judgement, judge
 from allstep.report.compared import Measured, compared
-from allstep.report.fit import no_verdict
+from allstep.report.fit import look, no_verdict
 from allstep.report.scores import scores
 from report.made_up import BEGAN, SIZE, lines, record
 
@@ -153,7 +153,7 @@ def test_a_model_whose_dropout_is_switched_off_can_be_compared() -> None:
 def test_a_run_that_has_not_ended_has_its_own_reason() -> None:
     made = record(lines(epochs=1, end=False, train_error=lambda e: 0.5))
     assert [each.rule for each in judge(made, LATER)] == ["unfinished"]
-    assert no_verdict(made) is None
+    assert no_verdict(look(made)) is None
 
 
 def test_a_run_that_diverged_is_not_said_to_underfit() -> None:

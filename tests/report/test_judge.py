@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from allstep.report import judge
+from allstep.report import fit, judge
 from allstep.report.compared import last_steps
 from allstep.report.ending import status
 from allstep.report.judge import RULES
@@ -100,7 +100,7 @@ def test_a_rule_speaks_exactly_when_it_should(changes: dict[str, Any], expected:
 def test_every_rule_is_among_the_cases() -> None:
     cases = test_a_rule_speaks_exactly_when_it_should.pytestmark[0].args[1]  # type: ignore[attr-defined]
     said = set().union(*(expected for _, expected in cases))
-    assert {rule.__name__ for rule in RULES} <= said
+    assert {rule.__name__ for rule in (*fit.RULES, *RULES)} <= said
 
 
 def test_a_judgement_has_the_figures_that_led_to_it() -> None:

@@ -13,7 +13,7 @@ is long enough: one epoch shows neither whether the error would fall further nor
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -39,77 +39,6 @@ LEAST_UPDATES, LEAST_EVALUATIONS = 50, 2
 _OF = "verdict on over- or underfitting"
 
 
-def high_training_error(record: RunRecord) -> Judgement | None:
-    """Most of the error is there in training already."""
-    fit = _look(record)
-    found = fit.errors
-    if found.train is None or not fit.underfits or _withheld(fit) is not None:
-        return None
-    is_improving = fit.fall is not None and fit.fall.is_quarter and fit.fall.share >= IMPROVING and fit.is_finished
-    advice = (
-        "It has not learnt the training set yet, and it still improves: train longer first, then try a bigger model."
-        if is_improving
-        else "It cannot even fit what it trains on: a bigger model, longer training, a better rate, less regularisation."
-    )
-    beside = "" if found.gap is None else f", validation {_signed(found.gap)} points from it"
-    figures = f"training error {percent(found.train.error)}{_where(found)}{beside}"
-    return Judgement("high_training_error", "problem", "High training error", figures, advice)
-
-
-def overfitting(record: RunRecord) -> Judgement | None:
-    """Low training but high validation error."""
-    fit = _look(record)
-    found = fit.errors
-    if not fit.overfits or found.validation is None or found.gap is None or _withheld(fit) is not None:
-        return None
-    figures = f"{_in_words(found)}: {_signed(found.gap)} points"
-    advice = "In this order: more data, augmentation, dropout, weight decay, early stopping; or a smaller model."
-    title = "Low training error, high validation error"
-    severity: Literal["problem", "hint"] = "problem" if found.validation.error > HIGH_TRAINING_ERROR else "hint"
-    return Judgement("overfitting", severity, title, figures, advice)
-
-
-def no_verdict(record: RunRecord) -> Judgement | None:
-    """A run that has ended, of which it cannot be known whether the model fits."""
-    fit = _look(record)
-    # Without an end, that is the reason, and `unfinished` gives it; a premature verdict is the matter of `still_improving`.
-    return _withheld(fit) if fit.is_finished and not fit.is_premature else None
-
-
-def still_improving(record: RunRecord) -> Judgement | None:
-    """The validation loss was still falling when the run ended."""
-    fit = _look(record)
-    fall = fit.fall
-    if fall is None or not fit.is_finished or fall.share < (IMPROVING if fall.is_quarter else STEEP):
-        return None
-    since = "in the last quarter" if fall.is_quarter else "since the evaluation before"
-    figures = (
-        f"validation loss fell from {figure(fall.before)} to {figure(fall.after)} ({percent(fall.share, 0)}) {since}"
-    )
-    if fit.is_premature:
-        figures += f", too steeply for a {_OF}; so far {_in_words(fit.errors)}"
-        return Judgement("still_improving", "hint", "Still improving: train longer", figures)
-    return Judgement("still_improving", "hint", "Still improving at the end", figures, "More epochs should give more.")
-
-
-def validation_turned(record: RunRecord) -> Judgement | None:
-    """The validation loss was lower before."""
-    found = validations(record)
-    losses = _numbers(found, "loss")
-    if len(losses) < 4:
-        return None
-    best = min(range(len(losses)), key=losses.__getitem__)
-    if best >= len(losses) * 3 // 4 or losses[-1] < TURNED * losses[best]:
-        return None
-    figures = (
-        f"validation loss was lowest, {figure(losses[best])}, at evaluation {best + 1} of {len(losses)} "
-        f"and is {figure(losses[-1])} now"
-    )
-    advice = "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
-    severity: Literal["problem", "hint"] = "problem" if _accuracy_fell(found) else "hint"
-    return Judgement("validation_turned", severity, "Validation got worse again", figures, advice)
-
-
 # What a verdict rests on
 
 
@@ -127,14 +56,14 @@ class _Fall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Fit:
+class Fit:
     """The errors of a run, and how far it had come. None: not known."""
 
     errors: Compared
     fall: _Fall | None
     epochs: float | None
     updates: int | None
-    evaluations: int
+    validations: tuple[Fields, ...]
     is_finished: bool
     has_diverged: bool
 
@@ -162,14 +91,15 @@ class _Fit:
         return is_high and fall is not None and fall.share >= STEEP and not _too_short(self)
 
 
-def _look(record: RunRecord) -> _Fit:
+def look(record: RunRecord) -> Fit:
+    """Reads a record once for all rules."""
     lines, found, size = steps(record), validations(record), samples_per_epoch(record)
-    return _Fit(
+    return Fit(
         errors=compared(record),
         fall=_fall(_numbers(found, "loss")),
         epochs=lines[-1]["samples"] / size if lines and size else None,
         updates=_num_updates(lines),
-        evaluations=len(found),
+        validations=tuple(found),
         is_finished=is_finished(record),
         has_diverged=divergence(record) is not None,
     )
@@ -191,10 +121,88 @@ def _num_updates(lines: Sequence[Fields]) -> int | None:
     return sum(math.ceil(size / batch) for size, batch in zip(counts(lines), batches, strict=True))
 
 
+# The rules
+
+
+def high_training_error(fit: Fit) -> Judgement | None:
+    """Most of the error is there in training already."""
+    found = fit.errors
+    if found.train is None or not fit.underfits or _withheld(fit) is not None:
+        return None
+    is_improving = fit.fall is not None and fit.fall.is_quarter and fit.fall.share >= IMPROVING and fit.is_finished
+    advice = (
+        "It has not learnt the training set yet, and it still improves: train longer first, then try a bigger model."
+        if is_improving
+        else "It cannot even fit what it trains on: a bigger model, longer training, a better rate, less regularisation."
+    )
+    beside = "" if found.gap is None else f", validation {_signed(found.gap)} points from it"
+    figures = f"training error {percent(found.train.error)}{_where(found)}{beside}"
+    return Judgement("high_training_error", "problem", "High training error", figures, advice)
+
+
+def overfitting(fit: Fit) -> Judgement | None:
+    """Low training but high validation error."""
+    found = fit.errors
+    if not fit.overfits or found.validation is None or found.gap is None or _withheld(fit) is not None:
+        return None
+    figures = f"{_in_words(found)}: {_signed(found.gap)} points"
+    advice = "In this order: more data, augmentation, dropout, weight decay, early stopping; or a smaller model."
+    title = "Low training error, high validation error"
+    severity: Literal["problem", "hint"] = "problem" if found.validation.error > HIGH_TRAINING_ERROR else "hint"
+    return Judgement("overfitting", severity, title, figures, advice)
+
+
+def no_verdict(fit: Fit) -> Judgement | None:
+    """A run that has ended, of which it cannot be known whether the model fits."""
+    # Without an end, that is the reason, and `unfinished` gives it; a premature verdict is the matter of `still_improving`.
+    return _withheld(fit) if fit.is_finished and not fit.is_premature else None
+
+
+def still_improving(fit: Fit) -> Judgement | None:
+    """The validation loss was still falling when the run ended."""
+    fall = fit.fall
+    if fall is None or not fit.is_finished or fall.share < (IMPROVING if fall.is_quarter else STEEP):
+        return None
+    since = "in the last quarter" if fall.is_quarter else "since the evaluation before"
+    figures = (
+        f"validation loss fell from {figure(fall.before)} to {figure(fall.after)} ({percent(fall.share, 0)}) {since}"
+    )
+    if fit.is_premature:
+        figures += f", too steeply for a {_OF}; so far {_in_words(fit.errors)}"
+        return Judgement("still_improving", "hint", "Still improving: train longer", figures)
+    return Judgement("still_improving", "hint", "Still improving at the end", figures, "More epochs should give more.")
+
+
+def validation_turned(fit: Fit) -> Judgement | None:
+    """The validation loss was lower before."""
+    losses = _numbers(fit.validations, "loss")
+    if len(losses) < 4:
+        return None
+    best = min(range(len(losses)), key=losses.__getitem__)
+    if best >= len(losses) * 3 // 4 or losses[-1] < TURNED * losses[best]:
+        return None
+    figures = (
+        f"validation loss was lowest, {figure(losses[best])}, at evaluation {best + 1} of {len(losses)} "
+        f"and is {figure(losses[-1])} now"
+    )
+    advice = "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
+    severity: Literal["problem", "hint"] = "problem" if _accuracy_fell(fit.validations) else "hint"
+    return Judgement("validation_turned", severity, "Validation got worse again", figures, advice)
+
+
+RULES: tuple[Callable[[Fit], Judgement | None], ...] = (
+    high_training_error,
+    overfitting,
+    no_verdict,
+    validation_turned,
+    still_improving,
+)
+
+
 # When there is none
 
 
-def _withheld(fit: _Fit) -> Judgement | None:
+def _withheld(fit: Fit) -> Judgement | None:
     """Why nothing is said about over- and underfitting; None when it can be judged, or when there is no error to judge by."""
     found = fit.errors
     if found.train is None:
@@ -218,20 +226,20 @@ def _none(title: str, figures: str, advice: str = "") -> Judgement:
     return Judgement("no_verdict", "hint", title, figures, advice)
 
 
-def _too_short(fit: _Fit) -> str:
+def _too_short(fit: Fit) -> str:
     """The reason, in figures; empty when the run is long enough."""
     if fit.epochs is not None and fit.epochs < 1:
         return f"{figure(fit.epochs)} of an epoch"
     if fit.updates is not None and fit.updates < LEAST_UPDATES:
         return f"{plural(fit.updates, 'update')} of the weights, of which a verdict needs {LEAST_UPDATES}"
     is_short = fit.epochs is None or fit.epochs < 2
-    if fit.evaluations < LEAST_EVALUATIONS and (is_short or fit.underfits):
+    if len(fit.validations) < LEAST_EVALUATIONS and (is_short or fit.underfits):
         epochs = "" if fit.epochs is None else f"{plural(math.floor(fit.epochs), 'epoch')} with "
-        return f"{epochs}{plural(fit.evaluations, 'evaluation')}, which does not show whether it still improves"
+        return f"{epochs}{plural(len(fit.validations), 'evaluation')}, which does not show whether it still improves"
     return ""
 
 
-def _too_few(fit: _Fit) -> str:
+def _too_few(fit: Fit) -> str:
     """The reason, in figures, where chance alone could make the error, or the gap, that a verdict would rest on."""
     train, validation, gap = fit.errors.train, fit.errors.validation, fit.errors.gap
     if train is None or validation is None or gap is None:

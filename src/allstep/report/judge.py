@@ -10,9 +10,9 @@ A rule is a pure function from a record to a judgement, or to None when it has n
 from collections.abc import Sequence
 from statistics import mean, median
 
-from allstep.report.compared import compared
+from allstep.report import fit
+from allstep.report.compared import Compared
 from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
-from allstep.report.fit import high_training_error, no_verdict, overfitting, still_improving, validation_turned
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import number, samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
@@ -29,8 +29,9 @@ WAIT_SHARE = 0.25
 
 def judge(record: RunRecord, now: float) -> list[Judgement]:
     """All that can be said about a run at the time `now`; when no rule finds fault, that."""
-    found = [unfinished(record, now), *(rule(record) for rule in RULES)]
-    said = [judgement for judgement in found if judgement is not None] or [all_well(record)]
+    seen = fit.look(record)
+    found = [unfinished(record, now), *(rule(seen) for rule in fit.RULES), *(rule(record) for rule in RULES)]
+    said = [judgement for judgement in found if judgement is not None] or [all_well(record, seen.errors)]
     return [*said, *batch_by_noise(record)]
 
 
@@ -140,24 +141,18 @@ def waiting(record: RunRecord) -> Judgement | None:
 
 
 RULES: tuple[Rule, ...] = (
-    high_training_error,
-    overfitting,
-    no_verdict,
-    validation_turned,
     loss_spikes,
-    still_improving,
     input_bound,
     straggler,
     waiting,
 )
 
 
-def all_well(record: RunRecord) -> Judgement:
+def all_well(record: RunRecord, errors: Compared) -> Judgement:
     """What to say when no rule has anything to say."""
-    found_errors = compared(record)
     parts = [
         f"{name} error {percent(each.error)}"
-        for name, each in (("training", found_errors.train), ("validation", found_errors.validation))
+        for name, each in (("training", errors.train), ("validation", errors.validation))
         if each is not None
     ]
     if found := split(record):
