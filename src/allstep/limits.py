@@ -3,6 +3,7 @@
 ================================================================================================================================
 ALLSTEP_START_TIMEOUT   30     all ranks must have turned up after so many seconds          HOROVOD_START_TIMEOUT
 ALLSTEP_LOST_SECONDS    10     a host without sign of life for so long is lost              (none)
+                               (for an agent a launcher: after 0.7 of it)
 ALLSTEP_STALL_SECONDS   60     after so long, report which ranks a collective waits for     HOROVOD_STALL_CHECK_TIME_SECONDS
 ALLSTEP_TIMEOUT       1800     after so long, a collective that waits is an error           HOROVOD_GLOO_TIMEOUT_SECONDS
 ================================================================================================================================
@@ -23,7 +24,23 @@ class Limits(NamedTuple):
     stall: float
     timeout: float
 
+    @property
+    def beat(self) -> float:
+        """Between two signs of life of launcher and agents: 1 s, or less when `lost` is short."""
+        return min(1.0, _BEAT_SHARE * self.lost)
 
+    @property
+    def lost_for_agent(self) -> float:
+        """How long an agent bears a silent launcher: shorter than the launcher bears a silent agent.
+
+        So the workers behind a cut cable are killed before the launcher counts them as lost, and a world that it forms without
+        them never runs at the same time as theirs. Both sides notice a silence up to a beat late: 0.7 + 0.1 < 1 - 0.1.
+        """
+        return _AGENT_SHARE * self.lost
+
+
+_AGENT_SHARE = 0.7
+_BEAT_SHARE = 0.1
 _VARIABLES = {
     "start": (30.0, ("ALLSTEP_START_TIMEOUT", "HOROVOD_START_TIMEOUT")),
     "lost": (10.0, ("ALLSTEP_LOST_SECONDS",)),

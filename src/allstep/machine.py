@@ -17,6 +17,8 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _SIOCGIFADDR = 0x8915
+_THREADS = "OMP_NUM_THREADS"
+_THREADS_BY_ALLSTEP = "ALLSTEP_THREADS"
 _NO_LIMIT = 1 << 60  # version 1 says "none" with a number near 2**63
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -119,6 +121,24 @@ def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.e
         if environ.get(name, "").lower() in values:
             return Bfloat16(False, f"{name}={environ[name]} switches off the {found} of this CPU")
     return Bfloat16(True, f"this CPU computes in it, flag {found}")
+
+
+def threads_by_user(env: Mapping[str, str]) -> str | None:
+    """Return OMP_NUM_THREADS if the user set it; None where it is unset, empty, or our own choice.
+
+    `thread_variables` marks its choice with a second variable of the same value. A script that changes OMP_NUM_THREADS itself
+    makes them differ, and its number counts.
+    """
+    value = env.get(_THREADS)
+    return value if value and value != env.get(_THREADS_BY_ALLSTEP) else None
+
+
+def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]:
+    """Return what gives each of this host's workers its share of the cores, for programs that never call `allstep.init()`."""
+    if threads_by_user(env):
+        return {}
+    share = str(max(1, allowed_cores() // num_workers))
+    return {_THREADS: share, _THREADS_BY_ALLSTEP: share}
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def test_a_group_that_the_script_made_is_kept(ranks: Ranks, tmp_path: Path) -> N
 
 
 def test_threads_are_our_share_of_the_cores(ranks: Ranks) -> None:
-    def threads(bind: bool) -> int:
+    def threads(bind: bool, chosen: str = "") -> int:
         import torch
 
         import allstep
@@ -139,10 +139,13 @@ def test_threads_are_our_share_of_the_cores(ranks: Ranks) -> None:
         if bind:
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
         os.environ.pop("OMP_NUM_THREADS", None)
+        if chosen:  # by the agent, as `allstep run` does it
+            os.environ |= {"OMP_NUM_THREADS": chosen, "ALLSTEP_THREADS": chosen}
         allstep.init()
         return torch.get_num_threads()
 
     cores = len(os.sched_getaffinity(0))
+    assert ranks(1, threads, False, str(cores + 3)) == [cores], "the agent's number is not the user's"
     assert ranks(2, threads, False) == [max(1, cores // 2)] * 2
     assert ranks(2, threads, True) == [1, 1]
     assert ranks(1, threads, False) == [cores]

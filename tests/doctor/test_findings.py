@@ -214,6 +214,12 @@ def test_threads(facts: Facts, monkeypatch: pytest.MonkeyPatch, threads: str, ex
     assert found == [Severity.WARNING] * expect
 
 
+def test_threads_that_allstep_run_chose_are_no_fault_of_the_users(facts: Facts) -> None:
+    choice = replace(facts.choice, workers=facts.cores.allowed)
+    env = {"OMP_NUM_THREADS": "9999", "ALLSTEP_THREADS": "9999"}
+    assert severities(replace(facts, env=env, choice=choice), "OMP_NUM_THREADS") == []
+
+
 def test_what_a_run_would_use(facts: Facts) -> None:
     from allstep.doctor.choice import choose
 

@@ -236,9 +236,9 @@ def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
 
 
 def _user_set_threads(world: World) -> bool:
-    """OMP_NUM_THREADS is the user's word, except that torchrun sets 1 by itself where the user said nothing."""
-    told = os.environ.get("OMP_NUM_THREADS")
-    return bool(told) and not (world.launcher == "torchrun" and told == "1")
+    """Whether OMP_NUM_THREADS is the user's. `allstep run` sets and marks one of its own; torchrun sets 1 where it is unset."""
+    value = machine.threads_by_user(os.environ)
+    return value is not None and not (world.launcher == "torchrun" and value == "1")
 
 
 def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:

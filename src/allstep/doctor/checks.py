@@ -15,7 +15,7 @@ from allstep.doctor.packages import Package, at_least
 from allstep.doctor.programs import Program
 from allstep.errors import ConfigError
 from allstep.limits import read_limits
-from allstep.machine import Memory
+from allstep.machine import Memory, threads_by_user
 from allstep.world import NONE, World
 
 _WORKER_BYTES = 300 << 20  # what a worker takes before it has a net or data: Python and torch
@@ -117,7 +117,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
 
 
 def _threads(facts: Facts) -> Iterator[Finding]:
-    told = facts.env.get("OMP_NUM_THREADS")
+    told = threads_by_user(facts.env)
     if not told or (facts.world and facts.world.launcher == "torchrun" and told == "1"):
         return
     threads, local = user_threads(), max(1, facts.choice.workers // max(1, facts.num_hosts))

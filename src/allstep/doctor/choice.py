@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from allstep.doctor.engine import Engine
 from allstep.launch import Host
-from allstep.machine import allowed_cores
+from allstep.machine import allowed_cores, threads_by_user
 from allstep.world import NONE, World
 
 
@@ -54,8 +54,8 @@ def threads(local_size: int) -> int:
 
 
 def user_threads() -> int | None:
-    """OMP_NUM_THREADS as a number; None when it is not set or no number above 0. Of a list (nested loops) the first counts."""
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    """The user's OMP_NUM_THREADS; None when it is not set or no number above 0. Of a list (nested loops) the first counts."""
+    first = (threads_by_user(os.environ) or "").partition(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None
 
 

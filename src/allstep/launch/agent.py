@@ -5,7 +5,7 @@
 
 The agent is the workers' parent, and nothing that it started outlives it:
 
-* the launcher is gone (end of file, or from another host no sign of life for `lost` seconds): everything is killed;
+* the launcher is gone (end of file, or from another host no sign of life for 0.7 of `lost` seconds): everything is killed;
 * the agent itself is killed: the kernel kills the workers (PR_SET_PDEATHSIG);
 * a worker leaves processes behind, even in a session of their own: as "subreaper" the agent inherits and finds them.
 
@@ -33,11 +33,12 @@ from allstep._version import __version__
 from allstep.launch import horovod
 from allstep.launch.lines import Lines
 from allstep.launch.link import FULL, Link, Message
+from allstep.limits import read_limits
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
-BEAT_SECONDS = 1.0
+_STILL_SECONDS = 1.0  # a beat that comes so late was held up by the machine
 _DYING_SECONDS = 4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
 
 
@@ -60,7 +61,8 @@ class Agent:
         self.link = link
         self.host = host
         self.remote = remote
-        self.lost_seconds = 10.0
+        defaults = read_limits({})  # until the launcher sends its own
+        self.lost_seconds, self.beat_seconds = defaults.lost_for_agent, defaults.beat
         self.heard = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
@@ -76,7 +78,7 @@ class Agent:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._hear)
         self._greet()
-        next_beat = time.monotonic() + BEAT_SECONDS
+        next_beat = time.monotonic() + self.beat_seconds
         try:
             while not self.done and not self.link.ended:
                 patience = 0.01 if self.link.outbox else max(0.0, next_beat - time.monotonic())
@@ -84,9 +86,9 @@ class Agent:
                     key.data()
                 if (now := time.monotonic()) >= next_beat:
                     # While we stood still ourselves (stopped, or the whole machine was) the launcher's silence does not count.
-                    if now - next_beat > BEAT_SECONDS:
+                    if now - next_beat > _STILL_SECONDS:
                         self.heard = min(now, self.heard + now - next_beat)
-                    next_beat = now + BEAT_SECONDS
+                    next_beat = now + self.beat_seconds
                     self._beat()
                 self.link.flush()
                 self._mind_the_outbox()
@@ -139,7 +141,7 @@ class Agent:
         self._on_signal({"number": signal.SIGKILL})
 
     def _on_start(self, message: Message) -> None:
-        self.lost_seconds = message["lost"]
+        self.lost_seconds, self.beat_seconds = message["lost"], message["beat"]
         try:
             common = self._prepare(message)
             for worker in message["workers"]:
@@ -152,7 +154,7 @@ class Agent:
         env = {**os.environ, **message["env"]} if self.remote else dict(message["env"])
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
-        env.setdefault("OMP_NUM_THREADS", str(max(1, machine.allowed_cores() // len(message["workers"]))))
+        env.update(machine.thread_variables(env, len(message["workers"])))
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -23,7 +23,6 @@ from allstep import machine, wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
 from allstep.launch import failure, horovod, ssh
-from allstep.launch.agent import BEAT_SECONDS
 from allstep.launch.failure import Failure
 from allstep.launch.job import Job
 from allstep.launch.link import Message
@@ -112,9 +111,10 @@ class Launcher:
         return self.problem is None and not self.signals and not self.failures
 
     def _beat(self) -> None:
-        while not self.ended.wait(BEAT_SECONDS):
+        while not self.ended.wait(self.limits.beat):
             for station in self._remotes():
-                if not station.link.outbox:
+                # A station that counts as lost hears no more of us, so that its agent ends what may still run there.
+                if not station.over and not station.link.outbox:
                     station.link.send("alive")
 
     def _start_workers(self) -> None:
@@ -176,7 +176,8 @@ class Launcher:
             "token": self.token,
             "peers": [address for address in addresses if address != own] if len(self.stations) > 1 else [],
             "iface": self.job.iface if self._remotes() else None,
-            "lost": self.limits.lost,
+            "lost": self.limits.lost_for_agent,
+            "beat": self.limits.beat,
         }
 
     def _place(self, rank: int) -> dict[str, str]:

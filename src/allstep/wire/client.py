@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 
 from allstep.wire.frames import (
+    BUSY,
     LENGTH,
     Fields,
     format_addresses,
@@ -32,6 +33,10 @@ class KeysLate(TimeoutError):
 
 class WrongToken(PermissionError):
     """The store is there, but is not ours."""
+
+
+class StoreBusy(ConnectionError):
+    """The store is there, but has closed the connection before the greeting was over; it lives, so connect again."""
 
 
 class Client:
@@ -148,8 +153,7 @@ class Client:
     def _connect(self) -> socket.socket:
         if self._abandoned:
             raise ConnectionError("the store was left: this process ends")
-        # A store that we knew and that no longer listens will not come back: only the first meeting is worth waiting for.
-        deadline = time.monotonic() + (0.0 if self._met else self._timeout)
+        started, busy = time.monotonic(), False
         each = self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0)
         while True:
             reasons = []
@@ -161,11 +165,15 @@ class Client:
                         raise
                     reasons.append(f"{format_addresses([address])}: somebody else's store")
                 except OSError as error:
+                    busy = isinstance(error, StoreBusy)
                     reasons.append(f"{format_addresses([address])}: {error}")
                 else:
                     self._addresses = [address]  # further threads need not search again
                     return sock
-            if time.monotonic() + 0.05 > deadline:
+            # A store that we knew and that no longer listens will not come back: only the first meeting, and a store that is
+            # busy with strangers, are worth waiting for.
+            patience = self._timeout if busy or not self._met else 0.0
+            if time.monotonic() + 0.05 > started + patience:
                 more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
                 raise ConnectionError(f"no store within {self._timeout:.0f} s at {'; '.join(reasons[:3])}{more}")
             time.sleep(0.05)
@@ -178,9 +186,11 @@ def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socke
         answer = proof(token, receive(sock, NUM_CHALLENGE_BYTES))
         sock.sendall(LENGTH.pack(len(answer)) + answer)
         try:
-            receive_frame(sock)
+            reply = receive_frame(sock)
         except ConnectionError as error:
             raise WrongToken(f"the store at {format_addresses([address])} does not accept our token") from error
+        if reply == pack([BUSY])[LENGTH.size :]:
+            raise StoreBusy("it closed the connection to make room for another one")
     except BaseException:
         sock.close()
         raise

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable
 
 LENGTH = struct.Struct("!I")
+BUSY = b"busy"  # what a connection gets that is closed before it has shown the token: connect again
 
 Fields = list[bytes]
 

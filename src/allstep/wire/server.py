@@ -1,4 +1,9 @@
-"""The store itself: a table, and a thread that serves it."""
+"""The store itself: a table, and a thread that serves it.
+
+The thread runs one loop and never blocks on a single client: a greeting that stops halfway is state of its connection, and the
+listener is non-blocking. When there is no room for another connection (too many strangers, or no file descriptor left) the loop
+closes the oldest stranger, or ignores the listener for a moment; the ranks that have joined notice neither.
+"""
 
 import contextlib
 import hmac
@@ -10,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from allstep.wire.frames import LENGTH, Fields, pack, proof, unpack
+from allstep.wire.frames import BUSY, LENGTH, Fields, pack, proof, unpack
+from allstep.wire.strangers import GRACE_SECONDS, MOST, SECONDS, Strangers
 
 _MAX_FRAME = 64 << 20
 _MAX_GREETING = 64  # what a connection that has not shown the token may send
@@ -89,13 +95,25 @@ class Server:
     """The store. Runs in a thread of its own process until `close()`; binds port 0 and says what it got in `port`.
 
     host: "127.0.0.1" when all ranks are on this host, "" for every interface.
+    stranger_seconds, max_strangers: how long a connection may go without showing the token, and how many may at a time.
     """
 
-    def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        stranger_seconds: float = SECONDS,
+        max_strangers: int = MOST,
+    ) -> None:
         self._token = token
+        self._strangers: Strangers[_Connection] = Strangers(stranger_seconds, max_strangers)
+        self._accept_again = float("inf")  # when a paused listener is looked at again
         self._table = Table()
         self._lock = threading.Lock()
         self._listener = _listen(host, port)
+        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._wake_out, self._wake_in = socket.socketpair()
@@ -146,40 +164,81 @@ class Server:
 
     def _serve(self) -> None:
         while not self._closing:
-            for key, events in self._selector.select(self._patience()):
+            ready = self._selector.select(self._patience())
+            # The listener last: a stranger whose answer has come is none when a newcomer needs room.
+            for key, events in sorted(ready, key=lambda item: item[0].fileobj is self._listener):
                 key.data(key.fileobj, events)
+            self._close_overdue_strangers()
+            self._resume_accepting()
             with self._lock:
                 self._answer_waiting()
         self._selector.unregister(self._wake_in)
+        self._listener.close()
         for key in list(self._selector.get_map().values()):
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
         self._selector.close()
 
     def _patience(self) -> float | None:
-        """Seconds until the first parked request runs out of time."""
-        if not self._waiting:
-            return None
-        return max(0.0, min(connection.deadline for connection in self._waiting) - time.monotonic())
+        """Seconds until something is due by the clock: a parked request, a stranger, a pause."""
+        requests = min((connection.deadline for connection in self._waiting), default=float("inf"))
+        due = min(requests, self._strangers.next_deadline, self._accept_again)
+        return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _woken(self, sock: socket.socket, _: int) -> None:
         sock.recv(4096)
 
     def _accept(self, listener: socket.socket, _: int) -> None:
+        if self._strangers.full and not self._make_room():
+            return
         try:
             sock, _address = listener.accept()
-        except OSError:  # out of file descriptors, most likely: the knock comes again at once, so wait a little
-            time.sleep(0.05)
+        except (BlockingIOError, ConnectionAbortedError):  # the peer has hung up
             return
-        connection = _Connection(sock)
+        except OSError:  # out of file descriptors (EMFILE, ENFILE) or of memory
+            self._make_room()
+            return
+        self._greet(_Connection(sock))
+
+    def _make_room(self) -> bool:
+        """Close the oldest stranger. Where there is none, or only fresh ones, stop accepting for a moment and return False."""
+        now = time.monotonic()
+        oldest = self._strangers.replaceable(now)
+        if oldest is not None:
+            self._send_away(oldest)
+            return True
+        self._selector.unregister(self._listener)
+        self._accept_again = now + GRACE_SECONDS
+        return False
+
+    def _resume_accepting(self) -> None:
+        if time.monotonic() >= self._accept_again:
+            self._accept_again = float("inf")
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _greet(self, connection: _Connection) -> None:
+        """Send the challenge; from now on its time runs."""
+        self._strangers.add(connection, time.monotonic())
         connection.outbox += connection.challenge
         try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(sock, selectors.EVENT_READ, lambda _, events: self._ready(connection, events))
+            connection.sock.setblocking(False)
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(
+                connection.sock, selectors.EVENT_READ, lambda _, events: self._ready(connection, events)
+            )
             self._send(connection)
-        except OSError:  # he has hung up before we came to the door
+        except OSError:  # the peer has hung up
             self._drop(connection)
+
+    def _close_overdue_strangers(self) -> None:
+        for connection in self._strangers.overdue(time.monotonic()):
+            self._send_away(connection)
+
+    def _send_away(self, stranger: _Connection) -> None:
+        """Close a stranger. The frame makes a genuine but slow client connect again instead of doubting its token."""
+        with contextlib.suppress(OSError):
+            stranger.sock.send(pack([BUSY]))
+        self._drop(stranger)
 
     def _ready(self, connection: _Connection, events: int) -> None:
         try:
@@ -203,6 +262,7 @@ class Server:
                 if not hmac.compare_digest(body, proof(self._token, connection.challenge)):
                     raise ValueError("wrong token")
                 connection.trusted = True
+                self._strangers.discard(connection)
                 self._reply(connection, [b"ok"])
             else:
                 self._request(connection, unpack(body))
@@ -257,6 +317,7 @@ class Server:
 
     def _drop(self, connection: _Connection) -> None:
         self._waiting.discard(connection)
+        self._strangers.discard(connection)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         connection.sock.close()

@@ -1,0 +1,107 @@
+"""Who gives up first when the way between launcher and agent is cut, and what the agent puts into a worker's environment."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from allstep import machine, wire
+from allstep.launch.agent import Agent
+from allstep.launch.hosts import Host
+from allstep.launch.job import Job
+from allstep.launch.launcher import Launcher
+from allstep.launch.link import Link
+from allstep.launch.station import Station
+from allstep.limits import read_limits
+
+HELLO = {"port": 1, "interfaces": {}, "address": None, "launcher_address": "127.0.0.1"}
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    """What is sent comes back on the same link."""
+    read, write = os.pipe()
+    yield Link(read, write)
+    os.close(read)
+    os.close(write)
+
+
+@pytest.fixture
+def store() -> Iterator[wire.Server]:
+    with wire.Server("token") as server:
+        yield server
+
+
+def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> dict:
+    """What a launcher tells the agent of a remote host. The working folder is missing there, so that no worker starts."""
+    launcher = Launcher(Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder"))
+    launcher.token, launcher.store = "token", store
+    ssh = subprocess.Popen.__new__(subprocess.Popen)
+    launcher.stations = [Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)]
+    return launcher._order(launcher.stations[0], ["127.0.0.1"])
+
+
+def test_the_agent_gives_up_before_the_launcher_does(link: Link, store: wire.Server) -> None:
+    order = order_for_another_host(link, store, {"ALLSTEP_LOST_SECONDS": "20"})
+    agent = Agent(link, "far", remote=True)
+    link.send("start", **order)
+    agent._hear()
+    assert [message["kind"] for message in link.receive()] == ["problem"], "there is no such folder"
+    agent.heard = time.monotonic() - 13
+    agent._beat()
+    assert not link.ended
+    agent.heard = time.monotonic() - 15
+    agent._beat()
+    assert link.ended
+    agent.port_holder.close()
+
+
+def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) -> None:
+    agent = Agent(link, "far", remote=True)
+    agent.heard = time.monotonic() - 8
+    agent._beat()
+    assert link.ended
+    agent.port_holder.close()
+
+
+@pytest.mark.parametrize("lost", ["0.5", "3", "10", "60"])
+def test_two_worlds_never_run_at_once(lost: str) -> None:
+    """The cable is cut. Each side has last heard of the other up to a beat earlier, and looks at its clock once a beat."""
+    limits = read_limits({"ALLSTEP_LOST_SECONDS": lost})
+    agent_gives_up_at_the_latest = limits.lost_for_agent + limits.beat
+    launcher_gives_up_at_the_earliest = limits.lost - limits.beat
+    assert agent_gives_up_at_the_latest < launcher_gives_up_at_the_earliest
+
+
+def beat_once(launcher: Launcher) -> None:
+    turns = iter([False, True])
+    launcher.ended.wait = lambda seconds: next(turns)
+    launcher._beat()
+
+
+def test_a_lost_host_gets_no_more_signs_of_life(link: Link) -> None:
+    launcher = Launcher(Job(["true"], [Host("far", 1)], env={"ALLSTEP_LOST_SECONDS": "0.1"}))
+    ssh = subprocess.Popen.__new__(subprocess.Popen)
+    station = Station(Host("far", 1), [0], link, process=ssh, over=True)
+    launcher.stations = [station]
+    beat_once(launcher)
+    assert list(link.receive()) == []
+    station.over = False
+    beat_once(launcher)
+    assert [message["kind"] for message in link.receive()] == ["alive"]
+
+
+def test_the_agents_thread_count_is_not_taken_for_the_users() -> None:
+    share = str(max(1, machine.allowed_cores() // 2))
+    chosen = machine.thread_variables({}, 2)
+    assert chosen["OMP_NUM_THREADS"] == share
+    assert machine.threads_by_user(chosen) is None
+    assert machine.threads_by_user({}) is None
+    assert machine.threads_by_user({"OMP_NUM_THREADS": ""}) is None
+    assert machine.threads_by_user({"OMP_NUM_THREADS": "3"}) == "3"
+    assert machine.threads_by_user({**chosen, "OMP_NUM_THREADS": "77"}) == "77", "the script changed it"
+    assert machine.thread_variables({"OMP_NUM_THREADS": "3"}, 2) == {}
+    inherited = machine.thread_variables({}, 1)
+    assert machine.thread_variables(inherited, 2) == chosen, "a run started by the worker of another run"
