@@ -31,10 +31,11 @@ class Limits(NamedTuple):
 
     @property
     def lost_for_agent(self) -> float:
-        """How long an agent bears a silent launcher: shorter than the launcher bears a silent agent.
+        """How long an agent waits for a silent launcher; the launcher waits longer for it.
 
-        So the workers behind a cut cable are killed before the launcher counts them as lost, and a world that it forms without
-        them never runs at the same time as theirs. Both sides notice a silence up to a beat late: 0.7 + 0.1 < 1 - 0.1.
+        So the workers behind a cut cable are killed before the launcher counts them as lost, and a
+        world that it forms without them never runs at the same time as theirs. Both sides notice a
+        silence up to a beat late: 0.7 + 0.1 < 1 - 0.1.
         """
         return _AGENT_SHARE * self.lost
 

@@ -126,15 +126,15 @@ def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.e
 def threads_by_user(env: Mapping[str, str]) -> str | None:
     """Return OMP_NUM_THREADS if the user set it; None where it is unset, empty, or our own choice.
 
-    `thread_variables` marks its choice with a second variable of the same value. A script that changes OMP_NUM_THREADS itself
-    makes them differ, and its number counts.
+    `thread_variables` marks its choice with a second variable of the same value. A script that
+    changes OMP_NUM_THREADS itself makes them differ, and its number counts.
     """
     value = env.get(_THREADS)
     return value if value and value != env.get(_THREADS_BY_ALLSTEP) else None
 
 
 def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]:
-    """Return what gives each of this host's workers its share of the cores, for programs that never call `allstep.init()`."""
+    """Return each worker's share of this host's cores, for programs that never call `allstep.init()`."""
     if threads_by_user(env):
         return {}
     share = str(max(1, allowed_cores() // num_workers))

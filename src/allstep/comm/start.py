@@ -236,7 +236,7 @@ def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
 
 
 def _user_set_threads(world: World) -> bool:
-    """Whether OMP_NUM_THREADS is the user's. `allstep run` sets and marks one of its own; torchrun sets 1 where it is unset."""
+    """Whether OMP_NUM_THREADS is the user's. `allstep run` marks its own; torchrun's own is 1."""
     value = machine.threads_by_user(os.environ)
     return value is not None and not (world.launcher == "torchrun" and value == "1")
 

@@ -113,7 +113,7 @@ class Launcher:
     def _beat(self) -> None:
         while not self.ended.wait(self.limits.beat):
             for station in self._remotes():
-                # A station that counts as lost hears no more of us, so that its agent ends what may still run there.
+                # A lost station hears no more of us, so that its agent ends what may still run.
                 if not station.over and not station.link.outbox:
                     station.link.send("alive")
 

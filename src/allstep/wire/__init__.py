@@ -9,8 +9,9 @@ On the wire a message is a frame of fields::
     field = length (4 bytes)                | bytes
 
 A connection starts with a challenge: the server sends 32 random bytes, the client answers with HMAC-SHA256(token, challenge). The
-token itself is never sent, and a stranger that connects gets nothing: it is closed after 5 s, or sooner when more than 64 are
-open (`strangers`). What is closed for that reason gets a frame "busy", so that a genuine client that was slow connects again.
+token itself is never sent, and a stranger that connects gets nothing: it is closed after 5 s, or
+sooner when more than 64 are open (`strangers`). What is closed for that reason gets a frame "busy",
+so that a genuine client that was slow connects again.
 Then requests and replies alternate::
 
     request = operation | argument ...          reply = "ok" | value ...     or     "late" | the keys that did not come

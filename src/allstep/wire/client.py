@@ -36,7 +36,7 @@ class WrongToken(PermissionError):
 
 
 class StoreBusy(ConnectionError):
-    """The store is there, but has closed the connection before the greeting was over; it lives, so connect again."""
+    """The store closed the connection before the greeting was over; it lives, so connect again."""
 
 
 class Client:
@@ -170,8 +170,8 @@ class Client:
                 else:
                     self._addresses = [address]  # further threads need not search again
                     return sock
-            # A store that we knew and that no longer listens will not come back: only the first meeting, and a store that is
-            # busy with strangers, are worth waiting for.
+            # A store that we knew and that no longer listens will not come back: only the first
+            # meeting, and a store that is busy with strangers, are worth waiting for.
             patience = self._timeout if busy or not self._met else 0.0
             if time.monotonic() + 0.05 > started + patience:
                 more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""

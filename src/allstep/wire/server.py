@@ -1,11 +1,13 @@
 """The store itself: a table, and a thread that serves it.
 
-The thread runs one loop and never blocks on a single client: a greeting that stops halfway is state of its connection, and the
-listener is non-blocking. When there is no room for another connection (too many strangers, or no file descriptor left) the loop
-closes the oldest stranger, or ignores the listener for a moment; the ranks that have joined notice neither.
+The thread runs one loop and never blocks on a single client: a greeting that stops halfway is state
+of its connection, and the listener is non-blocking. When there is no room for another connection (too
+many strangers, or no file descriptor left) the loop closes the oldest stranger, or ignores the
+listener for a moment; the ranks that have joined notice neither.
 """
 
 import contextlib
+import functools
 import hmac
 import secrets
 import selectors
@@ -95,7 +97,8 @@ class Server:
     """The store. Runs in a thread of its own process until `close()`; binds port 0 and says what it got in `port`.
 
     host: "127.0.0.1" when all ranks are on this host, "" for every interface.
-    stranger_seconds, max_strangers: how long a connection may go without showing the token, and how many may at a time.
+    stranger_seconds: how long a connection may go without showing the token.
+    max_strangers: how many such connections may be open.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class Server:
     def _serve(self) -> None:
         while not self._closing:
             ready = self._selector.select(self._patience())
-            # The listener last: a stranger whose answer has come is none when a newcomer needs room.
+            # The listener last: first see which strangers have answered, then make room.
             for key, events in sorted(ready, key=lambda item: item[0].fileobj is self._listener):
                 key.data(key.fileobj, events)
             self._close_overdue_strangers()
@@ -201,7 +204,7 @@ class Server:
         self._greet(_Connection(sock))
 
     def _make_room(self) -> bool:
-        """Close the oldest stranger. Where there is none, or only fresh ones, stop accepting for a moment and return False."""
+        """Close the oldest stranger. Where all are fresh, or none is there, pause and return False."""
         now = time.monotonic()
         oldest = self._strangers.replaceable(now)
         if oldest is not None:
@@ -223,9 +226,8 @@ class Server:
         try:
             connection.sock.setblocking(False)
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(
-                connection.sock, selectors.EVENT_READ, lambda _, events: self._ready(connection, events)
-            )
+            ready = functools.partial(self._ready, connection)
+            self._selector.register(connection.sock, selectors.EVENT_READ, ready)
             self._send(connection)
         except OSError:  # the peer has hung up
             self._drop(connection)
@@ -235,12 +237,12 @@ class Server:
             self._send_away(connection)
 
     def _send_away(self, stranger: _Connection) -> None:
-        """Close a stranger. The frame makes a genuine but slow client connect again instead of doubting its token."""
+        """Close a stranger. The frame makes a genuine but slow client connect again."""
         with contextlib.suppress(OSError):
             stranger.sock.send(pack([BUSY]))
         self._drop(stranger)
 
-    def _ready(self, connection: _Connection, events: int) -> None:
+    def _ready(self, connection: _Connection, _: socket.socket, events: int) -> None:
         try:
             if events & selectors.EVENT_READ and not self._receive(connection):
                 return self._drop(connection)

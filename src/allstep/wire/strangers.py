@@ -1,12 +1,13 @@
 """Connections that have not shown the token yet: how many, how long, and which one makes room.
 
-A port scanner, a health check, or a client that stops in the middle of its greeting holds a file descriptor of the launcher.
-Three rules keep that harmless:
+A port scanner, a health check, or a client that stops in the middle of its greeting holds a file
+descriptor of the launcher. Three rules keep that harmless:
 
 * A stranger is closed `seconds` after it was accepted, whatever it has sent by then.
 * At most `most` strangers are open. When one more connects, the oldest makes room.
-* The oldest makes room only once it is older than `GRACE_SECONDS`; until then the server does not accept. The kernel's queue
-  holds the newcomers meanwhile, so a burst of genuine ranks is not cut off in the middle of its handshakes.
+* The oldest makes room only once it is older than `GRACE_SECONDS`; until then the server does not
+  accept. The kernel's queue holds the newcomers meanwhile, so a burst of genuine ranks is not cut off
+  in the middle of its handshakes.
 
 No sockets and no clock here: the server passes both in.
 """
@@ -15,7 +16,8 @@ from typing import Generic, TypeVar
 
 SECONDS = 5.0
 MOST = 64
-GRACE_SECONDS = 0.05  # a handshake is one round trip: 0.1 ms on a host, below 50 ms between most sites
+# A handshake is one round trip: 0.1 ms on a host, below 50 ms between most sites.
+GRACE_SECONDS = 0.05
 
 Peer = TypeVar("Peer")
 
