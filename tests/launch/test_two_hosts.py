@@ -112,6 +112,13 @@ def test_a_script_that_knows_only_torch(two_hosts: Hosts, script) -> None:
     assert sorted(done.out.splitlines()) == [f"[{rank}] total 2.0" for rank in range(2)]
 
 
+def test_gloo_is_replaced_on_every_host(two_hosts: Hosts, script) -> None:
+    shown = script(PLAIN_TORCH.replace('print("total"', "print(type(dist.group.WORLD).__name__, dist.get_backend()"))
+    done = run("run", "-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "--replace-gloo", "python", shown)
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == [f"[{rank}] AllstepGroup gloo 2.0" for rank in range(2)]
+
+
 @contextmanager
 def running(
     *arguments: str | Path, prefix: list[str] | None = None, env: dict[str, str] | None = None

@@ -59,6 +59,13 @@ def run(
     as_horovodrun: Annotated[
         bool, typer.Option("--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:")
     ] = False,
+    replace_gloo: Annotated[
+        bool,
+        typer.Option(
+            "--replace-gloo",
+            help='Unmodified torch.distributed programs that ask for gloo get "allstep".',
+        ),
+    ] = False,
     check_build: Annotated[
         bool,
         typer.Option(
@@ -83,6 +90,7 @@ def run(
     horovodrun's flags are understood as well.
     """
     from allstep.launch import Job, Launcher, assign
+    from allstep.launch.gloo import LINE
 
     _refuse_to_multiply()
     flags = _with_file(horovod)
@@ -92,7 +100,7 @@ def run(
     job = Job(
         _with_interpreter(command),
         used,
-        env=_environment(exported, as_horovod or as_horovodrun),
+        env=_environment(exported, as_horovod or as_horovodrun, replace_gloo),
         show=_ranks(show, sum(host.slots for host in used)),
         log_dir=log_dir,
         stream_dir=flags.get("output_filename"),
@@ -102,6 +110,8 @@ def run(
         ssh=_ssh(ssh, flags),
         grace=grace,
     )
+    if replace_gloo:
+        _say(LINE)
     if idle := idle_line(flags):
         _say(f"without effect here: {idle}")
     if flags.get("verbose"):
@@ -139,11 +149,13 @@ def _with_file(flags: dict[str, Any]) -> dict[str, Any]:
     return {**values, **flags}
 
 
-def _environment(exported: dict[str, str], as_horovod: bool) -> dict[str, str]:
+def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool) -> dict[str, str]:
+    from allstep.launch.gloo import with_gloo_replaced
     from allstep.launch.horovod import with_horovod
 
     env = {name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"} | exported
-    return with_horovod(env) if as_horovod else env
+    env = with_horovod(env) if as_horovod else env
+    return with_gloo_replaced(env) if replace_gloo else env
 
 
 def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None) -> "list[Host]":

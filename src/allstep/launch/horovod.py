@@ -4,10 +4,10 @@
 PYTHONPATH it answers `import horovod.torch`; a real Horovod in the environment is shadowed for that run and otherwise left alone.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from allstep.launch.search_path import with_first
 from allstep.world import World
 
 API_VERSION = "0.28.1"  # of the Horovod whose API this is
@@ -41,5 +41,4 @@ def host_variables(store: tuple[str, int], env: Mapping[str, str]) -> dict[str, 
 
 def with_horovod(env: Mapping[str, str]) -> dict[str, str]:
     """The environment in which `import horovod` finds allstep."""
-    rest = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
-    return {**env, "PYTHONPATH": os.pathsep.join([str(FOLDER), *rest])}
+    return with_first(FOLDER, env)
