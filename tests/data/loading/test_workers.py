@@ -176,7 +176,7 @@ class TestProcesses:
 
         link._serial = late
         with pytest.raises(Stopped):
-            link.work(None, slice(0, 0), stop)  # type: ignore[arg-type]
+            link.begin(None, slice(0, 0), stop)  # type: ignore[arg-type]
         assert not link.busy
         crew.close()
 

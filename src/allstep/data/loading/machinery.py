@@ -17,12 +17,17 @@ from allstep.data.loading.fill import Recipe
 from allstep.data.loading.memory import Buffer, Memory, PinnedBuffer, SharedBuffer
 from allstep.data.loading.share import Filled, Layout, Share
 from allstep.data.loading.workers import Crew
-from allstep.data.loading.workers_process import Processes
+from allstep.data.loading.workers_process import DEPTH, Processes
 from allstep.data.order import Span
 from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError
 
-_PIECE = 16  # samples handed out at once, at most: microseconds of handing out against milliseconds of decoding
+# Samples handed to a thread at once, at most: microseconds of handing out against milliseconds of decoding.
+_PIECE = 16
+# The same for a process. A question and its answer take 0.2 ms of this process's time, so they must be few.
+_PIECE_SENT = 64
+# Pieces that there should be for each process when all shares are under way: those it was sent, and one to follow.
+_PIECES_EACH = DEPTH + 1
 PATIENCE = 1.0  # seconds until processes that are stuck in a sample are ended: starting others takes about as long
 _BLOCK = 400_000  # bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in fresh pages
 
@@ -55,14 +60,22 @@ class Machinery:
             return max(1, _BLOCK // (math.prod(self.picture) * self.dtype.itemsize))
         if self.recipe.blocks:
             return share
+        if self.crew.kind == "processes":
+            return self._piece_sent(share)
         return max(1, min(_PIECE, share // (2 * max(1, self.crew.count))))
+
+    def _piece_sent(self, share: int) -> int:
+        """As few pieces as keep all processes busy over the shares under way, all of about one size."""
+        num_samples = share * (self.ahead + 1)
+        largest = max(1, min(_PIECE_SENT, num_samples // (_PIECES_EACH * max(1, self.crew.count))))
+        return -(-share // -(-share // largest)) if share else 1
 
     def run(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
         """The shares, filled."""
         if not self.crew.count:
             return prefetch.one_after_the_other(shares, workers.work_here)
         if self.crew.kind == "threads":
-            return prefetch.ahead_of_time(shares, [workers.work_here] * self.crew.count, self.ahead)
+            return prefetch.ahead_of_time(shares, [workers.begin_here] * self.crew.count, self.ahead)
         return self._run_in_processes(shares)
 
     def _run_in_processes(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
@@ -73,8 +86,8 @@ class Machinery:
             self._processes.append(processes)
         processes.free = False
         try:
-            works = [link.work for link in processes.links]
-            yield from prefetch.ahead_of_time(shares, works, self.ahead, processes.cancel, PATIENCE)
+            begins = [link.begin for link in processes.links]
+            yield from prefetch.ahead_of_time(shares, begins, self.ahead, DEPTH, processes.cancel, PATIENCE)
         finally:
             processes.free = True
             if processes.broken:

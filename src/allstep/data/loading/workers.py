@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from allstep import machine
 from allstep.data.loading.fill import Recipe, Rows, fill, look, picture_shape
-from allstep.data.loading.prefetch import Stop
+from allstep.data.loading.prefetch import Finish, Stop
 from allstep.data.loading.share import Share
 from allstep.data.loading.workers_process import cannot_travel
 from allstep.data.order import Numbers
@@ -142,3 +143,8 @@ def _room(recipe: Recipe, samples: Numbers) -> NDArray[Any] | None:
 def work_here(share: Share, piece: slice, stop: Stop) -> Rows:
     """Fills a piece in this thread."""
     return fill(share.recipe, share.samples[piece], share.rows_of(piece), share.draws(piece), stop)
+
+
+def begin_here(share: Share, piece: slice, stop: Stop) -> Finish:
+    """The same for `prefetch`: all of the work is in its end."""
+    return partial(work_here, share, piece, stop)

@@ -5,6 +5,9 @@ thread i  --piece: samples, place in batch memory (the memory itself, a file des
           <--targets, fields, bad samples; or the error with its traceback----------------------------------
 ```
 
+A process is sent the next piece before it has answered the last (`DEPTH`), so that it need not wait
+for this process to wake up between two pieces. Answers come in the order of the questions.
+
 Pictures never pass through the socket: the process writes them into the batch memory that both map. Recipe and functions are sent by
 cloudpickle, so functions of a script or a notebook need no module and no `if __name__ == "__main__"`. One number in shared memory
 says up to which piece everything is cancelled; processes look at it between two samples.
@@ -23,18 +26,25 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from allstep.data.loading.fill import Recipe, Rows, Stopped
 from allstep.data.loading.memory import SharedBuffer
-from allstep.data.loading.prefetch import Stop
+from allstep.data.loading.prefetch import Finish, Stop
 from allstep.data.loading.share import Share
 from allstep.errors import AllstepError, ConfigError
 
 _LENGTH = struct.Struct("<Q")
+DEPTH = 2
+"""Pieces that a process has at most."""
+# Bytes of a question that a socket takes without waiting for its reader, by far. A longer one is
+# sent to an idle process only: one that is itself waiting for us to take an answer would not read.
+_ROOM = 32 << 10
 _GRACE = 2.0  # seconds that a process has to end by itself
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
 
@@ -80,36 +90,71 @@ class Processes:
         self._cell.close()
 
 
+class _Asked:
+    """A question that a process was sent: about which samples, and the answer once it is there."""
+
+    def __init__(self, samples: list[int], stop: Stop) -> None:
+        self.samples, self.stop = samples, stop
+        self.answer: bytes | None = None
+
+
 class Link:
-    """One process and the socket to it. Its thread works on one piece at a time."""
+    """One process and the socket to it, for one thread."""
 
     def __init__(self, crew: Processes, number: int) -> None:
-        self.busy = False
         self._hung_up = False
+        self._unanswered: deque[_Asked] = deque()
         self._serial, self._number = crew.serial, number
         self._known: set[int] = set()  # numbers of the buffers that the process has mapped
         self.sock, theirs = socket.socketpair()
         self.process = _start(theirs)
         theirs.close()
 
-    def work(self, share: Share, piece: slice, stop: Stop) -> Rows:
-        """Has a piece filled by the process."""
-        serial = self._serial()
-        if stop():  # asked after the number was taken: `cancel` comes after the stop, and so knows all numbers that are under way
-            raise Stopped
-        self.busy = True
-        try:
-            answer = self._ask(share, piece, serial)
-        except (OSError, EOFError) as error:
-            if stop():
-                raise Stopped from None
-            if self._hung_up:
-                raise AllstepError("the loader was closed within a loop over it; a new loop may begin") from None
-            raise AllstepError(self._obituary(share, piece)) from error
-        self.busy = False
-        return _opened(answer, self.process.pid)
+    @property
+    def busy(self) -> bool:
+        """Whether it owes an answer."""
+        return bool(self._unanswered)
 
-    def _ask(self, share: Share, piece: slice, serial: int) -> dict[str, Any]:
+    def begin(self, share: Share, piece: slice, stop: Stop) -> Finish:
+        """Has a piece filled by the process; what comes back waits for that."""
+        serial = self._serial()
+        # Asked after the number was taken: `cancel` comes after the stop, and so knows all numbers that are under way.
+        if stop():
+            raise Stopped
+        question, fds = self._question(share, piece, serial)
+        asked = _Asked(share.samples[piece].tolist(), stop)
+        try:
+            while self._unanswered and len(question) > _ROOM:
+                self._receive()
+            self._unanswered.append(asked)
+            send(self.sock, question, fds)
+        except (OSError, EOFError) as error:
+            raise self._lost(asked) from error
+        return partial(self._finish, asked)
+
+    def _finish(self, asked: _Asked) -> Rows:
+        try:
+            while asked.answer is None:
+                self._receive()
+        except (OSError, EOFError) as error:
+            raise self._lost(asked) from error
+        return _opened(pickle.loads(asked.answer), self.process.pid)
+
+    def _receive(self) -> None:
+        """Takes the next answer, which belongs to the oldest question."""
+        answer, _ = receive(self.sock)
+        self._unanswered.popleft().answer = answer
+
+    def _lost(self, asked: _Asked) -> Exception:
+        """What it means that the socket has ended."""
+        if asked.stop():
+            return Stopped()
+        if self._hung_up:
+            return AllstepError("the loader was closed within a loop over it; a new loop may begin")
+        return AllstepError(self._obituary(asked.samples))
+
+    def _question(self, share: Share, piece: slice, serial: int) -> tuple[bytes, list[int]]:
+        """A piece as a message, and the memory that the process has not mapped yet."""
         out, buffer = share.rows_of(piece), share.buffer
         question: dict[str, Any] = {
             "serial": serial,
@@ -123,24 +168,21 @@ class Link:
             question |= {"buffer": buffer.number, "nbytes": buffer.nbytes, "forget": self._dead()}
             fds = [] if buffer.number in self._known else [buffer.fd]
             self._known.add(buffer.number)
-        send(self.sock, pickle.dumps(question), fds)
-        answer: dict[str, Any] = pickle.loads(receive(self.sock)[0])
-        return answer
+        return pickle.dumps(question), fds
 
     def _dead(self) -> list[int]:
         gone = self._known - SharedBuffer.alive
         self._known -= gone
         return list(gone)
 
-    def _obituary(self, share: Share, piece: slice) -> str:
+    def _obituary(self, samples: list[int]) -> str:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE)
         code = self.process.returncode
         how = f"was killed by {_signal(-code)}" if code is not None and code < 0 else f"ended with status {code}"
-        numbers = share.samples[piece].tolist()
         hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
         return (
-            f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it worked on the samples {numbers}{hint}; "
+            f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it worked on the samples {samples}{hint}; "
             "workers=0 runs the same in this process"
         )
 
