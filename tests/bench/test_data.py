@@ -4,17 +4,19 @@ import io
 import json
 from itertools import chain, islice, repeat
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 from rich.console import Console
 
-from allstep.bench import data, data_peers, data_reader
+from allstep.bench import data, data_alone, data_peers, data_reader
 from allstep.bench.data_peers import PEERS, SMALL_PEERS, Settings
 from allstep.bench.data_reader import OURS, PACKED, RAW, Reader, count, readers
 from allstep.bench.data_result import STAGES, WHOLE, DataResult, DataRow
 from allstep.bench.result import Missing
+from allstep.data.loading.memory import Buffer
 from allstep.data.sources.opening import open_source
 from allstep.errors import DataError
 
@@ -76,6 +78,30 @@ def test_stages(large: Settings, small: Settings, monkeypatch: pytest.MonkeyPatc
         assert tuple(speeds) == (*STAGES, WHOLE) and all(speed > 0 for speed in speeds.values())
 
 
+@pytest.mark.parametrize("kind", data_alone.KINDS)
+@pytest.mark.parametrize("name", [OURS, RAW])
+def test_plain_workers_do_the_work_of_the_loader(
+    name: str, kind: Any, large: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(large.folder, large.size, 4, 2)
+    recipe = data_alone.recipe_of(settings, name)
+    assert data_alone._SPEEDS[kind](recipe, settings, 0.001) > 0
+
+
+def test_a_plain_worker_makes_the_pictures_of_the_loader(large: Settings) -> None:
+    """Reference: the transform, sample by sample. Two workers share an epoch between them."""
+    recipe = data_alone.recipe_of(large, OURS)
+    transform, order = recipe.transform, np.random.default_rng(0).permutation(12)
+    assert transform is not None
+    workers = [data_alone.Plain(recipe, 4, rank, 2, Buffer) for rank in range(2)]
+    assert [worker._fill(number) for worker in workers for number in range(3)] == [2] * 6
+    for row, number in enumerate(order[[0, 1, 4, 5, 8, 9]].tolist()):
+        expected = np.empty((large.size, large.size, 3), np.uint8)
+        transform.one(recipe.source.read(number).data, expected, transform.draw(0, 0, np.array([number])), 0)
+        assert np.array_equal(workers[0]._outs[row // 2][row % 2], expected)
+    assert workers[0]._fill(3) == 2  # the next epoch
+
+
 def test_counting_throws_away_what_was_gathered() -> None:
     given = chain([100] * 4, repeat(1))
     answer = count(given, 0.001)
@@ -99,6 +125,8 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.name for row in result.rows] == [OURS, RAW, "DataLoader, OpenCV"]
     assert all(len(row.speeds) == 2 for row in result.rows) and set(result.stages) == {OURS, RAW}
     assert result.missing == [Missing("DALI", "nvidia.dali is not installed")]
+    assert set(result.alone) == {OURS, RAW}
+    assert all(len(speeds) == 2 and min(speeds) > 0 for form in result.alone.values() for speeds in form.values())
 
 
 @pytest.mark.parametrize("side", [20, 120])
@@ -139,7 +167,8 @@ def made_up(size: int = 224) -> DataResult:
         DataRow("DataLoader, Pillow", (500.0, 1100.0, 600.0), 1.5, 500 << 20),
         DataRow("tf.data", (1000.0, 1000.0, 1500.0), 1.5, 500 << 20),
     ]
-    return DataResult("here", 500, size, 64, 2, rows, stages, [Missing("DALI", "it is not installed")])
+    alone = {OURS: {"threads": (1000.0, 1000.0, 1000.0), "processes": (1250.0, 1375.0, 2000.0)}}
+    return DataResult("here", 500, size, 64, 2, rows, stages, [Missing("DALI", "it is not installed")], alone)
 
 
 def test_ratios_and_verdicts() -> None:
@@ -151,7 +180,8 @@ def test_ratios_and_verdicts() -> None:
     assert result._ratio(by_name[RAW], by_name["DataLoader, Pillow"]) == "15.00"
     assert other._ratio(other.rows[0], other.rows[2]) == "2.00"
     assert result.bottleneck(OURS) == "decode" and result.bottleneck(RAW) == "augment"
-    assert result.kept(by_name[OURS]) == 1.0
+    assert result.kept(by_name[OURS]) == {"threads": 1.1, "processes": 0.8, "times one thread": 1.0}
+    assert result.kept(by_name[RAW]) == {"times one thread": 4.5}
 
 
 def test_the_ways_out(tmp_path: Path) -> None:
@@ -159,10 +189,13 @@ def test_the_ways_out(tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(result.table())
     text = console.export_text()
-    assert "decode-bound; the loader delivers 100% of what 2 threads can do alone" in text
+    delivered = "the loader delivers 110% of 2 threads, 80% of 2 processes, 100% of 2 times one thread alone"
+    assert f"decode-bound; {delivered}" in text
     assert "not met: 1" not in text.replace("not met: 1.6", "")
     assert result.absences() == ["missing: DALI (it is not installed)"]
     rows = {row["name"]: row for row in json.loads(result.to_json())["rows"]}
     assert rows["tf.data"]["promises"] == {OURS: 1.0, RAW: 8.0} and rows[OURS]["stages"]["decode"] == 600.0
+    assert rows[OURS]["alone"]["threads"] == [1000.0] * 3 and rows[OURS]["kept"]["threads"] == 1.1
+    assert rows["tf.data"]["alone"] == {} and rows["tf.data"]["kept"] == {}
     result.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000

@@ -6,6 +6,7 @@ side cut to 400 at quality 90, and decoded with the longer side cut to 256. All 
 
 Each contender is a process of its own (see `data_reader`) with the same number of threads or worker processes. In a round everybody has a
 turn of some seconds while the others wait with full queues. The first round warms up and does not count. Ratios are taken within a round.
+After each of our own contenders plain threads and processes do the same work without a loader (`data_alone`), for as long.
 
 Small pictures (up to 64 pixels a side) are kept decoded; there the work is a crop of the padded picture and a flip.
 """
@@ -25,12 +26,12 @@ from numpy.typing import NDArray
 
 from allstep import machine
 from allstep.bench.comm import CommFailed, Team, start_team
+from allstep.bench.data_alone import KINDS
 from allstep.bench.data_peers import ARRAYS, FILES, NEEDS, RECORDS, TARS, Settings
-from allstep.bench.data_reader import FOLDERS, PACKED, RAW, SMALL, names
+from allstep.bench.data_reader import FOLDERS, PACKED, RAW, SMALL, names, operations
 from allstep.bench.data_result import STAGES, WHOLE, DataResult, DataRow
 from allstep.bench.result import Missing
 from allstep.data import Transform
-from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.pictures.decode import decode
@@ -88,7 +89,7 @@ def measure_data(
         stages = {row.name: measure_stages(settings, row.name) for row in rounds.rows() if row.name in FOLDERS}
     title = where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more"
     sizes = (settings.size, settings.batch, settings.num_threads)
-    return DataResult(title, len(source), *sizes, rounds.rows(), stages, rounds.missing)
+    return DataResult(title, len(source), *sizes, rounds.rows(), stages, rounds.missing, rounds.alone())
 
 
 def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
@@ -149,6 +150,8 @@ class Rounds:
         self.missing: list[Missing] = []
         self._teams: dict[str, Team] = {}
         self._answers: dict[str, list[Mapping[str, float]]] = {}
+        self._alone: dict[str, list[Mapping[str, float]]] = {}
+        self._plain: dict[str, Team] = {}
         for number, name in enumerate(names(settings.size <= SMALL)):
             if reason := _absent(name):
                 self.missing.append(Missing(name, reason))
@@ -165,18 +168,34 @@ class Rounds:
             self.missing.append(Missing(name, f"it fails here: {str(error).splitlines()[-1]}"))
         else:
             self._answers[name] = []
+            if name in FOLDERS:
+                self._start_plain(name, number, settings, ending)
+
+    def _start_plain(self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack) -> None:
+        command = (sys.executable, "-m", "allstep.bench.data_alone", name, settings.to_json())
+        self._plain[name] = start_team(f"plain-{number}", command, 1, settings.path, ending)
+        self._alone[name] = []
 
     def take(self, seconds: float) -> None:
         """A turn for everybody."""
         for name, team in self._teams.items():
             self._answers[name] += team.tell({"seconds": seconds})
+            if name in self._plain:
+                self._alone[name] += self._plain[name].tell({"seconds": seconds})
 
     def forget(self) -> None:
-        for answers in self._answers.values():
+        for answers in (*self._answers.values(), *self._alone.values()):
             answers.clear()
 
     def rows(self) -> list[DataRow]:
         return [_row(name, answers) for name, answers in self._answers.items()]
+
+    def alone(self) -> dict[str, dict[str, list[float]]]:
+        """Pictures a second of plain workers, round by round: of each form, of each kind."""
+        return {
+            name: {kind: [answer[kind] for answer in answers] for kind in KINDS}
+            for name, answers in self._alone.items()
+        }
 
 
 def _absent(name: str) -> str:
@@ -197,8 +216,7 @@ def measure_stages(settings: Settings, name: str) -> dict[str, float]:
     """Pictures a second of each stage on this thread."""
     source = open_source(str(settings.path / FOLDERS[name]))
     size = settings.size
-    crop = PadAndCrop(size, 4) if size <= SMALL else RandomResizedCrop(size)
-    transform = Transform(crop, Flip())
+    transform = Transform(*operations(settings))
     numbers = np.random.default_rng(0).permutation(len(source))[: 4 * settings.batch]
     stored = [source.read(int(number)).data for number in numbers]
     pixels = [decode(data) for data in stored]

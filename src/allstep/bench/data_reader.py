@@ -25,26 +25,28 @@ _DISCARD = 0.35  # of a turn, for what was gathered before it
 _LEAST_DISCARD = 4  # batches
 
 
-def _allstep(settings: Settings, name: str, *operations: Any) -> Iterator[int]:
+def operations(settings: Settings) -> tuple[Any, ...]:
+    """What is done to pictures of this size: a random resized crop, or a crop of the padded picture; and a flip."""
+    from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
+
+    size = settings.size
+    return (PadAndCrop(size, 4) if size <= SMALL else RandomResizedCrop(size)), Flip()
+
+
+def _allstep(settings: Settings, name: str) -> Iterator[int]:
     from allstep.data import Loader, Transform
     from allstep.data.sources.opening import open_source
 
     source = open_source(str(settings.path / FOLDERS[name]))
-    loader = Loader(source, Transform(*operations), batch=settings.batch, seed=0, workers=settings.num_threads)
+    loader = Loader(
+        source, Transform(*operations(settings)), batch=settings.batch, seed=0, workers=settings.num_threads
+    )
     for batch in loader.batches(0, _WITHOUT_END):  # through the ends of epochs, as tf.data's repeat()
         yield batch.weight
 
 
-def _large(name: str) -> Callable[[Settings], Iterator[int]]:
-    from allstep.data.augment import Flip, RandomResizedCrop
-
-    return lambda settings: _allstep(settings, name, RandomResizedCrop(settings.size), Flip())
-
-
-def _small(settings: Settings) -> Iterator[int]:
-    from allstep.data.augment import Flip, PadAndCrop
-
-    return _allstep(settings, RAW, PadAndCrop(settings.size, 4), Flip())
+def _ours(name: str) -> Callable[[Settings], Iterator[int]]:
+    return lambda settings: _allstep(settings, name)
 
 
 def names(small: bool) -> list[str]:
@@ -55,8 +57,8 @@ def names(small: bool) -> list[str]:
 def readers(small: bool) -> Mapping[str, Callable[[Settings], Iterator[int]]]:
     """How each of `names` reads."""
     if small:
-        return {RAW: _small, **SMALL_PEERS}
-    return {**{name: _large(name) for name in FOLDERS}, **PEERS}
+        return {RAW: _ours(RAW), **SMALL_PEERS}
+    return {**{name: _ours(name) for name in FOLDERS}, **PEERS}
 
 
 def count(batches: Iterator[int], seconds: float) -> dict[str, float]:

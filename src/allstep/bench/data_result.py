@@ -7,10 +7,13 @@ promise, for pictures of 224x224 on two threads; peers read the originals, we th
 The stages are measured on one thread, one after the other: `read` takes a record out of its file and checks it, `decode` makes pixels of
 all of it, `augment` crops, resizes and flips pixels, `collate` copies them into a batch, `one picture` is what a thread of the loader
 really does (it decodes only what the crop needs, straight into the batch). The slowest of the first four is the bottleneck.
+
+What the loader delivers is also given as a share of what as many plain threads, or plain processes,
+do with the same work in the same round (`data_alone`), and of so many times one thread.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,9 +64,11 @@ class DataResult:
     rows: Sequence[DataRow]
     stages: Mapping[str, Mapping[str, float]]
     missing: Sequence[Missing]
+    alone: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """Pictures a second of plain threads and processes, turn by turn, for each of our forms."""
 
     def ratios(self, ours: DataRow, peer: DataRow) -> list[float]:
-        return [mine / theirs for mine, theirs in zip(ours.speeds, peer.speeds, strict=True)]
+        return _ratios(ours.speeds, peer.speeds)
 
     def promise(self, ours: str, peer: str) -> float | None:
         """How many times the peer's speed we promise here; None where nothing."""
@@ -79,9 +84,10 @@ class DataResult:
         """The stage that lets the fewest pictures through."""
         return min(STAGES, key=lambda stage: self.stages[name][stage])
 
-    def kept(self, row: DataRow) -> float:
-        """The share of what its threads could do on their own that the loader delivers."""
-        return row.speed / (self.num_threads * self.stages[row.name][WHOLE])
+    def kept(self, row: DataRow) -> dict[str, float]:
+        """The shares of what plain threads, plain processes and so many single threads do that the loader delivers."""
+        alone = {kind: median(_ratios(row.speeds, speeds)) for kind, speeds in self.alone.get(row.name, {}).items()}
+        return {**alone, "times one thread": row.speed / (self.num_threads * self.stages[row.name][WHOLE])}
 
     def table(self) -> Group:
         """For people."""
@@ -91,8 +97,9 @@ class DataResult:
         return Group(title, self._speeds(), self._ratios(), self._stages(), *words)
 
     def _words(self, row: DataRow) -> str:
-        stage, kept = self.bottleneck(row.name), 100 * self.kept(row)
-        return f"{row.name}: {stage}-bound; the loader delivers {kept:.0f}% of what {self.num_threads} threads can do alone"
+        stage, num = self.bottleneck(row.name), self.num_threads
+        shares = ", ".join(f"{share:.0%} of {num} {kind}" for kind, share in self.kept(row).items())
+        return f"{row.name}: {stage}-bound; the loader delivers {shares} alone"
 
     def _speeds(self) -> Table:
         table = table_of("", "images/s", "min", "max", "first batch s", "MB")
@@ -142,6 +149,8 @@ class DataResult:
             "ratios": ratios,
             "promises": {name: self.promise(name, row.name) for name in ratios},
             "stages": dict(self.stages.get(row.name, {})),
+            "alone": {kind: list(speeds) for kind, speeds in self.alone.get(row.name, {}).items()},
+            "kept": self.kept(row) if row in self.ours else {},
         }
 
     def plot(self, file: Path) -> None:
@@ -158,3 +167,7 @@ class DataResult:
         axes.set_xlabel("pictures a second: median, slowest and quickest turn")
         axes.set_title(f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or processes")
         save_plot(figure, file)
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]

@@ -459,6 +459,23 @@ class TestChoice:
             assert f"two threads need {part} of the time of one" in str(crew)
         assert self.choose(noise_transform(), cores=1).kind == "threads"
 
+    @pytest.mark.parametrize(
+        ("part", "cores", "kind"),
+        [
+            (0.54, 2, "threads"),
+            (0.61, 2, "processes"),
+            (0.54, 8, "processes"),
+            (0.5, 8, "threads"),
+            (0.4, 8, "threads"),
+        ],
+    )
+    def test_threads_that_often_wait_for_each_other_are_not_enough(
+        self, part: float, cores: int, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two threads at 0.61 of the time of one lose a fifth; what two lose a little at, eight lose much at."""
+        monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: part)
+        assert self.choose(noise_transform(), cores=cores).kind == kind
+
     def test_blocks_only_where_all_of_it_can_be_done_at_once(self) -> None:
         """Pictures of several shapes do not stack, and a crop that resizes does not work on a block: asking would only read twice."""
         numbers = np.arange(20)

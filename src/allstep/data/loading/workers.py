@@ -1,9 +1,19 @@
 """Who fills the batches: nobody but the caller, threads, or processes; chosen by what was asked for, else by measurement.
 
 Threads share everything and start at once, but only one of them runs Python at a time. Our own operations spend their time in C
-without the GIL, so threads are right while decoding is most of the work: two threads make nearly twice as many ImageNet pictures ready
-as one. A user's function may hold the GIL; and where pictures are stored decoded, little is left but Python, and two threads hand the
-GIL to and fro. So some samples are made ready by one thread and by two, and unless two are clearly quicker, processes do the work. A set
+without the GIL, but between two of them a thread needs it again: one that finds it taken sleeps, and waking up takes longer than the
+Python that it waited for. A user's function may hold the GIL; and where pictures are stored decoded, little is left but Python.
+
+So some samples are made ready by one thread and by two, and from the two times follows which share of
+the work runs alone (Amdahl), and what each of `count` threads would deliver:
+
+```
+two threads need 0.50 of the time of one     0% alone      each of 2 delivers 100%, of 8  100%
+                 0.55                        10%                               91%         59%
+                 0.65                        30%                               77%         32%
+```
+
+Processes do the work unless each thread delivers `_WORTH` of what it does alone. A set
 of fewer than `ENOUGH` samples is not worth starting processes for, except for a user's function. Blocks of small arrays go to one thread,
 or to processes that can open the source themselves. Where arrays are only copied out of memory there is nothing to share out: the caller
 does it by the way.
@@ -33,7 +43,8 @@ ENOUGH = 256  # samples to try the choice with
 _SECONDS = 0.05  # that a measurement should last: less says nothing, more keeps the user waiting
 _ROUNDS = 3
 _LIGHT = 1e6  # bytes that may be sent to each process: the description of a source, but not arrays in memory
-_WORTH = 0.65  # two threads must need less than this part of one thread's time
+# Of what it does alone each thread must deliver this share. Processes deliver all, and cost 35 MB and 0.3 s each.
+_WORTH = 0.9
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
         return Crew(count, "threads", "the transform leaves Python free")
     part = time_of_two_threads(recipe, numbers)
     why = f"two threads need {part:.2f} of the time of one"
-    if part < _WORTH:
+    if efficiency(part, count) >= _WORTH:
         return Crew(count, "threads", why)
     if reason := cannot_travel(recipe):
         return Crew(count, "threads", f"{why}, but the transform or the source cannot be sent to processes: {reason}")
@@ -98,6 +109,12 @@ def _for_blocks(num_threads: int, num_processes: int, recipe: Recipe, numbers: N
             num_threads, "threads", "threads hinder each other at blocks, and the source is no light thing to send"
         )
     return Crew(num_processes, "processes", "threads hinder each other at blocks")
+
+
+def efficiency(part: float, count: int) -> float:
+    """What each of `count` threads delivers of one alone, when two need `part` of the time of one."""
+    serial = max(0.0, 2 * part - 1)
+    return 1 / (1 + serial * (count - 1))
 
 
 def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:
