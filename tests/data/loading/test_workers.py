@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 
 from allstep.data import ArraySource, Cutmix, Loader, Mixup
 from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
-from allstep.data.loading import fill, machinery, prefetch, workers
+from allstep.data.loading import fill, machinery, prefetch, workers, workers_process
 from allstep.data.loading.fill import Recipe, Stopped
+from allstep.data.loading.memory import Memory, SharedBuffer
+from allstep.data.loading.share import Layout, Share
 from allstep.data.loading.workers_process import Processes
+from allstep.data.order import Span
 from allstep.data.sources.source import Block, Sample
 from allstep.data.transform import Transform
 from allstep.errors import AllstepError, ConfigError
@@ -179,6 +182,38 @@ class TestProcesses:
             link.begin(None, slice(0, 0), stop)  # type: ignore[arg-type]
         assert not link.busy
         crew.close()
+
+    @pytest.mark.parametrize(("room", "unanswered"), [(1 << 15, 2), (0, 1)])
+    def test_it_has_the_next_piece_before_it_answers_the_last(
+        self, room: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A question too long for the socket waits: else both sides could wait for the other to read."""
+        monkeypatch.setattr(workers_process, "_ROOM", room)
+        recipe = Recipe(Singly(pictures(8)), noise_transform())
+        layout = Layout(Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None))
+        share = Share(recipe, layout, Span(0, 0, 8, 8), np.arange(8))
+        crew, stop = Processes(recipe, 1), prefetch.Stop()
+        (link,) = crew.links
+        ends = [link.begin(share, piece, stop) for piece in share.pieces]
+        assert len(link._unanswered) == unanswered
+        for piece, finish in zip(share.pieces, ends, strict=True):
+            share.put(piece, finish())
+        assert not link.busy
+        expected = np.empty((8, 4, 4, 3), np.uint8)
+        fill.fill(recipe, np.arange(8), expected, recipe.draw(0, np.arange(8)))
+        assert np.array_equal(share.wait().data, expected)
+        crew.close()
+
+    @pytest.mark.parametrize(
+        ("share", "count", "ahead", "piece"),
+        [(64, 2, 3, 32), (64, 8, 3, 10), (8, 8, 3, 1), (8, 2, 3, 4), (1024, 2, 3, 64), (100, 2, 3, 50), (0, 2, 3, 1)],
+    )
+    def test_pieces_are_large_but_enough_for_all(self, share: int, count: int, ahead: int, piece: int) -> None:
+        crew = workers.Crew(count, "processes", "as asked")
+        recipe = Recipe(Singly(pictures(8)), noise_transform())
+        made = machinery.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
+        assert made == piece
+        assert made == 1 or (ahead + 1) * -(-share // made) >= (workers_process.DEPTH + 1) * count
 
     def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def stuck(picture: Picture) -> Picture:
@@ -384,6 +419,26 @@ def in_the_fork(ours: Loader, batches: Any) -> int:
 
 
 class TestBackPressure:
+    def test_a_thread_begins_as_many_pieces_as_it_may_and_ends_them_in_order(self) -> None:
+        events: list[str] = []
+
+        all_given = threading.Event()
+
+        def given() -> Iterator[Share]:
+            yield share
+            all_given.set()
+
+        def begin(share: Any, piece: slice, stop: prefetch.Stop) -> prefetch.Finish:
+            all_given.wait()
+            events.append(f"begin {piece.start}")
+            return lambda: events.append(f"end {piece.start}") or fill.Rows(target=[0] * (piece.stop - piece.start))
+
+        layout = Layout(Memory(1), (4, 4, 3), np.dtype(np.uint8), 1, Sample(None))
+        share = Share(Recipe(Singly(pictures(4)), noise_transform()), layout, Span(0, 0, 4, 4), np.arange(4))
+        assert len(list(prefetch.ahead_of_time(given(), [begin], ahead=1, depth=2))) == 1
+        assert [event for event in events if event.startswith("end")] == [f"end {n}" for n in range(4)]
+        assert all(events.index(f"begin {n + 1}") < events.index(f"end {n}") for n in range(3))
+
     @pytest.mark.parametrize("ahead", [1, 3])
     def test_no_more_is_read_than_was_asked_for(self, ahead: int) -> None:
         source = Counting(pictures(1000))
