@@ -120,7 +120,7 @@ def speed_of_processes(recipe: Recipe, settings: Settings, seconds: float) -> fl
         process.join()
         if process.exitcode:
             raise ChildProcessError(f"a plain process of the benchmark ended with status {process.exitcode}")
-    return sum(speeds.get() for _ in processes)
+    return sum(float(speeds.get()) for _ in processes)
 
 
 _SPEEDS: dict[Kind, Callable[[Recipe, Settings, float], float]] = {
