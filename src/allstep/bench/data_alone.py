@@ -32,6 +32,8 @@ from allstep.data.transform import Transform
 
 Kind = Literal["threads", "processes"]
 KINDS: tuple[Kind, ...] = ("threads", "processes")
+# A worker that fails before the others begin must not keep them waiting for ever.
+_SECONDS_TO_START = 60.0
 # Batches that the loader has in memory: those ahead, the one in use and the one under way.
 _NUM_BUFFERS = 5
 
@@ -92,7 +94,7 @@ def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> floa
 
     def run(rank: int) -> None:
         worker = Plain(recipe, settings.batch, rank, settings.num_threads, Buffer)
-        barrier.wait()
+        barrier.wait(_SECONDS_TO_START)
         speeds[rank] = worker.speed(seconds)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(settings.num_threads)]
@@ -110,7 +112,7 @@ def speed_of_processes(recipe: Recipe, settings: Settings, seconds: float) -> fl
 
     def run(rank: int) -> None:
         worker = Plain(recipe, settings.batch, rank, settings.num_threads, SharedBuffer)
-        barrier.wait()
+        barrier.wait(_SECONDS_TO_START)
         speeds.put(worker.speed(seconds))
 
     processes = [context.Process(target=run, args=(rank,), daemon=True) for rank in range(settings.num_threads)]
