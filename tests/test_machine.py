@@ -14,6 +14,24 @@ from hypothesis import strategies as st
 from allstep import machine
 
 
+def test_caches_as_the_kernel_reports_them(tmp_path: Path) -> None:
+    found = [
+        ("1", "Data", "32K"),
+        ("1", "Instruction", "64K"),
+        ("2", "Unified", "1024K"),
+        ("3", "Unified", "32M"),
+        ("", "", ""),
+    ]
+    for number, texts in enumerate(found):
+        folder = tmp_path / f"index{number}"
+        folder.mkdir()
+        for name, text in zip(("level", "type", "size"), texts, strict=True):
+            (folder / name).write_text(f"{text}\n")
+    assert machine.cache_sizes(tmp_path) == {1: 32 << 10, 2: 1 << 20, 3: 32 << 20}
+    assert machine.largest_cache(tmp_path) == 32 << 20
+    assert machine.cache_sizes(tmp_path / "none") == {} and machine.largest_cache(tmp_path / "none") == 64 << 20
+
+
 def test_the_affinity_mask_counts() -> None:
     code = "from allstep.machine import allowed_cores; print(allowed_cores())"
     first = str(min(os.sched_getaffinity(0)))

@@ -16,6 +16,8 @@ from fractions import Fraction
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNKNOWN_CACHE = 64 << 20
 _SIOCGIFADDR = 0x8915
 _THREADS = "OMP_NUM_THREADS"
 _THREADS_BY_ALLSTEP = "ALLSTEP_THREADS"
@@ -188,6 +190,21 @@ def _meminfo(field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     raise KeyError(field)
+
+
+def largest_cache(folder: Path = _CACHES) -> int:
+    """Bytes of the last-level cache; `_UNKNOWN_CACHE` where the kernel does not report one."""
+    return max(cache_sizes(folder).values(), default=_UNKNOWN_CACHE)
+
+
+def cache_sizes(folder: Path = _CACHES) -> dict[int, int]:
+    """Bytes of the caches that hold data, by level (1, 2, ...); empty where the kernel does not report them."""
+    sizes: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        kind, level, size = ("".join(_lines(str(index / name))) for name in ("type", "level", "size"))
+        if kind != "Instruction" and level.isdecimal() and size[:-1].isdecimal() and size[-1:] in "KM":
+            sizes[int(level)] = int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
+    return sizes
 
 
 def oom_kills() -> int:

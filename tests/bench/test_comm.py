@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,25 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from allstep.bench import CommResult, Missing, Row, comm, launch
+from allstep.bench import CommResult, Missing, Row, comm, comm_rank, launch
 from allstep.bench.comm import CommFailed
-from allstep.bench.comm_rank import check, fill
-from allstep.bench.comm_result import GLOO, KB, MB, OPEN_MPI, PRIVATE, SHARED, CommRow, parse_ranks, parse_sizes
+from allstep.bench.comm_rank import Contender, Rank, check, fill
+from allstep.bench.comm_result import (
+    CACHES,
+    COLD,
+    GLOO,
+    HOT,
+    KB,
+    MB,
+    OPEN_MPI,
+    PRIVATE,
+    SHARED,
+    WRITTEN,
+    CommRow,
+    parse_caches,
+    parse_ranks,
+    parse_sizes,
+)
 from allstep.cli.app import app
 from allstep.comm.algorithms import ALGORITHMS
 from allstep.errors import ConfigError
@@ -123,6 +139,52 @@ def test_sums_are_checked(numel: int, size: int, turns: int) -> None:
         check(total, size, turns)
 
 
+class Alone(Contender):
+    """Sums over one rank, and keeps what the call finds."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self.meetings = 0
+
+    def empty(self, numel: int) -> torch.Tensor:
+        return torch.empty(numel)
+
+    def call(self, tensor: torch.Tensor) -> Callable[[], object]:
+        return lambda: self.found.append(tensor[0].item()) or tensor.mul_(2)
+
+    def meet(self) -> None:
+        self.meetings += 1
+
+
+@pytest.mark.parametrize(
+    ("caches", "found", "evicted"), [(HOT, [1, 2, 4], 0), (WRITTEN, [1] * 3, 0), (COLD, [1] * 3, 3)]
+)
+def test_a_call_finds_the_caches_as_asked(
+    caches: str, found: list[float], evicted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hot calls find the sum of the call before; the others their own values, rewritten before each call."""
+    sums: list[int] = []
+    monkeypatch.setattr(comm_rank.machine, "largest_cache", lambda: 400)
+    monkeypatch.setattr(comm_rank, "check", lambda tensor, size, turns: None)
+    alone = Alone()
+    rank = Rank(0, 1, {PRIVATE: alone})
+    assert rank.answer({"prepare": 4000}) == {"absent": {}}
+    evict = rank._evict
+    rank._evict = lambda: sums.append(1) or evict()  # type: ignore[method-assign]
+    seconds = rank.answer({"measure": PRIVATE, "calls": 3, "caches": caches})["seconds"]
+    assert len(seconds) == 3 and min(seconds) > 0
+    assert alone.found == found and len(sums) == evicted
+    assert alone.meetings == (2 if caches == HOT else 6)  # before and after the timed part
+    assert evicted == 0 or rank._ballast.numel() * 4 == 800
+
+
+def test_cold_calls_have_targets_of_their_own() -> None:
+    row = _row(2, MB, SHARED, 1e-4)
+    cold = CommRow(2, MB, row.row, 1e-4, COLD)
+    assert row.targets == {OPEN_MPI: 3} and cold.targets == {OPEN_MPI: 1}
+    assert json.loads(CommResult((cold,), ()).to_json())["rows"][0]["caches"] == COLD
+
+
 def test_targets() -> None:
     assert [RESULT.met(row) for row in RESULT.rows] == [True, None, False, True, None, None, None]
     assert RESULT.speed(RESULT.rows[0], GLOO) == pytest.approx(25)
@@ -182,6 +244,9 @@ def test_algorithms_stay_in_the_background_of_the_picture() -> None:
 def test_sizes_and_ranks_as_people_write_them() -> None:
     assert parse_sizes("4KB, 1M,2g,400") == [4096, 1 << 20, 2 << 30, 400]
     assert parse_ranks("2,4") == [2, 4]
+    assert [parse_caches(word) for word in CACHES] == ["hot", "written", "cold"]
+    with pytest.raises(ConfigError, match="--caches: 'warm' is not one of hot, written, cold"):
+        parse_caches("warm")
     for wrong in ("", "4X", "3", "KB", "1.5MB", "-4KB"):
         with pytest.raises(ConfigError, match="--sizes"):
             parse_sizes(wrong)

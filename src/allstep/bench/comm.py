@@ -17,6 +17,10 @@ before anybody takes the next one; a busy moment of the machine hits all alike, 
 A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, behind a barrier. Each call is timed; the turn counts with its
 median call on its slowest rank. A rare call that takes milliseconds (Gloo has them) therefore does not count; the mean of all calls,
 where it does, is in the JSON. Every sum is checked (see `comm_rank`). One torch thread per rank.
+
+Calls that follow each other find the tensor in the caches, as training does not. With `caches="written"` each rank writes its tensor
+before every call; with "cold" it then also reads more than the largest cache holds. The preparation is the same for all contenders and
+not timed; a barrier stands between it and the call.
 """
 
 import contextlib
@@ -36,7 +40,7 @@ from typing import IO, Any
 
 from allstep import machine
 from allstep.bench import launch
-from allstep.bench.comm_result import FOREMOST, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
+from allstep.bench.comm_result import FOREMOST, HOT, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
 from allstep.bench.result import Missing, Row
 from allstep.errors import AllstepError
 
@@ -45,6 +49,7 @@ RANKS = (2, 4)
 REPETITIONS = 9
 _SECONDS_PER_TURN = 0.04
 _MOST_CALLS = 1000
+_MOST_PREPARED_CALLS = 25  # preparing one may take 10 ms
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_ANSWER = 120.0
 _COPIES = 4  # tensors that a rank number may hold: private, shared, MPI's, and room for what MPI and Gloo keep
@@ -91,8 +96,12 @@ def measure_comm(
     sizes: Sequence[int] = SIZES,
     repetitions: int = REPETITIONS,
     progress: Progress = lambda text: None,
+    caches: str = HOT,
 ) -> CommResult:
-    """Time everybody at every size. `progress` is told where we are, repetitions + 1 times for each size and number of ranks."""
+    """Time everybody at every size. caches: one of `comm_result.CACHES`, what a call finds there.
+
+    `progress` is told where we are, repetitions + 1 times for each size and number of ranks.
+    """
     rows: list[CommRow] = []
     missing: dict[str, str] = {}
     for num_ranks in ranks:
@@ -102,7 +111,7 @@ def measure_comm(
                 if reason := too_large(num_ranks, nbytes):
                     missing[place] = reason
                 else:
-                    turns = Turns(teams, nbytes, place, missing)
+                    turns = Turns(teams, nbytes, place, missing, caches)
                     progress(place)
                     turns.warm_up()
                     for _ in range(repetitions):
@@ -120,8 +129,12 @@ def too_large(num_ranks: int, nbytes: int) -> str:
 class Turns:
     """All contenders at one size: the foremost, then the others as their team names them."""
 
-    def __init__(self, teams: Sequence[Team], nbytes: int, place: str, missing: dict[str, str]) -> None:
+    def __init__(
+        self, teams: Sequence[Team], nbytes: int, place: str, missing: dict[str, str], caches: str = HOT
+    ) -> None:
         self._nbytes = nbytes
+        self._caches = caches
+        self._most_calls = _MOST_CALLS if caches == HOT else _MOST_PREPARED_CALLS
         self._seconds: dict[str, list[float]] = {}
         self._means: dict[str, list[float]] = {}
         self._calls: dict[str, int] = {}
@@ -137,7 +150,7 @@ class Turns:
         """Touch the memory, and see how many calls make a turn."""
         for name in self._team_of:
             seconds = median(self.measure(name, 3)[0])
-            self._calls[name] = max(1, min(_MOST_CALLS, round(_SECONDS_PER_TURN / seconds)))
+            self._calls[name] = max(1, min(self._most_calls, round(_SECONDS_PER_TURN / seconds)))
 
     def take(self) -> None:
         for name in self._team_of:
@@ -147,12 +160,12 @@ class Turns:
 
     def measure(self, name: str, calls: int) -> list[list[float]]:
         """The seconds of each call, of each rank."""
-        answers = self._team_of[name].tell({"measure": name, "calls": calls})
+        answers = self._team_of[name].tell({"measure": name, "calls": calls, "caches": self._caches})
         return [answer["seconds"] for answer in answers]
 
     def rows(self, num_ranks: int) -> list[CommRow]:
         return [
-            CommRow(num_ranks, self._nbytes, Row(name, tuple(seconds)), fmean(self._means[name]))
+            CommRow(num_ranks, self._nbytes, Row(name, tuple(seconds)), fmean(self._means[name]), self._caches)
             for name, seconds in self._seconds.items()
         ]
 

@@ -8,7 +8,7 @@ started by mpirun. Both speak the same lines of JSON with the bench::
     rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]}
     bench -> {"prepare": nbytes}                         memory for this size; the last size's is given back
     rank  -> {"absent": {"allstep, shared": "why"}}      whom this size does not suit
-    bench -> {"measure": "Gloo", "calls": 100}
+    bench -> {"measure": "Gloo", "calls": 100, "caches": "hot"}
     rank  -> {"seconds": [...]}                          of each call; or {"error": "..."} when a sum is wrong
 
 A rank that waits for a line uses no core, so whoever's turn it is has the machine to itself.
@@ -32,7 +32,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from allstep.bench.comm_result import GLOO, OPEN_MPI, PRIVATE, SHARED
+from allstep import machine
+from allstep.bench.comm_result import COLD, GLOO, HOT, OPEN_MPI, PRIVATE, SHARED, WRITTEN
 
 _PATTERN = 61  # a prime: no block of the pipeline is a multiple of it
 _BITS = 80  # the sums may grow by so many powers of two before the tensor is filled anew
@@ -98,12 +99,14 @@ class Rank:
         self.contenders = contenders
         self.names = list(contenders)
         self._tensors: dict[str, Tensor] = {}
+        self._ballast: Tensor | None = None
 
     def answer(self, order: dict[str, Any]) -> dict[str, Any]:
         if "prepare" in order:
             return {"absent": self._prepare(order["prepare"] // 4)}
+        measure = {HOT: self._measure, WRITTEN: self._measure_written, COLD: self._measure_cold}
         try:
-            return {"seconds": self._measure(order["measure"], order["calls"])}
+            return {"seconds": measure[order.get("caches", HOT)](order["measure"], order["calls"])}
         except ArithmeticError as error:
             return {"error": f"{order['measure']}, rank {self.rank}: {error}"}
 
@@ -118,7 +121,8 @@ class Rank:
                 absent[name] = str(error)
         return absent
 
-    def _measure(self, name: str, calls: int) -> list[float]:
+    def _measure(self, name: str, calls: int, then: Callable[[], None] = lambda: None) -> list[float]:
+        """Fill the tensor, do `then`, and time calls one after the other."""
         contender, tensor = self.contenders[name], self._tensors[name]
         call = contender.call(tensor)
         at_once = max(1, int(_BITS / math.log2(max(2, self.size))))
@@ -126,11 +130,26 @@ class Rank:
         while len(seconds) < calls:
             turns = min(at_once, calls - len(seconds))
             fill(tensor, self.rank)
+            then()
             contender.meet()
             seconds += _time(call, turns)
             contender.meet()  # nobody reads a shared tensor while another already fills his
             check(tensor, self.size, turns)
         return seconds
+
+    def _measure_written(self, name: str, calls: int) -> list[float]:
+        """Each call on values that the rank has just written, as a backward pass does."""
+        return [self._measure(name, 1)[0] for _ in range(calls)]
+
+    def _measure_cold(self, name: str, calls: int) -> list[float]:
+        """Each call on values that have left the caches since they were written."""
+        return [self._measure(name, 1, self._evict)[0] for _ in range(calls)]
+
+    def _evict(self) -> None:
+        """Read more than the largest cache holds. Reading leaves lines that need no write-back."""
+        if self._ballast is None:
+            self._ballast = torch.ones(2 * machine.largest_cache() // 4)
+        self._ballast.sum()
 
 
 def _time(call: Callable[[], Any], turns: int) -> list[float]:

@@ -48,19 +48,27 @@ def comm(
     sizes: Annotated[
         str, typer.Option("--sizes", metavar="SIZE,...", help="Sizes of the tensor; a KB is 1,024 bytes.")
     ] = "4KB,64KB,1MB,8MB,32MB,100MB,256MB",
+    caches: Annotated[
+        str,
+        typer.Option(
+            "--caches",
+            metavar="STATE",
+            help="Before each call: hot (nothing), written (rewrite the tensor), cold (rewrite, then empty the caches).",
+        ),
+    ] = "hot",
     repetitions: Repetitions = 9,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
     """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each algorithm, Gloo, Open MPI."""
     from allstep.bench.comm import measure_comm
-    from allstep.bench.comm_result import parse_ranks, parse_sizes
+    from allstep.bench.comm_result import parse_caches, parse_ranks, parse_sizes
 
     _check(json, plot)
-    numbers, nbytes = parse_ranks(ranks), parse_sizes(sizes)
+    numbers, nbytes, state = parse_ranks(ranks), parse_sizes(sizes), parse_caches(caches)
     turns = len(numbers) * len(nbytes) * (repetitions + 1)
     with _bar(turns) as told:
-        result = measure_comm(numbers, nbytes, repetitions, told)
+        result = measure_comm(numbers, nbytes, repetitions, told, state)
     _show(result, json, plot)
 
 

@@ -31,6 +31,7 @@ _CALL, _BOARD = 1024, 3072  # bytes in which a rank says what it called, and why
 WORDS = _CALL + _BOARD
 TURNS = 2
 _BLOCK = 1 << 20  # bytes that stay in the caches while they are staged, added and copied
+_LEAST_BLOCK = 256 << 10  # in a smaller block the exchange takes longer than the sum
 _FRONT = TURNS * SMALL
 _MOST_BLOCKS = 100
 BLOCK_BITS = 20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
@@ -52,15 +53,21 @@ def segment_bytes(size: int, pool: int) -> int:
     return rounded(control_bytes(size)) + rounded(size * WORDS) + size * rounded(pool)
 
 
-class Arena:
-    """A rank's view of it."""
+def block_bytes(level_2: int | None) -> int:
+    """Size of a block that fits the second-level cache of a core (`level_2` bytes; None: unknown) next to its copy."""
+    return _BLOCK if level_2 is None else max(_LEAST_BLOCK, min(_BLOCK, level_2 // 2))
 
-    def __init__(self, flags: Flags, words: memoryview, pools: Sequence[memoryview]) -> None:
+
+class Arena:
+    """A rank's view of it. block: bytes of a block that two ranks exchange at a time, the same on both (`block_bytes`)."""
+
+    def __init__(self, flags: Flags, words: memoryview, pools: Sequence[memoryview], block: int = _BLOCK) -> None:
         self.flags = flags
         self.rank, self.size = flags.rank, flags.size
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.words = words
         self.pools = list(pools)
+        self.block = block
         self.turn = 0
         self._blocks: dict[tuple[torch.dtype, int, int], list[list[list[Tensor]]]] = {}
 

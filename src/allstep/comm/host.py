@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
 from allstep.comm.algorithms import VARIABLE, wanted_algorithm
-from allstep.comm.arena import WORDS, Arena, segment_bytes
+from allstep.comm.arena import WORDS, Arena, block_bytes, segment_bytes
 from allstep.comm.crossing import Crossing
 from allstep.comm.guard import Guard
 from allstep.comm.guarded import connected
@@ -64,6 +64,7 @@ def join_hosts(
         "pid": os.getpid(),
         "cores": sorted(os.sched_getaffinity(0)),
         "pool": pool_bytes(),
+        "block": block_bytes(machine.cache_sizes().get(2)),
         "algorithm": wanted.name if wanted else "auto",
         "study": wanted is not None and (options.algorithm is not None or _is_alone()),
     }
@@ -108,7 +109,8 @@ def _make_arena(store: Store, layout: Layout, cards: list[dict[str, Any]], start
     num_cores = len(set().union(*(card["cores"] for card in ours)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
     flags = Flags(control, rank, [card["pid"] for card in ours], spins, guard, layout.neighbours)
-    return Arena(flags, words, pools)
+    # A container may hide the caches from one rank and show them to another.
+    return Arena(flags, words, pools, min(card["block"] for card in ours))
 
 
 def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Options, guard: Guard) -> Crossing:

@@ -338,7 +338,8 @@ class LocalMover(Mover):
             )
             where = zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << BLOCK_BITS) - 1) + 1
             call = Call(plan.call.mark | where, plan.call.said)
-            found = self._plans[key] = plan._replace(call=call, shared=tensors)
+            blocks = summing.own_blocks(tensors, self.arena.rank) if self.way is None else ()
+            found = self._plans[key] = plan._replace(call=call, shared=tensors, blocks=blocks)
         return found
 
 
@@ -366,7 +367,7 @@ def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan, scale: float | None
         scale = None
     try:
         if plan.shared:
-            summing.shared(arena, plan.shared, plan.combine, plan.call)
+            summing.shared(arena, plan.blocks, plan.combine, plan.call)
         else:
             summing.large(arena, flat, plan.combine, plan.call, scale=scale)
     except MixedMemory:

@@ -37,6 +37,7 @@ class Plan(NamedTuple):
     divide: bool
     scaled: bool  # each rank's tensor is first multiplied by a factor of its own
     shared: tuple[Tensor, ...] = ()  # large and in shared memory: the tensors of the host's ranks, flat
+    blocks: tuple[tuple[Tensor, ...], ...] = ()  # of those, what this rank adds up on one host: `summing.own_blocks`
 
 
 def call_of(said: str) -> Call:

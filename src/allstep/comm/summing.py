@@ -21,7 +21,7 @@ Where squared norms are wanted (`squares`), `large` takes them of each block whi
 scaled, `mean` of our part of the sums.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -82,15 +82,19 @@ def _each_for_itself(
     mean: Squares | None,
 ) -> None:
     """Two ranks: both stage a block, meet, and add the other's to their own. As many bytes as by slices, in two steps, not five."""
-    numel = arena.block_numel(flat.dtype, 1, flat.numel())
+    rank = arena.rank
+    numel = arena.block_numel(flat.dtype, 1, flat.numel(), arena.block)
     blocks = arena.blocks(flat.dtype, numel, 1)
-    for k, part in enumerate(torch.split(flat, numel)):
-        values = [_front(blocks[k % TURNS][rank][0], part) for rank in range(arena.size)]
-        _stage(part, values[arena.rank], scale, own)
+    for k, part in enumerate((flat,) if flat.numel() <= numel else torch.split(flat, numel)):
+        values = [_front(place, part) for (place,) in blocks[k % TURNS]]
+        _stage(part, values[rank], scale, own)
         arena.meet(call)
         if keep:
+            # Unscaled, our values are also where the sum goes: two streams of memory instead of three.
+            if scale is None:
+                values[rank] = part
             combine(values[0], values[1], out=part)
-        if mean is not None and k % arena.size == arena.rank:
+        if mean is not None and k % arena.size == rank:
             mean.add(part)
     arena.meet(call)  # nobody may stage the next operation while another still reads this one
 
@@ -154,24 +158,31 @@ def _add_up_mine(arena: Arena, mine: Tensor, staged: Sequence[Sequence[Tensor]],
         add_up(values, combine, _front(staged[arena.rank][arena.size], mine))
 
 
-def shared(arena: Arena, tensors: Sequence[Tensor], combine: Combine, call: Call) -> None:
-    """tensors: those of all ranks, flat, in shared memory. Add up our slice and give everybody the sum."""
+def shared(arena: Arena, blocks: Sequence[Sequence[Tensor]], combine: Combine, call: Call) -> None:
+    """blocks: `own_blocks`. Add up our slice and write the sum into the tensors of all ranks."""
     arena.meet(call)
-    numel = tensors[0].numel()
-    each = -(-numel // (arena.size * 64)) * 64
-    start = arena.rank * each
-    add_up_in_blocks([tensor[start : start + each] for tensor in tensors], combine, copy=True)
-    arena.meet(call)
-
-
-def add_up_in_blocks(values: Sequence[Tensor], combine: Combine, copy: bool = False) -> None:
-    """All values into the first, in blocks that stay in the caches; with `copy` the sum into the others as well."""
-    step = _SHARED_BLOCK // values[0].element_size()
-    for parts in zip(*(torch.split(value, step) for value in values), strict=True):
+    for parts in blocks:
         add_up(parts, combine, parts[0])
-        if copy:
-            for other in parts[1:]:
-                other.copy_(parts[0])
+        for other in parts[1:]:
+            other.copy_(parts[0])
+    arena.meet(call)
+
+
+def own_blocks(tensors: Sequence[Tensor], rank: int) -> tuple[tuple[Tensor, ...], ...]:
+    """The blocks of the slice that a rank owns, [block][rank]. tensors: those of all ranks, flat, in shared memory."""
+    each = -(-tensors[0].numel() // (len(tensors) * 64)) * 64
+    return tuple(_in_blocks([tensor[rank * each : (rank + 1) * each] for tensor in tensors]))
+
+
+def add_up_in_blocks(values: Sequence[Tensor], combine: Combine) -> None:
+    """All values into the first, in blocks that stay in the caches."""
+    for parts in _in_blocks(values):
+        add_up(parts, combine, parts[0])
+
+
+def _in_blocks(values: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    step = _SHARED_BLOCK // values[0].element_size()
+    return zip(*(torch.split(value, step) for value in values), strict=True)
 
 
 def reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], combine: Combine, call: Call) -> None:
