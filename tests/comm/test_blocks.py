@@ -108,12 +108,13 @@ def test_ranks_that_see_different_caches_use_the_same_block(ranks: Ranks) -> Non
     assert ranks(2, check) == [512 * KB, 512 * KB]
 
 
-def test_two_ranks_keep_the_order_of_ranks(ranks: Ranks) -> None:
+@pytest.mark.parametrize("numel", [100, 300_000])
+def test_two_ranks_keep_the_order_of_ranks(ranks: Ranks, numel: int) -> None:
     """Where the order shows: which of two NaNs becomes the sum depends on which is the first operand."""
 
     def check() -> bool:
         with joined() as (rank, _):
-            inputs = [torch.full((300_000,), 0x7FC00001 + each, dtype=torch.int32) for each in range(2)]
+            inputs = [torch.full((numel,), 0x7FC00001 + each, dtype=torch.int32) for each in range(2)]
             first, second = (bits.view(torch.float32) for bits in inputs)
             expected = (first + second).view(torch.int32)
             assert not torch.equal(expected, (second + first).view(torch.int32))
@@ -137,10 +138,11 @@ def test_a_scaled_sum_of_several_blocks(ranks: Ranks, factor: float) -> None:
     assert ranks(2, check) == [True, True]
 
 
-def test_a_rank_without_the_result_keeps_its_values(ranks: Ranks) -> None:
+@pytest.mark.parametrize("numel", [101, 400_001])
+def test_a_rank_without_the_result_keeps_its_values(ranks: Ranks, numel: int) -> None:
     def check() -> bool:
         with joined() as (rank, size):
-            inputs = inputs_of(size, torch.float32, 400_001, 5)
+            inputs = inputs_of(size, torch.float32, numel, 5)
             mine = inputs[rank].clone()
             dist.reduce(mine, 1)
             return torch.equal(mine, in_rank_order("SUM", inputs) if rank == 1 else inputs[0])

@@ -2,7 +2,9 @@
 
 **Small** (up to 64 KB): every rank puts its tensor into a small place, meets, and adds up all places by itself. One exchange.
 
-**Large**: in blocks that stay in the caches. Rank i owns slice i of each block. A turn of the pipeline::
+**Large, two ranks**: both stage a block, meet, and add the other's block to their own tensor in place. One exchange per block.
+
+**Large, more ranks**: in blocks that stay in the caches. Rank i owns slice i of each block. A turn of the pipeline::
 
     stage block k          my values of the slices that others own -> my pool
     reduce block k-1       my slice: mine + what the others staged -> my pool
@@ -52,7 +54,13 @@ def small(
     mine = places[turn]
     mine[arena.rank].copy_(flat)
     arena.meet(call)
-    if keep:
+    if not keep:
+        return
+    if arena.size == 2:
+        # Our values are still in the tensor: two streams of memory instead of three.
+        first, second = (flat, mine[1]) if arena.rank == 0 else (mine[0], flat)
+        combine(first, second, out=flat)
+    else:
         add_up(mine, combine, flat)
 
 
