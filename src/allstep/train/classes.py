@@ -4,7 +4,7 @@
 |---|---|
 | names (class folders, `classes.txt`, named sets) | that many classes; all sets must have the same names |
 | `data.num_classes` | that many, called by their numbers |
-| neither, but labels that are quick to read, or integers as text | as many as the largest label of the training set says |
+| neither, but labels that are quick to read | as many as the largest label of the training set says |
 | neither | an error that asks for `data.num_classes`: reading all records to count would take too long |
 
 Labels that are quick to read are held against the number of classes here; those of records when their turn comes in training.
@@ -18,13 +18,11 @@ from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import SyntheticSource
-from allstep.data.sources.tfrecord import TFRecordSource
 from allstep.errors import ConfigError, DataError
 from allstep.train.config import DataConfig
 
 _QUICK = (ArraySource, IdxSource, CifarSource, FolderSource, SyntheticSource)
 _CIFAR = 10
-_MOST = 1_000_000  # classes that a label alone can ask for: a larger one is rather a mistake
 
 
 def settle(section: DataConfig, train: Source, others: Iterable[Source]) -> tuple[str, ...]:
@@ -49,18 +47,12 @@ def _names(section: DataConfig, train: Source) -> tuple[str, ...]:
         return train.classes
     if train.labeling.problem:
         raise DataError(f"{train.place(0).file}: no label can be read; the first: {train.labeling.problem}")
-    if asked is None and not isinstance(train, _QUICK) and not 0 < _count_text(train) <= _MOST:
+    if asked is None and not isinstance(train, _QUICK):
         raise ConfigError(
             f"the {len(train)} records of {train.place(0).file} do not say how many classes there are: set data.num_classes, "
             "or put a file classes.txt with their names, one a line, beside them"
         )
-    return tuple(map(str, range(asked or _count_text(train) or _count(train))))
-
-
-def _count_text(source: Source) -> int:
-    """As many classes as integers stored as text speak of, which were all read for the index; 0 for other labels."""
-    first = source.layout.labels_from if isinstance(source, TFRecordSource) else 0
-    return 0 if source.labeling.largest is None else max(0, source.labeling.largest - first + 1)
+    return tuple(map(str, range(asked or _count(train))))
 
 
 def _count(source: Source) -> int:

@@ -102,8 +102,6 @@ class Labeling:
     """For NAMES: the names, in the order of their numbers."""
     order: str = ""
     """For NAMES: what that order is."""
-    largest: int | None = field(default=None, compare=False)
-    """For INTEGERS: the largest of them."""
     problem: str = field(default="", compare=False)
     """Why no label at all can be read, where that is so."""
 
@@ -175,7 +173,7 @@ def decide(place: str, shards: Sequence[Stored], listed: tuple[str, ...], given:
         problem = next((each.problem for each in shards if each.problem), "")
         return Labeling(NAMES, place, listed or given, "classes.txt", problem=problem)
     if all(map(is_integer, found)) and not set(found) & set(given):
-        return Labeling(INTEGERS, place, largest=max(map(int, found)))
+        return Labeling(INTEGERS, place)
     if listed:
         return Labeling(NAMES, place, listed, "classes.txt")
     return Labeling(NAMES, place, given or tuple(found), "the given classes" if given else "sorted order")
