@@ -125,7 +125,7 @@ def origin_of(source: Source, where: str) -> Origin:
         place = source.place(number)
         digest.update(json.dumps([place.file, place.offset, stamp(place.file)], sort_keys=True).encode())
     if source.labeling.is_named:
-        # Names are packed as numbers: with other names, shards of two numberings would meet in one folder.
+        # Names are packed as numbers: a folder must not hold shards of two numberings.
         digest.update(json.dumps(source.classes).encode())
     return Origin(where, len(source), digest.hexdigest())
 

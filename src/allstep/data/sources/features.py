@@ -152,7 +152,7 @@ def _plain(values: example.Value, field: str) -> Any:
 
 
 def _pixels_or_file(values: example.Value, sides: Sequence[example.Value]) -> Any:
-    """TensorFlow's tutorials call both `image_raw`: pixels, which are height x width x depth bytes, and a JPEG's file."""
+    """TensorFlow's tutorials call both `image_raw`: a JPEG's file, and height x width x depth pixels."""
     if isinstance(values, np.ndarray):
         raise ValueError(f"expected bytes in {_TUTORIAL!r}, found numbers")
     shape = [int(side[0]) for side in sides if isinstance(side, np.ndarray) and len(side) == 1]

@@ -6,8 +6,8 @@ extra["labels"] = {"in": "label", "whole": false, "stored": {"numbers": 32, "tex
                     extension       read, or only a few of them
 ```
 
-The walk that builds an index looks at the labels as well, while all bytes are at hand. An index from before
-labels were kept, or of another feature, is completed when the shard is opened.
+The walk that builds an index looks at the labels as well, while all bytes are at hand. An index
+from before labels were kept, or of another feature, is completed when the shard is opened.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def noted(place: str, stored: Stored, whole: bool) -> dict[str, Any]:
 
 
 def kept(index: Index, place: str, whole: bool) -> Stored | None:
-    """What an index says of the labels in `place`; None where it does not, or says it of a few and not of the `whole`."""
+    """What an index says of the labels in `place`: of the `whole` shard, or of a few. None: nothing."""
     about = index.extra.get("labels", {})
     if about.get("in") != place or (whole and not about["whole"]):
         return None
@@ -37,8 +37,9 @@ def kept(index: Index, place: str, whole: bool) -> Stored | None:
 def completed(
     where: str, kind: str, index: Index, place: str, whole: bool, look: Callable[[memoryview], tuple[Stored, bool]]
 ) -> Index:
-    """An index of `where` that says what labels in `place` are stored as: `index` itself, one in the cache, or a new one.
+    """An index of `where` that says what labels in `place` are stored as.
 
+    It is `index` itself, one in the cache, or a new one.
     `look` gets all bytes of the shard, and returns what it counted and whether it read all samples.
     """
     if found := _find(where, kind, index, place, whole):
@@ -57,7 +58,7 @@ def completed(
 
 
 def _find(where: str, kind: str, index: Index, place: str, whole: bool) -> Index | None:
-    """The first one that says it. A folder that cannot be written may keep an old index; the new one is in the cache."""
+    """The first one that says it: a folder that cannot be written keeps an old one, the cache has the new one."""
     if kept(index, place, whole):
         return index
     others = (read_index(file, kind, index.stamp) for file in index_places(where))

@@ -4,17 +4,18 @@
 stored                              kind      for example        target
 numbers: int64, JSON's              NUMBERS   3                  the number, less labels_from
 text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the same
-other text                          NAMES     b"tench", b"12"    line of classes.txt, else place in sorted order
+other text                          NAMES     b"tench", b"12"    line of classes.txt, else sorted order
 ```
 
-`Tally` counts what the samples of one shard store (`Stored`, kept in the shard's index). `decide` makes one
-`Labeling` of all shards, from the files alone, so all ranks and worker processes number alike. Where a dataset
-has numbers and text, the more frequent of the two is its kind (ties: the one that comes first). A sample of the
-other kind is a bad sample, and so is a label that is empty, not text, or a name that `classes.txt` does not list.
+`Tally` counts what the samples of one shard store (`Stored`, kept in the shard's index). `decide`
+makes one `Labeling` of all shards, from the files alone, so all ranks and worker processes number
+alike. Where a dataset has numbers and text, the more frequent of the two is its kind (ties: the one
+that comes first). A sample of the other kind is a bad sample, and so is a label that is empty, not
+text, or a name that `classes.txt` does not list.
 
-Text is UTF-8 without control characters; spaces and line ends around it do not count. An integer is 1 to 18 ASCII
-digits with an optional sign. Only text of samples whose checksum is right counts: one flipped bit in a shard
-must not make names of all its integers.
+Text is UTF-8 without control characters; spaces and line ends around it do not count. An integer is
+1 to 18 ASCII digits with an optional sign. Only text of samples whose checksum is right counts: one
+flipped bit in a shard must not make names of all its integers.
 """
 
 import re
@@ -33,7 +34,7 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Stored:
-    """What the samples of one shard store as their labels: how many numbers and texts, and which texts."""
+    """What the samples of one shard store as labels: how many numbers and texts, and which texts."""
 
     numbers: int = 0
     texts: int = 0
@@ -65,7 +66,7 @@ class Tally:
         self._problem = ""
 
     def add(self, stored: Any, is_sound: Callable[[], bool] = lambda: True) -> None:
-        """Counts one label; `is_sound` checks its sample, and is called for a text that no sample had before."""
+        """Counts one label; `is_sound` checks its sample, and is called for a text that is new."""
         if type(stored) is bytes and stored in self._known:
             self._texts += 1
         elif is_text(stored):
@@ -111,7 +112,7 @@ class Labeling:
         return self.kind == NAMES
 
     def value(self, stored: Any) -> Any:
-        """The number that a label stands for; what is no text is left as it is. ValueError: a bad label."""
+        """The number that a label stands for; a label that is no text as it is. ValueError: a bad label."""
         if self.kind == NUMBERS:
             if is_text(stored):
                 raise ValueError(f"its label is text ({shown(stored)}), expected a number as in most samples")
@@ -161,8 +162,8 @@ AS_NUMBERS = Labeling()
 def decide(place: str, shards: Sequence[Stored], listed: tuple[str, ...], given: tuple[str, ...] = ()) -> Labeling:
     """The labeling of a dataset that stores its labels in `place`, and has these `shards`.
 
-    Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes of another
-    dataset; without both by sorted order. Where one of the texts is a `given` name, all of them are names.
+    Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes of
+    another dataset; without both by sorted order. Where one text is a `given` name, all of them are names.
     """
     numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
     text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)

@@ -1,8 +1,9 @@
 """What the records of a TFRecord shard store as their labels.
 
-A few records, evenly spread over the shard, are looked at. Where none of them has text, the shard has numbers. Where one
-has, all records are read: an integer in every record is a number, anything else makes names of all of them.
-The bytes are those of the walk that builds the index, so a remote shard is copied once for both.
+A few records, evenly spread over the shard, are looked at. Where none of them has text, the shard
+has numbers. Where one has, all records are read: an integer in every record is a number, anything
+else makes names of all of them. The bytes are those of the walk that builds the index, so a remote
+shard is copied once for both.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,10 @@ class Records:
     lost: Mapping[int, str]
 
     def look(self, view: memoryview, feature: str, whole: bool) -> tuple[Stored, bool]:
-        """What records in the bytes `view` store as `feature`, and whether all were read: so it is when one is text."""
+        """What records in the bytes `view` store as `feature`, and whether all were read.
+
+        All are read if asked for (`whole`), or if one of a few is text.
+        """
         step = 1 if whole else max(1, len(self.offsets) // _LOOKED_AT)
         found = self._count(view, feature, step)
         if step > 1 and found.texts:

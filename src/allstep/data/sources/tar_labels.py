@@ -5,9 +5,10 @@
 00012.json               a number or text: "label" or "class" of an object, or the JSON itself
 ```
 
-A `cls` is always the label. `txt` is often a caption, so it is the label where it is an integer, or a name that `classes.txt`
-lists; `json` where its label is an integer or text. Integers go before names. All labels of a shard are read when its
-index is built: a tar's headers, next to which the short members are, are read then in any case.
+A `cls` is always the label. `txt` is often a caption, so it is the label where it is an integer, or
+a name that `classes.txt` lists; `json` where its label is an integer or text. Integers go before
+names. All labels of a shard are read when its index is built: a tar's headers, next to which the
+short members are, are read then in any case.
 """
 
 import json
@@ -40,7 +41,7 @@ def label_of(extension: str, content: bytes) -> Any:
 
 
 def recognise(members: Mapping[str, memoryview], listed: Collection[str] = ()) -> str | None:
-    """The extension of the label among the `members` of a sample; None where it is not known. `listed`: known names."""
+    """The extension of the label among the `members` of a sample, or None. `listed`: known names."""
     if "cls" in members:
         return "cls"
     tests: tuple[tuple[str, Callable[[str], bool]], ...] = (
@@ -71,7 +72,7 @@ class Members:
     lost: Collection[int]
 
     def recognise(self, view: memoryview) -> str | None:
-        """The extension of the labels in the bytes `view`, by the first samples; None where it is not known."""
+        """The extension of the labels in the bytes `view`, by the first samples that show it, or None."""
         for row in range(min(len(self.columns["place"]), _LOOKED_AT)):
             found = {} if row in self.lost else {name: view[a : a + n] for name, a, n in self._members(row)}
             if extension := recognise(found):

@@ -14,9 +14,10 @@ records before and after it are delivered. With `check=False` the CRC of the dat
 `classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of labels. Files compressed as a whole are
 unpacked into the cache first. Remote shards are copied through the cache once, for their index; then each read is one range.
 
-**Labels** may be int64 or text (`labels`). The walk through a shard looks at the labels of some records, evenly spread. If one of them is
-text, all labels of all shards are read, once: only then it is known whether they are integers or names. Records with int64 labels, the
-usual case, cost nothing more.
+**Labels** may be int64 or text (`labels`). The walk through a shard looks at the labels of some
+records, evenly spread. If one of them is text, all labels of all shards are read, once: only then
+it is known whether they are integers or names. Records with int64 labels, the usual case, cost
+nothing more.
 """
 
 from collections.abc import Mapping, Sequence
