@@ -7,20 +7,30 @@ pictures    bytes to pixels, random numbers, batches            augment    what 
 loading     memory, threads and processes behind `loader`       loader     batches, which is what all of it is for
 ```
 
-`info`, `verify`, `indexing` and `sheet` look at a set for `allstep data`. What needs torch or OpenCV is fetched when it is first asked for
-(PEP 562): a launcher can look for data without the second that importing torch takes.
+`info`, `verify`, `indexing` and `sheet` look at a set for `allstep data`. All names here are imported when they are first asked for
+(PEP 562): a launcher can look for data without the second that importing torch takes, and a worker process of the loader needs neither
+torch nor what downloads datasets.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from allstep.data.sets.named import NAMED, Found, ImageSet, NamedSet, Pictures, cache_folder, find, load, named_set
 
 if TYPE_CHECKING:
     from allstep.data.loader import Batch, Loader
     from allstep.data.loading.dataset import as_dataset
     from allstep.data.pictures.mix import Cutmix, Mixup
     from allstep.data.pictures.normalise import Normalise
+    from allstep.data.sets.named import (
+        NAMED,
+        Found,
+        ImageSet,
+        NamedSet,
+        Pictures,
+        cache_folder,
+        find,
+        load,
+        named_set,
+    )
     from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
     from allstep.data.sources.folder import FolderSource
     from allstep.data.sources.opening import open_source
@@ -68,10 +78,15 @@ _LATER = {
     "CifarSource": "sources.arrays",
     "Cutmix": "pictures.mix",
     "FolderSource": "sources.folder",
+    "Found": "sets.named",
     "IdxSource": "sources.arrays",
+    "ImageSet": "sets.named",
     "Loader": "loader",
     "Mixup": "pictures.mix",
+    "NAMED": "sets.named",
+    "NamedSet": "sets.named",
     "Normalise": "pictures.normalise",
+    "Pictures": "sets.named",
     "Sample": "sources.source",
     "Source": "sources.source",
     "SyntheticSource": "sources.synthetic",
@@ -79,6 +94,10 @@ _LATER = {
     "TarSource": "sources.tar",
     "Transform": "transform",
     "as_dataset": "loading.dataset",
+    "cache_folder": "sets.named",
+    "find": "sets.named",
+    "load": "sets.named",
+    "named_set": "sets.named",
     "open_source": "sources.opening",
 }
 

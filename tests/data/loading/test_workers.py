@@ -215,6 +215,12 @@ class TestProcesses:
         assert made == piece
         assert made == 1 or (ahead + 1) * -(-share // made) >= (workers_process.DEPTH + 1) * count
 
+    def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
+        """Each would be megabytes and tenths of a second for every process."""
+        code = "import sys, allstep.data.loading.workers_main; print(*{'torch', 'http.client'} & set(sys.modules))"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == ""
+
     def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         def stuck(picture: Picture) -> Picture:
             while picture[0, 0, 0] >= 20:
