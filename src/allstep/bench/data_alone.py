@@ -26,7 +26,9 @@ from allstep.bench.data_peers import Settings
 from allstep.bench.data_reader import FOLDERS, operations
 from allstep.data.loading import fill
 from allstep.data.loading.fill import Recipe
+from allstep.data.loading.machinery import Machinery
 from allstep.data.loading.memory import Buffer, SharedBuffer
+from allstep.data.loading.workers import Crew
 from allstep.data.sources.opening import open_source
 from allstep.data.transform import Transform
 
@@ -52,7 +54,7 @@ class Plain:
     def __init__(self, recipe: Recipe, batch: int, rank: int, size: int, make: type[Buffer]) -> None:
         self.recipe, self.rank, self.size = recipe, rank, size
         shape, dtype = fill.picture_shape(self._transform, fill.look(recipe.source, np.arange(len(recipe.source))))
-        self.piece = max(1, batch // size)
+        self.piece = _piece(recipe, batch, size)
         nbytes = self.piece * int(np.prod(shape)) * dtype.itemsize
         self._buffers = [make(nbytes) for _ in range(_NUM_BUFFERS)]
         self._outs = [
@@ -85,6 +87,13 @@ class Plain:
         out = self._outs[number % _NUM_BUFFERS][: len(samples)]
         fill.fill(self.recipe, samples, out, self.recipe.draw(epoch, samples))
         return len(samples)
+
+
+def _piece(recipe: Recipe, batch: int, size: int) -> int:
+    """Samples that are filled at once, as in the loader: blocks of small pictures must fit the cache."""
+    like = fill.look(recipe.source, np.arange(len(recipe.source)))
+    machinery = Machinery(recipe, Crew(size, "processes", "as asked"), like, None, pin=False)
+    return min(machinery.layout(batch).piece, max(1, batch // size))
 
 
 def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> float:
