@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_LOOK = 0.1  # seconds between looks whether it makes sense to wait on
+_LOOK = 0.05  # seconds between looks whether it makes sense to wait on
 _GRACE = 0.2  # seconds in which a call that is about to come back may do so
 
 Reply = queue.SimpleQueue[tuple[Any, BaseException | None]]
@@ -45,7 +45,7 @@ _idle: list[Helper] = []
 
 
 def aside(act: Callable[[], Any], check: Callable[[], None]) -> Any:
-    """What `act` returns or raises, or what `check`, asked ten times a second, raises before that."""
+    """What `act` returns or raises, or what `check`, asked twenty times a second, raises before that."""
     if torch.is_inference_mode_enabled():
         act = torch.inference_mode()(act)  # each thread has a mode of its own
     helper = _free_helper()

@@ -4,7 +4,8 @@ A group owns one guard. The guard knows all connections of the group, which may 
 shares on this host. Whoever waits tells it what for (`begin`, `end`), and the watch has it `look` twice a second:
 
 * Nothing is under way, or not for a second: nothing to do, but to look whether another rank of the host tells of a failure.
-* A connection has ended or is silent (see `sockets`): that rank is lost.
+* A connection has ended or is silent (see `sockets`): that rank is lost. A process of this host is lost as soon as it is ending,
+  which is earlier (`allstep.liveness`).
 * It takes longer than ALLSTEP_STALL_SECONDS: one rank reports who is missing and what they do (see `stall`). Longer than the group's
   time-out: it is an error, with the same report.
 
@@ -29,6 +30,7 @@ from torch._C._distributed_c10d import Store
 from allstep.comm import stall
 from allstep.comm.failure import Failure, Operation, from_json
 from allstep.comm.leave import keep
+from allstep.comm.lives import Lives
 from allstep.comm.sockets import Sockets
 from allstep.comm.stacks import main_threads_lines, thread_lines
 from allstep.comm.stall import Answer, Inquiry, Questions
@@ -78,6 +80,7 @@ class Guard:
         self._connections: list[tuple[Sockets, Sequence[int]]] = []
         self._gloos: list[object] = []
         self._boards: list[Board] = []
+        self._lives = Lives()
         self._under_way: dict[int, Operation] = {}
         self._failing = threading.Lock()
         self._gone_in_peace: set[int] = set()
@@ -95,6 +98,10 @@ class Guard:
     def share(self, board: Board) -> None:
         """Tell the ranks of this host of a failure there."""
         self._boards.append(board)
+
+    def watch_processes(self, pids: Mapping[int, int]) -> None:
+        """Of the other ranks of this host, by rank: those that end are lost before their connections close."""
+        self._lives = Lives(pids)
 
     # Operations
 
@@ -130,6 +137,22 @@ class Guard:
         self._look_at_boards()
         if self.failure is not None:
             raise self._error(operation)
+
+    def check_while_waiting(self, operation: Operation | None = None) -> None:
+        """`check`, for one who waits for Gloo and cannot know for which rank: also looks at the processes of this host."""
+        lost = self._lives.lost(closely=True)
+        if lost is not None and self.failure is None:
+            self._look_at_boards()
+            self._lost_process(lost)
+        self.check(operation)
+
+    def _lost_process(self, rank: int) -> None:
+        """A rank's process has ended; a word in the store tells whether it had left the group before."""
+        word = self._words_of([rank]).get(rank)
+        if word is not None and word.kind == _LEFT:
+            self._lives.forget(rank)
+        else:
+            self.fail(word or self._gone([rank], "its process ended"))
 
     def _error(self, operation: Operation | None) -> CommError:
         assert self.failure is not None
@@ -381,3 +404,4 @@ class Guard:
                 sockets.close()
             for owned in (self._gloos, self._connections, self._boards):
                 owned.clear()
+            self._lives.close()

@@ -30,6 +30,7 @@ from allstep.comm.timeline import begin_if_asked, stop_timeline
 from allstep.comm.watch import watch
 from allstep.errors import WorldError
 from allstep.limits import Limits, read_limits
+from allstep.liveness import namespace
 from allstep.world import World, local_variables, node_of, places
 
 
@@ -62,6 +63,13 @@ class Joined:
     def nodes(self) -> list[str]:
         """The host of each rank, by a name that no other host has."""
         return _nodes(self.cards)
+
+    @property
+    def neighbours(self) -> dict[int, int]:
+        """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+        nodes, rank, own = self.nodes, self.world.rank, namespace() or None
+        here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
+        return {other: self.cards[other]["pid"] for other in here if self.cards[other]["namespace"] == own}
 
 
 @dataclass
@@ -176,6 +184,7 @@ def _card(world: World, store: Store) -> dict[str, Any]:
         "node": node_of(world),
         "host": world.host,
         "pid": os.getpid(),
+        "namespace": namespace(),
         "local_rank": world.local_rank,
         "local_size": world.local_size,
         "cores": sorted(os.sched_getaffinity(0)),

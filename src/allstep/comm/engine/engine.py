@@ -292,7 +292,9 @@ class Engine:
             return
         self._looked_at = now
         self.hooks.now_and_then()
-        lost = self._board.lost()
+        # Flags of processes are read while an operation waits here or, on rank 0, anywhere.
+        waits = bool(self._pending) or (self._coordinator is not None and self._coordinator.is_waiting)
+        lost = self._board.lost(waits)
         if lost is not None:
             self._progress()  # it may have said why
             if self._end is None:
