@@ -23,6 +23,7 @@ import os
 import select
 import threading
 import weakref
+from pathlib import Path
 
 _PF_EXITING = 0x4
 _FLAGS = 6  # the flags' place among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags
@@ -94,7 +95,7 @@ def namespace() -> str:
     Two processes of a host may use each other's pids if this is the same for both. Containers of one host may differ.
     """
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 

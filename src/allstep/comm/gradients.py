@@ -188,6 +188,13 @@ class Gradients:
         for work in started:
             work.wait()
 
+    def close(self) -> None:
+        """Drop what is under way, and end the thread. Reductions that have begun fail, here and on the other ranks."""
+        if not all(work.is_completed() for work in self._started):
+            self.group.guard.fail(self.group.guard.own_end("dropped gradients that were being reduced"))
+        self._queue.close()
+        self._started, self._buckets, self._bucket_of = [], [], {}
+
     # One bucket
 
     def _reduce(self, bucket: Bucket, absent: bool = False) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -101,7 +102,13 @@ def part(joined: Joined) -> None:
     if joined.num_holders == 0:
         _joined = None
         stop_timeline()
-        joined.meeting.close()
+        _close(joined.meeting)
+
+
+def _close(meeting: Meeting) -> None:
+    if meeting.server is not None:
+        watch().not_at_end(meeting.server.close)
+    meeting.close()
 
 
 def _meet_all(launcher: str | None) -> Joined:
@@ -120,7 +127,7 @@ def _meet_all(launcher: str | None) -> Joined:
         _choose_interface(world, cards)
         begin_if_asked(PrefixStore(f"allstep/{_round}", meeting.store), world.rank, world.size)
     except BaseException:
-        meeting.close()
+        _close(meeting)
         raise
     return Joined(world, meeting, limits, cards, _round)
 
@@ -141,7 +148,7 @@ def init(launcher: str | None = None) -> World:
         part(joined)
         raise
     _running = _Running(joined, made_group)
-    atexit.register(_leave)
+    _leave_at_exit()
     return joined.world
 
 
@@ -156,8 +163,13 @@ def shutdown() -> None:
     part(ended.joined)
 
 
+@cache
+def _leave_at_exit() -> None:
+    """A script need not call `shutdown`. Registered once, however often the process joins."""
+    atexit.register(_leave)
+
+
 def _leave() -> None:
-    """At exit: a script need not call `shutdown`."""
     if _running is not None:
         leave_alone([_running.joined.meeting.store, *dist.distributed_c10d._world.pg_map])
 

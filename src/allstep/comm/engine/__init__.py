@@ -104,7 +104,13 @@ def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic
         executor.close()
         board.close()
         raise
-    return Engine(joined, board, executor, sets, settings)
+    return Engine(joined, board, executor, sets, settings, _forget)
+
+
+def _forget() -> None:
+    """The engine is closed: keep neither its memory nor its connections."""
+    global _current
+    _current = None
 
 
 def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:
