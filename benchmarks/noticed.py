@@ -1,13 +1,15 @@
-"""How long until a waiting rank notices that another one was killed, by how much memory the killed one had?
+"""How long until a waiting rank notices that another rank, with much memory, was killed?
 
     python benchmarks/noticed.py [--megabytes 50 500 2000] [--rounds 9] [--way memory|engine|gloo]
 
-Two ranks on this host. Rank 1 fills its memory, then sleeps; rank 0 waits for it in an all_reduce. Rank 1 is killed with SIGKILL.
-Milliseconds from the kill to the `PeerLost` of rank 0: with the flags of the killed rank's tasks (see `allstep.liveness`), and with its
-pidfd and sockets alone, in turn. The third column is when the kernel had freed the memory, as the parent's pidfd shows it.
+Two ranks on this host. Rank 1 fills its memory, then sleeps; rank 0 waits for it in an all_reduce.
+Rank 1 is killed with SIGKILL. Milliseconds from the kill to the `PeerLost` of rank 0: with the
+flags of the killed rank's tasks (see `allstep.liveness`), and with its pidfd and sockets alone, in
+turn. The third column is when the kernel had freed the memory, as the parent's pidfd shows it.
 Target: below 100 ms, the median of 9 rounds, with 2000 MB.
 
---way: memory is `dist.all_reduce` through shared memory, engine is `hvd.allreduce`, gloo is `dist.all_reduce` over sockets.
+--way: memory is `dist.all_reduce` through shared memory, engine is `hvd.allreduce`, gloo is
+`dist.all_reduce` over sockets.
 """
 
 import argparse
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[50, 500, 2000])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--way", choices=("memory", "engine", "gloo"), default="memory")
-    parser.add_argument("--modes", choices=MODES, nargs="+", default=MODES, help="how a death is noticed")
+    parser.add_argument("--modes", choices=MODES, nargs="+", default=MODES)
     given = parser.parse_args()
     print(f"killed rank noticed, {given.way}, ms: median (least to most) of {given.rounds} rounds")
     for megabytes in given.megabytes:
@@ -51,9 +53,8 @@ def main() -> None:
                 found[mode].append(noticed)
                 freed.append(gone)
         columns = {**found, "memory freed": freed}
-        print(
-            f"{megabytes:5} MB", *(f"{name} {spread(times)}" for name, times in columns.items()), sep="   ", flush=True
-        )
+        texts = [f"{name} {spread(times)}" for name, times in columns.items()]
+        print(f"{megabytes:5} MB", *texts, sep="   ", flush=True)
 
 
 def spread(seconds: list[float]) -> str:

@@ -1,4 +1,5 @@
-"""Alive, ending or gone: real processes, and tasks whose flags are written by hand, since no real process stays in its end."""
+"""Alive, ending or gone: real processes, and tasks whose flags are written by hand, since no real
+process stays in its end."""
 
 import gc
 import os
@@ -177,7 +178,7 @@ def test_no_such_process(sleeper: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_large_process_is_ending_long_before_it_is_gone() -> None:
-    """Freeing 600 MB takes a tenth of a second or more; a machine that stands still just then gets further rounds."""
+    """Freeing 600 MB takes a tenth of a second or more; a machine that stands still gets more rounds."""
     script = "import time; memory = bytearray(b'x') * (600 << 20); print(flush=True); time.sleep(600)"
     for _ in range(6):
         process = subprocess.Popen([sys.executable, "-c", script], stdout=-1)

@@ -1,21 +1,26 @@
 """Whether another process of this host is alive, ending or gone.
 
-A process that is killed is *ending* long before it is gone. The kernel first marks each of its tasks (threads) as exiting, then frees
-the memory, and only after that closes its files and makes its pidfd readable. For a worker with gigabytes that takes a second or more.
+A process that is killed is *ending* long before it is gone. The kernel first marks each of its
+tasks (threads) as exiting, then frees the memory, and only after that closes its files and makes
+its pidfd readable. For a worker with gigabytes that takes a second or more.
 
-================  =============================================================  ==============================================
-gone              its pidfd is readable                                          one system call, 0.4 us
-ending            every task under /proc/<pid>/task has the flag PF_EXITING      about 10 us, however many tasks it has
-================  =============================================================  ==============================================
+========  ==========================================================  =======================
+gone      its pidfd is readable                                       one system call, 1 us
+ending    every task under /proc/<pid>/task has the flag PF_EXITING   10 us, whatever its tasks
+========  ==========================================================  =======================
 
-An exiting task never returns to the program, so an ending process writes nothing more: not to memory that it shares, not to a socket.
-A main thread may end while other threads continue. That is not the end of the process, so all tasks must have the flag.
+An exiting task never returns to the program, so an ending process writes nothing more: not to
+memory that it shares, not to a socket. A main thread may end while other threads continue. That is
+not the end of the process, so all tasks must have the flag.
 
-The main thread is looked at first: a living process costs one read. The pid cannot come to mean another process: the pidfd and the open
-folder of /proc both belong to the process that had the pid when they were opened, and a second process with this pid is never read.
-Where /proc does not show the process (`hidepid`), there is only the pidfd, and a death is noticed when the memory has been freed.
+The main thread is looked at first: a living process costs one read. The pid cannot come to mean
+another process: the pidfd and the open folder of /proc both belong to the process that had the pid
+when they were opened, and a second process with this pid is never read. Where /proc does not show
+the process (`hidepid`), there is only the pidfd, and a death is noticed when the memory has been
+freed.
 
-`is_ending` is for long waits: call it after some milliseconds of waiting, and then every 20 to 50 ms.
+`is_ending` is for long waits: call it after some milliseconds of waiting, and then every 20 to 50
+ms.
 """
 
 import contextlib
@@ -26,11 +31,12 @@ import weakref
 from pathlib import Path
 
 _PF_EXITING = 0x4
-_FLAGS = 6  # the flags' place among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags
+# The place of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags.
+_FLAGS = 6
 
 
 class Life:
-    """The life of one process. Raises OSError when there is no such process, or when it cannot be watched.
+    """The life of one process. Raises OSError when there is none, or when it cannot be watched.
 
     Get it from `life_of`, so that all groups of this process share one.
     """
@@ -54,20 +60,22 @@ class Life:
     def has_ended(self) -> bool:
         """Whether the process is gone, reaped or not."""
         if not self._gone:
-            poll = select.poll()  # a new one each time: several threads may ask at once, and one object refuses that
+            # A new one each time: several threads may ask at once, which one object refuses.
+            poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             self._gone = bool(poll.poll(0))
         return self._gone
 
     def is_ending(self) -> bool:
-        """Whether the process runs no more code of its own: it is gone, or all its tasks are exiting."""
+        """Whether the process runs no more code of its own: gone, or all its tasks are exiting."""
         if self.has_ended():
             return True
         if self._folder is None:
             return False
         try:
             return _is_exiting(self._main, self._folder) and _all_exiting(self._folder)
-        except OSError:  # it is gone meanwhile, or we have no file descriptor left: the pidfd has the answer
+        except OSError:
+            # Gone meanwhile, or we have no file descriptor left: the pidfd has the answer.
             return self.has_ended()
 
     def __del__(self) -> None:
@@ -81,7 +89,7 @@ _finding = threading.Lock()
 
 
 def life_of(pid: int) -> Life:
-    """The life of the process that has this pid now. One object, and two open files, for all that watch it."""
+    """The life of the process that has this pid now: one object and two files for all watchers."""
     with _finding:
         known = _lives.get(pid)
         if known is None or known.has_ended():
@@ -92,7 +100,8 @@ def life_of(pid: int) -> Life:
 def namespace() -> str:
     """A name for the set of processes among which our pids are valid; empty where it is not known.
 
-    Two processes of a host may use each other's pids if this is the same for both. Containers of one host may differ.
+    Two processes of a host may use each other's pids if this is the same for both. Containers of
+    one host may differ.
     """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
@@ -115,9 +124,10 @@ def _can_read(path: str, folder: int) -> bool:
 
 
 def _all_exiting(folder: int) -> bool:
-    """Whether all tasks are. One that was listed may start another before it exits, so the list must not have grown."""
+    """Whether all tasks are. A listed one may start another before it exits, so look again."""
     tasks = _tasks_in(folder)
-    return all(_is_exiting(f"task/{task}/stat", folder) for task in tasks) and _tasks_in(folder) <= tasks
+    exiting = all(_is_exiting(f"task/{task}/stat", folder) for task in tasks)
+    return exiting and _tasks_in(folder) <= tasks
 
 
 def _tasks_in(folder: int) -> set[str]:
@@ -146,7 +156,7 @@ def _flags_in(path: str, folder: int) -> int | None:
 
 
 def flags_of(stat: bytes) -> int:
-    """The kernel's flags in the text of a `stat` file. The name in it may contain spaces and parentheses."""
+    """The kernel's flags in a `stat` file, whose name field may contain spaces and parentheses."""
     return int(stat.rpartition(b")")[2].split()[_FLAGS])
 
 

@@ -1,4 +1,4 @@
-"""A killed rank is noticed while the kernel still frees its memory, whichever way the others wait for it."""
+"""A killed rank is noticed while the kernel still frees its memory, however it is waited for."""
 
 import os
 import signal

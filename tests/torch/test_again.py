@@ -49,8 +49,7 @@ KINDS: dict[str, Make] = {
 
 def model() -> nn.Module:
     torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1)).double()
-    return net
+    return nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1)).double()
 
 
 def backward(net: nn.Module, step: int) -> None:
@@ -112,7 +111,7 @@ def go_through_worlds(make: Make, hosts: str) -> None:
         optimizer.zero_grad()  # allowed, since nothing is under way
         steps = range(3 * number + 3, 3 * number + 6)
         ours, theirs = train(net, optimizer, steps), train(fresh_net, fresh, steps)
-        # Alone, an update that is taken back and added again differs in the last bit from one that is not.
+        # Alone, an update that is taken back and added again differs in the last bit.
         atol = 1e-12 if hvd.size() == 1 and optimizer.op == hvd.Adasum else 0
         torch.testing.assert_close(ours, theirs, rtol=0, atol=atol, msg=f"world {number}: ".__add__)
         del fresh
@@ -143,8 +142,7 @@ def leave_a_step_half_way() -> bool:
         hvd.shutdown()
     else:
         with pytest.raises(hvd.HorovodInternalError):
-            while True:  # until rank 0 has left
-                hvd.allreduce(torch.ones(1), name="leaving")
+            hvd.allreduce(torch.ones(1), name="rank 0 leaves")
         hvd.shutdown()
     wait_until(lambda: not threads_of_ours(), 10, "the end of our threads")
     if World.detect().rank == 0:

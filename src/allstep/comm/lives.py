@@ -1,7 +1,8 @@
-"""The processes of several ranks of this host, for a rank that waits for all of them and not for one in particular.
+"""The processes of several ranks of this host, for waits that are not for one rank in particular.
 
-`wait` knows which rank is missing and looks at that one. The engine's board and waits inside Gloo do not know it: they look at all, with
-a bound on what a look costs, since the flags of a process take about 10 us to read (see `allstep.liveness`).
+`wait` knows which rank is missing and looks at that one. The engine's board and waits inside Gloo
+do not know it: they look at all, with a bound on what a look costs, since the flags of a process
+take about 10 us to read (see `allstep.liveness`).
 """
 
 from collections import deque
@@ -22,11 +23,12 @@ class Lives:
             try:
                 self._lives[rank] = life_of(pid)
             except OSError as error:
-                raise CommError(f"the process {pid} of rank {rank} cannot be watched: {error}", peer=rank) from error
+                why = f"the process {pid} of rank {rank} cannot be watched: {error}"
+                raise CommError(why, peer=rank) from error
         self._turn = deque(self._lives)
 
     def lost(self, closely: bool) -> int | None:
-        """A rank whose process has ended. closely: or whose process is ending, for waits of some milliseconds and more."""
+        """A rank whose process has ended. closely: or is ending, for waits of some milliseconds."""
         for rank, life in self._lives.items():
             if life.has_ended():
                 return rank

@@ -1,4 +1,4 @@
-"""What a rank leaves in the group's store when its part in the group ends: why the group has failed, or that it left in order.
+"""What a rank leaves in the group's store at its end: why the group failed, or that it just left.
 
 ```
 word/<rank>      a `Failure`; its kind is "left" when nothing went wrong
@@ -38,13 +38,11 @@ class Words:
         return (self.at_store(lambda: self._read(ranks)) or {}) if ranks else {}
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Failure]:
-        keys = {rank: f"word/{rank}" for rank in ranks}
-        return {
-            rank: from_json(self._store.get(key).decode()) for rank, key in keys.items() if self._store.check([key])
-        }
+        found = [rank for rank in ranks if self._store.check([f"word/{rank}"])]
+        return {rank: from_json(self._store.get(f"word/{rank}").decode()) for rank in found}
 
     def at_store(self, act: Callable[[], Any]) -> Any:
-        """None when the store cannot be reached: then others take us for dead, or we them, which ends the group as well."""
+        """None when the store cannot be reached: then each side takes the other for dead."""
         try:
             return watch().send(act, self._seconds)
         except TimeoutError:
