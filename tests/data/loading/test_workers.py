@@ -569,6 +569,37 @@ class TestChoice:
         assert workers.time_of_two_threads(Recipe(Singly(pictures(20)), transform), np.arange(20)) > 0
         assert workers.time_of_two_threads(Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)) > 0
 
+    def test_the_measurement_uses_memory_that_was_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Page faults run beside each other, as Python does not. Two threads that take fresh memory look good for nothing."""
+        filled: list[tuple[int, Any]] = []
+
+        def watched(recipe: Recipe, samples: Any, out: Any, draws: Any) -> fill.Rows:
+            filled.append((len(samples), out))
+            return fill.fill(recipe, samples, out, draws)
+
+        monkeypatch.setattr(workers, "fill", watched)
+        monkeypatch.setattr(workers, "_SECONDS", 0.0)
+        workers.time_of_two_threads(Recipe(Singly(pictures(20)), noise_transform()), np.arange(20))
+        (first, warm), *timed = filled[1:]
+        assert first == 4 and [size for size, _ in timed] == [4, 2, 2] * 3
+        assert all(np.shares_memory(out, warm) for _, out in timed)
+
+    def test_other_programs_do_not_make_two_threads_look_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The time without a core counts against two threads only. Here it is more than all time there is."""
+        recipe, numbers = Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)
+        monkeypatch.setattr(workers, "seconds_in_run_queue", lambda: 1000.0)
+        assert workers._seconds(recipe, numbers, None, [slice(0, 4)]) < -900
+        assert workers._seconds(recipe, numbers, None, [slice(0, 2), slice(2, 4)]) > 0
+        monkeypatch.undo()
+        assert 0 <= workers.seconds_in_run_queue() < 1000
+
+    def test_the_measurement_lasts_long_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However long the first samples took: they may be the ones that open files."""
+        sizes: list[int] = []
+        monkeypatch.setattr(workers, "_seconds", lambda *args: sizes.append(args[3][0].stop) or 0.001)
+        assert workers._enough(Recipe(Singly(pictures(20)), noise_transform()), np.arange(1000), None) == workers.ENOUGH
+        assert sizes == [1, 4, 8, 16, 32, 64, 128]
+
     def test_cores_are_shared_between_the_ranks_of_a_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(workers.machine, "cpu_quota", lambda: 8.0)
         for allowed, ranks, cores in ((8, 1, 8), (8, 2, 4), (4, 2, 4), (8, 3, 2), (1, 4, 1), (8, 20, 1)):

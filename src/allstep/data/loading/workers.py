@@ -24,6 +24,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -118,42 +119,77 @@ def efficiency(part: float, count: int) -> float:
 
 
 def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:
-    """How long two threads need for some samples, as part of the time that one needs."""
-    some = numbers[: _enough(recipe, numbers)]
-    halves = np.array_split(some, 2)
-    rounds = [(_seconds(recipe, [some]), _seconds(recipe, halves)) for _ in range(_ROUNDS)]
-    alone, together = min(one for one, _ in rounds), min(two for _, two in rounds)  # what nobody disturbed
+    """How long two threads need for some samples, as part of the time that one needs.
+
+    All passes fill the same memory from the same part of the source, touched before: page faults and
+    first reads run without the GIL, and would let two threads look better than they are later on.
+    """
+    room = _room(recipe, numbers[:ENOUGH])
+    whole = slice(0, _enough(recipe, numbers, room))
+    middle = (whole.stop + 1) // 2
+    halves = [slice(0, middle), slice(middle, whole.stop)]
+    rounds = [
+        (_seconds(recipe, numbers, room, [whole]), _seconds(recipe, numbers, room, halves)) for _ in range(_ROUNDS)
+    ]
+    # The shortest of each: what no other process disturbed.
+    alone, together = min(one for one, _ in rounds), min(two for _, two in rounds)
     return together / max(alone, 1e-9)
 
 
-def _enough(recipe: Recipe, numbers: Numbers) -> int:
-    """How many samples last long enough to be timed; the first one, which may import and open things, does not count."""
-    _seconds(recipe, [numbers[:1]])
-    seconds = _seconds(recipe, [numbers[1:3]]) / 2
-    return int(min(len(numbers), ENOUGH, max(4, _SECONDS / max(seconds, 1e-6))))
+def _enough(recipe: Recipe, numbers: Numbers, room: NDArray[Any] | None) -> int:
+    """How many samples last long enough to be timed. The first, which may import and open things, does not count."""
+    most = min(len(numbers), ENOUGH)
+    _seconds(recipe, numbers, room, [slice(0, 1)])
+    num = min(4, most)
+    while num < most and _seconds(recipe, numbers, room, [slice(0, num)]) < _SECONDS:
+        num = min(2 * num, most)
+    return num
 
 
-def _seconds(recipe: Recipe, parts: list[Numbers]) -> float:
-    threads = [threading.Thread(target=_try, args=(recipe, part)) for part in parts]
+def _seconds(recipe: Recipe, numbers: Numbers, room: NDArray[Any] | None, parts: list[slice]) -> float:
+    """The time of one thread for each of `parts` of the samples.
+
+    A thread alone is not charged the time in which other programs had its core: on a busy machine two
+    threads get twice as much of the cores as one, and would seem to help even where they cannot.
+    """
+    waited: list[float] = []
+    threads = [
+        threading.Thread(target=_try, args=(recipe, numbers[part], None if room is None else room[part], waited))
+        for part in parts
+    ]
     started = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - started
+    taken = time.perf_counter() - started
+    return taken - waited[0] if len(parts) == 1 else taken
 
 
-def _try(recipe: Recipe, samples: Numbers) -> None:
+def _try(recipe: Recipe, samples: Numbers, out: NDArray[Any] | None, waited: list[float]) -> None:
     try:
-        fill(recipe, samples, _room(recipe, samples), recipe.draw(0, samples))
-    except Exception:  # whatever it is, it will come again when a batch is wanted, and then somebody listens
+        fill(recipe, samples, out, recipe.draw(0, samples))
+    except Exception:  # it is raised again when a batch is made
         pass
+    waited.append(seconds_in_run_queue())
+
+
+def seconds_in_run_queue() -> float:
+    """How long this thread could have run and had no core; 0 where the kernel does not count it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _room(recipe: Recipe, samples: Numbers) -> NDArray[Any] | None:
+    """Memory for the pictures of `samples`; None where they have none or it cannot be known how large they are."""
     if recipe.transform is None:
         return None
-    shape, dtype = picture_shape(recipe.transform, look(recipe.source, samples))
+    try:
+        shape, dtype = picture_shape(recipe.transform, look(recipe.source, samples))
+    except ConfigError:  # it is raised again when the loader is made ready
+        return None
     return np.empty((len(samples), *shape), dtype)
 
 
