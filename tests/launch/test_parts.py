@@ -1,6 +1,8 @@
 """The parts of the launcher that need no processes: lines, hosts, links, the choice of the first failure."""
 
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -9,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
+from allstep.launch.agent import Agent, Worker
 from allstep.launch.failure import Failure, closing_words, first, last_words, report, teller
 from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.lines import Lines
 from allstep.launch.link import Link
 from allstep.launch.ssh import command_on, complaint, forwarded
+from allstep.liveness import life_of
 
 TEXT = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=10)
 
@@ -246,3 +250,30 @@ def test_ssh_takes_a_host_for_a_host() -> None:
     command = command_on("node-1", "ssh -p 22", "-V")
     assert command[command.index("node-1") - 1] == "--"
     assert "`ssh -o BatchMode=yes -- 'a b' true`" in complaint("a b", 255, "refused")
+
+
+def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 has missed worker 1 and failed, before the kernel has freed the memory of worker 1."""
+    ours, theirs = socket.socketpair()
+    agent = Agent(Link(ours.fileno(), ours.fileno()), "here", remote=False)
+    for rank in range(2):
+        process = subprocess.Popen(["sh", "-c", f"exec sleep {600 * rank}"])
+        agent.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid), life_of(process.pid))
+        agent.running.add(rank)
+        agent.selector.register(agent.workers[rank].pidfd, 1)
+    ending = []
+    monkeypatch.setattr(type(agent.workers[1].life), "is_ending", lambda life: life in ending)
+    launcher = Link(theirs.fileno(), theirs.fileno())
+
+    ending.append(agent.workers[1].life)
+    agent._exited(0)
+    assert list(launcher.receive()) == []
+    agent.workers[1].process.kill()
+    agent._exited(1)
+    assert [(each["rank"], each["code"]) for each in launcher.receive()] == [(1, -9), (0, 0)]
+    for worker in agent.workers.values():
+        os.close(worker.pidfd)
+    agent.selector.close()
+    agent.port_holder.close()
+    ours.close()
+    theirs.close()

@@ -20,6 +20,7 @@ busy computing, so there is one bucket, and it is reduced at the end by whoever 
 **Norms**, if wanted, are taken on the way (`squares`): `norms` after `reduce` has them.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ LARGE = 1 << 20  # bytes from which on a gradient is reduced by itself, where it
 BUCKET = 25 << 20  # bytes that travel together while the rest is still being computed
 _BLOCK = 1 << 18  # elements that stay in the cache from one use to the next
 _EXACT = (torch.float32, torch.float64)
+_DRAIN_SECONDS = 2.0  # at the end: for reductions that have begun on all ranks
 
 Compress = Callable[[Tensor], tuple[Tensor, Any]]
 Decompress = Callable[[Tensor, Any], Tensor]
@@ -187,6 +189,23 @@ class Gradients:
             bucket.missing = len(bucket.numbers)
         for work in started:
             work.wait()
+
+    def close(self) -> None:
+        """Drop what is under way, and end the thread.
+
+        Reductions that have begun on all ranks may finish: Gloo cannot free a thread whose message has
+        arrived in part. After `_DRAIN_SECONDS` those that wait for another rank fail, here and there.
+        """
+        end = time.monotonic() + _DRAIN_SECONDS
+        while not self._is_drained() and time.monotonic() < end:
+            time.sleep(0.002)
+        if not self._is_drained():
+            self.group.guard.fail(self.group.guard.own_end("dropped gradients that were being reduced"))
+        self._queue.close()
+        self._started, self._buckets, self._bucket_of = [], [], {}
+
+    def _is_drained(self) -> bool:
+        return all(work.is_completed() for work in self._started)
 
     # One bucket
 

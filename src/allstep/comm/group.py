@@ -65,7 +65,7 @@ class AllstepGroup(ProcessGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover, guard: Guard) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one constructor that works for a subclass
         self.local: Mover | None = None
-        self.far = far
+        self.far: Mover | None = far  # None when the group has been shut down
         self.guard = guard
         self._rank, self._size = rank, size  # rank() and size() go through C++
         self.nccl: Any = None  # takes CUDA tensors, when there is one
@@ -316,12 +316,17 @@ class AllstepGroup(ProcessGroup):
         return self._noted(self._carried(name, args))
 
     def _carried(self, name: str, args: Sequence[Any]) -> Work:
-        start = partial(guarded, self.guard, getattr(self.far, name), name, *args)
+        start = partial(guarded, self.guard, self._by_far(name), name, *args)
         return start() if self.local is None else self.local.carry(name, args, start)
 
     def _transfer(self, name: str, *args: Any) -> Work:
         """Between two ranks: nobody else has to agree."""
-        return self._noted(guarded(self.guard, getattr(self.far, name), name, *args))
+        return self._noted(guarded(self.guard, self._by_far(name), name, *args))
+
+    def _by_far(self, name: str) -> Any:
+        if self.far is None:
+            raise CommError(f"{name} on a group that has been shut down", rank=self._rank, op=name)
+        return getattr(self.far, name)
 
     def _nccl(self, name: str, *args: Any) -> Work:
         if self.nccl is None:
@@ -398,12 +403,16 @@ class AllstepGroup(ProcessGroup):
             backend.abort()
 
     def shutdown(self) -> None:
-        self.guard.close()
+        self.guard.close(self)
         # A Gloo thread that has just finished an operation needs the interpreter to free its tensors. If the last reference to the group
         # goes with a C++ object (DDP's reducer), Gloo is torn down with the interpreter held and waits for that thread for ever.
         leave_alone(())
         for backend in self._inner():
             backend.shutdown()
+        # A caller that still has the group gets an error; the memory that the host's ranks shared is released all the same.
+        if self.local is not None:
+            self.local.close()
+        self.local = self.far = None
 
     def _inner(self) -> list[Any]:
         return [self._get_backend(device) for device in self._device_types]

@@ -4,7 +4,8 @@ A group owns one guard. The guard knows all connections of the group, which may 
 shares on this host. Whoever waits tells it what for (`begin`, `end`), and the watch has it `look` twice a second:
 
 * Nothing is under way, or not for a second: nothing to do, but to look whether another rank of the host tells of a failure.
-* A connection has ended or is silent (see `sockets`): that rank is lost.
+* A connection has ended or is silent (see `sockets`): that rank is lost. A process of this host is lost as soon as it is ending,
+  which is earlier (`allstep.liveness`).
 * It takes longer than ALLSTEP_STALL_SECONDS: one rank reports who is missing and what they do (see `stall`). Longer than the group's
   time-out: it is an error, with the same report.
 
@@ -13,8 +14,6 @@ this host share; then all connections of the group are ended. That stops whoever
 of the rank whose connection ended, and passes it on. A rank whose connection ended without a word is dead. One that just leaves (its
 script is over, or `destroy_process_group`) leaves word of that, too: those who still need it get an error from Gloo itself, and the
 others are not disturbed.
-
-The store may be on a host that is gone: nobody waits longer than two seconds for it.
 """
 
 import contextlib
@@ -22,22 +21,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
 from allstep.comm import stall
-from allstep.comm.failure import Failure, Operation, from_json
-from allstep.comm.leave import keep
+from allstep.comm.aside import dismiss
+from allstep.comm.failure import Failure, Operation
+from allstep.comm.leave import destroy_aside
+from allstep.comm.lives import Lives
 from allstep.comm.sockets import Sockets
 from allstep.comm.stacks import main_threads_lines, thread_lines
 from allstep.comm.stall import Answer, Inquiry, Questions
 from allstep.comm.store import WireStore, root_of
 from allstep.comm.watch import watch
+from allstep.comm.word import STORE_SECONDS, Words
 from allstep.errors import CommError
 from allstep.limits import Limits, read_limits
 
-_STORE_SECONDS = 2.0
 _LEAST_SILENCE = 2.0  # seconds; the kernel of a stopped process is sometimes silent for one
 _LEFT = "left"  # the kind of a word that tells of no failure
 
@@ -74,14 +75,15 @@ class Guard:
         self._host = host
         self._limits = limits or read_limits()
         self._store = store
+        self._words = Words(store, rank)
         self._questions = Questions(store, rank, size)
         self._connections: list[tuple[Sockets, Sequence[int]]] = []
         self._gloos: list[object] = []
         self._boards: list[Board] = []
+        self._lives = Lives()
         self._under_way: dict[int, Operation] = {}
         self._failing = threading.Lock()
         self._gone_in_peace: set[int] = set()
-        self._store_seconds = _STORE_SECONDS
         self._begun_seen, self._active_at = 0, time.monotonic()
         self._nbytes_seen, self._moved_at = 0, time.monotonic()
         if size > 1:
@@ -95,6 +97,10 @@ class Guard:
     def share(self, board: Board) -> None:
         """Tell the ranks of this host of a failure there."""
         self._boards.append(board)
+
+    def watch_processes(self, pids: Mapping[int, int]) -> None:
+        """Of the other ranks of this host, by rank: those that end are lost before their connections close."""
+        self._lives = Lives(pids)
 
     # Operations
 
@@ -131,6 +137,22 @@ class Guard:
         if self.failure is not None:
             raise self._error(operation)
 
+    def check_while_waiting(self, operation: Operation | None = None) -> None:
+        """`check`, for one who waits for Gloo and cannot know for which rank: also looks at the processes of this host."""
+        lost = self._lives.lost(closely=True)
+        if lost is not None and self.failure is None:
+            self._look_at_boards()
+            self._lost_process(lost)
+        self.check(operation)
+
+    def _lost_process(self, rank: int) -> None:
+        """A rank's process has ended; a word in the store tells whether it had left the group before."""
+        word = self._words.of([rank]).get(rank)
+        if word is not None and word.kind == _LEFT:
+            self._lives.forget(rank)
+        else:
+            self.fail(word or self._gone([rank], "its process ended"))
+
     def _error(self, operation: Operation | None) -> CommError:
         assert self.failure is not None
         return self.failure.error(self.names[self.rank], operation)
@@ -159,7 +181,7 @@ class Guard:
         with self._failing:
             if self.failure is not None:
                 return
-            self._leave_word(failure)
+            self._words.leave(failure)
             for board in self._boards:
                 board.post(failure)
             self.failure = failure  # whoever waits here raises from now on: the others of this host know of it by then
@@ -187,6 +209,11 @@ class Guard:
     def _failure(self, kind: str, reason: str, peer: int | None) -> Failure:
         return Failure(kind, reason, peer, self.names[self.rank])
 
+    def own_end(self, what: str) -> Failure:
+        """A failure that this rank causes itself. what: it did."""
+        name = self.names[self.rank]
+        return self._failure("CommError", f"rank {name} has {what}", name)
+
     def _gone(self, ranks: Sequence[int], why: str) -> Failure:
         verb = "is" if len(ranks) == 1 else "are"
         return self._failure(
@@ -200,7 +227,7 @@ class Guard:
     def _reason_of_closing(self, *, peaceful_too: bool = True) -> Failure | None:
         """Why connections have ended: somebody died without a word, or else what a word says."""
         closed = [rank for rank in self._lost(Sockets.closed) if peaceful_too or rank not in self._gone_in_peace]
-        words = self._words_of(closed)
+        words = self._words.of(closed)
         dead = [rank for rank in closed if rank not in words]
         if dead:
             return self._gone(dead, self._last_sign(dead[0]))
@@ -213,29 +240,6 @@ class Guard:
     def _last_sign(self, rank: int) -> str:
         seconds = max(sockets.silence(ranks.index(rank)) for sockets, ranks in self._connections if rank in ranks)
         return "its process ended" if seconds < self._limits.lost / 2 else f"no sign of life for {seconds:.0f} s"
-
-    # Words in the store
-
-    def _leave_word(self, word: Failure) -> None:
-        self._at_store(lambda: self._store.set(f"word/{self.rank}", word.to_json()))
-
-    def _words_of(self, ranks: Sequence[int]) -> dict[int, Failure]:
-        def read() -> dict[int, Failure]:
-            keys = {rank: f"word/{rank}" for rank in ranks}
-            return {
-                rank: from_json(self._store.get(key).decode()) for rank, key in keys.items() if self._store.check([key])
-            }
-
-        return (self._at_store(read) or {}) if ranks else {}
-
-    def _at_store(self, act: Callable[[], Any]) -> Any:
-        """None when the store cannot be reached: then others take us for dead, or we them, which ends the group as well."""
-        try:
-            return watch().send(act, self._store_seconds)
-        except TimeoutError:
-            self._store_seconds = 0.1  # it will not be back in time
-        except Exception:
-            return None
 
     # The watch
 
@@ -303,7 +307,7 @@ class Guard:
             self._inquire(operation, "stall")
         if seconds > self.timeout:
             answers = operation.inquiry.answers
-            if answers is not None or seconds > self.timeout + self._patience + _STORE_SECONDS:
+            if answers is not None or seconds > self.timeout + self._patience + STORE_SECONDS:
                 self.fail(self._too_late(operation, answers or {}))
 
     def _inquire(self, operation: Operation, why: str) -> None:
@@ -354,7 +358,7 @@ class Guard:
         elif self.failure is None:
             name = self.names[self.rank]
             reason = f"rank {name} is gone (it ended with {type(error).__name__}: {error})"
-            self._store.set(f"word/{self.rank}", self._failure("PeerLost", reason, name).to_json())
+            self._words.write(self._failure("PeerLost", reason, name))
 
     def abandon(self) -> None:
         """The process ends now: nobody waits for the store any more."""
@@ -366,18 +370,19 @@ class Guard:
         """Whoever sees our connections end shall know that we went in peace; a failure is told already."""
         if self.failure is None:
             name = self.names[self.rank]
-            word = self._failure(_LEFT, f"rank {name} has left the group", name)
-            self._store.set(f"word/{self.rank}", word.to_json())
+            self._words.write(self._failure(_LEFT, f"rank {name} has left the group", name))
 
-    def close(self) -> None:
-        """The group is destroyed."""
+    def close(self, group: object) -> None:
+        """The group is destroyed. group: the object that holds its Gloo groups besides us."""
         if self.size > 1:
-            watch().remove(self)
-            self._at_store(self._say_goodbye)
+            self._words.at_store(self._say_goodbye)
+            if watch().remove(self):
+                dismiss()
         with self._failing:
             if self.failure is not None:
-                keep(self._gloos)
+                destroy_aside(self._gloos, group)
             for sockets, _ in self._connections:
                 sockets.close()
             for owned in (self._gloos, self._connections, self._boards):
                 owned.clear()
+            self._lives.close()

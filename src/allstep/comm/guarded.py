@@ -108,7 +108,7 @@ class Guarded(Underway):
         return True
 
     def _check(self, until: float | None) -> None:
-        self._guard.check(self._operation)
+        self._guard.check_while_waiting(self._operation)
         if until is not None and time.monotonic() > until:
             raise _Impatient
 

@@ -32,6 +32,7 @@ from allstep.comm.store import collect
 from allstep.comm.wait import Flags, control_bytes, spins_for
 from allstep.errors import CommError, ConfigError, WorldError
 from allstep.limits import read_limits
+from allstep.liveness import namespace
 from allstep.world import World, node_of
 
 DEFAULT_POOL_MB = 8
@@ -62,6 +63,7 @@ def join_hosts(
     own = {
         "node": _node(),
         "pid": os.getpid(),
+        "namespace": namespace(),
         "cores": sorted(os.sched_getaffinity(0)),
         "pool": pool_bytes(),
         "block": block_bytes(machine.cache_sizes().get(2)),
@@ -70,6 +72,7 @@ def join_hosts(
     }
     cards = [json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)]
     _check_same_algorithm(cards)
+    guard.watch_processes(_neighbours(rank, cards))
     layout = Layout.of(rank, [card["node"] for card in cards])
     if len(layout.hosts) == 1 and all(card["study"] for card in cards):
         layout = Layout.of(rank, [str(each) for each in range(size)])
@@ -81,6 +84,13 @@ def join_hosts(
     guard.share(arena)
     way = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
     return LocalMover(arena, layout, guard, way)
+
+
+def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
+    """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+    own = cards[rank]["node"], namespace() or None
+    same = [other for other, card in enumerate(cards) if (card["node"], card["namespace"]) == own]
+    return {other: cards[other]["pid"] for other in same if other != rank}
 
 
 def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
@@ -118,7 +128,7 @@ def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Op
         return Crossing(layout.num_lanes, None)
     lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
     mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
-    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm), guard.check))
+    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm), guard.check_while_waiting))
 
 
 def pool_bytes() -> int:

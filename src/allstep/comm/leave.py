@@ -8,23 +8,46 @@ Two things go wrong in torch when a script ends without `destroy_process_group()
   being torn down, the thread is ended in the middle of a destructor and the process aborts.
 
 So at exit the groups and the store are kept from being torn down (the kernel closes their sockets just as well, and at once), and
-the Gloo threads get a moment to come to rest. A group that has failed is kept as well, because an operation may be stuck in it
-(see `aside`) for which its destructor would wait.
+the Gloo threads get a moment to come to rest. A Gloo group that has failed may have an operation stuck in it (see `aside`), for which
+its destructor would wait: when our group is gone, a thread destroys it (`destroy_aside`). Mostly that takes a millisecond.
 """
 
 import ctypes
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _REST_SECONDS = 0.5
+_OTHERS_SECONDS = 0.05  # in which the last other reference to a Gloo group goes, once our group is being destroyed
 
 
 def keep(things: Iterable[object]) -> None:
     """Keep objects from ever being destroyed."""
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def destroy_aside(gloos: Iterable[object], group: object) -> None:
+    """Keep Gloo groups that have failed until `group`, which holds them too, is gone; then a thread destroys them."""
+    kept = list(gloos)
+    keep(kept)
+    weakref.finalize(group, _destroy_in_thread, kept).atexit = False
+
+
+def _destroy_in_thread(kept: list[object]) -> None:
+    if not sys.is_finalizing():
+        threading.Thread(target=_destroy, args=(kept,), name="allstep-destroy", daemon=True).start()
+
+
+def _destroy(kept: list[object]) -> None:
+    time.sleep(_OTHERS_SECONDS)
+    while kept:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(kept[-1]))
+        kept.pop()
 
 
 def leave_alone(kept: Iterable[object]) -> None:

@@ -93,6 +93,9 @@ class LocalMover(Mover):
         if self.way is not None and self.way.lane is not None:
             self.way.lane.mover.set_timeout(timeout)
 
+    def close(self) -> None:
+        self.queue.close()
+
     # What torch asks for
 
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work | None:

@@ -42,6 +42,9 @@ class Mover:
     def set_timeout(self, timeout: timedelta) -> None:
         """From now on a collective may take so long."""
 
+    def close(self) -> None:
+        """The group is shut down: end threads, if any."""
+
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work | None:
         return None
 

@@ -106,6 +106,13 @@ class OwnedGradients(Gradients):
             view.copy_(parameter.detach())
             parameter.data = view
 
+    def make_private(self) -> None:
+        """The opposite of sharing: parameters become memory of this rank alone, with the values that they have."""
+        for view, each in zip(self._views, self.named, strict=True):
+            if each.parameter.data_ptr() == view.data_ptr() and each.parameter.numel():
+                each.parameter.data = view.clone()
+        self.flats, self._views = [], []
+
     def tell_autograd(self) -> None:
         """The weights have changed, also those that another process wrote: a graph from before must not be used any more."""
         for each in self.named:

@@ -3,7 +3,7 @@
 Operations of a group run one after the other, in the order in which they were called: all ranks then do the same thing at the same time. A
 call that waits is carried out by the caller itself, at once. One that does not wait (`async_op=True`, DDP's buckets) is put in line; a
 thread of the group, started when it is first needed, carries out what stands there, unless somebody comes to wait and does it
-himself: whoever waits drives. The thread sleeps when the line is empty and never spins with the interpreter held.
+himself: whoever waits drives. The thread sleeps when the line is empty and never spins with the interpreter held. It ends with `close`.
 
 With ALLSTEP_DEBUG=1 an operation in line remembers which line of the program called it, for messages about it; that costs some 10 us.
 """
@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from allstep.comm.stacks import called_from, callers_line
 from allstep.comm.work import NO_TIMEOUT, Underway
+from allstep.errors import CommError
 
 
 class Queue:
@@ -30,6 +31,7 @@ class Queue:
         self._turn = threading.Lock()  # held by whoever carries out an operation
         self._something = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._is_closed = False
         self._debug = os.environ.get("ALLSTEP_DEBUG") == "1"
 
     def now(self, act: Callable[..., None], *args: Any) -> None:
@@ -41,6 +43,8 @@ class Queue:
 
     def later(self, act: Callable[[], None], tensors: Sequence[Tensor]) -> "InLine":
         """Put an operation in line."""
+        if self._is_closed:
+            raise CommError("an operation on a group that has been shut down")
         work = InLine(self, act, tensors, callers_line() if self._debug else "")
         self._line.append(work)
         if self._thread is None:
@@ -54,12 +58,20 @@ class Queue:
         with self._turn:
             self._carry_out_line()
 
+    def close(self) -> None:
+        """End the thread, after the operations in line. Those must be over, or fail by themselves: it waits a second for them."""
+        self._is_closed = True
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            self._something.release()
+            thread.join(1.0)
+
     def _carry_out_line(self) -> None:
         while self._line:
             self._line.popleft().carry_out()
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closed:
             self._something.acquire()
             if self._line:
                 self.drive()

@@ -59,7 +59,7 @@ class Meeting:
     def close(self) -> None:
         self.all_here()
         if isinstance(self.store, WireStore):
-            self.store.client.close()
+            self.store.client.close_all()
         if self.server is not None:
             self.server.close()
 

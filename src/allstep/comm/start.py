@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from allstep.comm.timeline import begin_if_asked, stop_timeline
 from allstep.comm.watch import watch
 from allstep.errors import WorldError
 from allstep.limits import Limits, read_limits
+from allstep.liveness import namespace
 from allstep.world import World, local_variables, node_of, places
 
 
@@ -63,6 +65,13 @@ class Joined:
         """The host of each rank, by a name that no other host has."""
         return _nodes(self.cards)
 
+    @property
+    def neighbours(self) -> dict[int, int]:
+        """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+        nodes, rank, own = self.nodes, self.world.rank, namespace() or None
+        here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
+        return {other: self.cards[other]["pid"] for other in here if self.cards[other]["namespace"] == own}
+
 
 @dataclass
 class _Running:
@@ -93,7 +102,13 @@ def part(joined: Joined) -> None:
     if joined.num_holders == 0:
         _joined = None
         stop_timeline()
-        joined.meeting.close()
+        _close(joined.meeting)
+
+
+def _close(meeting: Meeting) -> None:
+    if meeting.server is not None:
+        watch().not_at_end(meeting.server.close)
+    meeting.close()
 
 
 def _meet_all(launcher: str | None) -> Joined:
@@ -112,7 +127,7 @@ def _meet_all(launcher: str | None) -> Joined:
         _choose_interface(world, cards)
         begin_if_asked(PrefixStore(f"allstep/{_round}", meeting.store), world.rank, world.size)
     except BaseException:
-        meeting.close()
+        _close(meeting)
         raise
     return Joined(world, meeting, limits, cards, _round)
 
@@ -133,7 +148,7 @@ def init(launcher: str | None = None) -> World:
         part(joined)
         raise
     _running = _Running(joined, made_group)
-    atexit.register(_leave)
+    _leave_at_exit()
     return joined.world
 
 
@@ -148,8 +163,13 @@ def shutdown() -> None:
     part(ended.joined)
 
 
+@cache
+def _leave_at_exit() -> None:
+    """A script need not call `shutdown`. Registered once, however often the process joins."""
+    atexit.register(_leave)
+
+
 def _leave() -> None:
-    """At exit: a script need not call `shutdown`."""
     if _running is not None:
         leave_alone([_running.joined.meeting.store, *dist.distributed_c10d._world.pg_map])
 
@@ -176,6 +196,7 @@ def _card(world: World, store: Store) -> dict[str, Any]:
         "node": node_of(world),
         "host": world.host,
         "pid": os.getpid(),
+        "namespace": namespace(),
         "local_rank": world.local_rank,
         "local_size": world.local_size,
         "cores": sorted(os.sched_getaffinity(0)),

@@ -14,14 +14,15 @@ on ARM too (0.25 us).
 How to wait: spin when every rank has a core (a hand-over takes 1 us), then give the core away with `sched_yield`, then sleep in
 the kernel on the count that is missing (`futex`), which lets other threads of this process run. Each sleep is short, so a lost wake-up is a
 delay and never a hang; after each sleep we look whether the missing rank still lives, and ask the guard of the group whether it makes
-sense to wait on. A process lives as long as its pidfd says so. A rank that knows of a failure sounds the alarm: then the others look
-what it has posted.
+sense to wait on. A rank that knows of a failure sounds the alarm: then the others look what it has posted.
+
+Whether the missing rank lives: during the first 16 ms its pidfd is enough, which costs next to nothing; after that the flags of its tasks
+are read with each sleep (`liveness`), so that a rank with gigabytes of memory is missed before the kernel has freed them.
 """
 
 import ctypes
 import os
 import platform
-import select
 import threading
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from allstep.comm.failure import Operation
 from allstep.comm.guard import Guard
 from allstep.errors import CommError
+from allstep.liveness import Life, life_of
 
 LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
 _COUNT, _MARK, _ASLEEP, _ALARM = 0, 1, 3, 4
@@ -38,6 +40,8 @@ _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _SPINS = 50  # a few us; who has not come by then may be waiting for our core
 _YIELDS = 50
 _SHORT_NAP, _LONG_NAP = 0.002, 0.05
+# Naps are 2, 3, 4.5, 6.75, 10.1 ms and so on, up to 50. From this length on the flags of the missing rank's tasks are read after each.
+_FLAGS_NAP = 0.01
 
 
 class _Timespec(ctypes.Structure):
@@ -71,7 +75,7 @@ class Flags:
         self._fence.acquire()
         base = ctypes.addressof(ctypes.c_char.from_buffer(control))
         self._words = [base + other * LINE * 8 for other in range(self.size)]
-        self._alive = {other * LINE: _Life(pid) for other, pid in enumerate(pids) if other != rank}
+        self._lives = {other * LINE: _watched(pid) for other, pid in enumerate(pids) if other != rank}
 
     def publish(self, mark: int) -> None:
         """All that we have written so far is for the others to read: we are one further."""
@@ -129,17 +133,18 @@ class Flags:
         try:
             while numbers[other] < count:
                 self._sleep(other, nap)
-                self._look_after(other, operation)
+                self._look_after(other, operation, nap >= _FLAGS_NAP)
                 nap = min(_LONG_NAP, nap * 1.5)
         finally:
             numbers[self._mine + _ASLEEP] = 0
             self.guard.end(operation)
 
-    def _look_after(self, other: int, operation: Operation) -> None:
-        """Whoever is missing: gone? And does the guard know better than to wait?"""
+    def _look_after(self, other: int, operation: Operation, closely: bool) -> None:
+        """Is the missing rank's process still there, and does the guard know a reason to stop? closely: read its tasks' flags."""
         if self.numbers[other] >= self.count:
             return
-        if not self._alive[other] and self.numbers[other] < self.count:
+        life = self._lives[other]
+        if (life.is_ending() if closely else life.has_ended()) and self.numbers[other] < self.count:
             self.guard.lose(self.ranks[other // LINE])
         if operation.seconds > self.guard.young:
             self.guard.begin(operation)
@@ -174,23 +179,11 @@ class Flags:
         _syscall(_FUTEX, ctypes.c_void_p(self._words[self.rank]), _FUTEX_WAKE, self.size, None, None, 0)
 
 
-class _Life:
-    """Whether a process lives. True until it has ended, also while it waits to be reaped."""
-
-    def __init__(self, pid: int) -> None:
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except OSError as error:
-            raise CommError(f"the process {pid} of another rank cannot be watched: {error}") from error
-        self._poll = select.poll()
-        self._poll.register(self._pidfd, select.POLLIN)
-
-    def __bool__(self) -> bool:
-        return not self._poll.poll(0)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pidfd"):
-            os.close(self._pidfd)
+def _watched(pid: int) -> Life:
+    try:
+        return life_of(pid)
+    except OSError as error:
+        raise CommError(f"the process {pid} of another rank cannot be watched: {error}") from error
 
 
 def spins_for(num_ranks: int, num_cores: int) -> int:

@@ -1,10 +1,10 @@
-"""Two threads per process that look after its groups, started with the first of them.
+"""Two threads per process that look after its groups, started with the first of them and ended with the last.
 
 The *watch* ticks twice a second and asks each group to look at itself (`look`). Whatever talks to the store may hang, when the store
 is on a host that is cut off; that is done by the *runner*. Who sends it on an errand waits for a bounded time; if it does not come back
 it is left to itself, and another takes its place. Between errands it goes its rounds (`round`).
 
-Both are daemons, and idle when there is no group. At exit they are stopped, because a thread that comes back from C++ into an
+Both are daemons. At exit they are stopped, because a thread that comes back from C++ into an
 interpreter that is gone takes the process down with it. A forked process has neither: it forgets the groups of its parent.
 """
 
@@ -100,7 +100,6 @@ class Watch:
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._changed = threading.Event()
-        self._stopped = False
         self._thread: threading.Thread | None = None
         self._runner: Runner | None = None
         self._last_acts: list[Callable[[], None]] = []
@@ -108,6 +107,11 @@ class Watch:
     def at_end(self, act: Callable[[], None]) -> None:
         """At exit, when all groups have left."""
         self._last_acts.append(act)
+
+    def not_at_end(self, act: Callable[[], None]) -> None:
+        """Take back an `at_end`, if there was one."""
+        with contextlib.suppress(ValueError):
+            self._last_acts.remove(act)
 
     def add(self, group: Group) -> None:
         with self._lock:
@@ -118,9 +122,24 @@ class Watch:
         self._changed.set()
         self.wake_runner()
 
-    def remove(self, group: Group) -> None:
+    def remove(self, group: Group) -> bool:
+        """Look after it no more. Whether it was the last one: then both threads have ended."""
         with self._lock:
             self._groups.discard(group)
+            if self._groups:
+                return False
+            ended = self._thread, self._runner
+            self._thread = self._runner = None
+        self._end_threads(*ended)
+        return True
+
+    def _end_threads(self, thread: threading.Thread | None, runner: Runner | None) -> None:
+        self._changed.set()
+        if runner is not None:
+            runner.stop()
+        for each in (thread, runner.thread if runner is not None else None):
+            if each is not None and each is not threading.current_thread():
+                each.join(1.0)
 
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
         """Have the runner do it; see `Runner.send`."""
@@ -135,17 +154,12 @@ class Watch:
         if groups:
             with contextlib.suppress(Exception):  # the store may be gone
                 self.send(lambda: _leave(groups), _LEAVE_SECONDS)
-        self._stopped = True
-        self._changed.set()
-        if self._runner is not None:
-            self._runner.stop()
+        thread, self._thread = self._thread, None
         for group in groups:
             group.abandon()  # a runner that hangs comes back, while there is still an interpreter to come back to
         for act in self._last_acts:
             act()
-        for thread in (self._thread, self._runner.thread if self._runner is not None else None):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(1.0)
+        self._end_threads(thread, self._runner)
 
     def _living_runner(self) -> Runner:
         with self._lock:
@@ -158,7 +172,7 @@ class Watch:
             return list(self._groups)
 
     def _run(self) -> None:
-        while not self._stopped:
+        while self._thread is threading.current_thread():
             tick = self._look_at_all()
             self._changed.wait(tick)
             self._changed.clear()

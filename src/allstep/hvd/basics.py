@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from allstep.comm import engine
+from allstep.hvd import attached, timeline, util
 from allstep.hvd import process_sets as sets
-from allstep.hvd import timeline, util
 from allstep.hvd.place import (
     cross_rank,
     cross_size,
@@ -64,16 +64,27 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """
     chosen = _chosen(process_sets)
     _refuse_unknown(comm)
-    if not is_initialized():
+    is_new = not is_initialized()
+    if is_new:
         _start(chosen)
     _check(comm)
     sets.register([each for each in chosen if each.process_set_id is None])
+    if is_new:
+        attached.attach_all()
 
 
 def shutdown() -> None:
-    """Leave. The engines of all other ranks stop too; `init` may be called again. Nothing happens when not running."""
+    """Leave. The engines of all other ranks stop too; `init` may be called again. Nothing happens when not running.
+
+    Optimizers may be used again after the next `init`, in the new world. A step that is under way is dropped: gradients of backward
+    passes since the last step are set to None.
+    """
     current = engine.current()
-    if current is not None:
+    if current is None or current.is_forked:
+        return
+    try:
+        attached.detach_all()
+    finally:
         timeline.forget()
         sets.forget()
         current.shutdown()

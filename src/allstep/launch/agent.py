@@ -34,6 +34,7 @@ from allstep.launch import horovod
 from allstep.launch.lines import Lines
 from allstep.launch.link import FULL, Link, Message
 from allstep.limits import read_limits
+from allstep.liveness import Life, life_of
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,6 +53,7 @@ class Worker(NamedTuple):
     rank: int
     process: subprocess.Popen[bytes]
     pidfd: int
+    life: Life
 
 
 class Agent:
@@ -67,6 +69,7 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
+        self._ended: list[tuple[int, int]] = []  # rank and exit code of workers whose end has not been reported
         self.done = False
         self.port_holder = _hold_port()
         self.oom_kills = machine.oom_kills()
@@ -196,7 +199,7 @@ class Agent:
             )
         except OSError as error:
             raise Problem(f"cannot start {message['command'][0]}: {error.strerror}") from error
-        self.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid))
+        self.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid), life_of(process.pid))
         self.running.add(rank)
         self.selector.register(self.workers[rank].pidfd, selectors.EVENT_READ, lambda: self._exited(rank))
         for name, pipe in (("out", process.stdout), ("err", process.stderr)):
@@ -213,7 +216,17 @@ class Agent:
             if stream.rank == rank:
                 stream.drain()
         self.running.discard(rank)
-        self.link.send("exit", rank=rank, code=code, out_of_memory=machine.oom_kills() > self.oom_kills)
+        self._ended.insert(0, (rank, code))
+        # Another worker may have been killed first and still be giving back its memory, while this one has already missed it and
+        # failed: the launcher is to learn of both at once, so that it names the right one.
+        if not any(self.workers[other].life.is_ending() for other in self.running):
+            self._report_ends()
+
+    def _report_ends(self) -> None:
+        out_of_memory = machine.oom_kills() > self.oom_kills
+        ended, self._ended = self._ended, []
+        for rank, code in ended:
+            self.link.send("exit", rank=rank, code=code, out_of_memory=out_of_memory)
 
     def _clean_up(self) -> None:
         """Kill every process that descends from us; say the last words."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from allstep.comm.gradients import Named
+from allstep.hvd.attached import keep_attached
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.torch.mpi_ops import Adasum, allreduce_async_, synchronize
 from allstep.torch.wrapping import wrapped
@@ -43,6 +44,18 @@ class _AdasumOptimizer(Optimizer):
             if parameter.requires_grad:
                 self._allreduce_delay[parameter] = passes
                 parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+        keep_attached(self)
+
+    def _attach_to_engine(self) -> None:
+        """Updates travel through whichever engine runs."""
+
+    def _detach_from_engine(self) -> None:
+        """The engine closes: updates under way are dropped, with the gradients that they come from."""
+        for parameter, left in self._allreduce_delay.items():
+            if left < self.backward_passes_per_step:
+                parameter.grad = None
+        self._handles.clear()
+        self._reset_delays()
 
     def _note(self, parameter: Tensor) -> None:
         if parameter in self._handles:

@@ -8,5 +8,9 @@ from allstep.hvd.process_sets import ProcessSet
 def gradient_group(process_set: ProcessSet) -> AllstepGroup:
     """One for all optimizers of a process set; made when the first of them needs it, on all members together."""
     number = process_set.process_set_id
-    assert number is not None
+    if number is None:
+        raise ValueError(
+            f"the optimizer's process set {process_set.ranks} is not registered since the last hvd.init(): "
+            "give it to init(process_sets=[...]), or call hvd.add_process_set"
+        )
     return running().group("gradients", number)

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from allstep.comm.gradients import Gradients, Named, Rule
 from allstep.comm.squares import values_of
 from allstep.errors import CommError
+from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
@@ -166,11 +167,34 @@ class Distributed(TwoParts):
         self._warned = False
         self._requires_update: set[Parameter] = set()
         self._gradients: Gradients | None = None
-        self._steps = 0
-        self._is_member = bool(process_set.included())
         self._allreduce_delay: dict[Parameter, int] = {}
-        if self._is_member and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"):
-            self._register_hooks()
+        keep_attached(self)
+
+    # From init() to shutdown()
+
+    def _attach_to_engine(self) -> None:
+        """Belong to the engine that runs now. The group follows at the first reduction, where all ranks come together."""
+        self._steps = 0
+        is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        self._reduces = bool(self.process_set.included()) and (size() > 1 or is_elastic)
+        if self._reduces:
+            if not self._requires_update:
+                self._register_hooks()
+            running().on_notice(self._key, self._take_part)
+
+    def _detach_from_engine(self) -> None:
+        """The engine closes: drop the step that is under way, if any, and the group."""
+        for parameter, left in self._allreduce_delay.items():
+            if left < self.backward_passes_per_step:
+                parameter.grad = None  # perhaps half reduced
+        self._end_of_pass()
+        self._forget_reduced()
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None:
+            gradients.close()
 
     # During backward
 
@@ -178,7 +202,6 @@ class Distributed(TwoParts):
         for _, parameter in self._named:
             if parameter.requires_grad:
                 self._watch(parameter)
-        running().on_notice(self._key, self._take_part)
 
     def _watch(self, parameter: Parameter) -> None:
         self._requires_update.add(parameter)
@@ -209,7 +232,7 @@ class Distributed(TwoParts):
     def synchronize(self) -> None:
         """Wait until the gradients are those of all ranks. `step` calls it; call it yourself to look at them before (clipping)."""
         self._check_not_reduced("synchronize")
-        if self._is_member and self._requires_update:
+        if self._reduces and self._requires_update:
             self._announce()
             self._reduce()
         else:
@@ -341,7 +364,7 @@ class Distributed(TwoParts):
             self._parameter_names[parameter] = name
             if self._requires_update and parameter.requires_grad:
                 self._watch(parameter)
-        self._gradients = None
+        self._drop_gradients()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._handles.clear()

@@ -10,6 +10,9 @@ work on each element alone (SGD, Adam, ...) get equal shares, cut anywhere; all 
 right. A class can say which it is by `elementwise = True` or `False`.
 
 `synchronize()` by hand (to clip, to look) still gives every rank all gradients; the step after it then uses those.
+
+`hvd.shutdown()` ends the sharing: each rank gets weights and whole state of its own, as without `share_weights`, and needs the memory for
+them. After the next `hvd.init()` the first step shares them again.
 """
 
 from collections import defaultdict
@@ -45,20 +48,44 @@ class SharedWeights(Distributed):
     _overlap = False  # who will get the gradients is known when `step` or `synchronize` is called
 
     def _attach(self, *settings: Any) -> None:
+        self._sharing: OwnedGradients | None = None
         super()._attach(*settings)
         self._sparse_as_dense = True  # owners add where gradients lie, so they must lie somewhere
+        self._share()
+
+    # Sharing
+
+    @property
+    def _owned(self) -> OwnedGradients:
+        """The weights of the host. Where they are not shared yet, all ranks come here together and share them."""
+        return self._share() if self._sharing is None else self._sharing
+
+    def _share(self) -> OwnedGradients:
         wrapped = type(self).__bases__[1]
         whole = not getattr(wrapped, "elementwise", wrapped in _ELEMENTWISE)
         with horovods_errors():
             group = gradient_group(self.process_set)
-            self._owned = _ReportedOwned(group, f"{self._key}/shared", self._named, self._rule(), whole)
-        self._pieces = {piece: self._tensor_of(piece, whole) for piece in self._owned.own_pieces}
-        self._shared_state = SharedState(self._owned)
+            owned = _ReportedOwned(group, f"{self._key}/shared", self._named, self._rule(), whole)
+        self._sharing = owned
+        self._pieces = {piece: self._tensor_of(piece, whole) for piece in owned.own_pieces}
+        self._shared_state = SharedState(owned)
         self._used: set[int] = set()  # parameters, by number, that the next update changes
         self._known: set[int] = set()  # parameters that have been updated since: their state is in shared memory
         self._given: dict[int, dict[str, Any]] = {}  # whole state from before the next step, by number
-        self._inner = _optimizer_of(wrapped, self, self._pieces, self._owned)
+        self._inner = _optimizer_of(wrapped, self, self._pieces, owned)
         self._scatter_state()
+        return owned
+
+    def _detach_from_engine(self) -> None:
+        """Each rank keeps weights and state of its own: no rank changes them now, since an update is over on all ranks at once."""
+        sharing = self._sharing
+        if sharing is not None:
+            self._fill_state()
+            sharing.make_private()
+            sharing.close()
+            self._sharing = None
+            del self._pieces, self._shared_state, self._inner
+        super()._detach_from_engine()
 
     def _tensor_of(self, piece: Piece, whole: bool) -> Parameter:
         owned = self._owned
@@ -161,6 +188,8 @@ class SharedWeights(Distributed):
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, of all parameters, from any rank alone."""
+        if self._sharing is None:
+            return super().state_dict()
         self._fill_state()
         try:
             return super().state_dict()
@@ -170,6 +199,9 @@ class SharedWeights(Distributed):
     @contextmanager
     def whole_state(self) -> Iterator[None]:
         """Within it `state` is that of whole parameters, and what is changed there counts afterwards. All ranks together."""
+        if self._sharing is None:
+            yield
+            return
         self._fill_state()
         yield
         self._scatter_state()
@@ -177,7 +209,8 @@ class SharedWeights(Distributed):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """A whole state, written by any number of ranks. All ranks load it together."""
         super().load_state_dict(state_dict)
-        self._scatter_state()
+        if self._sharing is not None:
+            self._scatter_state()
 
 
 def _optimizer_of(wrapped: type, outer: Any, pieces: dict[Piece, Parameter], owned: OwnedGradients) -> Any:

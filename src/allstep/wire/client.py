@@ -111,8 +111,14 @@ class Client:
             sock.close()
             self._local.sock = None
 
+    def close_all(self) -> None:
+        """End the connections of all threads, for good."""
+        self.abandon()
+        for sock in list(self._open):
+            sock.close()
+
     def abandon(self) -> None:
-        """At exit: whoever still waits for the store, in any thread, gets a ConnectionError now, and nobody connects again."""
+        """Whoever still waits for the store, in any thread, gets a ConnectionError now, and nobody connects again."""
         self._abandoned = True
         for sock in list(self._open):
             with contextlib.suppress(OSError):

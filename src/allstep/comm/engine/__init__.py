@@ -104,7 +104,13 @@ def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic
         executor.close()
         board.close()
         raise
-    return Engine(joined, board, executor, sets, settings)
+    return Engine(joined, board, executor, sets, settings, _forget)
+
+
+def _forget() -> None:
+    """The engine is closed: keep neither its memory nor its connections."""
+    global _current
+    _current = None
 
 
 def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:
@@ -131,7 +137,7 @@ def _make_board(joined: _ranks.Joined, store: Store) -> Board:
     """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at a time."""
     world, cards = joined.world, joined.cards
     if len(set(joined.nodes)) > 1:
-        return connect(store, world.rank, world.size, joined.limits)
+        return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
     nbytes = board_bytes(world.size)
     if world.size == 1:
         return SharedBoard(memoryview(mmap.mmap(-1, nbytes)), 0, [os.getpid()], 0)
@@ -140,7 +146,7 @@ def _make_board(joined: _ranks.Joined, store: Store) -> Board:
     try:
         segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
     except CommError:  # on all ranks
-        return connect(store, world.rank, world.size, joined.limits)
+        return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
     return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)
 
 

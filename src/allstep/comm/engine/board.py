@@ -80,8 +80,10 @@ class Board(ABC):
         """Whoever drives shall look at what we posted."""
 
     @abstractmethod
-    def lost(self) -> int | None:
-        """A rank that is gone, or has closed its board: of all for rank 0; the others look after rank 0."""
+    def lost(self, closely: bool = False) -> int | None:
+        """A rank that is gone, or has closed its board: of all for rank 0; the others look after rank 0.
+
+        closely: a caller waits, so look also for processes that are still ending (see `allstep.liveness`)."""
 
     @abstractmethod
     def close(self) -> None:

@@ -103,6 +103,11 @@ class Coordinator:
 
     # From the ranks
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some ranks have asked for an operation and others have not."""
+        return bool(self._waiting)
+
     def take(self, rank: int, fields: Fields) -> None:
         """What a rank says."""
         what = fields[0]

@@ -63,7 +63,7 @@ _LAST_SECONDS = 5.0  # for a shutdown to come around
 
 
 class Engine:
-    """See the module. Made by `start`."""
+    """See the module. Made by `start`. on_close: called at the end of `shutdown`."""
 
     def __init__(
         self,
@@ -72,8 +72,10 @@ class Engine:
         executor: Executor,
         sets: dict[int, tuple[int, ...]],
         settings: Settings,
+        on_close: Callable[[], None],
     ) -> None:
         self.world = joined.world
+        self._on_close = on_close
         self.process_sets = sets
         self.hooks = Hooks()
         self.is_dynamic = settings.dynamic
@@ -121,6 +123,11 @@ class Engine:
     def is_stopped(self) -> bool:
         """Whether it has ended: by us, by a peer's shutdown, or because one is lost."""
         return self._end is not None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the rank, which alone can use the engine."""
+        return os.getpid() != self._pid
 
     # Requests
 
@@ -292,7 +299,9 @@ class Engine:
             return
         self._looked_at = now
         self.hooks.now_and_then()
-        lost = self._board.lost()
+        # Flags of processes are read while an operation waits here or, on rank 0, anywhere.
+        waits = bool(self._pending) or (self._coordinator is not None and self._coordinator.is_waiting)
+        lost = self._board.lost(waits)
         if lost is not None:
             self._progress()  # it may have said why
             if self._end is None:
@@ -475,7 +484,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the engines of all ranks and give everything back."""
-        if self.is_closed or os.getpid() != self._pid:
+        if self.is_closed or self.is_forked:
             return
         self._end_driving()
         self._executor.close()  # a thread that is still in an operation of a rank that hangs is thrown out of it
@@ -483,12 +492,13 @@ class Engine:
         self._board.close()
         self._handles.clear()
         start.part(self._joined)
+        self._on_close()
 
     def leave_at_exit(self) -> None:
         """At exit: tell the others, and let the kernel tear down the rest."""
         if self.is_closed:
             return
-        if os.getpid() == self._pid:
+        if not self.is_forked:
             self._end_driving()
         leave_alone([self._joined.meeting.store, *self._executor.groups])
 

@@ -8,7 +8,6 @@ A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the l
 
 import ctypes
 import os
-import select
 import threading
 from collections.abc import Sequence
 
@@ -32,8 +31,8 @@ from allstep.comm.engine.ring import (
     RingWriter,
     sleep_on_bell,
 )
+from allstep.comm.lives import Lives
 from allstep.comm.segment import rounded
-from allstep.errors import CommError
 
 MAILBOX, LOG = 64 << 10, 256 << 10
 _LONGER = 20  # an answer takes this many times as long as a hand-over: up to 70 us of looking
@@ -76,7 +75,8 @@ class SharedBoard(Board):
         else:
             self._mail_writer = RingWriter(boxes[rank], numbers, self._line + WRITTEN, [self._line + READ])
             self._log_reader = RingReader(log, numbers, WRITTEN, self._line + LOG_READ)
-        self._lives = _Lives({each: pids[each] for each in (others if rank == 0 else [0])})
+        watched = others if rank == 0 else [0]
+        self._lives = Lives({each: pids[each] for each in watched if each != rank})
 
     # Posts
 
@@ -183,11 +183,11 @@ class SharedBoard(Board):
 
     # The others
 
-    def lost(self) -> int | None:
+    def lost(self, closely: bool = False) -> int | None:
         for rank in range(1, self.size) if self.rank == 0 else (0,):
             if rank != self.rank and self._numbers[rank * LINE + CLOSED]:
                 return rank
-        return self._lives.ended()
+        return self._lives.lost(closely)
 
     def close(self) -> None:
         self._numbers[self._line + CLOSED] = 1
@@ -196,30 +196,3 @@ class SharedBoard(Board):
 
 def _can_flush(writer: RingWriter | None) -> bool:
     return writer is not None and bool(writer.unsent) and writer.room > 0
-
-
-class _Lives:
-    """Which of several processes have ended. A process lives as long as its pidfd says so."""
-
-    def __init__(self, pids: dict[int, int]) -> None:
-        self._poll = select.poll()
-        self._ranks: dict[int, int] = {}
-        for rank, pid in pids.items():
-            if pid == os.getpid():
-                continue
-            try:
-                pidfd = os.pidfd_open(pid)
-            except OSError as error:
-                self.close()
-                raise CommError(f"the process {pid} of rank {rank} cannot be watched: {error}", peer=rank) from error
-            self._ranks[pidfd] = rank
-            self._poll.register(pidfd, select.POLLIN)
-
-    def ended(self) -> int | None:
-        return next((self._ranks[pidfd] for pidfd, _ in self._poll.poll(0)), None) if self._ranks else None
-
-    def close(self) -> None:
-        for pidfd in self._ranks:
-            self._poll.unregister(pidfd)
-            os.close(pidfd)
-        self._ranks = {}

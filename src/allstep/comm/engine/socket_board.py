@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store
 from allstep import machine
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.ring import Frames
+from allstep.comm.lives import Lives
 from allstep.errors import CommError
 from allstep.limits import Limits
 from allstep.wire.frames import new_token, pack, proof, receive, receive_frame, unpack
@@ -80,10 +81,18 @@ class _Link:
 
 
 class SocketBoard(Board):
-    """links: rank 0 has one to each rank, the others one to rank 0."""
+    """links: rank 0 has one to each rank, the others one to rank 0. pids: of those peers that are on this host."""
 
-    def __init__(self, rank: int, size: int, links: dict[int, socket.socket], lost_seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        links: dict[int, socket.socket],
+        lost_seconds: float,
+        pids: Mapping[int, int] = {},
+    ) -> None:
         super().__init__(rank, size)
+        self._lives = Lives({peer: pid for peer, pid in pids.items() if peer in links})
         self._links = {peer: _Link(sock, lost_seconds) for peer, sock in links.items()}
         self._by_fd = {link.sock.fileno(): peer for peer, link in self._links.items()}
         self._sending = threading.Lock()
@@ -174,10 +183,12 @@ class SocketBoard(Board):
     def nudge(self) -> None:
         os.eventfd_write(self._bell, 1)
 
-    def lost(self) -> int | None:
-        return next((peer for peer, link in self._links.items() if link.has_ended), None)
+    def lost(self, closely: bool = False) -> int | None:
+        ended = next((peer for peer, link in self._links.items() if link.has_ended), None)
+        return self._lives.lost(closely) if ended is None else ended
 
     def close(self) -> None:
+        self._lives.close()
         with self._sending:
             for link in self._links.values():
                 link.close()
@@ -185,10 +196,10 @@ class SocketBoard(Board):
         os.close(self._bell)
 
 
-def connect(store: Store, rank: int, size: int, limits: Limits) -> SocketBoard:
-    """All ranks together."""
+def connect(store: Store, rank: int, size: int, limits: Limits, pids: Mapping[int, int]) -> SocketBoard:
+    """All ranks together. pids: of the other ranks of this host."""
     links = _accept_all(store, size, limits.start) if rank == 0 else {0: _reach(store, rank, limits.start)}
-    return SocketBoard(rank, size, links, limits.lost)
+    return SocketBoard(rank, size, links, limits.lost, pids)
 
 
 def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.socket]:

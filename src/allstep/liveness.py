@@ -1,0 +1,170 @@
+"""Whether another process of this host is alive, ending or gone.
+
+A process that is killed is *ending* long before it is gone. The kernel first marks each of its
+tasks (threads) as exiting, then frees the memory, and only after that closes its files and makes
+its pidfd readable. For a worker with gigabytes that takes a second or more.
+
+========  ==========================================================  =======================
+gone      its pidfd is readable                                       one system call, 1 us
+ending    every task under /proc/<pid>/task has the flag PF_EXITING   10 us, whatever its tasks
+========  ==========================================================  =======================
+
+An exiting task never returns to the program, so an ending process writes nothing more: not to
+memory that it shares, not to a socket. A main thread may end while other threads continue. That is
+not the end of the process, so all tasks must have the flag.
+
+The main thread is looked at first: a living process costs one read. The pid cannot come to mean
+another process: the pidfd and the open folder of /proc both belong to the process that had the pid
+when they were opened, and a second process with this pid is never read. Where /proc does not show
+the process (`hidepid`), there is only the pidfd, and a death is noticed when the memory has been
+freed.
+
+`is_ending` is for long waits: call it after some milliseconds of waiting, and then every 20 to 50
+ms.
+"""
+
+import contextlib
+import os
+import select
+import threading
+import weakref
+from pathlib import Path
+
+_PF_EXITING = 0x4
+# The place of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags.
+_FLAGS = 6
+
+
+class Life:
+    """The life of one process. Raises OSError when there is none, or when it cannot be watched.
+
+    Get it from `life_of`, so that all groups of this process share one.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._gone = False
+        self._main = f"task/{pid}/stat"
+        self._folder = _folder_of(pid)
+        # Opened by number: if the process was still there afterwards, the folder is its own.
+        if self._folder is not None and (self.has_ended() or not _can_read(self._main, self._folder)):
+            os.close(self._folder)
+            self._folder = None
+
+    @property
+    def shows_tasks(self) -> bool:
+        """Whether its tasks can be read; without them it is alive until it is gone."""
+        return self._folder is not None
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone, reaped or not."""
+        if not self._gone:
+            # A new one each time: several threads may ask at once, which one object refuses.
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            self._gone = bool(poll.poll(0))
+        return self._gone
+
+    def is_ending(self) -> bool:
+        """Whether the process runs no more code of its own: gone, or all its tasks are exiting."""
+        if self.has_ended():
+            return True
+        if self._folder is None:
+            return False
+        try:
+            return _is_exiting(self._main, self._folder) and _all_exiting(self._folder)
+        except OSError:
+            # Gone meanwhile, or we have no file descriptor left: the pidfd has the answer.
+            return self.has_ended()
+
+    def __del__(self) -> None:
+        for fd in (getattr(self, "_pidfd", None), getattr(self, "_folder", None)):
+            if fd is not None:
+                os.close(fd)
+
+
+_lives: weakref.WeakValueDictionary[int, Life] = weakref.WeakValueDictionary()
+_finding = threading.Lock()
+
+
+def life_of(pid: int) -> Life:
+    """The life of the process that has this pid now: one object and two files for all watchers."""
+    with _finding:
+        known = _lives.get(pid)
+        if known is None or known.has_ended():
+            known = _lives[pid] = Life(pid)
+        return known
+
+
+def namespace() -> str:
+    """A name for the set of processes among which our pids are valid; empty where it is not known.
+
+    Two processes of a host may use each other's pids if this is the same for both. Containers of
+    one host may differ.
+    """
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _folder_of(pid: int) -> int | None:
+    try:
+        return os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _can_read(path: str, folder: int) -> bool:
+    try:
+        return _flags_in(path, folder) is not None
+    except OSError:
+        return False
+
+
+def _all_exiting(folder: int) -> bool:
+    """Whether all tasks are. A listed one may start another before it exits, so look again."""
+    tasks = _tasks_in(folder)
+    exiting = all(_is_exiting(f"task/{task}/stat", folder) for task in tasks)
+    return exiting and _tasks_in(folder) <= tasks
+
+
+def _tasks_in(folder: int) -> set[str]:
+    fd = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return set(os.listdir(fd))
+    finally:
+        os.close(fd)
+
+
+def _is_exiting(path: str, folder: int) -> bool:
+    """A task that has vanished has exited."""
+    flags = _flags_in(path, folder)
+    return flags is None or bool(flags & _PF_EXITING)
+
+
+def _flags_in(path: str, folder: int) -> int | None:
+    """The kernel's flags of a task; None when there is no such task any more."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            return flags_of(os.read(fd, 4096))
+        finally:
+            os.close(fd)
+    return None
+
+
+def flags_of(stat: bytes) -> int:
+    """The kernel's flags in a `stat` file, whose name field may contain spaces and parentheses."""
+    return int(stat.rpartition(b")")[2].split()[_FLAGS])
+
+
+def _forget() -> None:
+    """A forked process watches its own, if any: its lock may have been held when it was forked."""
+    global _finding
+    _finding = threading.Lock()
+    _lives.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
