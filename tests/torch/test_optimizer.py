@@ -3,6 +3,7 @@
 The yardstick is one process with plain torch and the whole batch, in float64: losses and weights must agree to 1e-10.
 """
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -490,6 +491,30 @@ def test_uneven_data_with_join(ranks: Ranks) -> None:
 
 
 # Shared weights
+
+
+def test_join_with_shared_weights_is_refused_at_once(ranks: Ranks) -> None:
+    def work() -> tuple[str, float]:
+        import allstep.torch as hvd
+
+        hvd.init()
+        a = nn.Parameter(torch.zeros(300))
+        inner = torch.optim.SGD([a], 1.0)
+        optimizer = hvd.DistributedOptimizer(inner, [("a", a)], share_weights=True)
+        began = time.monotonic()
+        try:
+            for _ in range(hvd.rank() + 1):
+                a.sum().backward()
+                optimizer.step()
+            hvd.join()
+        except hvd.HorovodInternalError as error:
+            return str(error), time.monotonic() - began
+        return "", 0.0
+
+    for text, seconds in ranks(2, work):
+        assert "hvd.join()" in text and "share_weights=True is not supported" in text
+        # Without the refusal the ranks wait for the start timeout of 30 s.
+        assert seconds < 20
 
 
 def test_state_moves_between_numbers_of_ranks(ranks: Ranks, tmp_path: Any) -> None:

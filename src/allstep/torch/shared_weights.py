@@ -26,6 +26,7 @@ from torch.nn import Parameter
 
 from allstep.comm.owned import OwnedGradients
 from allstep.comm.ownership import Piece
+from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.reported_gradients import ReportedGradients
 from allstep.torch.groups import gradient_group
 from allstep.torch.optimizer import Distributed, horovods_errors
@@ -122,6 +123,13 @@ class SharedWeights(Distributed):
         self._warn_if_unused(owned, sparse)
         self._used = owned.used
         self._end_of_pass()
+
+    def _take_part(self, number: int) -> None:
+        """Refuse at once: a rank that has joined owns a slice that the others' step needs it to update."""
+        raise HorovodInternalError(
+            "hvd.join() while other ranks still step an optimizer with share_weights=True is not supported: "
+            "give every rank the same number of steps, or leave share_weights out"
+        )
 
     def _use_what_is_there(self) -> None:
         """Every rank has all gradients already, reduced and perhaps changed by hand."""
