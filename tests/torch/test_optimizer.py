@@ -509,6 +509,8 @@ def test_join_with_shared_weights_is_refused_at_once(ranks: Ranks) -> None:
             hvd.join()
         except hvd.HorovodInternalError as error:
             return str(error), time.monotonic() - began
+        finally:
+            hvd.shutdown()
         return "", 0.0
 
     for text, seconds in ranks(2, work):
