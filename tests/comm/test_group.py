@@ -36,7 +36,11 @@ def test_every_operation_of_torch_is_ours() -> None:
 def test_the_seam_names_every_move() -> None:
     moves = {name for name, _ in inspect.getmembers(Mover, inspect.isfunction)}
     source = inspect.getsource(AllstepGroup)
-    assert {name for name in moves if f'"{name}"' not in source} == {"carry", "close", "set_timeout"}  # which move nothing
+    assert {name for name in moves if f'"{name}"' not in source} == {
+        "carry",
+        "close",
+        "set_timeout",
+    }  # which move nothing
     nothing = Mover()
     assert nothing.all_reduce(torch.ones(1), dist.AllreduceOptions()) is None
 
