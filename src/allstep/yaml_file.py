@@ -12,13 +12,14 @@ A config may come from another person, so a file is bounded before it is turned 
 Errors are `ConfigError`s that name the file and the line. Tags that construct objects are refused, as by every safe loader.
 """
 
-import stat
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from allstep.bounded import read_regular
 from allstep.errors import ConfigError
 
 MAX_BYTES = 1 << 20
@@ -39,20 +40,15 @@ class Document(NamedTuple):
 def read_yaml(path: Path) -> Document:
     """Load a file. Raises ConfigError with its name and line; FileNotFoundError where there is none."""
     try:
-        # Asked before it is opened: opening a pipe waits for a writer.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode()
+        text = read_regular(path, MAX_BYTES).decode()
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config") from error
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not YAML: byte {error.start} is not UTF-8 text") from error
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config")
     return parse_yaml(text, str(path))
 
 

@@ -79,18 +79,22 @@ class Trained:
         return len(self.classes)
 
 
-def load_run(folder: Path | str, which: Which | None = None, device: str = "auto") -> Trained:
+def load_run(
+    folder: Path | str, which: Which | None = None, device: str = "auto", trust: bool = False
+) -> Trained:
     """The net of the run in `folder`: its last weights, or the best on the validation part; None: what the run itself would test.
+
+    trust: execute the model code that the run's config names, also when the folder may be another person's (`train.trust`).
 
     Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or not one of this net.
     """
-    return make_trained(find_run(folder, which), make_device(device))
+    return make_trained(find_run(folder, which, trust), make_device(device))
 
 
-def find_run(folder: Path | str, which: Which | None = None) -> Found:
+def find_run(folder: Path | str, which: Which | None = None, trust: bool = False) -> Found:
     """Reads config and checkpoint of the run in `folder`."""
     folder = Path(folder)
-    config = run_config(folder)
+    config = run_config(folder, trust=trust)
     newest = checkpoint.newest(folder / "checkpoints")
     if newest.path is None or newest.snapshot is None:
         raise CheckpointError(_no_checkpoint(folder, newest.complaints))
