@@ -26,8 +26,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MAX_DEPTH = 50
 MAX_JSON = 64 << 20
@@ -37,7 +38,7 @@ _LARGEST_INT = 1 << 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. Raises OSError for anything else, without waiting."""
     # Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -115,7 +116,7 @@ def _refuse(text: str) -> Any:
 def _is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and dictionaries are nested deeper. Goes level by level, without recursion."""
     layer = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         layer = [inner for each in layer for inner in _inside(each) if isinstance(inner, list | dict)]
         if not layer:
             return False

@@ -281,7 +281,9 @@ def test_a_net_of_the_users_that_is_not_here(tmp_path: Path, monkeypatch: pytest
     make_run(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text(read_config("digits", ["model=their_nets:make"]).to_yaml())
     for trust in (False, True):
-        with pytest.raises(ConfigError, match=r"no module 'their_nets' .* from the folder that the run was trained from"):
+        with pytest.raises(
+            ConfigError, match=r"no module 'their_nets' .* from the folder that the run was trained from"
+        ):
             load_run(tmp_path / "run", trust=trust)
     (tmp_path / "their_nets.py").write_text(
         "from torch import nn\nclass Net(nn.Sequential):\n"

@@ -181,7 +181,11 @@ def test_a_config_of_another_person_executes_nothing(project: Path, home: Path, 
     shutil.copytree(theirs / "own-code", theirs / "system")
     config = theirs / "system" / "config.yaml"
     touch = tmp_path / "called"
-    text = config.read_text().replace("my_nets:Net", "os:system").replace("options: {}", f"options: {{command: touch {touch}}}")
+    text = (
+        config.read_text()
+        .replace("my_nets:Net", "os:system")
+        .replace("options: {}", f"options: {{command: touch {touch}}}")
+    )
     config.write_text(text + "trust: true\n")
     assert "os:system" in text and "touch" in text
     other = tmp_path / "other-home"

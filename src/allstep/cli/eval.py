@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from allstep.cli.predict import Device, Json, RunFolder, Trust, WhichWeights, check_json, checked_which, tell, write_json
+from allstep.cli.predict import (
+    Device,
+    Json,
+    RunFolder,
+    Trust,
+    WhichWeights,
+    check_json,
+    checked_which,
+    tell,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from allstep.train.existing import Evaluation

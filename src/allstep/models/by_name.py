@@ -281,7 +281,9 @@ def _check_kind(name: str, factory: Any) -> None:
     # A user's module may have imported it: `from subprocess import run`.
     written = str(getattr(factory, "__module__", "")).partition(".")[0]
     if written in sys.stdlib_module_names:
-        raise ConfigError(f"model {name}: it belongs to {written!r} of Python's standard library, expected your own code")
+        raise ConfigError(
+            f"model {name}: it belongs to {written!r} of Python's standard library, expected your own code"
+        )
 
 
 def _attribute(home: Any, name: str) -> Any:
@@ -293,7 +295,9 @@ def _attribute(home: Any, name: str) -> Any:
             raise ConfigError(f"model {name}: {module} has no {part!r}; {did_you_mean(part, public)}")
         found = getattr(found, part)
         if isinstance(found, ModuleType):
-            raise ConfigError(f"model {name}: {part!r} is a module that {module} has imported, expected a function or class")
+            raise ConfigError(
+                f"model {name}: {part!r} is a module that {module} has imported, expected a function or class"
+            )
     return found
 
 

@@ -120,14 +120,23 @@ def abandon(claimed: Claimed) -> None:
 def holds_run(folder: Path) -> bool:
     """Whether there is something that a new run would destroy, or an old one could go on from."""
     record, checkpoints = folder / RECORD, folder / "checkpoints"
-    if record.exists() and record.stat().st_size:
-        return True
-    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    try:
+        if record.is_file() and record.stat().st_size:
+            return True
+        # Odd digits count, too: what might be a checkpoint is not written over.
+        return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
 
 
 def has_ended(folder: Path) -> bool:
     """Whether the run in it, if there is one, has come to its end."""
-    return (folder / RECORD).exists() and runlog.read(folder / RECORD).end is not None
+    try:
+        return runlog.read(folder / RECORD).end is not None
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{folder / RECORD}: cannot be read: {error.strerror or error}; move it away") from error
 
 
 def expect_run(folder: Path) -> None:

@@ -26,6 +26,7 @@ from allstep.train.hold import hold
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
 from allstep.train.run import Paused, train
+from allstep.train.state import check_resumed
 from allstep.train.tensorboard import TensorBoard
 from allstep.train.watch import Record, Result, Watcher, Watchers
 from allstep.world import World
@@ -97,7 +98,7 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
     notes = [prepared.note] if prepared.note else []
     if not claimed.goes_on:
         return config, claimed, None, notes
-    found = checkpoint.newest(claimed.path / "checkpoints")
+    found = checkpoint.newest(claimed.path / "checkpoints", check_resumed)
     notes += [f"not used: {complaint}" for complaint in found.complaints]
     if not found.snapshot and found.complaints:
         raise DataError(
