@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def config_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs with a model of the user's own make a key in the user's config folder: not in that of the user who tests."""
+    """Training a model of the user's own makes a key in the user's config folder: not in the tester's."""
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 

@@ -21,7 +21,10 @@ Case = TypeVar("Case")
 
 
 def limited(function: Callable[[Case], object], cases: Iterable[Case]) -> int:
-    """Call `function` with each case in a child process. AssertionError with the case that it did not survive."""
+    """Call `function` with each case in a child process; return how many there were.
+
+    AssertionError with the case that it did not survive.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""JSON as a damaged disk, another version or another person may write it, made from a good document and a seed."""
+"""JSON as a damaged disk or another person may write it, made from a good document and a seed."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Reads files that another person, or a damaged disk, may have written: bounded, and without waiting.
+"""Reads files that another person or a damaged disk may have written, without waiting.
 
 ```
 read_regular    the bytes of a regular file, at most `limit` of them
@@ -9,7 +9,7 @@ read_lines      the lines of a regular file, one at a time, none longer than 16 
 
 | refused | because |
 |---|---|
-| a pipe, socket, device or folder in place of a file | opening a pipe waits for a writer; /dev/zero has no end |
+| a pipe, socket, device or folder | opening a pipe waits for a writer; /dev/zero has no end |
 | a file that is larger than `limit` | the memory of the reader |
 | JSON of more than 50 levels | the parser and readers of the result recurse |
 | NaN, infinities, 1e999, integers beyond 64 bits | arithmetic on them overflows, far from here |
@@ -57,7 +57,7 @@ def check_regular(descriptor: int, path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """Return the contents of a regular file of at most `limit` bytes; OSError (EFBIG) for a larger one."""
+    """Return the bytes of a regular file, at most `limit`; OSError (EFBIG) for a larger one."""
     with open_regular(path) as file:
         # A file may grow after it was measured, so the read is bounded as well.
         if os.fstat(file.fileno()).st_size > limit or len(data := file.read(limit + 1)) > limit:
@@ -81,7 +81,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_json(path: Path, limit: int = MAX_JSON) -> Any:
-    """Return the value in a JSON file. OSError when it cannot be read, ValueError when it is refused."""
+    """Return the value in a JSON file. OSError when it cannot be read, ValueError when refused."""
     return parse_json(read_regular(path, limit))
 
 
@@ -97,7 +97,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def _int(text: str) -> int:
-    # Compared by length first: Python refuses to convert thousands of digits, with an error of its own.
+    # By length first: Python refuses to convert thousands of digits, with an error of its own.
     if len(text) > 21 or not -_LARGEST_INT < (value := int(text)) < _LARGEST_INT:
         raise ValueError(f"holds an integer of {len(text)} digits, beyond 64 bits")
     return value

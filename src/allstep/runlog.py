@@ -11,8 +11,9 @@ One process writes (rank 0), any number read, also while it goes on: each line i
 that is killed leaves at most a torn last line. Readers skip what they cannot parse and keep what they do not know out of the way,
 so an old reader can follow a new writer.
 
-A record may come from another person, so it is read within limits (`bounded`): a line of more than 50 levels, with a number beyond a
-float, or of more than 16 MB is one that cannot be parsed, and anything but a regular file is an OSError, for readers and the writer.
+A record may come from another person, so it is read within limits (`bounded`): a line of more than 50
+levels, or with a number beyond a float, is one that cannot be parsed; a line of more than 16 MB ends
+the reading. Anything but a regular file is an OSError, for readers and the writer.
 """
 
 import errno
@@ -62,7 +63,7 @@ class RunLog:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without O_NONBLOCK, opening a pipe in its place would wait for a reader.
-        # A link in its place would let a run folder of another person choose a file of the user's to write to.
+        # Through a link, another person's run folder could choose a file to write to.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
         check_regular(self._file.fileno(), path)

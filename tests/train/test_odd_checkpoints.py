@@ -1,8 +1,9 @@
-"""A checkpoint that is anything but a checkpoint: it is reported, and the next older one is used. No traceback, no hang."""
+"""What is anything but a checkpoint is reported, and the next older one used: no traceback, no hang."""
 
 import json
 import os
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -160,8 +161,6 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
     ],
 )
 def test_a_state_of_other_types(folder: Path, place: tuple[str, ...], value: Any, words: str) -> None:
-    import re
-
     state = dict(snapshot(30).state)
     if place:
         inner: Any = state
@@ -176,13 +175,12 @@ def test_a_state_of_other_types(folder: Path, place: tuple[str, ...], value: Any
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("shape", [3, 10**9, 10**9]),
-        ("shape", [3, 60_000, 60_000]),
-        ("shape", [3, 0, 4]),
-        ("mean", [1.0]),
-        ("mean", None),
-    ]
-    + [("classes", []), ("classes", "ab"), ("prepare", 3), ("trained_shape", [1])],
+        *(("shape", value) for value in ([3, 10**9, 10**9], [3, 60_000, 60_000], [3, 0, 4])),
+        *(("mean", value) for value in ([1.0], None)),
+        *(("classes", value) for value in ([], "ab")),
+        ("prepare", 3),
+        ("trained_shape", [1]),
+    ],
 )
 def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
     """For `predict` and `eval`; a run that continues takes them from its data."""
@@ -240,7 +238,7 @@ def test_what_is_left_over_is_told_from_what_is_being_written() -> None:
     mine = hidden_name("000000000010")
     parent = os.getppid()
     assert is_left_over(mine) and is_left_over(f"{mine}.gone")
-    # The pid of a killed writer has come to mean another process, as it does in a container that was started again.
+    # The writer's pid has come to mean another process, as in a container that was started again.
     assert is_left_over(f".000000000010.{parent}-1")
     started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     assert not is_left_over(f".000000000010.{parent}-{started}")
@@ -306,7 +304,7 @@ def use(found: Snapshot) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("file", FILES)
 def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) -> None:
-    """Random damage, with checksums that fit it. What passes for good can be used without a traceback."""
+    """Random damage, with checksums that fit it. What passes for good causes no traceback later."""
     path = folder / "000000000030"
     whole = {name: (path / name).read_bytes() for name in FILES}
 
@@ -336,7 +334,7 @@ def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) ->
 
 
 def test_the_damage_is_damage() -> None:
-    """Most random documents differ from the good one, and some parse: else the test above shows nothing."""
+    """Most random documents differ from the good one, and some parse: else nothing is shown."""
     good = {"a": {"b": [1, 2.5, "x"]}, "c": None}
     made = [odd(good, seed) for seed in range(200)]
     parsed = 0

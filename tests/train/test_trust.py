@@ -1,4 +1,4 @@
-"""What a run folder's config may execute: nothing, unless this user wrote the folder or says --trust."""
+"""What a run folder may execute: nothing, unless this user wrote the folder or says --trust."""
 
 import shutil
 import subprocess
@@ -47,7 +47,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's project, which is the current folder; importing its module leaves the file `executed`."""
+    """The user's project, the current folder; importing its module leaves the file `executed`."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "my_nets.py").write_text(NETS.format(mark=str(folder / "executed")))
@@ -175,7 +175,7 @@ def test_the_standard_library_has_no_models(name: str) -> None:
 
 
 def test_a_config_of_another_person_executes_nothing(project: Path, home: Path, tmp_path: Path) -> None:
-    """predict, eval, verify, train, --resume, study and report on a folder that names os:system, and code of the current folder."""
+    """A folder that names os:system, and one that names code of the current folder, for each command."""
     theirs = tmp_path / "theirs"
     shutil.copytree(claimed(project / "run"), theirs / "own-code")
     shutil.copytree(theirs / "own-code", theirs / "system")
@@ -248,11 +248,18 @@ def test_seals_differ_by_what_they_cover(project: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_train_then_predict_and_evaluate_without_a_flag(project: Path, home: Path) -> None:
-    """The ordinary case: an own model, its run folder, two workers, and then another user's view of the same folder."""
+    """The ordinary case: an own model with two workers; then another user's view of the same folder."""
     (project / "mine.yaml").write_text("recipe: digits\nmodel: my_nets:Net\nepochs: 1\n")
     done = allstep("train", "mine.yaml", "--workers", "2", "--out", "run", home=home, cwd=project)
     assert done.returncode == 0, done.stderr
     done = allstep("eval", "run", home=home, cwd=project)
+    assert done.returncode == 0, done.stderr
+    done = allstep("train", "--resume", "run", home=home, cwd=project)
+    assert done.returncode == 0 and "this run has ended" in done.stdout, done.stderr
+    # As after a kill: rank 0 reads the folder's config, and has been told that it is trusted.
+    log = project / "run" / "run.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"end"' not in line))
+    done = allstep("train", "--resume", "run", "--workers", "1", home=home, cwd=project)
     assert done.returncode == 0, done.stderr
     other = project.parent / "other-home"
     done = allstep("eval", "run", home=other, cwd=project)

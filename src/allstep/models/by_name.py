@@ -11,9 +11,9 @@ of them leaves it out: `def factory(num_classes)` is enough. Options it does not
 height, width) and returns one tensor of logits (n, num_classes), in training and in evaluation; a tuple (GoogLeNet's side exits in other
 libraries) is refused here, before training.
 
-A user's module is looked for in the current folder first, as with `python -m`, then among what is installed. It is never one of
-Python's standard library, and the factory is a subclass of `nn.Module` or a Python function, so that a config cannot name `os:system`.
-Which configs may name a factory at all is decided by `train.trust`.
+A user's module is looked for in the current folder first, as with `python -m`, then among what is
+installed. It is never one of Python's standard library, and the factory is a subclass of `nn.Module`
+or a Python function, so that a config cannot name `os:system`. Which configs may name a factory at all is decided by `train.trust`.
 
 `check_name`, `check_options` and `check_shape` need no torch, so that a launcher can call them before any worker starts.
 """
@@ -95,12 +95,13 @@ def check_name(name: str) -> None:
         raise _no_module(name, top)
     if _is_standard(top, place):
         raise ConfigError(
-            f"model {name}: {top!r} is a module of Python's standard library; expected one of your own, under another name"
+            f"model {name}: {top!r} is a module of Python's standard library; expected one of your own, "
+            "under another name"
         )
 
 
 def module_place(name: str) -> str | None:
-    """Return the file or folder that the factory `name` would be imported from; None when there is none."""
+    """Return where the factory `name` would be imported from; None when there is no such module."""
     return _place(name.partition(":")[0].partition(".")[0])
 
 
@@ -121,7 +122,7 @@ def _place(top: str) -> str | None:
 
 
 def _is_standard(top: str, place: str) -> bool:
-    """Whether a module belongs to Python itself. Its tests are not in the list of names, so the place counts, too."""
+    """Whether a module belongs to Python itself. The list lacks its tests, so the place counts, too."""
     library = Path(sysconfig.get_path("stdlib"))
     if not Path(place).is_relative_to(library):
         return top in sys.stdlib_module_names
@@ -269,7 +270,7 @@ def _users_factory(name: str) -> Callable[..., Any]:
 
 
 def _check_kind(name: str, factory: Any) -> None:
-    """ConfigError unless it is a class of nets or a Python function, written outside the standard library."""
+    """ConfigError unless it is a class of models or a Python function of the user's or a package."""
     from torch import nn
 
     if not callable(factory):
@@ -282,7 +283,7 @@ def _check_kind(name: str, factory: Any) -> None:
     written = str(getattr(factory, "__module__", "")).partition(".")[0]
     if written in sys.stdlib_module_names:
         raise ConfigError(
-            f"model {name}: it belongs to {written!r} of Python's standard library, expected your own code"
+            f"model {name}: it belongs to {written!r} of Python's standard library, expected code of your own"
         )
 
 

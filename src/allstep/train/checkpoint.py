@@ -7,14 +7,15 @@ checkpoints/
     optimizer.safetensors    the optimizer's tensors, "<parameter>/<name>"
     state.json               position, the optimizer's numbers, best score so far, ...
     manifest.json            size and SHA-256 of the three others: written last
-  .000000110000.4711-88231   being written by process 4711, or left by one that was killed; it is not read (`checkpoint_names`)
+  .000000110000.4711-88231   being written by process 4711, or left by one that was killed; not read
 ```
 
 Everything is written into a hidden folder, handed to the disk (fsync), and the folder gets its name by one rename. A kill at any moment
 leaves the checkpoints that were there. Reading looks at every byte: a checkpoint that is cut short, or has a flipped bit, is not used.
-Nor is one that is anything else than what is written here: a pipe or a device in place of a file, JSON of a million brackets, values of
-other types, a header of tensors that makes no sense, more bytes than the machine has memory. Each of them is a `CheckpointError`, so
-that `newest` can report it and take the next older one. No file is read but those four, whatever the manifest names.
+Nor is one that is anything else than what is written here: a pipe or a device in place of a file,
+JSON of a million brackets, values of other types, a header of tensors that makes no sense, more bytes
+than the machine has memory. Each of them is a `CheckpointError`, so that `newest` can report it and
+take the next older one. No file is read but those four, whatever the manifest names.
 
 Equal states give equal files, byte for byte: there is no time, host or number of workers in them. No pickle is written or read.
 """
@@ -125,7 +126,7 @@ class Newest:
 def newest(folder: Path, check: Callable[[Snapshot], None] = lambda snapshot: None) -> Newest:
     """Look from the newest on for one that is whole.
 
-    check: raises CheckpointError for a snapshot that cannot be used; the one before it is tried then.
+    check: raises CheckpointError for a snapshot that cannot be used; the one before is tried then.
     """
     try:
         names = _inside(folder)
@@ -161,7 +162,7 @@ def sweep(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """A file, link or pipe in place of a folder goes as well: `rmtree` would open the pipe and wait."""
+    """A file, link or pipe in place of a folder goes as well; `rmtree` would wait for the pipe."""
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(path.lstat().st_mode):
             shutil.rmtree(path, ignore_errors=True)
@@ -200,9 +201,8 @@ def _apart(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def _rename(hidden: Path, final: Path) -> None:
-    if os.path.lexists(
-        final
-    ):  # left by a run that was resumed from further back; a folder cannot be renamed onto a full one
+    # Left by a run that was resumed from further back; a folder cannot be renamed onto a full one.
+    if os.path.lexists(final):
         remove(final)
     hidden.rename(final)
     _sync(final.parent)

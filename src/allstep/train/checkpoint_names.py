@@ -1,8 +1,8 @@
 """Names in a folder of checkpoints.
 
 ```
-000000055000                     a checkpoint: samples seen, in 12 digits or more, without a further zero in front
-.000000110000.4711-88231         being written by process 4711, which was started at clock tick 88231 ...
+000000055000                     a checkpoint: samples seen, in 12 digits or more, no further zero in front
+.000000110000.4711-88231         being written by process 4711, started at clock tick 88231 ...
 .000000055000.4711-88231.gone    ... or being removed by it
 ```
 
@@ -35,7 +35,7 @@ def hidden_name(name: str) -> str:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a hidden name belongs to no process that is running, or to this one, which writes one at a time."""
+    """Whether a hidden name belongs to no running process, or to this one, which writes one at a time."""
     found = _HIDDEN.fullmatch(name)
     if found is None:
         return False

@@ -30,7 +30,7 @@ class Evaluation:
     """ "key=value", of the keys of data."""
     device: str = "auto"
     trust: bool = False
-    """Execute the model code that the run folder names, though nothing proves that this user wrote it."""
+    """Execute the model code that the run folder names, also without a proof of its origin."""
 
     def config(self) -> RunConfig:
         """The run's config with the words on top. ConfigError when there is no run, or a word that would make it another one."""

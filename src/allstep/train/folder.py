@@ -71,7 +71,8 @@ def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> C
 
     A new one is called <recipe>-<time>, or without a recipe <model>-on-<data>-<time>.
 
-    The config has been read by `read_config`, so a factory in it is the user's own or trusted: the folder gets the user's seal.
+    `read_config` has made sure that a factory in the config is the user's own or trusted, so the
+    folder gets the user's seal.
     """
     claimed = _claimed(config, out, resume)
     if not claimed.has_ended:

@@ -61,7 +61,10 @@ def with_weights(net: nn.Module, snapshot: Snapshot, where: str = "the checkpoin
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
-    """The checkpoint's state into an optimizer that was not yet shared out. CheckpointError when it does not fit."""
+    """Load the checkpoint's state into an optimizer that is not yet shared out.
+
+    CheckpointError when it does not fit.
+    """
     try:
         _load(optimizer, snapshot)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

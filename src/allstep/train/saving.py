@@ -76,7 +76,7 @@ class Saver:
         self._ending = False
         self._changed = threading.Condition()
         with contextlib.suppress(OSError):
-            # Also where this run writes none: it may have been killed while it removed the last old one.
+            # Also where this run writes none: it may have been killed while it removed an old one.
             checkpoint.sweep(folder)
         self._thread = threading.Thread(target=self._work, name="allstep-saver", daemon=True)
         self._thread.start()

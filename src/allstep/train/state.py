@@ -29,7 +29,7 @@ _Shape = Annotated[list[_Side], Field(min_length=3, max_length=3)]
 _Precision = Literal["float32", "bfloat16", "float16", "float64"]
 _Sums = Annotated[list[float], Field(min_length=4, max_length=4)]
 _MOST_VALUES = 1 << 26
-"""Of one image, 8,192 x 8,192 in one channel: memory is taken for it before anything else is seen to be wrong."""
+"""Of one image, 8,192 x 8,192 in one channel: its memory is taken before other errors are found."""
 
 
 class _State(BaseModel):

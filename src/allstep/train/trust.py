@@ -1,4 +1,4 @@
-"""Whether a run folder may name code that is executed: only one that this user wrote, or says to trust.
+"""Whether a run folder may name code that is executed: if this user wrote it, or trusts it.
 
 `model.name: package.module:factory` in a config imports a module and calls a function of it. In a
 config file or on the command line that is the user's own word, like a script to run. A run folder
@@ -6,7 +6,7 @@ may come from another person, and `allstep predict` or `--resume` on it must not
 person wrote into its `config.yaml`.
 
 ```
-~/.config/allstep/run-folders.key    32 random bytes, readable by this user only, made when first needed
+~/.config/allstep/run-folders.key    32 random bytes that only this user can read, made when needed
 RUN/run.seal                         HMAC-SHA256 with that key over the factory's name, its options
                                      and the place of its module
 ```
@@ -54,7 +54,7 @@ def is_of_run(config: Path) -> bool:
 
 
 def check_factory(config: Path, model: ModelConfig) -> None:
-    """ConfigError when `model`, as the run folder's `config` has it, is code that is not proved to be the user's."""
+    """ConfigError when `model` in a run folder's `config` is code that is not proved to be the user's."""
     if ":" not in model.name or is_sealed(config.parent, model):
         return
     module = model.name.partition(":")[0]
@@ -82,7 +82,7 @@ def is_sealed(folder: Path, model: ModelConfig) -> bool:
 
 
 def seal(folder: Path, model: ModelConfig) -> None:
-    """Record that this user trains `model` in `folder`. Without a key or room the folder needs --trust later."""
+    """Record that this user trains `model` in `folder`; where that fails, it needs --trust later."""
     if ":" not in model.name or is_sealed(folder, model):
         return
     with contextlib.suppress(OSError):

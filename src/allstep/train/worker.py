@@ -86,7 +86,8 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
         if asked.resume and asked.out is not None and has_ended(asked.out):
             claimed = Claimed(asked.out, has_ended=True)
             say(claimed.farewell())
-            return run_config(asked.out), claimed, None, []
+            # Nothing is built from this config, so nothing of it is executed.
+            return run_config(asked.out, trust=True), claimed, None, []
         raise
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
