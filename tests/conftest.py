@@ -33,6 +33,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("soak_round", range(mark.args[0] if mark.args else 10))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def config_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Training a model of the user's own makes a key in the user's config folder: not in the tester's."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+
+
 @pytest.fixture
 def soak_round() -> int:
     """Only there to be parametrised."""

@@ -1,6 +1,7 @@
 """YAML that may come from another person: bounded, without aliases, every error with its line."""
 
 import os
+import random
 import time
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
+from allstep.train import read_config
 from allstep.yaml_file import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
+from limited import limited, seeds
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -52,7 +55,11 @@ def test_a_file_of_aliases_costs_nothing() -> None:
         ("a:\n" + "".join(f"{'  ' * n}- \n" for n in range(90)), "is nested more than 50 levels deep$"),
         ("[" * 100_000, "is nested more than 50 levels deep$"),
         ("a: [", "^f: is not YAML: "),
-        ("!!python/object/apply:os.system [true]", "^f: is not YAML: "),
+        (
+            "!!python/object/apply:os.system [true]",
+            "^f, line 1: the tag !!python/object/apply:os.system is not supported",
+        ),
+        ("a: 1\nb: !!timestamp x", "^f, line 2: the tag !!timestamp is not supported; write the value itself$"),
         ("a: 2026-13-01", "^f: holds a value that cannot be read: "),
         ("a: " + "9" * 5000, "^f: holds a value that cannot be read: "),
         ("a: 1\n---\nb: 2\n", "^f: is not YAML: "),
@@ -87,3 +94,82 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError, match="is not a regular file"):
         read_yaml(tmp_path / "pipe.yaml")
+
+
+GOOD = """\
+recipe: digits
+epochs: 3
+data:
+  validation: 100
+  augment: "PadAndCrop(8, pad=1)"
+model: {name: lenet, options: {hidden: 32, dropout: 0.5}}
+optimizer:
+  name: sgd
+  lr: 0.1
+  betas: [0.9, 0.99]
+"""
+ODD = [
+    *("*a", "&a [1]", "!!python/object/apply:os.system [true]", "!!binary x", "<<: {a: 1}", "? [a]\n: 1", "\t", "\x00"),
+    *(
+        "---\n",
+        "...\n",
+        "%YAML 9.9\n",
+        "[" * 60,
+        "{a: " * 5000,
+        "9" * 5000,
+        "0x" + "f" * 2000,
+        ".nan",
+        "-.inf",
+        "1e999",
+    ),
+    *("2026-13-01", "null", "~", "[]", "{}", "yes", "'", '"', "|\n", "- ", ": ", "- " * 3000, "\ufeff", "\ud7ff", "🙂"),
+    *("1:2:3", "12345678901234567890:1", "!!int 'x'", "!!float 'x'", "!!timestamp 'x'", "!!set {a}", "!!omap [a: 1]"),
+    *("-" * 3000 + "1", "PadAndCrop(" + "-" * 3000 + "1)", "PadAndCrop(" + "(" * 300 + ")", "recipe: null\n"),
+]
+
+
+def bent(seed: int) -> bytes:
+    """The good config with odd text put in, values replaced, or bytes damaged."""
+    dice, text = random.Random(seed), GOOD
+    for _ in range(dice.randint(1, 3)):
+        how = dice.randrange(4)
+        if how == 0:
+            place = dice.randrange(len(text) + 1)
+            text = text[:place] + dice.choice(ODD) + text[place:]
+        elif how == 1:
+            rows = text.splitlines(keepends=True)
+            row = dice.randrange(len(rows))
+            rows[row] = rows[row].partition(":")[0] + ": " + dice.choice(ODD) + "\n"
+            text = "".join(rows)
+        elif how == 2:
+            begin = dice.randrange(len(text))
+            text = text[:begin] + text[begin + dice.randint(1, 30) :]
+        else:
+            begin = dice.randrange(len(text) or 1)
+            text = text[:begin] + text[begin : begin + 40] * dice.randint(2, 50) + text[begin:]
+        text = text or GOOD
+    data = bytearray(text.encode(errors="surrogatepass"))
+    if dice.random() < 0.2:
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    return bytes(data)
+
+
+@pytest.mark.soak(1)  # its count is in `seeds`
+@pytest.mark.timeout(1200)
+def test_whatever_is_in_a_config_is_a_config_or_one_line(tmp_path: Path) -> None:
+    file, outcomes = tmp_path / "odd.yaml", tmp_path / "outcomes"
+
+    def one(seed: int) -> None:
+        file.write_bytes(bent(seed))
+        outcome, words = "config", ""
+        try:
+            read_config(str(file))
+        except ConfigError as error:
+            outcome, words = "line", str(error)
+        assert "\n" not in words, words
+        with outcomes.open("a") as out:
+            out.write(outcome + "\n")
+
+    assert limited(one, seeds(500)) >= 500
+    # Both happen: else the damage is too small or too great to show anything.
+    assert {"config", "line"} == set(outcomes.read_text().split())

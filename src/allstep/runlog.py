@@ -10,6 +10,10 @@
 One process writes (rank 0), any number read, also while it goes on: each line is handed to the system whole and at once. A writer
 that is killed leaves at most a torn last line. Readers skip what they cannot parse and keep what they do not know out of the way,
 so an old reader can follow a new writer.
+
+A record may come from another person, so it is read within limits (`bounded`): a line of more than 50
+levels, or with a number beyond a float, is one that cannot be parsed; a line of more than 16 MB ends
+the reading. Anything but a regular file is an OSError, for readers and the writer.
 """
 
 import errno
@@ -17,14 +21,17 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from allstep.bounded import check_regular, open_regular, parse_json, read_lines
 
 Fields = Mapping[str, Any]
 
 LARGEST = 1e30
 """Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would overflow."""
+_LAST_DAY = 1e11  # seconds since 1970; the calendar of the system ends somewhere
 KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
 
 
@@ -55,7 +62,11 @@ class RunLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        # Without O_NONBLOCK, opening a pipe in its place would wait for a reader.
+        # Through a link, another person's run folder could choose a file to write to.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+        check_regular(self._file.fileno(), path)
         if _is_torn(path):
             self._file.write(b"\n")
 
@@ -103,17 +114,16 @@ class RunLog:
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
     """Every whole line of the record at `path` as a dictionary with at least a `kind`."""
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n") and (fields := parse(line)) is not None:
-                yield fields
+    for line in read_lines(path):
+        if line.endswith(b"\n") and (fields := parse(line)) is not None:
+            yield fields
 
 
 def read(path: Path) -> RunRecord:
     """The record at `path`, also of a run that still goes on."""
     found: dict[str, list[Fields]] = {kind: [] for kind in KINDS}
-    for fields in lines(path):
-        found.get(fields["kind"], []).append(fields)
+    for line in lines(path):
+        found.get(line["kind"], []).append(line)
     return RunRecord(*(tuple(found[kind]) for kind in KINDS))
 
 
@@ -130,17 +140,35 @@ def kept(lines: Iterable[Fields]) -> list[Fields]:
     return stack
 
 
+def number(fields: Fields, key: str) -> float | None:
+    """The number under `key`; None where there is none, or one that is not finite or beyond what any run measures."""
+    value = fields.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
+        return None
+    return float(value) if abs(value) > 1 / LARGEST else 0.0
+
+
+def timed(record: RunRecord) -> RunRecord:
+    """The record without lines that do not say when they were written: they have no place in it."""
+    kinds = {field.name: getattr(record, field.name) for field in fields(record)}
+    return RunRecord(**{name: tuple(line for line in lines if _has_time(line)) for name, lines in kinds.items()})
+
+
+def _has_time(line: Fields) -> bool:
+    return 0 < (number(line, "time") or 0.0) < _LAST_DAY
+
+
 def parse(line: bytes) -> dict[str, Any] | None:
     """A line of a record; None when it cannot be read, or does not say of which kind it is."""
     try:
-        fields = json.loads(line)
+        found = parse_json(line)
     except ValueError:
         return None
-    return fields if isinstance(fields, dict) and isinstance(fields.get("kind"), str) else None
+    return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
 
 
 def _is_torn(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if not file.seek(0, 2):
             return False
         file.seek(-1, 2)

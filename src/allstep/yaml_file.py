@@ -6,19 +6,21 @@ A config may come from another person, so a file is bounded before it is turned 
 |---|---|
 | more than 1 MB | no config is that long |
 | aliases (`*name`) | a few hundred bytes of them expand to gigabytes |
+| tags (`!!timestamp x`) | they construct objects, or end in an error of the loader's own |
 | more than 50 levels | readers of the result recurse |
 | a key twice in one mapping | YAML's loaders keep the last one silently |
 
-Errors are `ConfigError`s that name the file and the line. Tags that construct objects are refused, as by every safe loader.
+Errors are `ConfigError`s that name the file and the line.
 """
 
-import stat
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from allstep.bounded import read_regular
 from allstep.errors import ConfigError
 
 MAX_BYTES = 1 << 20
@@ -39,20 +41,15 @@ class Document(NamedTuple):
 def read_yaml(path: Path) -> Document:
     """Load a file. Raises ConfigError with its name and line; FileNotFoundError where there is none."""
     try:
-        # Asked before it is opened: opening a pipe waits for a writer.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode()
+        text = read_regular(path, MAX_BYTES).decode()
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config") from error
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not YAML: byte {error.start} is not UTF-8 text") from error
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config")
     return parse_yaml(text, str(path))
 
 
@@ -68,7 +65,7 @@ def parse_yaml(text: str, name: str) -> Document:
         return Document(None if node is None else loader.construct_document(node), lines)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         # A date with month 13, or an integer of thousands of digits.
         raise ConfigError(f"{name}: holds a value that cannot be read: {error}") from error
     finally:
@@ -77,7 +74,7 @@ def parse_yaml(text: str, name: str) -> Document:
 
 
 def _check_events(text: str, name: str) -> None:
-    """ConfigError for aliases and depth, before anything is built."""
+    """ConfigError for aliases, tags and depth, before anything is built."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         mark: Any = event.start_mark
@@ -85,6 +82,9 @@ def _check_events(text: str, name: str) -> None:
             raise ConfigError(
                 f"{name}, line {mark.line + 1}: the alias *{event.anchor} is not supported; write the value itself"
             )
+        if (tag := getattr(event, "tag", None)) is not None:
+            shown = tag.replace("tag:yaml.org,2002:", "!!")
+            raise ConfigError(f"{name}, line {mark.line + 1}: the tag {shown} is not supported; write the value itself")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):

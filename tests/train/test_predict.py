@@ -280,8 +280,11 @@ def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -
 def test_a_net_of_the_users_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text(read_config("digits", ["model=their_nets:make"]).to_yaml())
-    with pytest.raises(ConfigError, match=r"no module 'their_nets' .* from the folder that the run was trained from"):
-        load_run(tmp_path / "run")
+    for trust in (False, True):
+        with pytest.raises(
+            ConfigError, match=r"no module 'their_nets' .* from the folder that the run was trained from"
+        ):
+            load_run(tmp_path / "run", trust=trust)
     (tmp_path / "their_nets.py").write_text(
         "from torch import nn\nclass Net(nn.Sequential):\n"
         "    def forward(self, x): return self[1](x.view(len(x), -1))\n"  # which channels-last pictures cannot be
@@ -289,9 +292,9 @@ def test_a_net_of_the_users_that_is_not_here(tmp_path: Path, monkeypatch: pytest
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="belongs to another net"):
-        load_run(tmp_path / "run")
+        load_run(tmp_path / "run", trust=True)
     save(tmp_path / "run", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 3)))
-    (found,) = predict(load_run("run", device="cpu"), store(tmp_path / "new", 1))
+    (found,) = predict(load_run("run", device="cpu", trust=True), store(tmp_path / "new", 1))
     assert len(found.classes) == 3
 
 

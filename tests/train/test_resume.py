@@ -1,9 +1,12 @@
 """Runs that are killed, told to stop, or run out of time, and go on: the same bits at the end as if nothing had happened."""
 
+import contextlib
 import filecmp
 import itertools
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +23,7 @@ import allstep.train.run as run_module
 from allstep import comm, runlog
 from allstep.train import checkpoint, read_config
 from allstep.train.watch import Score
-from ranks import clean_environment
+from ranks import clean_environment, shared_memory_files, wait_until
 
 # A net with all that could differ: running statistics, dropout, a moving average, random crops, uneven batches.
 WORDS = [
@@ -28,6 +31,7 @@ WORDS = [
     *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "average.decay=0.9"),
     *("data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
 ]
+SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
 
 
@@ -112,19 +116,87 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.soak(10)
+KILLS, AIMED, WITHIN_WRITES = (20, 10, 5) if SOAK else (5, 2, 1)
+"""So many kills, of which so many are aimed at the write of a checkpoint, and so many at least hit one."""
+
+
+def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
+    """Kill rank 0 while it writes a checkpoint; whether it left the half of one.
+
+    False when the write or the run has ended before.
+    """
+    folder = out / "checkpoints"
+    while run.poll() is None:
+        for name in os.listdir(folder) if folder.is_dir() else ():
+            # Its name has the writer's pid; ".gone" is one that is being removed.
+            if name.startswith(".0") and not name.endswith(".gone"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(name.split(".")[2].partition("-")[0]), signal.SIGKILL)
+                run.wait(60)
+                return (folder / name).is_dir()
+    return False
+
+
+@pytest.mark.soak(3)
+@pytest.mark.timeout(1500 if SOAK else 300)
 def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
-    """With -9, at random samples: the launcher and all workers, or one worker alone, whose loss ends the others."""
-    out, draw = tmp_path / "run", random.Random(time.time_ns() if os.environ.get("ALLSTEP_SOAK") else 0)
-    for position in sorted(draw.sample(range(100, TOTAL), 5)):
+    """With -9, at random samples: the launcher and all workers, or one worker, whose loss ends the others.
+
+    Some fall inside the write of a checkpoint. The run ends with the same bits; nothing is left over.
+    """
+    out, draw = tmp_path / "run", random.Random(time.time_ns() if SOAK else 0)
+    positions = sorted(draw.sample(range(100, TOTAL - 1000), KILLS))
+    within = set(draw.sample(range(KILLS), AIMED))
+    halves = 0
+    for number, position in enumerate(positions):
         with started(out, "--resume", "auto") as run:
             wait_for_samples(run, out, position)
+            assert run.poll() is None, (tmp_path / "output").read_text()
             victims = family(run)
-            if draw.random() < 0.5 and len(victims) > 2:
+            if number in within:
+                halves += kill_within_a_write(run, out)
+            elif draw.random() < 0.5 and len(victims) > 2:
                 victims[-1].kill()
                 run.wait(60)
+        gone, alive = psutil.wait_procs(victims, timeout=30)
+        assert not alive and len(gone) == len(victims)
+    # A write takes milliseconds, and the kill may come a moment after its end.
+    assert halves >= WITHIN_WRITES, f"{halves} of {AIMED} kills fell inside a write"
     done = complete(out, "--resume", "auto")
     assert done.returncode == 0, done.stderr
+    assert_same_end(out, undisturbed)
+    assert [str(path) for path in out.rglob(".*")] == []
+    wait_until(lambda: not shared_memory_files(), what="an empty /dev/shm")
+
+
+def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Path) -> None:
+    """Five of them, none older than the last good one: each is named, and the run continues from that."""
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed, out)
+    log = out / "run.jsonl"
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in runlog.lines(log) if line["kind"] != "end"))
+    last, folder = final_checkpoint(out), out / "checkpoints"
+    for number in (1, 2, 3):
+        shutil.copytree(last, folder / f"{TOTAL + number:012}")
+    (folder / f"{TOTAL + 1:012}" / "manifest.json").write_text("[" * 100_000)
+    (folder / f"{TOTAL + 2:012}" / "state.json").unlink()
+    os.mkfifo(folder / f"{TOTAL + 2:012}" / "state.json")
+    # The third has the right checksums, and a standing of another number of samples than its name.
+    (folder / "²").mkdir()
+    (last / "manifest.json").write_text('{"format": 1, "files": []}')
+    done = complete(out, "--resume", "auto")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if "allstep: not used: " in line]
+    assert len(told) == 5, done.stderr
+    for words in (
+        "nested more than 50 levels",
+        "is not a regular file",
+        f"expected {TOTAL + 3}",
+        "²",
+        "is not a manifest",
+    ):
+        assert any(words in line for line in told), (words, told)
     assert_same_end(out, undisturbed)
 
 

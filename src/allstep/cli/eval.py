@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from allstep.cli.predict import Device, Json, RunFolder, WhichWeights, check_json, checked_which, tell, write_json
+from allstep.cli.predict import (
+    Device,
+    Json,
+    RunFolder,
+    Trust,
+    WhichWeights,
+    check_json,
+    checked_which,
+    tell,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from allstep.train.existing import Evaluation
@@ -33,6 +43,7 @@ def eval_(
     workers: Annotated[int | None, typer.Option("--workers", "-n", min=1, help="How many; else one process.")] = None,
     device: Device = "auto",
     json: Json = None,
+    trust: Trust = False,
     launcher: Annotated[
         str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
     ] = None,
@@ -46,7 +57,7 @@ def eval_(
     if part not in get_args(PartName):
         raise ConfigError(f"--part: expected test, validation or train, found {part!r}")
     check_json(json)
-    asked = Evaluation(run, part, checked_which(which), data, words or [], device)  # type: ignore[arg-type]  # looked at above
+    asked = Evaluation(run, part, checked_which(which), data, words or [], device, trust)  # type: ignore[arg-type]  # looked at above
     asked.config()
     world = World.detect(launcher)
     if world.launcher == NONE and workers is not None and workers > 1:

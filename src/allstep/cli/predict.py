@@ -18,6 +18,9 @@ RunFolder = Annotated[
 WhichWeights = Annotated[
     str | None, typer.Option("--which", metavar="last|best", help="Weights: else those that the run itself tests.")
 ]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Execute the model code that the run's config names, whoever wrote it.")
+]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output.")]
 
@@ -31,6 +34,7 @@ def predict(
     which: WhichWeights = None,
     device: Device = "auto",
     json: Json = None,
+    trust: Trust = False,
 ) -> None:
     """Name the likeliest classes of pictures. The exit status is 1 when one of them cannot be read."""
     from allstep.cli.bar import bar
@@ -39,11 +43,11 @@ def predict(
 
     chosen = checked_which(which)
     check_json(json)
-    run_config(run)  # what is wrong with the folder is said before torch is fetched
+    run_config(run, trust=trust)  # what is wrong with the folder is said before torch is fetched
     from allstep.train.predict import find_pictures, load_run
     from allstep.train.predict import predict as look_at
 
-    trained = load_run(run, chosen, device)
+    trained = load_run(run, chosen, device, trust)
     tell(trained.notes)
     files, found = find_pictures(pictures), []
     with bar("predicting", "pictures") as shown:

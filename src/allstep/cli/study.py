@@ -35,6 +35,7 @@ Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each on one core; else one per core.")
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Try those again that failed.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")]
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="Begin, say how many runs there are and how long they will take, and stop.")
 ]
@@ -65,6 +66,7 @@ def batch(
     jobs: Jobs = None,
     retry: Retry = False,
     estimate: Estimate = False,
+    trust: Trust = False,
 ) -> None:
     """Accuracy by batch and remedy, after the same number of epochs."""
     from allstep.plan import StudyFolder
@@ -73,7 +75,7 @@ def batch(
     from allstep.plan.remedies import chosen
     from allstep.plan.training import check_data, found, refuse_words
 
-    recipe, words = _split(arguments)
+    recipe, words = _split(arguments, trust)
     refuse_words(words, SET)
     config, named = found(recipe, words, data)
     tried = chosen([name.strip() for name in remedies.split(",") if name.strip()], remedy or [])
@@ -109,6 +111,7 @@ def updates(
     jobs: Jobs = None,
     retry: Retry = False,
     estimate: Estimate = False,
+    trust: Trust = False,
 ) -> None:
     """Updates to a goal by batch, with the best of a few rates each, beside the published shape."""
     from allstep.plan import StudyFolder
@@ -117,7 +120,7 @@ def updates(
     from allstep.plan.updates_study import SET, UpdatesSearch
     from allstep.plan.updates_table import UpdatesTable
 
-    recipe, words = _split(arguments)
+    recipe, words = _split(arguments, trust)
     refuse_words(words, SET)
     config, named = found(recipe, words, data)
     sizes = parse_batches(batches)
@@ -141,7 +144,7 @@ def updates(
     _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
 
 
-def _split(arguments: list[str]) -> tuple[str, list[str]]:
+def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
     from allstep.errors import ConfigError
     from allstep.train.source import split_arguments
 
@@ -149,7 +152,7 @@ def _split(arguments: list[str]) -> tuple[str, list[str]]:
     if len(sources) != 1:
         found = ", ".join(map(repr, sources)) or "none"
         raise ConfigError(f"expected one recipe or config file, found {found}; keys are set by key=value")
-    return sources[0], words
+    return sources[0], [*words, "trust=true"] if trust else words
 
 
 def _usual_folder(recipe: str, question: str) -> Path:

@@ -55,6 +55,10 @@ def train(
     strict: Annotated[
         bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Execute the model code that a run folder's config names; short for trust=true."),
+    ] = False,
     overfit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?")
     ] = None,
@@ -75,7 +79,8 @@ def train(
     if list_recipes:
         _list()
         return
-    words = [word for word, wanted in (("data.strict=true", strict), (f"overfit={overfit}", overfit)) if wanted]
+    flags = (("data.strict=true", strict), (f"overfit={overfit}", overfit), ("trust=true", trust))
+    words = [word for word, wanted in flags if wanted]
     request = _request(arguments or [], words, out, data, resume, max_time)
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
@@ -170,7 +175,8 @@ def _start(request: _Request, workers: int | None) -> int:
         return 0
     check_free(claimed.path)  # rank 0 will hold it; what stands against that is told here, as one line
     command = [sys.executable, "-m", "allstep", "train", str(claimed.path / CONFIG), *claimed.words]
-    command += ["--out", str(claimed.path)]
+    # Checked here; a worker, on a host without this user's key, could not.
+    command += ["--trust", "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
     started = os.environ.get(

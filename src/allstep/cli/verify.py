@@ -28,6 +28,9 @@ def verify(
         str, typer.Option("--workers", "-n", metavar="N,N", help="Numbers of workers; the first is the reference.")
     ] = "1,2,4",
     data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")
+    ] = False,
     answers: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a few steps in float64 with each number of workers and show that all compute the same, or where they part."""
@@ -36,6 +39,7 @@ def verify(
     from allstep.world import NONE, World
 
     sources, words = split_arguments(arguments or [])
+    words += ["trust=true"] if trust else []
     if len(sources) > 1:
         raise ConfigError(f"expected one recipe or config file, found {', '.join(map(repr, sources))}")
     source = sources[0] if sources else default_source(words)

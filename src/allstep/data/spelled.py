@@ -74,8 +74,8 @@ def _calls(text: str, known: Collection[str], presets: Collection[str], example:
         return []
     try:
         tree = ast.parse(f"[{text}]", mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{text!r}: expected operations such as {example!r}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"{text[:200]!r}: expected operations such as {example!r}") from error
     if not isinstance(tree, ast.List):
         raise ConfigError(f"{text!r}: expected operations such as {example!r}")
     return [_call(each, known, presets) for each in tree.elts]
@@ -92,7 +92,7 @@ def _call(node: ast.expr, known: Collection[str], presets: Collection[str]) -> _
     try:
         arguments = [ast.literal_eval(each) for each in call.args]
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{text}: expected plain values in the brackets: numbers, texts, True or False") from error
     return _Call(text, name, arguments, named)
 

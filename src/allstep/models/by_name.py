@@ -11,13 +11,16 @@ of them leaves it out: `def factory(num_classes)` is enough. Options it does not
 height, width) and returns one tensor of logits (n, num_classes), in training and in evaluation; a tuple (GoogLeNet's side exits in other
 libraries) is refused here, before training.
 
-A user's module is looked for in the current folder first, as with `python -m`, then among what is installed.
+A user's module is looked for in the current folder first, as with `python -m`, then among what is
+installed. It is never one of Python's standard library, and the factory is a subclass of `nn.Module`
+or a Python function, so that a config cannot name `os:system`. Which configs may name a factory at all is decided by `train.trust`.
 
 `check_name`, `check_options` and `check_shape` need no torch, so that a launcher can call them before any worker starts.
 """
 
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +28,7 @@ from dataclasses import dataclass, field
 from importlib import import_module, invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from allstep.errors import ConfigError, UserError, did_you_mean
@@ -86,10 +90,43 @@ def check_name(name: str) -> None:
     module, _, factory = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *factory.split(".")]):
         raise ConfigError(f"model {name!r}: expected package.module:factory, such as nets.small:make")
+    top = module.partition(".")[0]
+    if (place := _place(top)) is None:
+        raise _no_module(name, top)
+    if _is_standard(top, place):
+        raise ConfigError(
+            f"model {name}: {top!r} is a module of Python's standard library; expected one of your own, "
+            "under another name"
+        )
+
+
+def module_place(name: str) -> str | None:
+    """Return where the factory `name` would be imported from; None when there is no such module."""
+    return _place(name.partition(":")[0].partition(".")[0])
+
+
+def _place(top: str) -> str | None:
+    """Of a module that stands in no package. Nothing of it is executed."""
     with _current_folder():
-        top = module.partition(".")[0]
-        if top not in sys.modules and find_spec(top) is None:
-            raise _no_module(name, top)
+        try:
+            spec = find_spec(top)
+        except ValueError:
+            # Of a script: it has been imported, but not by its name.
+            return str(getattr(sys.modules.get(top), "__file__", None))
+    if spec is None:
+        return None
+    if spec.has_location and spec.origin is not None:
+        return str(Path(spec.origin).absolute())
+    # A package without __init__.py has folders only, a built-in module neither.
+    return next(iter(spec.submodule_search_locations or ()), str(spec.origin))
+
+
+def _is_standard(top: str, place: str) -> bool:
+    """Whether a module belongs to Python itself. The list lacks its tests, so the place counts, too."""
+    library = Path(sysconfig.get_path("stdlib"))
+    if not Path(place).is_relative_to(library):
+        return top in sys.stdlib_module_names
+    return Path(place).relative_to(library).parts[0] not in ("site-packages", "dist-packages")
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
@@ -228,9 +265,26 @@ def _users_factory(name: str) -> Callable[..., Any]:
     except Exception as error:
         raise ConfigError(f"model {name}: importing {module} failed: {_in_one_line(error)}") from error
     factory = _attribute(home, name)
+    _check_kind(name, factory)
+    return factory  # type: ignore[no-any-return]
+
+
+def _check_kind(name: str, factory: Any) -> None:
+    """ConfigError unless it is a class of models or a Python function of the user's or a package."""
+    from torch import nn
+
     if not callable(factory):
         raise ConfigError(f"model {name}: it is {_kind(factory)}, expected a function or class that makes a net")
-    return factory  # type: ignore[no-any-return]
+    is_net = isinstance(factory, type) and issubclass(factory, nn.Module)
+    if not is_net and not inspect.isfunction(getattr(factory, "__func__", factory)):
+        what = f"the class {factory.__name__}" if isinstance(factory, type) else _kind(factory)
+        raise ConfigError(f"model {name}: it is {what}, expected a subclass of torch.nn.Module or a Python function")
+    # A user's module may have imported it: `from subprocess import run`.
+    written = str(getattr(factory, "__module__", "")).partition(".")[0]
+    if written in sys.stdlib_module_names:
+        raise ConfigError(
+            f"model {name}: it belongs to {written!r} of Python's standard library, expected code of your own"
+        )
 
 
 def _attribute(home: Any, name: str) -> Any:
@@ -241,6 +295,10 @@ def _attribute(home: Any, name: str) -> Any:
             public = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
             raise ConfigError(f"model {name}: {module} has no {part!r}; {did_you_mean(part, public)}")
         found = getattr(found, part)
+        if isinstance(found, ModuleType):
+            raise ConfigError(
+                f"model {name}: {part!r} is a module that {module} has imported, expected a function or class"
+            )
     return found
 
 

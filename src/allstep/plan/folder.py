@@ -27,9 +27,10 @@ from filelock import FileLock, Timeout
 
 from allstep import runlog
 from allstep._version import __version__
+from allstep.bounded import read_json, read_regular
 from allstep.errors import ConfigError
 from allstep.plan.study import Study
-from allstep.plan.trial import Outcome, Trial
+from allstep.plan.trial import Outcome, Status, Trial
 from allstep.runlog import RunRecord
 
 _TAIL_LINES = 12
@@ -90,8 +91,12 @@ class StudyFolder:
         if not file.exists():
             return None
         _arguments(file)
-        recorded = json.loads(file.read_text()).get("precision")
-        records = (runlog.read(each) for each in sorted(self.path.glob("runs/*/run.jsonl")) if recorded is None)
+        recorded = _description(file).get("precision")
+        records = (
+            runlog.read(each)
+            for each in sorted(self.path.glob("runs/*/run.jsonl"))
+            if recorded is None and each.is_file()
+        )
         return recorded or next((found for each in records if (found := _precision_of(each))), None)
 
     def run(self, trial: Trial) -> Path:
@@ -115,7 +120,7 @@ class StudyFolder:
     def _check_settings(self, trial: Trial) -> None:
         """A run that was made with other settings is no result of this one, whatever it is called."""
         file = self._digest(trial)
-        if trial.settings and file.exists() and file.read_text().strip() != trial.settings:
+        if trial.settings and file.exists() and _read_text(file) != trial.settings:
             raise ConfigError(
                 f"{self.run(trial)}: was begun with other settings than it would have now: the recipe, or the program, has changed since; "
                 "give another folder with --out, or remove that run to have it again"
@@ -126,14 +131,19 @@ class StudyFolder:
         self._check_settings(trial)
         note, record = self._note(trial), self.record(trial)
         if note.exists():
-            said = json.loads(note.read_text())
-            return Outcome(trial, said["status"], record, said["reason"])
+            status, reason = _read_note(note)
+            return Outcome(trial, status, record, reason)
         return Outcome(trial, "done", record) if record.end is not None else None
 
     def record(self, trial: Trial) -> RunRecord:
         """As far as it got."""
         file = self.run(trial) / "run.jsonl"
-        return runlog.read(file) if file.exists() else RunRecord()
+        try:
+            return runlog.read(file)
+        except FileNotFoundError:
+            return RunRecord()
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error.strerror or error}; move that run away") from error
 
     def write_note(self, outcome: Outcome) -> None:
         """Of a trial that did not end by itself."""
@@ -143,7 +153,7 @@ class StudyFolder:
     def forget_failures(self) -> None:
         """Trials that failed may be tried again."""
         for note in (self.path / "ended").glob("*.json"):
-            if json.loads(note.read_text())["status"] == "failed":
+            if _read_note(note)[0] == "failed":
                 note.unlink()
 
     def make_ready(self, trial: Trial) -> bool:
@@ -182,12 +192,47 @@ def _precision_of(record: RunRecord) -> str | None:
 
 
 def _arguments(file: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(file.read_text())["arguments"]
-        assert isinstance(found, dict)
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise ConfigError(f"{file}: is not the description of a study; give another folder with --out") from None
+    found = _description(file)["arguments"]
+    assert isinstance(found, dict)
     return found
+
+
+def _description(file: Path) -> Mapping[str, Any]:
+    """What study.json says."""
+    found = _read_json(file, "the description of a study; give another folder with --out")
+    arguments, precision = found.get("arguments"), found.get("precision")
+    if not isinstance(arguments, dict) or not isinstance(precision, str | None):
+        raise ConfigError(f"{file}: is not the description of a study; give another folder with --out")
+    return found
+
+
+def _read_note(file: Path) -> tuple[Status, str]:
+    """Status and reason of a trial that did not end by itself."""
+    expected = "a note on how a run ended; remove it, and that run is tried again"
+    found = _read_json(file, expected)
+    status, reason = found.get("status"), found.get("reason")
+    if status not in ("done", "stopped", "failed") or not isinstance(reason, str):
+        raise ConfigError(f"{file}: is not {expected}")
+    return status, reason
+
+
+def _read_json(file: Path, expected: str) -> Mapping[str, Any]:
+    try:
+        found = read_json(file)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{file}: is not {expected} ({why})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: is not {expected} (expected keys and values, found {type(found).__name__})")
+    return found
+
+
+def _read_text(file: Path) -> str:
+    """Empty when it cannot be read, which equals nothing that is looked for."""
+    try:
+        return read_regular(file, 1024).decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _differences(was: Mapping[str, Any], now: Mapping[str, Any], growing: frozenset[str]) -> Iterator[str]:

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+from allstep.bounded import open_regular
 from allstep.runlog import KINDS, Fields, RunRecord, parse
+
+_AT_ONCE = 64 << 20
+"""Bytes; the next look reads on."""
 
 
 class Follower:
@@ -26,15 +30,17 @@ class Follower:
     def _take(self) -> bool:
         """Whether whole lines have been added."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if file.seek(0, 2) < self._read:  # begun anew
                     self._forget()
                 file.seek(self._read)
-                text = file.read()
-        except FileNotFoundError:
+                text = file.read(_AT_ONCE)
+        except OSError:
+            # None yet, or no record at all: the run itself reports that.
             return False
         whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
+        # A line that fills all that is read at once has no end that is worth waiting for.
+        self._read += len(whole) if whole or len(text) < _AT_ONCE else len(text)
         for line in whole.splitlines():
             if (fields := parse(line)) is not None:
                 self._found.get(fields["kind"], []).append(fields)

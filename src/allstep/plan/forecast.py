@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from statistics import fmean
 
 from allstep.plan.trial import Outcome, Trial
-from allstep.runlog import Fields, RunRecord
+from allstep.runlog import Fields, RunRecord, number, timed
 
 _ENOUGH = 5.0
 """Seconds of work that must have been measured before a forecast is made from trials that have not ended."""
@@ -31,6 +31,7 @@ class Forecast:
 
     def learn(self, trial: Trial, record: RunRecord, since: float | None = None) -> None:
         """How far a trial is. since: the time at which we started its process, if we did."""
+        record = timed(record)
         seconds, done = measured(trial, record)
         if done > 0:
             self._worked[trial.name] = (seconds, done * trial.seconds)
@@ -81,13 +82,18 @@ def measured(trial: Trial, record: RunRecord) -> tuple[float, float]:
     From the first line about steps to the last one: before the first lie the start and all that is slow only once. A run that was resumed
     has several such stretches; the time between them does not count. A trial that does not say how long it trains counts when it has ended.
     """
+    record = timed(record)
     total = trial.num_samples(record)
     if total is None:
         return (_from_start_to_end(record), 1.0) if record.end is not None else (0.0, 0.0)
     stretches = [each for each in _stretches(record) if len(each) > 1]
     seconds = sum(each[-1]["time"] - each[0]["time"] for each in stretches)
-    samples = sum(each[-1].get("samples", 0) - each[0].get("samples", 0) for each in stretches)
+    samples = sum(_samples(each[-1]) - _samples(each[0]) for each in stretches)
     return float(seconds), max(0.0, samples / total)
+
+
+def _samples(line: Fields) -> float:
+    return number(line, "samples") or 0.0
 
 
 def _stretches(record: RunRecord) -> list[list[Fields]]:

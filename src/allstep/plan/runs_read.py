@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from allstep.plan.trial import Outcome
-from allstep.runlog import Fields, RunRecord, kept
+from allstep.runlog import Fields, RunRecord, kept, number, timed
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def has_diverged(outcome: Outcome) -> bool:
 
 def _told_of_divergence(record: RunRecord) -> bool:
     """Whether, since the last start, there is an event with the rate of a step: `train` tells that of no other."""
+    record = timed(record)
     began = record.starts[-1]["time"] if record.starts else 0.0
     return any("lr" in event and "step" in event for event in record.events if event["time"] >= began)
 
@@ -80,7 +81,7 @@ def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
 def num_updates(record: RunRecord, samples: int, batch: int) -> int:
     """Of the first so many samples: an epoch's last batch may be smaller, and counts as one."""
     data = record.start.get("data")
-    epoch = int(data.get("train", 0)) if isinstance(data, dict) else 0
+    epoch = int(number(data, "train") or 0) if isinstance(data, dict) else 0
     if epoch <= 0:
         return math.ceil(samples / batch)
     return samples // epoch * math.ceil(epoch / batch) + math.ceil(samples % epoch / batch)
@@ -96,4 +97,4 @@ def _last_accuracy(record: RunRecord, part: str) -> float | None:
 
 
 def _training_seconds(record: RunRecord, samples: int) -> float:
-    return float(sum(line.get("seconds", 0.0) for line in kept(record.steps) if line["samples"] <= samples))
+    return float(sum(number(line, "seconds") or 0.0 for line in kept(record.steps) if line["samples"] <= samples))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from allstep.runlog import RunRecord
+from allstep.runlog import RunRecord, number
 
 FOLDER = "FOLDER"
 """Stands in a trial's command for its run folder."""
@@ -47,7 +47,7 @@ class Trial:
     def num_samples(self, record: RunRecord) -> float | None:
         """That it will see; None when it or its record does not say."""
         data = record.start.get("data")
-        total = (self.epochs or 0) * data.get("train", 0) if isinstance(data, Mapping) else 0
+        total = (self.epochs or 0) * (number(data, "train") or 0) if isinstance(data, Mapping) else 0
         return total if total > 0 else None
 
     def fraction(self, record: RunRecord) -> float | None:
@@ -55,8 +55,8 @@ class Trial:
         total = self.num_samples(record)
         if total is None:
             return 1.0 if record.end is not None else None
-        seen = record.steps[-1].get("samples", 0) if record.steps else 0
-        return float(min(1.0, seen / total))
+        seen = (number(record.steps[-1], "samples") or 0.0) if record.steps else 0.0
+        return min(1.0, max(0.0, seen / total))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from allstep.plan.runs_read import RunFigures, figures, num_updates
 from allstep.plan.study import Study
 from allstep.plan.training import training
 from allstep.plan.trial import Results, Trial
-from allstep.runlog import RunRecord
+from allstep.runlog import RunRecord, number
 
 TOO_LONG = 2.0
 """Times the fewest updates so far: then a trial is stopped."""
@@ -93,7 +93,7 @@ class UpdatesSearch:
         """At twice the fewest updates of the batch so far."""
         batch = trial.facts["batch"]
         best = fewest(self.chain(batch, results)[0])
-        seen = int(record.steps[-1].get("samples", 0)) if record.steps else 0
+        seen = int(number(record.steps[-1], "samples") or 0) if record.steps else 0
         if best is None or num_updates(record, seen, batch) <= TOO_LONG * best[1]:
             return None
         return f"more than {TOO_LONG:g} times the {best[1]} updates that rate {best[0]:g} needs"

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from allstep.report.ending import is_finished
-from allstep.report.series import counts, number, samples_per_epoch, steps, validations
-from allstep.runlog import Fields, RunRecord
+from allstep.report.series import counts, samples_per_epoch, steps, validations
+from allstep.runlog import Fields, RunRecord, number
 
 TAIL = 0.1
 """Part of an epoch whose steps stand in for a training sample."""

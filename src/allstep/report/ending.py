@@ -14,8 +14,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
-from allstep.report.series import number
-from allstep.runlog import Fields, RunRecord
+from allstep.runlog import Fields, RunRecord, number
 
 Status = Literal["finished", "diverged", "paused", "going", "stopped"]
 

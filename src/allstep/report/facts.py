@@ -7,8 +7,9 @@ from typing import Any
 from allstep.report.ending import last_word
 from allstep.report.glance import glance
 from allstep.report.run import Run
-from allstep.report.series import Clock, number, steps
+from allstep.report.series import Clock, steps
 from allstep.report.wording import count, nbytes, percent, plural, seconds, times
+from allstep.runlog import number
 
 _NOT_KNOWN = "–"
 _LARGEST_MEMORY = 1 << 60  # bytes; more is damage

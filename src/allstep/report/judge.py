@@ -14,10 +14,10 @@ from allstep.report import fit
 from allstep.report.compared import Compared
 from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
 from allstep.report.judgement import Judgement, Rule
-from allstep.report.series import number, samples_per_epoch, steps, whole
+from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
 from allstep.report.wording import figure, percent, seconds
-from allstep.runlog import Fields, RunRecord
+from allstep.runlog import Fields, RunRecord, number
 
 SPIKE_FACTOR, SPIKE_OF_FIRST, SPIKE_WINDOW = 2.0, 0.1, 10
 """A loss of twice what the ten lines before had, higher by a tenth of the loss at the start."""

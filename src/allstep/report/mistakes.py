@@ -13,12 +13,13 @@ or that would make the page large, is left out.
 
 import base64
 import io
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from allstep.bounded import read_json
 
 _SHOWN = 24
 _LARGEST = 40_000  # bytes of one picture, so that all of them stay below a megabyte
@@ -146,7 +147,7 @@ def _class(label: Any, classes: Sequence[str]) -> str:
 
 def _read(file: Path, notes: list[str]) -> Any:
     try:
-        return json.loads(file.read_text())
+        return read_json(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

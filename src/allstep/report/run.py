@@ -13,22 +13,24 @@ Only `run.jsonl` must be there. What is damaged is left out, with a note that th
 file that the report can do without. No torch: manifests are read as JSON, tensors are not looked at.
 """
 
+import contextlib
 import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from allstep import runlog
+from allstep.bounded import open_regular, parse_json, read_json, read_lines
 from allstep.errors import ConfigError, DataError
 from allstep.report.mistakes import Confusion, Mistake, read_confusion, read_mistakes
-from allstep.report.series import number
 from allstep.runlog import RunRecord
+from allstep.train.checkpoint_names import number_of
 from allstep.yaml_file import read_yaml
 
 _SHOWN_BAD = 10
-_LAST_DAY = 1e11  # seconds since 1970; the calendar of the system ends somewhere
+_LARGEST_HASHED = 1 << 30  # bytes; a larger record is shown without its checksum
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         record=record,
         config=config if isinstance(config, Mapping) else _read_config(folder / "config.yaml", notes),
-        checksums={file.name: _checksum(file) for file in (folder / "config.yaml", log) if file.is_file()},
+        checksums={file.name: found for file in (folder / "config.yaml", log) if (found := _checksum(file))},
         checkpoints=_read_checkpoints(folder / "checkpoints", notes),
         num_bad=num_bad,
         bad=bad,
@@ -119,7 +121,7 @@ def _read_record(folder: Path, log: Path) -> RunRecord:
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder; give the folder of a run (`allstep train --out DIR`)")
     try:
-        record = _with_times(runlog.read(log))
+        record = runlog.timed(runlog.read(log))
     except FileNotFoundError as error:
         raise DataError(f"{folder}: is not a run folder: it has no run.jsonl") from error
     except OSError as error:
@@ -131,20 +133,9 @@ def _read_record(folder: Path, log: Path) -> RunRecord:
     return record
 
 
-def _with_times(record: RunRecord) -> RunRecord:
-    """Without lines that do not say when they were written: nobody can place them."""
-    kinds = {field.name: getattr(record, field.name) for field in fields(record)}
-    return RunRecord(**{name: tuple(line for line in lines if _has_time(line)) for name, lines in kinds.items()})
-
-
-def _has_time(line: Mapping[str, Any]) -> bool:
-    return 0 < (number(line, "time") or 0.0) < _LAST_DAY
-
-
 def _count_torn(log: Path) -> int:
     """Lines that are not of a kind we know are no damage; those that are not JSON are."""
-    with log.open("rb") as file:
-        num_lines = sum(1 for line in file if line.strip())
+    num_lines = sum(1 for line in read_lines(log) if line.strip())
     return num_lines - sum(1 for _ in runlog.lines(log))
 
 
@@ -165,7 +156,7 @@ def _read_quarantine(folder: Path) -> tuple[int, tuple[Mapping[str, Any], ...]]:
     """How many bad samples all ranks listed, each counted once, and the first few."""
     found: dict[Any, Mapping[str, Any]] = {}
     for file in sorted(folder.glob("quarantine*.jsonl")):
-        for line in _text(file).splitlines():
+        for line in _lines(file):
             entry = _json(line)
             if isinstance(entry, Mapping):
                 found.setdefault(str(entry.get("number")), entry)
@@ -173,35 +164,40 @@ def _read_quarantine(folder: Path) -> tuple[int, tuple[Mapping[str, Any], ...]]:
 
 
 def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[Checkpoint, ...]:
-    manifests = sorted(file for file in folder.glob("*/manifest.json") if file.parent.name.isdigit())
+    manifests = sorted(file for file in folder.glob("*/manifest.json") if number_of(file.parent.name) is not None)
     return tuple(found for file in manifests if (found := _read_manifest(file, notes)))
 
 
 def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
-    manifest = _json(_text(file))
     try:
+        manifest = read_json(file)
         entries = manifest["files"].items()
         files = tuple((str(name), int(entry["nbytes"]), str(entry["sha256"])) for name, entry in entries)
-    except (TypeError, KeyError, ValueError, AttributeError):
+    except FileNotFoundError:
+        # A run that continues removes old checkpoints meanwhile.
+        return None
+    except (OSError, TypeError, KeyError, ValueError, AttributeError):
         notes.append(f"checkpoints/{file.parent.name}: its manifest is damaged; --resume will not use it")
         return None
     return Checkpoint(file.parent.name, files)
 
 
-def _text(file: Path) -> str:
-    """Empty when it cannot be read: a run that goes on removes old checkpoints while we look."""
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""
+def _lines(file: Path) -> Iterator[bytes]:
+    """None where the file cannot be read."""
+    with contextlib.suppress(OSError):
+        yield from read_lines(file)
 
 
-def _json(text: str) -> Any:
+def _json(line: bytes) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(line)
     except ValueError:
         return None
 
 
 def _checksum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Empty where the file cannot be read, or would take minutes."""
+    with contextlib.suppress(OSError), open_regular(file) as opened:
+        if os.fstat(opened.fileno()).st_size <= _LARGEST_HASHED:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    return ""

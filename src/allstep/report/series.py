@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from allstep.runlog import LARGEST, Fields, RunRecord, kept
+from allstep.runlog import Fields, RunRecord, kept, number
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,6 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.x)
-
-
-def number(fields: Fields, key: str) -> float | None:
-    """The number under `key`; None where there is none, or one that is not finite or beyond what any run measures."""
-    value = fields.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
-        return None
-    return float(value) if abs(value) > 1 / LARGEST else 0.0
 
 
 def steps(record: RunRecord) -> list[Fields]:

@@ -7,30 +7,37 @@ checkpoints/
     optimizer.safetensors    the optimizer's tensors, "<parameter>/<name>"
     state.json               position, the optimizer's numbers, best score so far, ...
     manifest.json            size and SHA-256 of the three others: written last
-  .000000110000.4711         being written by process 4711, or left by one that was killed; nobody reads it
+  .000000110000.4711-88231   being written by process 4711, or left by one that was killed; not read
 ```
 
 Everything is written into a hidden folder, handed to the disk (fsync), and the folder gets its name by one rename. A kill at any moment
 leaves the checkpoints that were there. Reading looks at every byte: a checkpoint that is cut short, or has a flipped bit, is not used.
+Nor is one that is anything else than what is written here: a pipe or a device in place of a file,
+JSON of a million brackets, values of other types, a header of tensors that makes no sense, more bytes
+than the machine has memory. Each of them is a `CheckpointError`, so that `newest` can report it and
+take the next older one. No file is read but those four, whatever the manifest names.
 
 Equal states give equal files, byte for byte: there is no time, host or number of workers in them. No pickle is written or read.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from allstep.bounded import MAX_JSON, parse_json, read_json, read_regular
 from allstep.errors import CheckpointError
+from allstep.train.checkpoint_names import hidden_name, is_left_over, name_of, number_of
 
 FORMAT = 1
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -53,10 +60,10 @@ class Snapshot:
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
     """Writes `snapshot` into `folder`; where it went. One of the same number is replaced. OSError when the disk does not take it."""
-    name = f"{snapshot.samples:012}"
+    name = name_of(snapshot.samples)
     folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
-    hidden = folder / f".{name}.{os.getpid()}"
+    sweep(folder)
+    hidden = folder / hidden_name(name)
     hidden.mkdir()
     try:
         _write_parts(hidden, snapshot)
@@ -69,19 +76,42 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
 
 def read(path: Path) -> Snapshot:
     """The checkpoint at `path`. Raises CheckpointError when it is not whole."""
-    contents = _checked(path)
+    if (samples := number_of(path.name)) is None:
+        raise CheckpointError(f"{path}: is not the name of a checkpoint, which has 12 digits")
     try:
-        state = json.loads(contents[_STATE])
-        return Snapshot(int(path.name), load(contents[_WEIGHTS]), load(contents[_OPTIMIZER]), state)
-    except (ValueError, SafetensorError) as error:  # the checksums are right, so it was written like that
+        contents = _checked(path)
+        state = parse_json(contents[_STATE])
+        if not isinstance(state, dict):
+            raise ValueError(f"{_STATE}: expected keys and values, found {type(state).__name__}")
+        return Snapshot(samples, _tensors(contents, _WEIGHTS), _tensors(contents, _OPTIMIZER), state)
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: does not fit into memory") from error
+    except ValueError as error:  # the checksums are right, so it was written like that
         raise CheckpointError(f"{path}: is not a checkpoint of this version of allstep: {error}") from error
 
 
+def _tensors(contents: Mapping[str, bytes], name: str) -> Tensors:
+    try:
+        return load(contents[name])
+    except MemoryError:
+        raise
+    except Exception as error:
+        # A header may hold anything, and what torch makes of it is an error of any kind.
+        words = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name}: holds no tensors that can be read ({type(error).__name__}: {words})") from error
+
+
 def written(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, the newest first; nobody has looked into them yet."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))[::-1]
+    """Return the checkpoints in `folder`, the newest first, by their names alone."""
+    return sorted((path for path in _inside(folder) if number_of(path.name) is not None), reverse=True, key=_number)
+
+
+def _number(path: Path) -> int:
+    return number_of(path.name) or 0
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if os.path.isdir(folder) else []  # noqa: PTH112  # Path's raises for some errors
 
 
 @dataclass(frozen=True)
@@ -93,28 +123,56 @@ class Newest:
     complaints: tuple[str, ...]
 
 
-def newest(folder: Path) -> Newest:
-    """Looks from the newest on for one that is whole."""
-    complaints: list[str] = []
+def newest(folder: Path, check: Callable[[Snapshot], None] = lambda snapshot: None) -> Newest:
+    """Look from the newest on for one that is whole.
+
+    check: raises CheckpointError for a snapshot that cannot be used; the one before is tried then.
+    """
+    try:
+        names = _inside(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    # Names such as "²" may hide a checkpoint that was renamed by mistake.
+    odd = sorted(path for path in names if path.name.isdigit() and number_of(path.name) is None)
+    complaints = [f"{path}: is not the name of a checkpoint, which has 12 digits" for path in odd]
     for path in written(folder):
         try:
-            return Newest(path, read(path), tuple(complaints))
+            snapshot = read(path)
+            check(snapshot)
+            return Newest(path, snapshot, tuple(complaints))
         except CheckpointError as error:
-            complaints.append(str(error))
+            named = str(error) if str(path) in str(error) else f"{path}: {error}"
+            complaints.append(named)
     return Newest(None, None, tuple(complaints))
 
 
 def remove(path: Path) -> None:
     """Takes a checkpoint away: its name first, so that half of one is never seen."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.gone")
+    hidden = path.with_name(f"{hidden_name(path.name)}.gone")
     with contextlib.suppress(OSError):
         path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+        _delete(hidden)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left in `folder`."""
+    for path in _inside(folder):
+        if is_left_over(path.name):
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """A file, link or pipe in place of a folder goes as well; `rmtree` would wait for the pipe."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def checksums(path: Path) -> Mapping[str, str]:
     """SHA-256 of each file of the checkpoint at `path`, as its manifest says."""
-    return {name: str(entry["sha256"]) for name, entry in _manifest(path).items()}
+    return {name: entry.sha256 for name, entry in _manifest(path).items()}
 
 
 def _write_parts(folder: Path, snapshot: Snapshot) -> None:
@@ -143,7 +201,8 @@ def _apart(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def _rename(hidden: Path, final: Path) -> None:
-    if final.exists():  # left by a run that was resumed from further back; a folder cannot be renamed onto a full one
+    # Left by a run that was resumed from further back; a folder cannot be renamed onto a full one.
+    if os.path.lexists(final):
         remove(final)
     hidden.rename(final)
     _sync(final.parent)
@@ -153,36 +212,65 @@ def _checked(path: Path) -> dict[str, bytes]:
     """The contents of the three parts, equal to what the manifest says."""
     contents = {}
     for name, entry in _manifest(path).items():
-        content = _content(path / name)
-        if len(content) != entry["nbytes"]:
-            raise CheckpointError(f"{path / name}: expected {entry['nbytes']} bytes, found {len(content)}")
-        if (found := _hash(content)) != entry["sha256"]:
-            expected = str(entry["sha256"])
+        content = _content(path / name, entry.nbytes)
+        if (found := _hash(content)) != entry.sha256:
             raise CheckpointError(
-                f"{path / name}: its bytes changed: SHA-256 is {found[:12]}, expected {expected[:12]}"
+                f"{path / name}: its bytes changed: SHA-256 is {found[:12]}, expected {entry.sha256[:12]}"
             )
         contents[name] = content
     return contents
 
 
-def _manifest(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    if not path.is_dir():
+class _Entry(NamedTuple):
+    """What the manifest says of a file."""
+
+    nbytes: int
+    sha256: str
+
+
+def _manifest(path: Path) -> dict[str, _Entry]:
+    if not os.path.isdir(path):  # noqa: PTH112  # Path's raises for some errors
         raise CheckpointError(f"{path}: there is no such checkpoint")
+    file = path / _MANIFEST
     try:
-        manifest = json.loads(_content(path / _MANIFEST))
-        entries = {name: {key: manifest["files"][name][key] for key in ("nbytes", "sha256")} for name in _PARTS}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / _MANIFEST}: is not a manifest ({type(error).__name__}: {error})") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: has format {manifest.get('format')}; this version reads {FORMAT}")
+        manifest = read_json(file, MAX_JSON)
+        entries = {name: _entry(manifest["files"][name]) for name in _PARTS}
+        found = manifest.get("format")
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: is not a manifest ({type(error).__name__}: {error})") from error
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: has format {str(found)[:40]}; this version reads {FORMAT}")
     return entries
 
 
-def _content(file: Path) -> bytes:
+def _entry(plain: Any) -> _Entry:
+    nbytes, sha256 = plain["nbytes"], plain["sha256"]
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0 or not isinstance(sha256, str):
+        raise TypeError(
+            f"expected a number of bytes and a SHA-256, found {str(nbytes)[:40]!r} and {str(sha256)[:80]!r}"
+        )
+    return _Entry(nbytes, sha256)
+
+
+def _content(file: Path, nbytes: int) -> bytes:
+    """The bytes of a part, which must be as many as its manifest says and fit into memory."""
+    limit = min(nbytes, MAX_JSON) if file.name == _STATE else min(nbytes, _memory())
     try:
-        return file.read_bytes()
+        content = read_regular(file, limit)
     except OSError as error:
+        if error.errno == errno.EFBIG and limit == nbytes:
+            raise CheckpointError(f"{file}: expected {nbytes} bytes, found {file.stat().st_size}") from error
         raise CheckpointError(f"{file}: {error.strerror or error}") from error
+    if len(content) != nbytes:
+        raise CheckpointError(f"{file}: expected {nbytes} bytes, found {len(content)}")
+    return content
+
+
+def _memory() -> int:
+    """Bytes of memory of this machine: a file with holes may claim more than any disk has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _hash(content: bytes) -> str:
@@ -196,20 +284,3 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what killed writers left."""
-    for path in _hidden(folder):
-        if not _is_running(path):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _hidden(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if path.name.startswith(".") and path.name[1:13].isdigit())
-
-
-def _is_running(path: Path) -> bool:
-    """Whether the process in the name may still write: it lives and is not we, who write one checkpoint at a time."""
-    number = path.name.split(".")[2]
-    return number.isdigit() and int(number) != os.getpid() and Path(f"/proc/{number}").exists()

@@ -7,7 +7,8 @@ from typing import Literal
 
 from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
-from allstep.train.source import read_config
+from allstep.train.source import TRUST, read_config
+from allstep.train.trust import check_factory
 
 Which = Literal["last", "best"]
 PartName = Literal["test", "validation", "train"]
@@ -28,6 +29,8 @@ class Evaluation:
     words: Sequence[str] = ()
     """ "key=value", of the keys of data."""
     device: str = "auto"
+    trust: bool = False
+    """Execute the model code that the run folder names, also without a proof of its origin."""
 
     def config(self) -> RunConfig:
         """The run's config with the words on top. ConfigError when there is no run, or a word that would make it another one."""
@@ -39,15 +42,22 @@ class Evaluation:
                 )
             if key in _FIXED:
                 raise ConfigError(f"{word}: the net was trained with what the run says, so {key} cannot be set here")
-        return run_config(self.folder, self.words)
+        return run_config(self.folder, self.words, self.trust)
 
 
-def run_config(folder: Path, words: Sequence[str] = ()) -> RunConfig:
-    """The config of the run in `folder`, with `words` ("key=value") on top."""
+def run_config(folder: Path, words: Sequence[str] = (), trust: bool = False) -> RunConfig:
+    """The config of the run in `folder`, with `words` ("key=value") on top.
+
+    trust: accept a model of another person's code; see `train.trust`.
+    """
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"{folder}: {_what_is_wrong(folder)}; expected a run folder, as `allstep train` makes it")
-    return read_config(str(file), words)
+    config = read_config(str(file), [*words, f"{TRUST}=true"] if trust else words)
+    if not trust:
+        # Also where the folder has nothing yet that would mark it as a run's.
+        check_factory(file, config.model)
+    return config
 
 
 def _what_is_wrong(folder: Path) -> str:

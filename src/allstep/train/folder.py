@@ -5,6 +5,7 @@ DIR/config.yaml      what the run is: training from this file repeats it
 DIR/run.jsonl        how it went
 DIR/checkpoints/     where it can go on
 DIR/run.lock         who trains it now (`hold`)
+DIR/run.seal         that this user trains a model of the user's own code here (`trust`)
 ```
 
 A folder that holds a run is never written over: either the run goes on (`--resume auto`), or the new one gets another name. A record or
@@ -29,6 +30,7 @@ from allstep.train.changed import differences
 from allstep.train.config import RunConfig, validated
 from allstep.train.hold import LOCK
 from allstep.train.source import read_layers
+from allstep.train.trust import SEAL, seal
 
 CONFIG, RECORD = "config.yaml", "run.jsonl"
 _MOST_SHOWN = 4  # differences in a message
@@ -68,7 +70,17 @@ def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> C
     """The folder `out`, else a new one in `runs`, with the config in it. resume: a run that is there continues.
 
     A new one is called <recipe>-<time>, or without a recipe <model>-on-<data>-<time>.
+
+    `read_config` has made sure that a factory in the config is the user's own or trusted, so the
+    folder gets the user's seal.
     """
+    claimed = _claimed(config, out, resume)
+    if not claimed.has_ended:
+        seal(claimed.path, config.model)
+    return claimed
+
+
+def _claimed(config: RunConfig, out: Path | None, resume: bool) -> Claimed:
     try:
         _keep_out_of_data(config, Path("runs") if out is None else out)
         folder = _new_folder(config.title) if out is None else out
@@ -101,7 +113,7 @@ def abandon(claimed: Claimed) -> None:
     folder = claimed.path
     if claimed.is_new and not holds_run(folder):
         with contextlib.suppress(OSError):
-            for name in (CONFIG, RECORD, LOCK):
+            for name in (CONFIG, RECORD, LOCK, SEAL):
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()  # unless there is something else in it
 
@@ -109,14 +121,23 @@ def abandon(claimed: Claimed) -> None:
 def holds_run(folder: Path) -> bool:
     """Whether there is something that a new run would destroy, or an old one could go on from."""
     record, checkpoints = folder / RECORD, folder / "checkpoints"
-    if record.exists() and record.stat().st_size:
-        return True
-    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    try:
+        if record.is_file() and record.stat().st_size:
+            return True
+        # Odd digits count, too: what might be a checkpoint is not written over.
+        return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
 
 
 def has_ended(folder: Path) -> bool:
     """Whether the run in it, if there is one, has come to its end."""
-    return (folder / RECORD).exists() and runlog.read(folder / RECORD).end is not None
+    try:
+        return runlog.read(folder / RECORD).end is not None
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{folder / RECORD}: cannot be read: {error.strerror or error}; move it away") from error
 
 
 def expect_run(folder: Path) -> None:

@@ -21,6 +21,8 @@ PATIENCE = 10.0
 """Seconds that a folder may still be held by a run that was killed."""
 _CANNOT_LOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _NAP = 0.1
+# A link in its place could make the holder's name overwrite another file of the user's.
+_HOW = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def hold(folder: Path) -> Iterator[None]:
     """Within it no other process holds `folder`. ConfigError when another does, or when nothing can be written there."""
     file = folder / LOCK
     try:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(file, _HOW, 0o666)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror or error}") from error
     try:

@@ -111,7 +111,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         pieces = growth.pieces(standing.batch, world.size, pieces)
     optimizer = build.make_optimizer(config, net)
     if snapshot is not None:
-        load_optimizer(optimizer, snapshot)
+        agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
     trainer = Trainer(
         net=net,
         optimizer=build.distribute(net, optimizer, pieces, share),

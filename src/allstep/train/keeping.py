@@ -18,8 +18,10 @@ from functools import partial
 from allstep.errors import AllstepError
 from allstep.train import agree, checkpoint
 from allstep.train.capture import capture
+from allstep.train.checkpoint_names import name_of
 from allstep.train.job import Job
 from allstep.train.saving import Saved, Saver, first_not_finite
+from allstep.train.state import check_resumed
 from allstep.train.stopping import Stopping
 from allstep.train.watch import Watcher
 
@@ -32,7 +34,7 @@ class Checkpoints:
         self.folder = job.out / "checkpoints"
         self._news: deque[Saved] = deque()
         self._last = time.monotonic()
-        is_there = job.standing.owes is None and (self.folder / f"{job.standing.samples:012}").is_dir()
+        is_there = job.standing.owes is None and (self.folder / name_of(job.standing.samples)).is_dir()
         self._begun_from = job.standing.samples if is_there else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
@@ -89,7 +91,7 @@ class Checkpoints:
 
     def _way_on(self) -> str:
         """What a resume will do."""
-        path = checkpoint.newest(self.folder).path
+        path = checkpoint.newest(self.folder, check_resumed).path
         where = f"from checkpoint {path.name}" if path else "anew, for it has no whole checkpoint"
         return f"when that is mended, --resume {self.job.out} goes on {where}"
 

@@ -48,7 +48,9 @@ class Reevaluated:
 
 def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
     """On all ranks of `world`, the same on each."""
-    found, config = agree.rank_0_decides(world, lambda: (find_run(asked.folder, asked.which), asked.config()))
+    found, config = agree.rank_0_decides(
+        world, lambda: (find_run(asked.folder, asked.which, asked.trust), asked.config())
+    )
     trained = agree.everyone(world, lambda: make_trained(found, make_device(asked.device)))
     agree.everyone(
         world, lambda: _opened(asked, config, trained) if world.local_rank == 0 else None

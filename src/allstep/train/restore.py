@@ -10,6 +10,7 @@ from allstep.errors import CheckpointError
 from allstep.train import optimizer_state
 from allstep.train.average import Average
 from allstep.train.checkpoint import Snapshot, Tensors
+from allstep.train.checkpoint_names import name_of
 
 AVERAGE = "/average"
 """Ends the name of a tensor of the moving average, among those of the optimizer."""
@@ -60,15 +61,28 @@ def with_weights(net: nn.Module, snapshot: Snapshot, where: str = "the checkpoin
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
-    """The checkpoint's state into an optimizer that was not yet shared out."""
+    """Load the checkpoint's state into an optimizer that is not yet shared out.
+
+    CheckpointError when it does not fit.
+    """
+    try:
+        _load(optimizer, snapshot)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit ({words}); move that "
+            "checkpoint away to continue from the one before"
+        ) from error
+
+
+def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
     names = parameter_names(optimizer.state_dict())
     state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
     optimizer.load_state_dict(state)
     for parameter, entries in optimizer.state.items():
         for key, value in entries.items():
-            if (
-                isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            ):  # laid out like it, as before: sums add in that order
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                # Laid out like it, as before: sums add in that order.
                 entries[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 

@@ -30,6 +30,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from allstep.errors import AllstepError
 from allstep.train import checkpoint
 from allstep.train.checkpoint import Snapshot, Tensors
+from allstep.train.checkpoint_names import number_of
 
 PAUSES = (1.0, 2.0, 4.0)
 """Seconds between the attempts to write what must be written."""
@@ -74,6 +75,9 @@ class Saver:
         self._refused: list[_Asked] = []
         self._ending = False
         self._changed = threading.Condition()
+        with contextlib.suppress(OSError):
+            # Also where this run writes none: it may have been killed while it removed an old one.
+            checkpoint.sweep(folder)
         self._thread = threading.Thread(target=self._work, name="allstep-saver", daemon=True)
         self._thread.start()
 
@@ -154,8 +158,8 @@ class Saver:
 
 def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | None) -> list[Path]:
     """Those beyond the `keep` up to `last` that are not the best, and those after `last`."""
-    later = [path for path in newest_first if int(path.name) > last]
-    return later + [path for path in newest_first[len(later) :][keep:] if int(path.name) != best]
+    later = [path for path in newest_first if (number_of(path.name) or 0) > last]
+    return later + [path for path in newest_first[len(later) :][keep:] if number_of(path.name) != best]
 
 
 def first_not_finite(net: nn.Module, weights: Tensors | None = None) -> str | None:

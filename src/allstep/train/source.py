@@ -19,23 +19,28 @@ A learning rate in a file belongs to a batch, and the recipe's is hardly the one
 had in mind: where the two differ, the file has to name it (`optimizer.base_batch`). The default learning
 rate is SGD's: without a recipe, another optimizer needs its own.
 
+`trust=true` (`--trust`) is no key of a config: it says that the code which a run folder's config names may be
+executed (`train.trust`). In a run folder's own config it does not count.
+
 Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from allstep.errors import ConfigError, did_you_mean
 from allstep.train.config import NEUTRAL, RunConfig, known_keys, validated
 from allstep.train.recipes import BASES, DEFAULT
+from allstep.train.trust import check_factory, is_of_run
 from allstep.yaml_file import Document, parse_yaml, read_yaml
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
 """Whatever the net takes."""
+TRUST = "trust"
 ELSEWHERE = {
     "accumulation_steps": "accumulation",
     "amp": "precision",
@@ -65,11 +70,12 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
 
     `instead` starts from another recipe than the one that was named.
     """
-    layers = [_spelled_out(layer) for layer in read_layers(source, words)]
+    said = _said(source, words)
+    layers = [_spelled_out(layer) for layer in said.layers]
     recipe = instead or _recipe(layers)
     if recipe not in BASES:
         raise ConfigError(f"no recipe is called {recipe!r}; {did_you_mean(recipe, BASES)}")
-    place = _places(source, layers[-1])
+    place = _places(source, said.lines, layers[-1])
     base = BASES[recipe]()
     whole = base.model_dump()
     for layer in layers:
@@ -82,6 +88,8 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
     if _is_file(source) and instead is None:
         _check_base(config, layers, place)
     _check_optimizer(config, layers, place)
+    if said.of_run and not said.trust and not _names(layers[1:], "model.name"):
+        check_factory(Path(source), config.model)
     return config
 
 
@@ -113,10 +121,38 @@ def _is_source(argument: str) -> bool:
     return not equals or "/" in key or (argument.endswith((".yaml", ".yml")) and Path(argument).is_file())
 
 
+class _Said(NamedTuple):
+    """What the user said: the recipe or file, and the words on top."""
+
+    layers: list[dict[str, Any]]
+    """The last word last."""
+    lines: Mapping[str, int]
+    """Of the keys in the file."""
+    of_run: bool
+    """The file is a run folder's, so it may be another person's."""
+    trust: bool
+    """The user trusts the code that the file names."""
+
+
+def _said(source: str, words: Sequence[str]) -> _Said:
+    document = _document(Path(source)) if _is_file(source) else Document({"recipe": source}, {})
+    of_run = _is_file(source) and is_of_run(Path(source))
+    layers = [dict(document.value), _from_words(words)]
+    in_file, in_words = (_trust(layer, source) for layer in layers)
+    return _Said(layers, document.lines, of_run, in_words or (in_file and not of_run))
+
+
+def _trust(layer: dict[str, Any], source: str) -> bool:
+    """Takes the key `trust` out of `layer`; its value."""
+    trust = layer.pop(TRUST, False)
+    if not isinstance(trust, bool):
+        raise ConfigError(f"{source}: trust: expected true or false, found {trust!r}")
+    return trust
+
+
 def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
     """What the user said, the last word last."""
-    first = _read_yaml(Path(source)) if _is_file(source) else {"recipe": source}
-    return [first, _from_words(words)]
+    return _said(source, words).layers
 
 
 def names_data(source: str, words: Sequence[str]) -> bool:
@@ -134,23 +170,18 @@ def _is_file(source: str) -> bool:
     return source.endswith((".yaml", ".yml")) or "/" in source
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    content = _document(path).value
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected keys and values, found {type(content).__name__}")
-    return content
-
-
 def _document(path: Path) -> Document:
     try:
-        return read_yaml(path)
+        document = read_yaml(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    if not isinstance(document.value, dict):
+        raise ConfigError(f"{path}: expected keys and values, found {type(document.value).__name__}")
+    return document
 
 
-def _places(source: str, said: Mapping[str, Any]) -> Callable[[str], str]:
+def _places(source: str, lines: Mapping[str, int], said: Mapping[str, Any]) -> Callable[[str], str]:
     """Where in the file a key was set, in words; nothing for keys that the words of the command line, `said`, have set."""
-    lines: Mapping[str, int] = _document(Path(source)).lines if _is_file(source) else {}
     said_keys = set(_flat(said))
     return lambda key: f"{source}, line {lines[key]}: " if key in lines and key not in said_keys else ""
 

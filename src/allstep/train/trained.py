@@ -26,9 +26,11 @@ from allstep.data.transform import Transform
 from allstep.errors import CheckpointError, ConfigError
 from allstep.train import build, checkpoint
 from allstep.train.checkpoint import Snapshot
+from allstep.train.checkpoint_names import name_of
 from allstep.train.config import RunConfig
 from allstep.train.existing import Which, run_config
 from allstep.train.restore import with_weights
+from allstep.train.state import check_used
 from allstep.train.to_input import ToInput, make_to_input
 
 
@@ -79,19 +81,22 @@ class Trained:
         return len(self.classes)
 
 
-def load_run(folder: Path | str, which: Which | None = None, device: str = "auto") -> Trained:
+def load_run(folder: Path | str, which: Which | None = None, device: str = "auto", trust: bool = False) -> Trained:
     """The net of the run in `folder`: its last weights, or the best on the validation part; None: what the run itself would test.
+
+    trust: execute the model code that the config names, also when the folder may be another
+    person's (`train.trust`).
 
     Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or not one of this net.
     """
-    return make_trained(find_run(folder, which), make_device(device))
+    return make_trained(find_run(folder, which, trust), make_device(device))
 
 
-def find_run(folder: Path | str, which: Which | None = None) -> Found:
+def find_run(folder: Path | str, which: Which | None = None, trust: bool = False) -> Found:
     """Reads config and checkpoint of the run in `folder`."""
     folder = Path(folder)
-    config = run_config(folder)
-    newest = checkpoint.newest(folder / "checkpoints")
+    config = run_config(folder, trust=trust)
+    newest = checkpoint.newest(folder / "checkpoints", check_used)
     if newest.path is None or newest.snapshot is None:
         raise CheckpointError(_no_checkpoint(folder, newest.complaints))
     notes = tuple(f"not used: {complaint}" for complaint in newest.complaints)
@@ -104,8 +109,20 @@ def find_run(folder: Path | str, which: Which | None = None) -> Found:
         raise CheckpointError(
             f"{folder}: no weights are the best yet, the run has not been evaluated: take the last ones"
         )
-    path = folder / "checkpoints" / f"{standing['best_samples']:012}"
-    return Found(folder, config, path, which, checkpoint.read(path), notes)
+    path = folder / "checkpoints" / name_of(standing["best_samples"])
+    return Found(folder, config, path, which, _best(path), notes)
+
+
+def _best(path: Path) -> Snapshot:
+    """The checkpoint of the best weights. No other has them, so damage is an error."""
+    try:
+        snapshot = checkpoint.read(path)
+        check_used(snapshot)
+        return snapshot
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the best weights cannot be read: {error}; --which last takes the newest ones"
+        ) from error
 
 
 def _no_checkpoint(folder: Path, complaints: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from allstep.train.hold import hold
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
 from allstep.train.run import Paused, train
+from allstep.train.state import check_resumed
 from allstep.train.tensorboard import TensorBoard
 from allstep.train.watch import Record, Result, Watcher, Watchers
 from allstep.world import World
@@ -85,7 +86,8 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
         if asked.resume and asked.out is not None and has_ended(asked.out):
             claimed = Claimed(asked.out, has_ended=True)
             say(claimed.farewell())
-            return run_config(asked.out), claimed, None, []
+            # Nothing is built from this config, so nothing of it is executed.
+            return run_config(asked.out, trust=True), claimed, None, []
         raise
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
@@ -97,7 +99,7 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
     notes = [prepared.note] if prepared.note else []
     if not claimed.goes_on:
         return config, claimed, None, notes
-    found = checkpoint.newest(claimed.path / "checkpoints")
+    found = checkpoint.newest(claimed.path / "checkpoints", check_resumed)
     notes += [f"not used: {complaint}" for complaint in found.complaints]
     if not found.snapshot and found.complaints:
         raise DataError(

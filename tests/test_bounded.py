@@ -1,0 +1,148 @@
+"""Files of others: only regular ones, within limits, and never a wait."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allstep.bounded import MAX_DEPTH, MAX_LINE, open_regular, parse_json, read_json, read_lines, read_regular
+from limited import limited
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(PLAIN | st.text())
+def test_plain_values_are_read_as_json_reads_them(value: Any) -> None:
+    """Oracle: json.loads, with and without escapes."""
+    for ascii_only in (True, False):
+        text = json.dumps(value, ensure_ascii=ascii_only)
+        assert parse_json(text.encode()) == json.loads(text)
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+def test_depth() -> None:
+    assert parse_json(nested(MAX_DEPTH)) is not None
+    assert parse_json(b"[" + b"[]," * 500 + b"[]]") == [[]] * 501
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (nested(MAX_DEPTH + 1), "nested more than 50 levels"),
+        (nested(900), "nested more than 50 levels"),
+        (b'{"a":' * 60 + b"1" + b"}" * 60, "nested more than 50 levels"),
+        (b"[" * 1_000_000, "nested more than 50 levels"),
+        (b"NaN", "holds NaN, which is not JSON"),
+        (b"[-Infinity]", "holds -Infinity"),
+        (b"1e999", "beyond a float"),
+        (b"9" * 30, "an integer of 30 digits"),
+        (b"9" * 100_000, "an integer of 100000 digits"),
+        (b'"\\ud800"', "surrogates not allowed"),
+        (b'"\xed\xa0\x80"', "can't decode"),
+        ('{"a": 1}'.encode("utf-16"), "can't decode"),
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b"[1] [2]", "Extra data"),
+    ],
+)
+def test_what_is_refused(data: bytes, error: str) -> None:
+    with pytest.raises(ValueError, match=error) as caught:
+        parse_json(data)
+    assert "\n" not in str(caught.value)
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    # The address of a socket has at most 107 bytes.
+    here = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def holes(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+ODD = {
+    "pipe": a_pipe,
+    "socket": a_socket,
+    "folder": a_folder,
+    "endless device": link_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to nothing": link_to("nothing"),
+    "terabyte of holes": holes,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", sorted(ODD))
+def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
+    """An OSError with words, at once: also from reading lines, whose file may be of any size."""
+    path = tmp_path / "file"
+    ODD[kind](path)
+
+    def reads(read: Callable[[Path], object]) -> None:
+        words: str | None = None
+        try:
+            read(path)
+        except OSError as error:
+            words = error.strerror
+        assert words or (kind == "terabyte of holes" and read is all_lines)
+
+    limited(reads, [lambda path: read_regular(path, 1000), read_json, all_lines])
+
+
+def all_lines(path: Path) -> list[bytes]:
+    return list(read_lines(path))
+
+
+def test_limits_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"123456")
+    assert read_regular(path, 6) == b"123456"
+    with pytest.raises(OSError, match="is larger than 5 bytes"):
+        read_regular(path, 5)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert read_regular(link, 10) == b"123456"
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="is not a regular file"):
+        open_regular(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_line_without_an_end_ends_the_reading(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a\n\nb\n" + b"x" * MAX_LINE + b"\nc\n")
+    assert all_lines(path) == [b"a\n", b"\n", b"b\n"]
+    path.write_bytes(b"a\nb")
+    assert all_lines(path) == [b"a\n", b"b"]
