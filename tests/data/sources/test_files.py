@@ -139,6 +139,10 @@ def test_braces() -> None:
     assert list(expand_braces("plain")) == ["plain"]
     with pytest.raises(DataError, match=r"\{3..1\}: expected numbers that go up"):
         list(expand_braces("a{3..1}"))
+    with pytest.raises(DataError, match=r"expected at most 1000000 files, found 10000000000"):
+        list(expand_braces("a{0..9999999999}"))
+    with pytest.raises(DataError, match=r"expected numbers of at most 18 digits"):
+        list(expand_braces("a{0..%s}" % ("9" * 5000)))
 
 
 @settings(max_examples=30)
