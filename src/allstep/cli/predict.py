@@ -20,6 +20,10 @@ WhichWeights = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output.")]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option("--max-pixels", min=1, help="Refuse larger pictures (default: the run's data.max_pixels)."),
+]
 
 
 def predict(
@@ -31,6 +35,7 @@ def predict(
     which: WhichWeights = None,
     device: Device = "auto",
     json: Json = None,
+    max_pixels: MaxPixels = None,
 ) -> None:
     """Name the likeliest classes of pictures. The exit status is 1 when one of them cannot be read."""
     from allstep.cli.bar import bar
@@ -44,6 +49,8 @@ def predict(
     from allstep.train.predict import predict as look_at
 
     trained = load_run(run, chosen, device)
+    if max_pixels is not None:
+        trained.prepare.max_pixels = max_pixels
     tell(trained.notes)
     files, found = find_pictures(pictures), []
     with bar("predicting", "pictures") as shown:

@@ -141,7 +141,9 @@ def test_many_damaged_places_in_a_large_tar_take_time_in_proportion() -> None:
 def test_a_label_that_no_tensor_holds_is_a_bad_sample(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     labels = (b'{"label": 1}', b'{"label": %s}' % (b"9" * 4000), b'{"label": %s}' % (b"9" * 5000), b'{"label": 2}')
-    path.write_bytes(b"".join(member(f"{n}.jpg", b"x") + member(f"{n}.json", text) for n, text in enumerate(labels)) + END)
+    path.write_bytes(
+        b"".join(member(f"{n}.jpg", b"x") + member(f"{n}.json", text) for n, text in enumerate(labels)) + END
+    )
     source = TarSource(path)
     assert source.targets().tolist() == [1, -1, -1, 2]
     with pytest.raises(BadSample, match="its label has 4000 digits"):
