@@ -21,6 +21,7 @@ from allstep.data.pictures import size
 from allstep.data.pictures.decode import cropped, decode
 from allstep.data.pictures.limit import MAX_PIXELS, check_size
 from allstep.data.transform import Transform
+from allstep.errors import ConfigError
 from allstep.train import read_config
 from allstep.train.pictures import look, make_transform
 from data.augment.scenes import encoded, scene
@@ -161,5 +162,5 @@ def test_the_key_of_a_run_reaches_its_transforms(folder: Path) -> None:
         seen = look(source, np.arange(len(source)), section)
         made = [make_transform(key, section, seen) for key in ("augment", "prepare")]
         assert [each.max_pixels for each in made if each] == [most, most]
-    with pytest.raises(Exception, match="data.max_pixels"):
+    with pytest.raises(ConfigError, match=r"data\.max_pixels"):
         read_config("defaults", [*words, "data.max_pixels=0"])
