@@ -144,6 +144,7 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limi
                     progress(name, done, total)
                 yield chunk
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         raise DataError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (OSError, HTTPException) as error:
         raise DataError(f"{url}: cannot be downloaded: {_line(_reason(error))}, after {done} bytes") from error
