@@ -51,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
         "workers": "auto",
         "strict": False,
         "budget": None,
+        "max_pixels": 100_000_000,
     },
     "model": {
         "name": "resnet18",

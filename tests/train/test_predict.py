@@ -409,3 +409,24 @@ def test_only_the_data_of_a_run_can_be_another(tmp_path: Path) -> None:
     for words in (["--part", "all"], ["--which", "first"]):
         result = CliRunner().invoke(app, ["eval", str(tmp_path), *words])
         assert isinstance(result.exception, ConfigError)
+
+
+def test_a_picture_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path) -> None:
+    """The limit is the run's own, or the one that is given."""
+    make_run(tmp_path / "run", "data.max_pixels=200")
+    store(tmp_path / "new", 1)
+    Image.fromarray(picture(1, 20, 20)).save(tmp_path / "new" / "large.png")
+    words = [
+        "predict",
+        str(tmp_path / "run"),
+        str(tmp_path / "new"),
+        "--device",
+        "cpu",
+        "--json",
+        str(tmp_path / "out"),
+    ]
+    for more, num_problems in ((), 1), (("--max-pixels", "400"), 0), (("--max-pixels", "100"), 2):
+        outcome = CliRunner().invoke(app, [*words, *more])
+        assert outcome.exit_code == bool(num_problems), outcome.output
+        problems = [each["problem"] for each in json.loads((tmp_path / "out").read_text()) if "problem" in each]
+        assert len(problems) == num_problems and all(text.startswith("too large: ") for text in problems)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.data.pictures.limit import MAX_PIXELS
+
 if TYPE_CHECKING:
     from allstep.data.packing.pack import Outcome
     from allstep.data.sets.fetch import Progress
@@ -25,6 +27,9 @@ Src = Annotated[
     typer.Argument(metavar="SRC", help="A folder of classes, shards or idx files; a file, pattern, URL or known name."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads; else one for each core.")]
+MaxPixels = Annotated[
+    int, typer.Option("--max-pixels", min=1, help="Larger pictures are bad samples, and not decoded.")
+]
 Test = Annotated[
     bool, typer.Option("--test", help="The test part of a folder that has two, as MNIST's and CIFAR-10's do.")
 ]
@@ -58,6 +63,7 @@ def pack(
     jobs: Jobs = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad sample.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew where other things were packed.")] = False,
+    max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
     """Pack samples into a few large shards. The same command again goes on where it was stopped."""
     from allstep.cli.bar import bar
@@ -74,6 +80,7 @@ def pack(
         quality,
         raw,
         picture_format,
+        max_pixels,
     )
     _check_apart(src, dst)
     with _goes_on(), _source(src, test) as source, bar("packing") as shown:
@@ -160,6 +167,7 @@ def verify(
     list_file: Annotated[
         Path | None, typer.Option("--list", metavar="FILE", help="Write the bad ones there, a line of JSON each.")
     ] = None,
+    max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
     """Check every checksum and decode every picture. The exit status is 1 when one is bad."""
     from allstep.cli.bar import bar
@@ -169,7 +177,10 @@ def verify(
     _check_folder("--list", list_file)
     with _source(src, test) as source, bar("checking") as shown:
         found = check(
-            source, jobs=jobs, progress=lambda done, total, bad: shown(done, total, f"{bad} bad" if bad else "")
+            source,
+            jobs=jobs,
+            progress=lambda done, total, bad: shown(done, total, f"{bad} bad" if bad else ""),
+            max_pixels=max_pixels,
         )
     if list_file is not None:
         _write(list_file, "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad))
@@ -201,6 +212,9 @@ def show(
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Columns: what each of these epochs sees.")] = 6,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")] = None,
     test: Test = False,
+    max_pixels: Annotated[
+        int | None, typer.Option("--max-pixels", min=1, help="Show no larger pictures (default: as --recipe says).")
+    ] = None,
 ) -> None:
     """Draw samples beside what augmentation makes of them."""
     from allstep.data.packing.plan import spread
@@ -208,16 +222,17 @@ def show(
     from allstep.data.spelled import spelled
 
     _check_folder("--out", out)
-    src, text, its_seed = _shown(src, augment, recipe)
+    src, text, its_seed, its_max_pixels = _shown(src, augment, recipe)
     transform = spelled(text)
+    transform.max_pixels = max_pixels or its_max_pixels
     with _source(src, test) as source:
         numbers = spread(len(source), samples)
         save(sheet(source, transform, numbers, columns=epochs, seed=its_seed if seed is None else seed), out)
     print(f"{out}: {len(numbers)} samples, {epochs} epochs of {transform.describe()}")
 
 
-def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[str, str, int]:
-    """Whose pictures, what is done to them, and the run's seed."""
+def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[str, str, int, int]:
+    """Whose pictures, what is done to them, the run's seed, and the largest picture that it decodes."""
     from allstep.errors import ConfigError
 
     if augment is not None and recipe is not None:
@@ -227,11 +242,12 @@ def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[st
     if recipe is None:
         if src is None:
             raise ConfigError("whose pictures? give a set (SRC), or a recipe that has one (--recipe NAME)")
-        return src, augment or "imagenet", 0
+        return src, augment or "imagenet", 0, MAX_PIXELS
     from allstep.train.source import read_config
 
     config = read_config(recipe)
-    return src or config.data.train or config.data.name, config.data.augment, config.seed
+    section = config.data
+    return src or section.train or section.name, section.augment, config.seed, section.max_pixels
 
 
 @data.command()

@@ -19,10 +19,14 @@ WhichWeights = Annotated[
     str | None, typer.Option("--which", metavar="last|best", help="Weights: else those that the run itself tests.")
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Execute the model code that the run's config names, whoever wrote it.")
+    bool, typer.Option("--trust", help="Execute the model code that the run's config names, even if another person wrote it.")
 ]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output.")]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option("--max-pixels", min=1, help="Refuse larger pictures (default: the run's data.max_pixels)."),
+]
 
 
 def predict(
@@ -34,6 +38,7 @@ def predict(
     which: WhichWeights = None,
     device: Device = "auto",
     json: Json = None,
+    max_pixels: MaxPixels = None,
     trust: Trust = False,
 ) -> None:
     """Name the likeliest classes of pictures. The exit status is 1 when one of them cannot be read."""
@@ -48,6 +53,8 @@ def predict(
     from allstep.train.predict import predict as look_at
 
     trained = load_run(run, chosen, device, trust)
+    if max_pixels is not None:
+        trained.prepare.max_pixels = max_pixels
     tell(trained.notes)
     files, found = find_pictures(pictures), []
     with bar("predicting", "pictures") as shown:

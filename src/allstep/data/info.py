@@ -132,10 +132,11 @@ def _count(source: Source) -> tuple[list[tuple[int, int]], int]:
     """Label and number of samples of each class, and how many samples have no class number."""
     labels = source.targets()
     known = labels[labels >= 0]
-    counts = np.bincount(known, minlength=len(source.classes)) if len(known) else np.zeros(0, np.int64)
-    return [(label, int(count)) for label, count in enumerate(counts) if count or source.classes], len(labels) - len(
-        known
-    )
+    # A table up to the largest label would not fit into memory if that one is damaged.
+    found, counts = np.unique(known, return_counts=True)
+    of_label = dict.fromkeys(range(len(source.classes) if len(known) else 0), 0)
+    of_label.update(zip(found.tolist(), counts.tolist(), strict=True))
+    return sorted(of_label.items()), len(labels) - len(known)
 
 
 def _name(source: Source, label: int) -> str:

@@ -61,7 +61,7 @@ def _row(source: Source, transform: Transform, number: int, columns: int, seed: 
     """Title and pictures of one sample."""
     try:
         sample = source.read(number)
-        stored = decode(sample.data)
+        stored = decode(sample.data, max_pixels=transform.max_pixels)
         pictures = [_augmented(transform, sample.data, stored.shape, number, epoch, seed) for epoch in range(columns)]
     except BadSample as error:
         return f"{number}: {error.reason}", []

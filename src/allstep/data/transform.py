@@ -28,6 +28,7 @@ from allstep.data.augment.frame import Frame
 from allstep.data.augment.operation import Operation, Picture
 from allstep.data.pictures import decode
 from allstep.data.pictures.draws import Draws
+from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Transform:
 
     `operations` are those of `allstep.data.augment` and functions of yours: `f(picture)` or `f(picture, rng)`, uint8 array (height,
     width, channels) in and out. `batch` works on whole batches, on their device. `channels` is 3 (RGB) or 1 (grey). `shape` is
-    needed only when a function of yours changes the size.
+    needed only when a function of yours changes the size. Pictures of more than `max_pixels` are bad samples.
     """
 
     shape: Shape | None
@@ -64,12 +65,14 @@ class Transform:
         batch: Sequence[BatchOperation] = (),
         channels: int = 3,
         shape: Shape | None = None,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         if channels not in (1, 3):
             raise ConfigError(f"pictures have 3 channels (RGB) or 1 (grey), not {channels}")
         self.operations = tuple(_operation(each) for each in operations)
         self.batch = tuple(_batch_operation(each) for each in batch)
         self.channels = channels
+        self.max_pixels = max_pixels
         self.shape = shape or self._shape()
         self.releases_gil = all(operation.releases_gil for operation in self.operations)
         self._streams = _streams(self.operations)
@@ -135,10 +138,10 @@ class Transform:
     def _decoded(self, data: Any, out: Picture, draws: Draws, row: int) -> Picture:
         """The picture after decoding and, where the first operation is one, the first crop; ours to change."""
         if self._first is None:
-            return decode.decode(data, out.shape[2])
+            return decode.decode(data, out.shape[2], self.max_pixels)
         into = out if out.shape[:2] == self._first.size else None
         numbers = draws.parameters[0][row]
-        return decode.cropped(data, self._first, numbers, out.shape[2], into)
+        return decode.cropped(data, self._first, numbers, out.shape[2], into, self.max_pixels)
 
     def _many(self, pictures: Picture, out: Picture, draws: Draws) -> bool:
         if pictures.shape == out.shape:

@@ -12,6 +12,7 @@ import numpy as np
 
 from allstep.data.packing.ordered import chunks, default_jobs, ordered
 from allstep.data.pictures.decode import decode
+from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.data.sources.source import BadSample, Source
 
 _CHUNK = 32
@@ -28,12 +29,17 @@ class Verified:
     bad: tuple[BadSample, ...]
 
 
-def verify(source: Source, *, jobs: int | None = None, progress: Told | None = None) -> Verified:
-    """Reads and decodes all samples of `source` with `jobs` threads (one for each core, unless given)."""
+def verify(
+    source: Source, *, jobs: int | None = None, progress: Told | None = None, max_pixels: int = MAX_PIXELS
+) -> Verified:
+    """Reads and decodes all samples of `source` with `jobs` threads (one for each core, unless given).
+
+    Pictures of more than `max_pixels` are bad, and not decoded.
+    """
     bad: list[BadSample] = []
 
     def check(piece: tuple[int, int]) -> tuple[int, list[BadSample]]:
-        found = [problem for number in range(*piece) if (problem := what_is_wrong(source, number))]
+        found = [problem for number in range(*piece) if (problem := what_is_wrong(source, number, max_pixels))]
         return piece[1], found
 
     with closing(ordered(check, chunks(len(source), _CHUNK), jobs or default_jobs())) as checked:
@@ -44,12 +50,12 @@ def verify(source: Source, *, jobs: int | None = None, progress: Told | None = N
     return Verified(len(source), tuple(bad))
 
 
-def what_is_wrong(source: Source, number: int) -> BadSample | None:
+def what_is_wrong(source: Source, number: int, max_pixels: int = MAX_PIXELS) -> BadSample | None:
     """Why sample `number` is bad; None when it is good."""
     try:
         data = source.read(number).data
         if is_encoded(data):
-            decode(data)
+            decode(data, max_pixels=max_pixels)
         return None
     except BadSample as error:
         return error

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.errors import ConfigError
 
 Count = Annotated[int, Field(strict=True, ge=1)]
@@ -72,6 +73,8 @@ class DataConfig(_Section):
     """The first bad sample ends the run, rather than being skipped and listed in the run folder."""
     budget: Whole | None = None
     """Bad samples of a part that each worker may skip; None: 100, or 0.1% of a large set."""
+    max_pixels: Count = MAX_PIXELS
+    """Pixels of the largest picture that is decoded; a larger one is a bad sample."""
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,7 @@ import numpy as np
 
 from allstep.data import order
 from allstep.data.packing.picture import kind_of, size_of
+from allstep.data.pictures.limit import check_size
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.source import BadSample, Source
 from allstep.data.spelled import PRESETS, spelled
@@ -57,7 +58,7 @@ def look(source: Source, numbers: order.Numbers, section: DataConfig) -> Look:
     reason = "there is none"
     for number in tried.tolist():
         try:
-            seen.append(_look_at(source.read(number).data, source.place(number).file))
+            seen.append(_look_at(source.read(number).data, source.place(number).file, section.max_pixels))
         except BadSample as error:
             reason = str(error)
         except ValueError as error:
@@ -75,9 +76,10 @@ def _ends_at_a_size(section: DataConfig) -> bool:
     return all(_spelled(key, section).shape is not None for key in ("augment", "prepare"))
 
 
-def _look_at(stored: Any, where: str) -> Look:
+def _look_at(stored: Any, where: str, max_pixels: int) -> Look:
     if not isinstance(stored, np.ndarray) or stored.ndim < 2:
         height, width = size_of(stored, kind_of(stored))[:2]
+        check_size((height, width), max_pixels)
         return Look(((height, width),), 3, None, False, where)
     height, width, *channels = stored.shape
     if (channels and channels[0] not in (1, 3)) or len(channels) > 1:
@@ -106,9 +108,11 @@ def make_transform(
 
 def _spelled(key: str, section: DataConfig, channels: int = 3, mix: Sequence[BatchOperation] = ()) -> Transform:
     try:
-        return spelled(getattr(section, key), channels=channels, batch=mix)
+        made = spelled(getattr(section, key), channels=channels, batch=mix)
     except ConfigError as error:
         raise ConfigError(f"config key 'data.{key}': {error}") from error
+    made.max_pixels = section.max_pixels
+    return made
 
 
 def _only_size(key: str, seen: Look) -> tuple[int, int]:

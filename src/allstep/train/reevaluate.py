@@ -105,7 +105,7 @@ def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Traine
     if asked.part == "test" and isinstance(source, IdxSource | CifarSource) and Path(place).is_dir():
         source = open_source(place, train=False)
     _check_classes(place, source.classes, trained.classes)
-    return _Opened(None, source, picture_transform(section.prepare, trained.shape), place)
+    return _Opened(None, source, picture_transform(section.prepare, trained.shape, section.max_pixels), place)
 
 
 def _check_classes(place: str, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from allstep.data.augment import Resize
+from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.data.spelled import spelled
 from allstep.data.transform import Transform
 from allstep.errors import CheckpointError, ConfigError
@@ -158,7 +159,7 @@ def make_trained(found: Found, device: torch.device) -> Trained:
         shape=shape,
         mean=tuple(facts["mean"]),
         deviation=tuple(facts["deviation"]),
-        prepare=picture_transform(facts["prepare"], shape),
+        prepare=picture_transform(facts["prepare"], shape, config.data.max_pixels),
         to_input=make_to_input(facts["mean"], facts["deviation"], device, dtype, channels_last),
         samples=found.snapshot.samples,
         which=found.which,
@@ -188,7 +189,7 @@ def _net(found: Found) -> nn.Module:
         ) from error
 
 
-def picture_transform(text: str, shape: tuple[int, int, int]) -> Transform:
+def picture_transform(text: str, shape: tuple[int, int, int], max_pixels: int = MAX_PIXELS) -> Transform:
     """What `data.prepare` spells, for pictures of any size and kind.
 
     Where it does not end at a size, all pictures of the run had the one in `shape` (channels, height, width): others are stretched to
@@ -196,6 +197,7 @@ def picture_transform(text: str, shape: tuple[int, int, int]) -> Transform:
     """
     channels, *size = shape
     made = spelled(text, channels=channels)
-    if made.shape is not None:
-        return made
-    return Transform(Resize((size[0], size[1])), *made.operations, channels=channels)
+    if made.shape is None:
+        made = Transform(Resize((size[0], size[1])), *made.operations, channels=channels)
+    made.max_pixels = max_pixels
+    return made

@@ -1,7 +1,11 @@
 """Downloads, against a real server on this machine: whole and right, or nothing."""
 
+import contextlib
 import gzip
 import hashlib
+import re
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from allstep.data.sets import fetch as fetching
 from allstep.data.sets.fetch import fetch, locked
+from allstep.data.sets.known import NAMED
 from allstep.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000
@@ -26,15 +32,53 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(CONTENT[: len(CONTENT) // 2])
         elif self.path == "/packed":
             self.answer(gzip.compress(CONTENT), length=None)
+        elif self.path == "/much":
+            self.answer(CONTENT * 2, length=2 * len(CONTENT))
+        elif self.path == "/endless":
+            self.send_without_end()
+        elif self.path == "/short":
+            self.answer(CONTENT[:-1], length=None)
+        elif self.path == "/bomb":
+            self.answer(gzip.compress(bytes(100 * len(CONTENT))), length=None)
+        elif self.path == "/page":
+            self.answer(b"\n<!DOCTYPE html><html>log in first</html>", length=None)
+        elif self.path == "/reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.rfile.close()
+            self.connection.close()
+        elif self.path == "/digits":
+            self.answer(CONTENT, length="9" * 5000)
+        elif self.path == "/minus":
+            self.answer(CONTENT, length=-5)
+        elif self.path == "/shouting":
+            self.send_error(418, "tea\x1b[31m " + "x" * 5000)
+        elif self.path == "/slow":
+            self.drip()
         else:
             self.answer(CONTENT)
 
-    def answer(self, content: bytes, length: int | None = len(CONTENT)) -> None:
+    def send_without_end(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.server.asked_to_end.is_set():  # type: ignore[attr-defined]
+                self.wfile.write(CONTENT)
+
+    def drip(self) -> None:
+        """A byte now and then, never as long as a time-out apart."""
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.server.asked_to_end.wait(0.05):  # type: ignore[attr-defined]
+                self.wfile.write(b"x")
+
+    def answer(self, content: bytes, length: int | str | None = len(CONTENT)) -> None:
         self.send_response(200)
         if length is not None:
             self.send_header("Content-Length", str(length))
         self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(OSError):
+            self.wfile.write(content)
 
     def log_message(self, *args: object) -> None:
         pass
@@ -112,3 +156,60 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+LIMIT = len(CONTENT) + len(CONTENT) // 100 + 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("much", f"the server sends too much: expected at most {LIMIT} bytes, found {2 * len(CONTENT)} or more"),
+        ("endless", f"the server sends too much: expected at most {LIMIT} bytes, found 1"),
+        ("short", f"wrong content: expected SHA-256 {SHA256} ({len(CONTENT)} bytes), found"),
+        ("page", "expected a file, found a web page that begins with b'<!DOCTYPE html>"),
+        ("reset", "cannot be downloaded: "),
+        ("shouting", "the server answers 418 tea?[31m xxx"),
+    ],
+)
+def test_a_server_that_does_not_send_the_file(home: str, tmp_path: Path, path: str, complaint: str) -> None:
+    with pytest.raises(DataError, match=re.escape(complaint)) as caught:
+        fetch(f"{home}/{path}", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
+    assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+    assert_nothing_in(tmp_path)
+
+
+def test_a_gzip_bomb_is_unpacked_no_further_than_the_known_size(home: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"found \w+ \(1[0-9]{6} bytes\)"):
+        fetch(f"{home}/bomb", tmp_path / "file.gz", sha256=SHA256, nbytes=len(CONTENT), unpack=True)
+    assert_nothing_in(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["digits", "minus"])
+def test_a_length_that_is_none_is_not_used(home: str, tmp_path: Path, path: str) -> None:
+    with contextlib.suppress(DataError):  # Python's own client may refuse it
+        fetch(f"{home}/{path}", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
+        assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_server_that_only_drips(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
+    with pytest.raises(DataError, match=r"the server sends too slowly: \d+ bytes in \d+ s, expected 1000 a second"):
+        fetch(f"{home}/slow", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
+    assert_nothing_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://127.0.0.1:x/", "http://", "http://a b/", "http://xn--\u00e9.\u00e9/"]
+)
+def test_an_address_that_cannot_be(url: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        fetch(url, tmp_path / "file", sha256=SHA256)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_set_with_a_home_has_known_sizes() -> None:
+    for known in NAMED.values():
+        if known.home is not None:
+            assert set(known.nbytes) == set(known.files) == set(known.sha256), known.name
+            assert known.archive is None or known.archive.nbytes

@@ -113,6 +113,37 @@ def test_idx_files_from_a_folder_and_from_a_server(home: Path, url: str, tmp_pat
     )
 
 
+@pytest.mark.parametrize("source", ["files", "archive"])
+def test_files_beyond_their_known_size_are_not_copied(toy: NamedSet, home: Path, tmp_path: Path, source: str) -> None:
+    known = replace(toy, nbytes=dict.fromkeys(CIFAR_FILES, N * 3073))
+    get(known, tmp_path / "right", home)
+    large = home / CIFAR_FILES[0]
+    large.write_bytes(large.read_bytes() + bytes(1 << 22))
+    if source == "archive":
+        with tarfile.open(home / "toy.tar.gz", "w:gz") as archive:
+            for name in CIFAR_FILES:
+                archive.add(home / name, name)
+                (home / name).unlink()
+    with pytest.raises(
+        DataError, match=r"data_batch_1.bin: is too large: expected at most 13438 bytes, found \d+ or more"
+    ):
+        get(known, tmp_path / "to", home)
+    assert contents(tmp_path / "to") == {}
+
+
+def test_an_archive_with_numbers_that_cannot_be_is_one_line(toy: NamedSet, tmp_path: Path) -> None:
+    """Python's tarfile lets the ValueError of int() through."""
+    (tmp_path / "from").mkdir()
+    lines = b"9" * 5000 + b" path=x\n"
+    extended = tarfile.TarInfo("x")
+    extended.type, extended.size = tarfile.XHDTYPE, len(lines)
+    content = extended.tobuf() + lines + bytes(-len(lines) % 512) + tarfile.TarInfo("y").tobuf() + bytes(1024)
+    (tmp_path / "from" / "toy.tar.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match="is not a whole archive") as caught:
+        get(toy, tmp_path / "to", tmp_path / "from")
+    assert "\n" not in str(caught.value)
+
+
 def content_sum(path: Path) -> str:
     return hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
 

@@ -4,8 +4,11 @@ import gc
 import gzip
 import os
 import random
+import re
+import shutil
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +142,10 @@ def test_braces() -> None:
     assert list(expand_braces("plain")) == ["plain"]
     with pytest.raises(DataError, match=r"\{3..1\}: expected numbers that go up"):
         list(expand_braces("a{3..1}"))
+    with pytest.raises(DataError, match=r"expected at most 1000000 files, found 10000000000"):
+        list(expand_braces("a{0..9999999999}"))
+    with pytest.raises(DataError, match=r"expected numbers of at most 18 digits"):
+        list(expand_braces("a{0..%s}" % ("9" * 5000)))
 
 
 @settings(max_examples=30)
@@ -202,6 +209,54 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
+
+
+class Disk:
+    """A disk of `total` bytes on which only what is being unpacked takes room."""
+
+    def __init__(self, folder: Path, total: int) -> None:
+        self.folder, self.total = folder, total
+
+    def usage(self, where: Path) -> Any:
+        used = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return SimpleNamespace(total=self.total, used=used, free=self.total - used)
+
+
+@pytest.mark.parametrize("kind", ["gz", "tar.gz"])
+def test_a_bomb_is_unpacked_only_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """100 MB of zeros in 100 KB, on a disk of 40 MB: 2 MB of it stay free, and nothing is left behind."""
+    disk = Disk(tmp_path / "cache", 40_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", disk.usage)
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(gzip.compress(bytes(100_000_000)))
+    with pytest.raises(DataError) as caught:
+        unpacked(str(path), lambda text: None)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: no room for its content: ") and "\n" not in text
+    found = re.search(r"([\d.]+) MB came of ([\d.]+) MB \(factor ([\d.]+)\) so far", text)
+    assert found and 30 < float(found[1]) < 40 and float(found[2]) < 0.1 and 800 < float(found[3]) < 1200, text
+    assert "of which 2.0 MB stay free" in text and "ALLSTEP_CACHE" in text
+    assert disk.usage(path).used == 0
+    disk.total = 200_000_000
+    assert unpacked(str(path), lambda text: None).stat().st_size == 100_000_000
+
+
+def test_a_full_disk_is_seen_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path / "cache", 101_000)
+    monkeypatch.setattr(shutil, "disk_usage", disk.usage)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(CONTENT))
+    with pytest.raises(DataError, match=r"no room for its content: .*cache/unpacked has 0.1 MB free"):
+        unpacked(str(tmp_path / "x.gz"), lambda text: None)
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/some/file", CONTENT)
+    try:
+        content = all_content(open_file("memory://some/file"), packed=False)
+        with pytest.raises(DataError, match="memory://some/file: no room for its content"), content:
+            pass
+    finally:
+        memory.rm("/some", recursive=True)
 
 
 def test_what_a_kill_left_in_the_cache_is_cleared_away(tmp_path: Path) -> None:

@@ -52,7 +52,14 @@ def test_they_have_names_that_everybody_can_open() -> None:
     assert len(source) == 7 and Image.open(io.BytesIO(source.read(0).data)).size == (30, 20)
     assert Image.open(io.BytesIO(open_source("synthetic:2x16").read(0).data)).size == (16, 16)
     assert len(open_source("synthetic:1000")) == 1000
-    for wrong in ("synthetic:", "synthetic:1000x", "synthetic:1x2x3x4", "synthetic:-1x8", "synthetic:many"):
+    for wrong in (
+        "synthetic:",
+        "synthetic:1000x",
+        "synthetic:1x2x3x4",
+        "synthetic:-1x8",
+        "synthetic:many",
+        "synthetic:" + "9" * 5000,
+    ):
         with pytest.raises(ConfigError, match="expected synthetic:NUMBERxHEIGHTxWIDTH"):
             open_source(wrong)
     with pytest.raises(ConfigError, match="0 of 8x8x3"):

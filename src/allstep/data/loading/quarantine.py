@@ -118,7 +118,7 @@ def _listed(path: Path) -> Iterator[BadSample]:
         try:
             fields = json.loads(line)
             bad = BadSample(int(fields["number"]), Place(str(fields["file"]), fields["offset"]), str(fields["reason"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         if bad.number not in seen:
             yield bad

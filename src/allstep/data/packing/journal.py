@@ -110,7 +110,7 @@ class Journal:
                 self.plan = Plan.from_json(lines[0]["plan"])
             for line in lines[1:]:
                 self._take(line)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             path = self.folder / NAME
             raise DataError(
                 f"{path}: is not a journal that this version can read ({error}); pack into another folder"

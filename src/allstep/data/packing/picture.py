@@ -15,7 +15,6 @@ bytes is not decoded, only its header is read: `allstep data verify` decodes all
 smaller, by averaging over areas (OpenCV's INTER_AREA). JPEG is decoded at a fraction of its size where that is still large enough.
 """
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,11 @@ import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
 
 from allstep.data.pictures.decode import decode
+from allstep.data.pictures.limit import MAX_PIXELS, check_size
+from allstep.data.pictures.size import Size
+from allstep.data.pictures.size import size_of as header_size
 from allstep.errors import ConfigError, did_you_mean
 
 FORMATS = ("keep", "jpeg", "png", "webp")
@@ -57,7 +58,6 @@ _MAGIC = {
     b"P6": "ppm",
 }
 _WEBP_AND_JPEG = range(1, 101)
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class Recoding:
     quality: int = 90
     raw: bool = False
     format: str = "keep"
+    max_pixels: int = MAX_PIXELS
+    """A larger picture is a bad sample, also where it would keep its bytes."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -86,6 +88,8 @@ class Recoding:
             raise ConfigError(f"--max-side is a number of pixels from 1 on, not {self.max_side}")
         if self.quality not in _WEBP_AND_JPEG:
             raise ConfigError(f"--quality is 1 to 100, not {self.quality}")
+        if self.max_pixels < 1:
+            raise ConfigError(f"--max-pixels is a number of pixels from 1 on, not {self.max_pixels}")
         if self.raw and self.format != "keep":
             raise ConfigError(f"--raw stores pixels, --format {self.format} encodes them; give one of the two")
 
@@ -96,10 +100,11 @@ class Recoding:
             return self._store(picture, "png", self._scaled((picture.shape[0], picture.shape[1])))
         kind = kind_of(data)
         size = size_of(data, kind)
+        check_size(size, self.max_pixels)
         smaller = self._scaled(size)
         if not self.raw and self.format in ("keep", kind) and smaller == size and kind in SUFFIXES:
             return Stored(data, size, kind)
-        return self._store(_decode(data, kind, smaller), kind, smaller)
+        return self._store(_decode(data, kind, smaller, self.max_pixels), kind, smaller)
 
     def _scaled(self, size: Size) -> Size:
         """The size it becomes: longer side at most `max_side`, proportions as near as whole pixels allow."""
@@ -135,9 +140,8 @@ def size_of(data: Any, kind: str) -> Size:
         except ValueError:  # odd ones are for Pillow
             pass
     try:
-        with Image.open(io.BytesIO(data)) as picture:
-            return picture.height, picture.width
-    except Exception as error:  # Pillow's plugins raise all sorts of things
+        return header_size(data)
+    except ValueError as error:
         raise ValueError("is not a picture of any format we know" if kind == "other" else f"{kind}: {error}") from error
 
 
@@ -149,7 +153,7 @@ def _checked(array: NDArray[Any]) -> NDArray[np.uint8]:
     return picture
 
 
-def _decode(data: Any, kind: str, size: Size) -> NDArray[np.uint8]:
+def _decode(data: Any, kind: str, size: Size, max_pixels: int) -> NDArray[np.uint8]:
     """The picture, in its own size or in a smaller one that is still at least `size`."""
     if kind == "jpeg":
         try:
@@ -163,7 +167,7 @@ def _decode(data: Any, kind: str, size: Size) -> NDArray[np.uint8]:
             return picture
         except ValueError:  # odd ones are for the slower decoders, broken ones for nobody
             pass
-    return decode(data)
+    return decode(data, max_pixels=max_pixels)
 
 
 def _resized(picture: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from allstep.data.order import permute
 from allstep.data.packing.picture import Recoding
 from allstep.data.packing.record import FORMS
+from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.data.sources.files import stamp_of
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError, did_you_mean
@@ -48,6 +49,7 @@ class Options:
     quality: int = 90
     raw: bool = False
     format: str = "keep"
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         if self.to not in FORMS:
@@ -66,7 +68,7 @@ class Options:
 
     def recoding(self) -> Recoding:
         """What happens to the pictures."""
-        return Recoding(self.max_side, self.quality, self.raw, self.format)
+        return Recoding(self.max_side, self.quality, self.raw, self.format, self.max_pixels)
 
 
 @dataclass(frozen=True)

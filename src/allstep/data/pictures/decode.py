@@ -8,21 +8,20 @@
 | arrays | as they are | |
 
 A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is dropped, not blended; palettes and
-grey become RGB; of 16 bits the upper 8 stay. The orientation that a camera wrote into EXIF is ignored everywhere.
+grey become RGB; of 16 bits the upper 8 stay. The orientation that a camera wrote into EXIF is ignored everywhere. A picture of
+more than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays are in memory already.
 
 OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
 simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures is switched off, too (the error says
 it), unless OPENCV_LOG_LEVEL asks for it; libpng's own lines go straight to standard error and stay.
 """
 
-import io
 import os
 from functools import partial
 from typing import Any
 
 import cv2
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from allstep.data.augment.frame import Frame
 from allstep.data.augment.operation import Picture
@@ -30,6 +29,8 @@ from allstep.data.augment.resize import Box, cut_out
 from allstep.data.pictures import jpeg
 from allstep.data.pictures.draws import Floats
 from allstep.data.pictures.jpeg_header import Odd
+from allstep.data.pictures.limit import MAX_PIXELS, check_size
+from allstep.data.pictures.size import opened, size_of
 
 cv2.setNumThreads(1)
 if "OPENCV_LOG_LEVEL" not in os.environ:
@@ -43,39 +44,46 @@ _PILLOW_MODES = {1: "L", 3: "RGB"}
 _TIFF = (b"II*\0", b"MM\0*")
 
 
-def decode(data: Any, channels: int = 3) -> Picture:
-    """The whole picture, in memory of its own. ValueError when `data` is not a picture, or a broken one."""
+def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Picture:
+    """The whole picture, in memory of its own. ValueError when `data` is not a picture, a broken one, or too large."""
     if _is_array(data):
         return _with_channels(data, channels).copy()
     code = _bytes(data)
     if not jpeg.is_jpeg(code):
-        return _by_opencv(code, channels)
+        return _by_opencv(code, channels, max_pixels)
     try:
-        return jpeg.decode_whole(code, channels)
+        return jpeg.decode_whole(code, channels, max_pixels)
     except Odd:
-        return _by_pillow(code, channels)
+        return _by_pillow(code, channels, max_pixels)
 
 
-def cropped(data: Any, frame: Frame, row: Floats, channels: int = 3, out: Picture | None = None) -> Picture:
+def cropped(
+    data: Any,
+    frame: Frame,
+    row: Floats,
+    channels: int = 3,
+    out: Picture | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Picture:
     """The part that `frame` takes with this sample's random numbers `row`, in the frame's size; written to `out` when given.
 
-    ValueError when `data` is not a picture, or a broken one.
+    ValueError when `data` is not a picture, a broken one, or too large.
     """
-    picture, box = _part(data, frame, row, channels)
+    picture, box = _part(data, frame, row, channels, max_pixels)
     return cut_out(picture, box, frame.size, out)
 
 
-def _part(data: Any, frame: Frame, row: Floats, channels: int) -> tuple[Picture, Box]:
+def _part(data: Any, frame: Frame, row: Floats, channels: int, max_pixels: int) -> tuple[Picture, Box]:
     """A picture and what `frame` takes of it. It may be the data itself, or memory that will be used again."""
     if _is_array(data):
         picture = _with_channels(data, channels)
     elif not jpeg.is_jpeg(code := _bytes(data)):
-        picture = _by_opencv(code, channels)
+        picture = _by_opencv(code, channels, max_pixels)
     else:
         try:
-            return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels)
+            return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels, max_pixels)
         except Odd:
-            picture = _by_pillow(code, channels)
+            picture = _by_pillow(code, channels, max_pixels)
     return picture, Box(*frame.region(picture.shape[0], picture.shape[1], row))
 
 
@@ -105,28 +113,28 @@ def _with_channels(data: Any, channels: int) -> Picture:
     raise ValueError(f"a picture of {picture.shape[2]} channels cannot be given as {channels}")
 
 
-def _by_opencv(code: memoryview, channels: int) -> Picture:
+def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Picture:
     if not len(code):
         raise ValueError("no bytes at all")
+    check_size(size_of(code), max_pixels)
     if bytes(code[:4]) in _TIFF:
-        _by_pillow(code, channels)
+        _by_pillow(code, channels, max_pixels)
     try:
         picture = cv2.imdecode(np.frombuffer(code, np.uint8), _FLAGS[channels])
     except cv2.error:
         picture = None
     if picture is None:
-        return _by_pillow(code, channels)
+        return _by_pillow(code, channels, max_pixels)
     return np.asarray(picture, np.uint8).reshape(*picture.shape[:2], channels)
 
 
-def _by_pillow(code: memoryview, channels: int) -> Picture:
-    try:
-        with Image.open(io.BytesIO(code)) as image:
+def _by_pillow(code: memoryview, channels: int, max_pixels: int) -> Picture:
+    with opened(code) as image:
+        check_size((image.height, image.width), max_pixels)
+        try:
             picture = np.array(image.convert(_PILLOW_MODES[channels]))
-    except UnidentifiedImageError:
-        raise ValueError(f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}") from None
-    except (
-        Exception
-    ) as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError ... for broken files
-        raise ValueError(f"broken picture: {error}") from None
+        except (
+            Exception
+        ) as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError ... for broken files
+            raise ValueError(f"broken picture: {error}") from None
     return picture.reshape(*picture.shape[:2], channels)

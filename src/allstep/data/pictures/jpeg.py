@@ -32,6 +32,7 @@ from allstep.data.augment.operation import Picture
 from allstep.data.augment.resize import Box, reduction
 from allstep.data.pictures.jpeg_cut import Cut, cut
 from allstep.data.pictures.jpeg_header import Odd, read_header
+from allstep.data.pictures.limit import MAX_PIXELS, check_size
 
 _BROKEN = re.compile("premature end|bad huffman|corrupt|empty jpeg|instead of rst|arithmetic", re.IGNORECASE)
 _HARMLESS = re.compile("extraneous bytes before marker")
@@ -62,9 +63,10 @@ def is_jpeg(data: memoryview) -> bool:
     return bytes(data[:3]) == b"\xff\xd8\xff"
 
 
-def decode_whole(data: memoryview, channels: int) -> Picture:
-    """All of the picture. Odd when others should try, ValueError when it is broken."""
-    read_header(data)
+def decode_whole(data: memoryview, channels: int, max_pixels: int = MAX_PIXELS) -> Picture:
+    """All of the picture. Odd when others should try, ValueError when it is broken or too large."""
+    header = read_header(data)
+    check_size((header.height, header.width), max_pixels)
     try:
         picture: Picture = simplejpeg.decode_jpeg(data, _KINDS[channels])
     except ValueError as error:
@@ -73,14 +75,19 @@ def decode_whole(data: memoryview, channels: int) -> Picture:
 
 
 def decode_part(
-    data: memoryview, region_of: Callable[[int, int], Region], size: tuple[int, int], channels: int
+    data: memoryview,
+    region_of: Callable[[int, int], Region],
+    size: tuple[int, int],
+    channels: int,
+    max_pixels: int = MAX_PIXELS,
 ) -> tuple[Picture, Box]:
     """A picture that holds the part which `region_of(height, width)` names, and where in it: as stored, or reduced by 2, 4 or 8.
 
     The part is to become `size`. The picture lies in memory that the thread's next call writes over. Odd when others should try,
-    ValueError when it is broken.
+    ValueError when it is broken or too large.
     """
     header = read_header(data)
+    check_size((header.height, header.width), max_pixels)
     region = region_of(header.height, header.width)
     factor = min(8, reduction(region.height, region.width, size))
     rows = cut(data, header, region, _MARGIN * factor)

@@ -73,7 +73,9 @@ def _header(kind: int, height_at: int, frame: bytes, num_scanned: int, restart: 
     """`frame`: precision, height, width, number of components, then (name, sampling, table) of each."""
     height, width, num = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4], frame[5]
     sampling = frame[7::3]
-    if frame[0] != 8 or not height or not width or len(sampling) != num or not num:
+    factors = [side for each in sampling for side in (each >> 4, each & 15)]
+    usual = frame[0] == 8 and height and width and num and len(sampling) == num
+    if not usual or not all(1 <= factor <= 4 for factor in factors):
         raise Odd(f"{height} x {width} pixels of {frame[0]} bits in {num} components")
     # A component alone is never interleaved: its unit is 8 x 8 whatever its factors say.
     mcu = (8, 8) if num == 1 else (8 * max(s & 15 for s in sampling), 8 * max(s >> 4 for s in sampling))

@@ -1,5 +1,13 @@
 """Downloads one file over HTTP(S), so that it is whole and right or not there at all.
 
+| the server | ends with |
+|---|---|
+| sends more than the known size and 1% | an error as soon as it does, or at once if it announces so |
+| sends less | an error that says how much is missing |
+| sends a web page: a login, or "not found" with status 200 | an error that says so |
+| resets the connection, refuses it, or answers with an error | its reason |
+| says nothing for `timeout` seconds, or less than 60 KB in a minute | an error |
+
 The bytes go to a temporary file beside the target, are checked, and are then renamed (`whole`). A cut connection, a server that stops
 talking and a wrong checksum all end in a `DataError` within seconds, with nothing left behind. `locked` keeps the workers of one
 host from downloading the same thing at once: the first one does, the others wait and then find it there.
@@ -8,6 +16,7 @@ host from downloading the same thing at once: the first one does, the others wai
 import gzip
 import hashlib
 import os
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -24,23 +33,39 @@ from allstep.data.whole import write_whole
 from allstep.errors import DataError
 
 _CHUNK = 1 << 18
+_PATIENCE, _SLOWEST = 60.0, 1000  # seconds, and bytes a second over that time
+_WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<?xml", b"<!--")
 
 Progress = Callable[[str, int, int | None], None]
 """Told, as a download goes on: the file's name, bytes so far, bytes in all (None when the server does not say)."""
 
 
 def fetch(
-    url: str, target: Path, *, sha256: str, progress: Progress | None = None, timeout: float = 5.0, unpack: bool = False
+    url: str,
+    target: Path,
+    *,
+    sha256: str,
+    nbytes: int | None = None,
+    progress: Progress | None = None,
+    timeout: float = 5.0,
+    unpack: bool = False,
 ) -> None:
     """Downloads `url` to `target` if the SHA-256 of its content is `sha256`.
 
-    With `unpack` the checksum is that of the content unpacked by gzip: packing the same file again changes the packed bytes. `timeout`
-    is the longest silence in seconds, from the connection on; a slow but steady server may take longer.
+    With `unpack` the checksum is that of the content unpacked by gzip: packing the same file again
+    changes the packed bytes. `nbytes` is the known size of that content; no more than 1% above it is
+    downloaded. `timeout` is the longest silence in seconds, from the connection on; a slow but steady
+    server may take longer.
     """
     with writing(target) as file:
-        for chunk in _chunks(url, target.name, progress, timeout):
+        for chunk in _chunks(url, target.name, progress, timeout, most(nbytes)):
             file.write(chunk)
-        check(file, sha256, url, unpack=unpack)
+        check(file, sha256, url, unpack=unpack, nbytes=nbytes)
+
+
+def most(nbytes: int | None) -> int | None:
+    """How many bytes are taken of a file whose content has `nbytes`: 1% more, as gzip may need it for what it cannot compress."""
+    return None if nbytes is None else nbytes + nbytes // 100 + 1024
 
 
 @contextmanager
@@ -56,24 +81,31 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def check(file: IO[bytes], expected: str | None, origin: str, *, unpack: bool = False) -> None:
-    """Raises DataError unless the content of `file`, from its beginning, has the SHA-256 `expected`; None is right with any."""
+def check(
+    file: IO[bytes], expected: str | None, origin: str, *, unpack: bool = False, nbytes: int | None = None
+) -> None:
+    """Raises DataError unless the content of `file`, from its beginning, has the SHA-256 `expected`; None is right with any.
+
+    `nbytes` is the size of the right content: of more than that and 1% nothing is read.
+    """
     try:
-        found = content_sha256(file, unpack=unpack)
+        found, size = _content_sha256(file, unpack, most(nbytes))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{origin}: is not a whole gzip file ({error})") from error
     if expected is not None and found != expected:
-        raise DataError(f"{origin}: wrong content: expected SHA-256 {expected}, found {found}")
+        sizes = f" ({nbytes} bytes), found {found} ({size} bytes)" if nbytes is not None else f", found {found}"
+        raise DataError(f"{origin}: wrong content: expected SHA-256 {expected}{sizes}")
 
 
-def content_sha256(file: IO[bytes], *, unpack: bool) -> str:
-    """SHA-256 of all that is in a file, unpacked by gzip first if asked."""
-    digest = hashlib.sha256()
+def _content_sha256(file: IO[bytes], unpack: bool, limit: int | None) -> tuple[str, int]:
+    """SHA-256 and size of all that is in a file, unpacked by gzip first if asked; of no more than `limit` bytes and a few."""
+    digest, size = hashlib.sha256(), 0
     file.seek(0)
     with gzip.open(file) if unpack else nullcontext(file) as content:
-        while chunk := content.read(_CHUNK):
+        while (limit is None or size <= limit) and (chunk := content.read(_CHUNK)):
             digest.update(chunk)
-    return digest.hexdigest()
+            size += len(chunk)
+    return digest.hexdigest(), size
 
 
 @contextmanager
@@ -93,23 +125,63 @@ def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
         lock.release()
 
 
-def _chunks(url: str, name: str, progress: Progress | None, timeout: float) -> Iterator[bytes]:
-    request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
-    done = 0
+def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limit: int | None) -> Iterator[bytes]:
+    """The bytes at `url`, up to `limit` of them; whatever goes wrong is a DataError of one line."""
+    done, total = 0, None
     try:
+        request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
         with _impatient_resolver(), urllib.request.urlopen(request, timeout=timeout) as response:
             total = _length(response)
-            while chunk := response.read(_CHUNK):
+            _check_amount(url, total or 0, limit)
+            pace = _Pace(url)
+            while chunk := response.read1(_CHUNK):
+                if not done:
+                    _check_no_web_page(url, chunk)
                 done += len(chunk)
+                _check_amount(url, done, limit)
+                pace.check(done)
                 if progress:
                     progress(name, done, total)
                 yield chunk
     except urllib.error.HTTPError as error:
-        raise DataError(f"{url}: the server answers {error.code} {error.reason}") from error
+        error.close()  # it holds the connection
+        raise DataError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (OSError, HTTPException) as error:
-        raise DataError(f"{url}: cannot be downloaded: {_reason(error)}, after {done} bytes") from error
+        raise DataError(f"{url}: cannot be downloaded: {_line(_reason(error))}, after {done} bytes") from error
+    except ValueError as error:  # what urllib raises for an address that cannot be
+        raise DataError(f"{_line(url)}: is no address of a file: {_line(error)}") from error
     if total is not None and done != total:
         raise DataError(f"{url}: the connection was cut: expected {total} bytes, found {done}")
+
+
+class _Pace:
+    """Notices a server that sends so slowly that the download would not end."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._since, self._done = url, time.monotonic(), 0
+
+    def check(self, done: int) -> None:
+        """Raise DataError when the last minute brought less than it must; `done` counts all bytes so far."""
+        seconds, came = time.monotonic() - self._since, done - self._done
+        if seconds < _PATIENCE:
+            return
+        if came < seconds * _SLOWEST:
+            slow = f"{came} bytes in {seconds:.0f} s, expected {_SLOWEST} a second"
+            raise DataError(f"{self._url}: the server sends too slowly: {slow}, after {done} bytes")
+        self._since, self._done = time.monotonic(), done
+
+
+def _check_amount(url: str, nbytes: int, limit: int | None) -> None:
+    if limit is not None and nbytes > limit:
+        raise DataError(f"{url}: the server sends too much: expected at most {limit} bytes, found {nbytes} or more")
+
+
+def _check_no_web_page(url: str, head: bytes) -> None:
+    if head.lstrip().lower().startswith(_WEB_PAGE):
+        raise DataError(
+            f"{url}: expected a file, found a web page that begins with {head.lstrip()[:40]!r}; "
+            "check the address, or whether a proxy asks for a login"
+        )
 
 
 @contextmanager
@@ -128,9 +200,16 @@ def _impatient_resolver() -> Iterator[None]:
 
 def _length(response: HTTPResponse) -> int | None:
     header = response.headers.get("Content-Length")
-    return int(header) if header and header.isdigit() else None
+    # Of a number that is no size of a file nothing is known; int() refuses thousands of digits.
+    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 20 else None
 
 
 def _reason(error: Exception) -> str:
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__)
+
+
+def _line(text: object) -> str:
+    """What a server or a library says, as a part of one line."""
+    words = " ".join(str(text).split())[:200]
+    return "".join(each if each.isprintable() else "?" for each in words)

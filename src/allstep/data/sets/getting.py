@@ -7,13 +7,14 @@ http(s)://.../                  the files as .gz, or the archive             dow
 http(s)://.../NAME.tar.gz       the archive itself                           downloaded, unpacked
 ```
 
-Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right. A second call only brings what is
-missing, after a look at what is there: a file with the right name and other content may be somebody's work, so it is refused, neither
-taken for good nor written over. One process at a time fills a folder, and removes what a killed one left half written.
+Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right. A
+second call only brings what is missing, after a look at what is there: a file with the right name and
+other content may be the user's own, so it is refused, neither taken for good nor written over. Nothing
+is downloaded, copied or unpacked beyond its known size and 1%. One process at a time fills a folder,
+and removes what a killed one left half written.
 """
 
-import gzip
-import shutil
+import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -21,12 +22,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from allstep.data.sets.fetch import Progress, check, fetch, locked, writing
+from allstep.data.sets.fetch import Progress, check, fetch, locked, most, writing
 from allstep.data.sets.known import NamedSet, either, is_whole
 from allstep.data.whole import part_of
 from allstep.errors import DataError
 
 _CHUNK = 1 << 20
+# Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains of extended headers.
+_BROKEN_ARCHIVE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError)
 _NAMES = {"idx": "classes.txt", "cifar": "batches.meta.txt"}  # where a source of that layout looks for names of classes
 
 
@@ -71,7 +74,8 @@ def _check_there(wanted: NamedSet, folder: Path) -> None:
         if path := either(folder, name):
             try:
                 with _opened(path) as file:
-                    check(file, wanted.sha256.get(name), str(path), unpack=path.suffix == ".gz")
+                    known = wanted.nbytes.get(name)
+                    check(file, wanted.sha256.get(name), str(path), unpack=path.suffix == ".gz", nbytes=known)
             except DataError as error:
                 raise DataError(f"{error}; remove it, or choose another folder for {wanted.title}") from error
 
@@ -84,13 +88,14 @@ def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | Non
     if wanted.archive is None:
         for name in _missing(wanted, folder):
             target = folder / f"{name}.gz"
-            fetch(f"{url}{name}.gz", target, sha256=wanted.sha256[name], progress=progress, unpack=True)
+            known = wanted.nbytes.get(name)
+            fetch(f"{url}{name}.gz", target, sha256=wanted.sha256[name], nbytes=known, progress=progress, unpack=True)
         return
     if not url.endswith((".tar.gz", ".tgz")):
         url = f"{url.removesuffix('/')}/{wanted.archive.name}"
     packed = _packed(wanted, folder)
     try:
-        fetch(url, packed, sha256=wanted.archive.sha256, progress=progress)
+        fetch(url, packed, sha256=wanted.archive.sha256, nbytes=wanted.archive.nbytes, progress=progress)
         _unpack(wanted, folder, packed, url)
     finally:
         packed.unlink(missing_ok=True)
@@ -105,7 +110,7 @@ def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progres
     for name in _missing(wanted, folder):
         path = either(origin, name) or not_there(origin, name)
         with _opened(path) as file:
-            _store(file, folder / path.name, str(path), wanted.sha256.get(name))
+            _store(file, folder / path.name, str(path), wanted.sha256.get(name), wanted.nbytes.get(name))
         if progress:
             progress(path.name, path.stat().st_size, path.stat().st_size)
 
@@ -128,9 +133,9 @@ def _unpack(wanted: NamedSet, folder: Path, packed: Path, origin: str) -> None:
             for member in archive:
                 name = Path(member.name).name
                 if member.isfile() and name in wanted.files and (file := archive.extractfile(member)):
-                    _store(file, folder / name, f"{origin}: {name}", wanted.sha256[name])
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{origin}: is not a whole archive ({error})") from error
+                    _store(file, folder / name, f"{origin}: {name}", wanted.sha256[name], wanted.nbytes.get(name))
+    except _BROKEN_ARCHIVE as error:
+        raise DataError(f"{origin}: is not a whole archive ({str(error)[:200]})") from error
     if lacking := _missing(wanted, folder):
         raise DataError(f"{origin}: the archive lacks {', '.join(lacking)}")
 
@@ -144,8 +149,13 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def _store(file: IO[bytes], target: Path, origin: str, sha256: str | None) -> None:
+def _store(file: IO[bytes], target: Path, origin: str, sha256: str | None, nbytes: int | None) -> None:
     """Copies `file` to `target`, which appears whole and with the right content or not at all."""
+    size, limit = 0, most(nbytes)
     with writing(target) as copy:
-        shutil.copyfileobj(file, copy, _CHUNK)
-        check(copy, sha256, origin, unpack=target.suffix == ".gz")
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            if limit is not None and size > limit:
+                raise DataError(f"{origin}: is too large: expected at most {limit} bytes, found {size} or more")
+            copy.write(chunk)
+        check(copy, sha256, origin, unpack=target.suffix == ".gz", nbytes=nbytes)

@@ -25,6 +25,7 @@ class Archive:
 
     name: str
     sha256: str
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class NamedSet:
     layout: str = "idx"
     archive: Archive | None = None
     classes: tuple[str, ...] = ()
+    nbytes: Mapping[str, int] = field(default_factory=dict)
+    """Size of each file's unpacked content: no more than that and 1% is downloaded or unpacked."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -60,6 +63,7 @@ NAMED: Mapping[str, NamedSet] = {
             "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
+        nbytes=dict(zip(FILES, (47_040_016, 60_008, 7_840_016, 10_008), strict=True)),
         hint="on Debian: apt install dataset-fashion-mnist",
         classes=(
             *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
@@ -78,9 +82,12 @@ NAMED: Mapping[str, NamedSet] = {
             "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
             "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         },
+        nbytes=dict.fromkeys(CIFAR_FILES, 30_730_000),
         hint="allstep data get cifar10 --from FOLDER brings it from elsewhere",
         layout="cifar",
-        archive=Archive("cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+        archive=Archive(
+            "cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", 170_052_171
+        ),
         classes=(
             *("airplane", "automobile", "bird", "cat", "deer"),
             *("dog", "frog", "horse", "ship", "truck"),

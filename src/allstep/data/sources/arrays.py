@@ -188,7 +188,10 @@ class CifarSource(_Rows):
 def _cifar_classes(name: str) -> tuple[str, ...]:
     """The names beside the files, as the official archive has them."""
     beside = local_path(name).with_name("batches.meta.txt")
-    return tuple(beside.read_text().split()) if beside.is_file() else ()
+    try:
+        return tuple(beside.read_text(encoding="utf-8").split()) if beside.is_file() else ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{beside}: expected names of classes in UTF-8, found {error}; remove or mend it") from error
 
 
 def _crc(row: NDArray[Any], target: Any) -> int:

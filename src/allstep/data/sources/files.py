@@ -143,7 +143,17 @@ def _remote_stamp(url: str, system: Any, path: str) -> Stamp:
     version = next(
         (info[key] for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), ""
     )
-    return {"size": int(info["size"]), "version": str(version)}
+    return {"size": _size(url, info["size"]), "version": str(version)}
+
+
+def _size(url: str, told: Any) -> int:
+    try:
+        size = int(told)
+    except (ValueError, TypeError, OverflowError):
+        size = -1
+    if size < 0:
+        raise DataError(f"{url}: expected the server to give its size in bytes, found {str(told)[:40]!r}")
+    return size
 
 
 def _reason(error: BaseException) -> str:

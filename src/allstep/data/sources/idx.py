@@ -24,8 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.errors import DataError
+from allstep.machine import memory
 
 _TYPES: Mapping[int, str] = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MOST_DIMENSIONS = 32  # numpy 1 has no more
+_MOST_ELEMENTS = 1 << 60
+_MOST_UNPACKED = 1032  # bytes that gzip makes of one, at most
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
@@ -35,11 +39,15 @@ def read(path: Path) -> NDArray[Any]:
         return _read_packed(path) if path.suffix == ".gz" else _map_plain(path)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise DataError(f"{path}: does not fit into memory; unpack it (gunzip): plain files are mapped") from error
 
 
 def read_pair(images: Path, labels: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """Two idx files that belong together: the same number of samples, and one number per label."""
     pictures, numbers = read(images), read(labels)
+    if 0 in pictures.shape[1:]:
+        raise DataError(f"{images}: expected pictures with 1 pixel or more, found shape {pictures.shape}")
     if numbers.ndim != 1:
         raise DataError(f"{labels}: expected labels with 1 dimension, found {numbers.ndim}: shape {numbers.shape}")
     if pictures.ndim < 2:
@@ -74,6 +82,7 @@ def _read_packed(path: Path) -> NDArray[Any]:
         with gzip.open(path) as file:
             dtype, shape = _header(file, path)
             start, expected = file.tell(), _nbytes(dtype, shape)
+            _check_memory(path, expected)
             content = _read_up_to(file, expected)
             trailing = len(file.read(1 << 16)) if len(content) == expected else 0
     except EOFError as error:  # all of the array is there, but not gzip's checksum behind it
@@ -87,6 +96,20 @@ def _read_packed(path: Path) -> NDArray[Any]:
     _check_length(path, start + expected, start + len(content), "unpacked ")
     array = np.frombuffer(content, dtype).reshape(shape)
     return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _check_memory(path: Path, expected: int) -> None:
+    """Raise DataError where the array cannot be in the file, or not in memory: before any of it is unpacked."""
+    packed = path.stat().st_size
+    if expected > _MOST_UNPACKED * packed:
+        raise DataError(f"{path}: is truncated: expected {expected} unpacked bytes, found {packed} packed ones")
+    free = memory().available
+    # The array is there twice for a moment.
+    if 2 * expected > free:
+        raise DataError(
+            f"{path}: its {packed / 1e6:.1f} MB unpack to {expected / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory "
+            "are free; unpack it (gunzip): plain files are mapped"
+        )
 
 
 def _read_up_to(file: io.BufferedReader | gzip.GzipFile, expected: int) -> bytes:
@@ -110,10 +133,16 @@ def _header(file: io.BufferedReader | gzip.GzipFile, path: Path) -> tuple[np.dty
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES or magic[3] == 0:
         expected = "0x0000, a type of 0x08 to 0x0E, a number of dimensions"
         raise DataError(f"{path}: is not an idx file: expected to begin with {expected}; found 0x{magic.hex()}")
+    if magic[3] > _MOST_DIMENSIONS:
+        raise DataError(f"{path}: expected at most {_MOST_DIMENSIONS} dimensions, found {magic[3]}")
     sizes = _read_up_to(file, 4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise DataError(f"{path}: expected {4 + 4 * magic[3]} bytes of idx header, found {4 + len(sizes)}")
-    return np.dtype(_TYPES[magic[2]]), tuple(np.frombuffer(sizes, ">u4").tolist())
+    shape = tuple(np.frombuffer(sizes, ">u4").tolist())
+    # numpy refuses such shapes also where one of the dimensions is 0.
+    if math.prod(size for size in shape if size) >= _MOST_ELEMENTS:
+        raise DataError(f"{path}: no file can hold its dimensions {shape}; they are damaged")
+    return np.dtype(_TYPES[magic[2]]), shape
 
 
 def _nbytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

@@ -123,7 +123,10 @@ def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | No
             return None
         columns = {name: _column(view, *column) for name, column in about["columns"].items()}
         return Index(columns, about["extra"], about["stamp"])
-    except (OSError, ValueError, KeyError, TypeError, struct.error, IndexError):
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError),
+        *(struct.error, IndexError, OverflowError, RecursionError),
+    ):
         return None
 
 

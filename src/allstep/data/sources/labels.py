@@ -116,7 +116,7 @@ class Labeling:
         if self.kind == NUMBERS:
             if is_text(stored):
                 raise ValueError(f"its label is text ({shown(stored)}), expected a number as in most samples")
-            return stored
+            return _in_64_bits(stored)
         if not is_text(stored):
             raise ValueError(f"its label is a number ({shown(stored)}), expected text as in most samples")
         text = text_of(stored)
@@ -213,6 +213,13 @@ def shown(stored: Any) -> str:
     """A label as a message shows it: one line, not too long."""
     text = repr(stored)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _in_64_bits(stored: Any) -> Any:
+    """`stored`; ValueError where it is an integer that no tensor holds. JSON may have thousands of digits."""
+    if isinstance(stored, int) and not -(1 << 63) <= stored < 1 << 63:
+        raise ValueError(f"its label has {len(str(abs(stored)))} digits, expected a number of 64 bits")
+    return stored
 
 
 def _integer(text: str) -> int:

@@ -26,7 +26,9 @@ from allstep.errors import DataError
 Where: TypeAlias = str | Path | Sequence[str | Path]
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+_MOST_DIGITS = 18
+_MOST_NAMES = 1_000_000
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -71,19 +73,30 @@ def read_classes(shard: str) -> tuple[str, ...]:
 def expand_braces(pattern: str) -> Iterator[str]:
     """All names that `pattern` stands for."""
     found = _BRACES.search(pattern)
-    if not found or Path(pattern).exists():
+    if not found or _is_there(pattern):
         yield pattern
         return
     for choice in _choices(found[1]):
         yield from expand_braces(pattern[: found.start()] + choice + pattern[found.end() :])
 
 
+def _is_there(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # a pattern may be longer than any file's name
+        return False
+
+
 def _choices(inside: str) -> list[str]:
     if not (numbers := _RANGE.fullmatch(inside)):
         return inside.split(",")
     first, last = numbers.groups()
+    if max(len(first), len(last)) > _MOST_DIGITS:
+        raise DataError(f"{{{inside[:60]}}}: expected numbers of at most {_MOST_DIGITS} digits")
     if int(last) < int(first):
         raise DataError(f"{{{inside}}}: expected numbers that go up, found {first} before {last}")
+    if int(last) - int(first) >= _MOST_NAMES:
+        raise DataError(f"{{{inside}}}: expected at most {_MOST_NAMES} files, found {int(last) - int(first) + 1}")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 

@@ -13,6 +13,7 @@ Where a source is named by text, `synthetic:1000x224x224` is 1000 pictures of 22
 `synthetic:1000x96` has 96 x 96.
 """
 
+import re
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,7 @@ from allstep.data.sources.source import Block, Place, Sample, Source
 from allstep.errors import ConfigError
 
 _SCHEME = "synthetic:"
+_NUMBER = re.compile("[0-9]{1,18}")
 
 
 class SyntheticSource(Source):
@@ -95,8 +97,8 @@ def is_synthetic(text: str) -> bool:
 def synthetic(text: str, num_classes: int | None = None) -> SyntheticSource:
     """The source that `text`, such as "synthetic:1000x224x224", names; of 1,000 classes when nobody says."""
     numbers = text.removeprefix(_SCHEME).split("x")
-    if len(numbers) > 3 or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise ConfigError(f"{text}: expected {_SCHEME}NUMBERxHEIGHTxWIDTH, such as {_SCHEME}1000x224x224")
+    if len(numbers) > 3 or not all(map(_NUMBER.fullmatch, numbers)):
+        raise ConfigError(f"{text[:60]}: expected {_SCHEME}NUMBERxHEIGHTxWIDTH, such as {_SCHEME}1000x224x224")
     return SyntheticSource(*map(int, numbers), num_classes=num_classes or 1000)
 
 

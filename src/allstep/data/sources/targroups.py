@@ -54,7 +54,7 @@ class Groups:
         columns: dict[str, NDArray[Any]] = {
             "place": np.array(self._places, np.uint64),
             "first": np.array(self._first, np.uint64),
-            "extension": rows[:, 0].astype(np.uint16),
+            "extension": rows[:, 0].astype(np.min_scalar_type(max(0xFFFF, len(self._extensions)))),
             "start": rows[:, 1],
             "size": rows[:, 2],
             "key": np.cumsum([0, *map(len, self._keys)], dtype=np.uint64),

@@ -9,9 +9,13 @@ mark is put behind it that is neither a record nor a member of a tar: its reader
 There are two marks: of a file that was cut, what comes before is sound; where bytes or a checksum are wrong, nothing tells which of the
 bytes before are. Records have checksums of their own; a tar has none, and must take all of its samples for bad (`is_doubtful`).
 What kind of compression it is, the first bytes tell: gzip, or zlib as TensorFlow writes it.
+
+**Room.** A few megabytes can unpack to a thousand times as much. The free space of the disk is checked
+before and while a file is written here; 1 GB of it, or 5% of a small disk, stays free.
 """
 
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +34,7 @@ DAMAGED = b"allstep: the packed file is damaged before or here\n"
 _EITHER = 47  # zlib's word for: gzip or zlib, look at the first bytes
 _CHUNK = 1 << 16
 _PIECE = 1 << 22
+_KEPT_FREE, _PART_KEPT_FREE = 1 << 30, 20  # bytes, but at most this part of the disk
 
 Note = Callable[[str], None]
 
@@ -56,7 +61,7 @@ def unpacked(where: str, note: Note = tell) -> Path:
     with in_turn(where):
         if not target.exists():
             note(f"{where} is compressed; unpacking it once into {target}")
-            write_whole(target, _pieces(packed, note))
+            write_whole(target, _while_there_is_room(packed, target.parent, _pieces(packed, note)))
     return target
 
 
@@ -110,13 +115,44 @@ def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
 
 def _copy(file: File) -> memoryview:
     """The content of a remote file, mapped from a copy that has no name any more: the last view's end frees it, or the process's."""
-    pieces = (bytes(file.read(start, _PIECE)) for start in range(0, file.size, _PIECE))
-    with _part_of(cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}", pieces) as part:
+    target = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
+    pieces = ((start, bytes(file.read(start, _PIECE))) for start in range(0, file.size, _PIECE))
+    with _part_of(target, _while_there_is_room(file, target.parent, pieces)) as part:
         return LocalFile(part).view
 
 
-def _pieces(packed: File, note: Note) -> Iterator[bytes]:
-    """The unpacked bytes, and the mark where they end too early."""
+def _while_there_is_room(file: File, folder: Path, pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the content of `pieces`, each made from so many bytes of `file`; DataError when `folder` has no room for more."""
+    # What comes out is seldom less than what goes in: a disk that cannot hold that is full at once.
+    _check_room(file, folder, file.size, 0, 0)
+    written = 0
+    for read, piece in pieces:
+        _check_room(file, folder, len(piece), read, written)
+        yield piece
+        written += len(piece)
+
+
+def _check_room(file: File, folder: Path, wanted: int, read: int, written: int) -> None:
+    """Raise DataError unless `wanted` bytes fit into `folder`, after `written` bytes that came of `read` bytes of `file`."""
+    disk = shutil.disk_usage(folder)
+    kept = min(_KEPT_FREE, disk.total // _PART_KEPT_FREE)
+    if disk.free - kept >= wanted:
+        return
+    so_far = (
+        f"{_megabytes(written)} came of {_megabytes(read)} (factor {written / read:.1f}) so far, and " if read else ""
+    )
+    room = f"{folder} has {_megabytes(disk.free)} free, of which {_megabytes(kept)} stay free"
+    raise DataError(
+        f"{file.name}: no room for its content: {so_far}{room}; make room, or name another folder with ALLSTEP_CACHE"
+    )
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
+
+
+def _pieces(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:
+    """The unpacked bytes, each with how many packed ones were read until then; and the mark where they end too early."""
     machine, done = zlib.decompressobj(_EITHER), 0
     try:
         for start in range(0, packed.size, _CHUNK):
@@ -127,14 +163,15 @@ def _pieces(packed: File, note: Note) -> Iterator[bytes]:
                         break
                     machine = zlib.decompressobj(_EITHER)
                 done = start
-                yield machine.decompress(chunk, _PIECE)
+                piece = machine.decompress(chunk, _PIECE)
                 chunk = machine.unconsumed_tail or machine.unused_data
-        yield machine.flush()
+                yield min(start + _CHUNK, packed.size) - len(chunk), piece
+        yield packed.size, machine.flush()
         if not machine.eof:
             note(
                 f"{packed.name}: its compressed stream does not end within its {packed.size} bytes; what comes before is used"
             )
-            yield CUT
+            yield packed.size, CUT
     except zlib.error as error:
         note(f"{packed.name}: its compressed bytes are damaged near byte {done} or before ({error})")
-        yield DAMAGED
+        yield packed.size, DAMAGED

@@ -1,0 +1,22 @@
+"""How many pixels a picture may have.
+
+A file of a few kilobytes can stand for gigabytes of pixels: a PNG of one color, or a header that is
+damaged. So the size is read from the header (`size`, `jpeg_header`) before anything is decoded, and a
+picture of more than `MAX_PIXELS` is refused, as a bad sample like any other. `data.max_pixels` in a
+config, `--max-pixels` of `allstep data` and `allstep predict`, and `Transform(max_pixels=...)` set
+another limit.
+
+This module imports nothing, so the command line and configs can show the default.
+"""
+
+MAX_PIXELS = 100_000_000
+"""The limit unless another is given: 10,000 x 10,000 pixels, which are 300 MB in memory."""
+
+
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
+    """Raise ValueError when a picture of this height and width has more than `max_pixels`."""
+    height, width = size
+    if height * width > max_pixels:
+        found = f"{height} x {width} pixels, {height * width / 1e6:.4g} million"
+        remedy = "data.max_pixels or --max-pixels raises the limit"
+        raise ValueError(f"too large: {found}, expected at most {max_pixels / 1e6:.4g} million; {remedy}")

@@ -1,0 +1,90 @@
+"""How large a picture is, by its header alone.
+
+| first bytes | size from |
+|---|---|
+| JPEG | the frame segment, by `jpeg_header` or libjpeg |
+| PNG, GIF, BMP, WebP | fixed places, read here (Pillow takes memory for a whole WebP when it opens one) |
+| TIFF, PPM and all others | Pillow, which reads headers when it opens a file and pixels later |
+
+Pillow opens only the formats listed here: of those that it knows besides, EPS would start another program.
+Its own limit (a warning from 89 million pixels on, an error from 179 million on) does not count here,
+and stays as it is for everything else in the process.
+"""
+
+import io
+import struct
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+Size = tuple[int, int]
+
+_FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF"),
+    *("ICO", "PCX", "SGI", "SUN", "QOI", "PSD", "DDS", "XPM", "XBM", "IM", "TGA"),
+)
+# What Pillow's plugins raise for content that is of another format after all.
+_ANOTHER = (SyntaxError, IndexError, TypeError, struct.error)
+
+
+def size_of(code: Any) -> Size:
+    """Return height and width of an encoded picture that is no JPEG; ValueError when it is no picture."""
+    if size := _at_fixed_places(bytes(code[:30])):
+        return size
+    with opened(code) as image:
+        return image.height, image.width
+
+
+def opened(code: Any) -> Image.Image:
+    """Open an encoded picture with Pillow, which reads its header only; ValueError when it is no picture."""
+    try:
+        return _opened(code)
+    except UnidentifiedImageError:
+        raise ValueError(f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}") from None
+    except Exception as error:  # Pillow's plugins raise OSError, ValueError, EOFError ... for broken headers
+        raise ValueError(f"broken picture: {error}") from None
+
+
+def _opened(code: Any) -> Image.Image:
+    """As Image.open does it, without its limit."""
+    Image.init()
+    prefix = bytes(code[:16])
+    for name in _FORMATS:
+        factory, accepts = Image.OPEN.get(name, (None, None))
+        try:
+            if factory is not None and (accepts is None or accepts(prefix) is True):
+                return factory(io.BytesIO(code), "")
+        except _ANOTHER:
+            continue
+    raise UnidentifiedImageError
+
+
+def _at_fixed_places(head: bytes) -> Size | None:
+    """Height and width where a format has them at fixed places; None for all others."""
+    if len(head) < 30:
+        return None
+    if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR":
+        width, height = struct.unpack_from(">II", head, 16)
+    elif head.startswith((b"GIF87a", b"GIF89a")):
+        width, height = struct.unpack_from("<HH", head, 6)
+    elif head.startswith(b"BM") and struct.unpack_from("<I", head, 14)[0] >= 40:
+        # A negative height counts rows from the top.
+        width, height = map(abs, struct.unpack_from("<ii", head, 18))
+    elif head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return _webp(head)
+    else:
+        return None
+    return height, width
+
+
+def _webp(head: bytes) -> Size | None:
+    kind = head[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return 1 + (bits >> 14 & 0x3FFF), 1 + (bits & 0x3FFF)
+    if kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", head, 26)
+        return height & 0x3FFF, width & 0x3FFF
+    return None
