@@ -12,7 +12,11 @@ def test_defaults_and_aliases() -> None:
     assert read_limits({"HOROVOD_START_TIMEOUT": "5", "ALLSTEP_START_TIMEOUT": "7.5"}).start == 7.5
 
 
-@pytest.mark.parametrize("value", ["soon", "0", "-3", "nan"])
+@pytest.mark.parametrize("value", ["soon", "0", "-3", "nan", "inf", "1e999", "31536001"])
 def test_a_limit_that_is_none(value: str) -> None:
-    with pytest.raises(ConfigError, match="ALLSTEP_LOST_SECONDS"):
+    with pytest.raises(ConfigError, match=r"ALLSTEP_LOST_SECONDS=.* above 0 and at most 31536000"):
         read_limits({"ALLSTEP_LOST_SECONDS": value})
+
+
+def test_a_year_serves_for_never() -> None:
+    assert read_limits({"ALLSTEP_TIMEOUT": "31536000"}).timeout == 31_536_000

@@ -111,16 +111,16 @@ def test_without_file_descriptors_ranks_work_and_new_ones_come() -> None:
 
 def test_a_slow_client_that_had_to_make_room_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not take the end of its connection for a wrong token."""
-    right_proof, strangers = client.proof, []
+    introduce, strangers = client.introduce, []
 
-    def slow_proof(token: str, challenge: bytes) -> bytes:
+    def slow(*arguments: object) -> None:
         if not strangers:
             time.sleep(2 * GRACE_SECONDS)
             strangers.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
             assert strangers[0].recv(32), "the stranger is in, so the client is out"
-        return right_proof(token, challenge)
+        introduce(*arguments)
 
-    monkeypatch.setattr(client, "proof", slow_proof)
+    monkeypatch.setattr(client, "introduce", slow)
     with Server(TOKEN, stranger_seconds=600, max_strangers=1) as server:
         slow = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         slow.set("k", b"v")

@@ -7,6 +7,9 @@ ALLSTEP_LOST_SECONDS    10     a host without sign of life for so long is lost  
 ALLSTEP_STALL_SECONDS   60     after so long, report which ranks a collective waits for     HOROVOD_STALL_CHECK_TIME_SECONDS
 ALLSTEP_TIMEOUT       1800     after so long, a collective that waits is an error           HOROVOD_GLOO_TIMEOUT_SECONDS
 ================================================================================================================================
+
+Each is above 0 and at most a year (31,536,000 s), which serves for "never". Infinity and nan are refused: they reach timers of the
+kernel and of other libraries that have no such number.
 """
 
 import os
@@ -40,6 +43,7 @@ class Limits(NamedTuple):
         return _AGENT_SHARE * self.lost
 
 
+MOST_SECONDS = 365 * 24 * 3600.0
 _AGENT_SHARE = 0.7
 _BEAT_SHARE = 0.1
 _VARIABLES = {
@@ -64,6 +68,9 @@ def _seconds(env: Mapping[str, str], names: tuple[str, ...], default: float) -> 
         value = float(env[name])
     except ValueError:
         value = 0.0
-    if not value > 0:
-        raise ConfigError(f"{name}={env[name]!r} is not a number of seconds above 0")
+    # Also false for nan.
+    if not 0 < value <= MOST_SECONDS:
+        raise ConfigError(
+            f"{name}={env[name]!r} is no time limit: expected seconds above 0 and at most {MOST_SECONDS:.0f} (a year)"
+        )
     return value

@@ -56,6 +56,9 @@ class Info(NamedTuple):
 
 
 _ESTABLISHED = 1
+# Linux takes no more; a limit that a user sets may be longer.
+MOST_KEEPALIVE_SECONDS = 32767
+_MOST_KEEPALIVE_PROBES = 127
 # State, probes, unacked; milliseconds since data was sent and since anything was heard; bytes acknowledged and received.
 _INFO = struct.Struct("@B2xB20xI16xI8xI60xQQ")
 
@@ -217,11 +220,12 @@ def look_at(sock: socket.socket) -> Info:
 
 def _probe(sock: socket.socket, lost: float) -> None:
     """Let the kernel ask for a sign of life when nothing else is under way, and give up in time."""
-    interval = max(1, int(lost / 5))
+    interval = min(max(1, int(lost / 5)), MOST_KEEPALIVE_SECONDS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, int(0.8 * lost / interval) - 1))
+    count = min(max(1, int(0.8 * lost / interval) - 1), _MOST_KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
 
 
 def _same_file(one: int, other: int) -> bool:

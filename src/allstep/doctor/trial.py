@@ -14,6 +14,7 @@ from allstep.doctor.finding import Finding, problem
 from allstep.doctor.rank import MARK, take_part
 from allstep.launch import Host
 from allstep.limits import read_limits
+from allstep.wire.patience import bounded
 from allstep.world import LAUNCHERS
 
 _EXTRA_SECONDS = 15.0
@@ -100,9 +101,9 @@ def _run(command: list[str]) -> tuple[int | None, str, str]:
 
 
 def _patience() -> float:
-    """Ranks have the start time-out to turn up; importing torch comes on top."""
+    """Ranks have the start timeout to join, an hour at most; importing torch comes on top."""
     with contextlib.suppress(ValueError, RuntimeError):
-        return read_limits().start + _EXTRA_SECONDS
+        return bounded(read_limits().start) + _EXTRA_SECONDS
     return 30.0 + _EXTRA_SECONDS
 
 

@@ -120,17 +120,24 @@ def _call(command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, 
 
     token = wire.new_token()
     path = [str(Path(entry).resolve()) for entry in sys.path]
-    with wire.Server(token, bind) as store:
+    # The results are the caller's own: only the memory of this machine bounds them.
+    with wire.Server(token, bind, max_nbytes=_half_of_memory()) as store:
         call = cloudpickle.dumps((func, tuple(args), dict(kwargs)))
         for key, piece in pieces("call", cloudpickle.dumps((path, call))):
             store.set(key, piece)
         env = {**os.environ, "ALLSTEP_CALL_PORT": str(store.port), "ALLSTEP_CALL_TOKEN": token}
         code, notices = _watch(command, env)
+        if store.failure:
+            raise RuntimeError(f"the store with the call and the results ended by itself: {store.failure}")
         if code == 2 and notices and notices[-1].startswith("allstep: "):
             raise ConfigError(notices[-1].removeprefix("allstep: "))
         if code:
             raise RuntimeError(f"a worker exited with non-zero status ({code})\n" + "\n".join(notices))
         return _results(store)
+
+
+def _half_of_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _watch(command: list[str], env: dict[str, str]) -> tuple[int, list[str]]:

@@ -6,6 +6,7 @@ Its life::
                                               |
                              a rank fails: wait a moment for the true cause, stop the others (SIGTERM, then SIGKILL)
                              a host falls silent for `lost` seconds: the same
+                             the store's thread ends: kill all, since ranks would wait for it forever
                              a signal to us: forwarded once, then SIGKILL after the grace time
 
 Everything happens in one loop over the links to the agents; two small threads serve the store and tell remote agents that we live.
@@ -59,6 +60,7 @@ class Launcher:
         self.complained: dict[int, float] = {}  # rank -> when its last traceback began
         self.settled: float | None = None  # when the first failure came
         self.problem: str | None = None
+        self.store_failure: str | None = None
         self.started = False
         self.turned = self.began  # when we last looked around
         self.beater: threading.Thread | None = None
@@ -108,7 +110,7 @@ class Launcher:
             self._turn()
 
     def _may_go_on(self) -> bool:
-        return self.problem is None and not self.signals and not self.failures
+        return not (self.problem or self.signals or self.failures or self.store_failure)
 
     def _beat(self) -> None:
         while not self.ended.wait(self.limits.beat):
@@ -213,6 +215,7 @@ class Launcher:
                 self._hear(key.data)
             else:
                 key.data()
+        self._check_store()
         now = time.monotonic()
         self._excuse(now)
         for station in self.stations:
@@ -230,6 +233,13 @@ class Launcher:
         if since > 2.0:  # a turn takes a second at most
             for station in self.stations:
                 station.heard = min(now, station.heard + since)
+
+    def _check_store(self) -> None:
+        """Without the store ranks can neither join nor learn that another one failed: end the run."""
+        assert self.store is not None
+        if self.store_failure is None and self.store.failure:
+            self.store_failure = self.store.failure
+            self._stop(signal.SIGKILL, 0.0)
 
     def _clock_runs(self) -> bool:
         return bool(self.failures or self.signals or self.kill_at is not None)
@@ -359,7 +369,7 @@ class Launcher:
     def _all_over(self) -> bool:
         if self.problem or len(self.exits) == len(self.worlds):
             return True
-        if not self.started and (self.signals or self.failures):
+        if not self.started and not self._may_go_on():
             return True  # there is no worker whose end could be waited for
         return all(station.over for station in self.stations)
 
@@ -381,6 +391,13 @@ class Launcher:
         if self.problem:
             raise UserError(self.problem)
         codes = list(self.exits.values())
+        if self.store_failure:
+            self.output.say(
+                f"allstep run: the launcher's store ended by itself ({self.store_failure}), "
+                f"{self._moment():.1f} s after the start; {self.stopped} of {len(self.worlds)} workers were killed. "
+                "This is a defect of allstep: start again, and report it"
+            )
+            return 1
         if self.failures:
             seen = [failed for failed in self.failures if self.output.shows(failed.rank)]
             words = failure.closing_words(self.failures, seen, len(self.worlds), self.stopped)

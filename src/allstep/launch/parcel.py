@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-_PIECE = 16 << 20
+# Small enough that many workers can fetch theirs at a time: a store holds 512 MB of replies.
+_PIECE = 1 << 20
 
 
 def pieces(key: str, data: bytes) -> Iterator[tuple[str, bytes]]:

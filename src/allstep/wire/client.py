@@ -8,19 +8,9 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from allstep.wire.frames import (
-    BUSY,
-    LENGTH,
-    Fields,
-    format_addresses,
-    pack,
-    plain_address,
-    proof,
-    receive,
-    receive_frame,
-    unpack,
-)
-from allstep.wire.server import NUM_CHALLENGE_BYTES
+from allstep.wire.frames import Fields, format_addresses, pack, plain_address, receive_frame, unpack
+from allstep.wire.handshake import Busy, WrongToken, introduce
+from allstep.wire.patience import HOUR, bounded, checked
 
 
 class KeysLate(TimeoutError):
@@ -31,25 +21,17 @@ class KeysLate(TimeoutError):
         self.keys = keys
 
 
-class WrongToken(PermissionError):
-    """The store is there, but is not ours."""
-
-
-class StoreBusy(ConnectionError):
-    """The store closed the connection before the greeting was over; it lives, so connect again."""
-
-
 class Client:
     """A process's access to the store. The server may be known under several addresses: the first that answers is taken.
 
     Raises ConnectionError when none can be reached in `timeout` seconds or the store goes away, PermissionError when it does not
-    accept the token, TimeoutError (with `keys`) when a key does not come.
+    accept the token or cannot prove that it knows it, TimeoutError (with `keys`) when a key does not come.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], token: str, timeout: float = 30.0) -> None:
         self._addresses = list(addresses)
         self._token = token
-        self._timeout = timeout
+        self._timeout = checked(timeout)
         self._local = threading.local()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # of all threads
         self._abandoned = False
@@ -102,7 +84,7 @@ class Client:
         return int(self._ask("count")[0])
 
     def keys(self, prefix: str = "") -> list[str]:
-        return [key.decode() for key in self._ask("keys", prefix)]
+        return sorted(key.decode() for key in self._ask("keys", prefix))
 
     def close(self) -> None:
         """End this thread's connection."""
@@ -125,7 +107,12 @@ class Client:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _ask_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
-        return self._ask(operation, b"%f" % timeout, *keys, patience=timeout + 10.0)
+        """Ask for an hour at a time, so that no wait, here or in the store, is too long for the kernel."""
+        end = time.monotonic() + checked(timeout)
+        while (left := end - time.monotonic()) > HOUR:
+            with contextlib.suppress(KeysLate):
+                return self._ask(operation, b"%f" % HOUR, *keys, patience=HOUR + 10.0)
+        return self._ask(operation, b"%f" % left, *keys, patience=max(0.0, left) + 10.0)
 
     def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
         sock = self._socket()
@@ -160,7 +147,7 @@ class Client:
         if self._abandoned:
             raise ConnectionError("the store was left: this process ends")
         started, busy = time.monotonic(), False
-        each = self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0)
+        each = bounded(self._timeout if len(self._addresses) == 1 else min(self._timeout, 3.0))
         while True:
             reasons = []
             for address in self._addresses:
@@ -171,7 +158,7 @@ class Client:
                         raise
                     reasons.append(f"{format_addresses([address])}: somebody else's store")
                 except OSError as error:
-                    busy = isinstance(error, StoreBusy)
+                    busy = isinstance(error, Busy)
                     reasons.append(f"{format_addresses([address])}: {error}")
                 else:
                     self._addresses = [address]  # further threads need not search again
@@ -186,17 +173,15 @@ class Client:
 
 
 def _greet(address: tuple[str, int], token: str, timeout: float) -> socket.socket:
+    """Connect, and prove the token to each other."""
+    started = time.monotonic()
     sock = socket.create_connection(address, timeout=timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        answer = proof(token, receive(sock, NUM_CHALLENGE_BYTES))
-        sock.sendall(LENGTH.pack(len(answer)) + answer)
-        try:
-            reply = receive_frame(sock)
-        except ConnectionError as error:
-            raise WrongToken(f"the store at {format_addresses([address])} does not accept our token") from error
-        if reply == pack([BUSY])[LENGTH.size :]:
-            raise StoreBusy("it closed the connection to make room for another one")
+        introduce(sock, token, timeout - (time.monotonic() - started))
+    except WrongToken as error:
+        sock.close()
+        raise WrongToken(f"the store at {format_addresses([address])}: {error}") from error
     except BaseException:
         sock.close()
         raise

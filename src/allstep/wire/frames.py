@@ -1,13 +1,18 @@
 """Frames on the wire: pack and unpack, and addresses as text."""
 
-import hmac
 import secrets
 import socket
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sized
+
+from allstep.wire.patience import bounded
 
 LENGTH = struct.Struct("!I")
-BUSY = b"busy"  # what a connection gets that is closed before it has shown the token: connect again
+# What a connection gets that is closed before it has shown the token: connect again.
+BUSY = b"busy"
+# The longest body of a frame, request or reply.
+MAX_FRAME = 64 << 20
 
 Fields = list[bytes]
 
@@ -23,10 +28,18 @@ def pack(fields: Iterable[bytes]) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def unpack(body: bytes) -> Fields:
-    """The fields of a frame's body; ValueError when the lengths do not add up."""
-    fields, at = [], 0
+def frame_nbytes(fields: Iterable[Sized]) -> int:
+    """The length of the body that `pack` makes of these fields, without making it."""
+    return sum(LENGTH.size + len(field) for field in fields)
+
+
+def unpack(body: bytes, max_fields: int | None = None) -> Fields:
+    """The fields of a frame's body; ValueError when the lengths do not add up or there are too many."""
+    fields: Fields = []
+    at = 0
     while at < len(body):
+        if len(fields) == max_fields:
+            raise ValueError(f"a frame of more than {max_fields} fields")
         if at + 4 > len(body):
             raise ValueError(f"a field's length is cut off at byte {at} of {len(body)}")
         end = at + 4 + LENGTH.unpack_from(body, at)[0]
@@ -37,25 +50,36 @@ def unpack(body: bytes) -> Fields:
     return fields
 
 
-def proof(token: str, challenge: bytes) -> bytes:
-    """What shows that we know the token, without sending it."""
-    return hmac.digest(token.encode(), challenge, "sha256")
+def receive_frame(sock: socket.socket, most: int = MAX_FRAME, end: float | None = None) -> bytes:
+    """The body of the next frame of a blocking socket; ConnectionError when it has more than `most` bytes."""
+    size = LENGTH.unpack(receive(sock, LENGTH.size, end))[0]
+    if size > most:
+        raise ConnectionError(f"a frame of {size} bytes came; at most {most} are expected here")
+    return receive(sock, size, end)
 
 
-def receive_frame(sock: socket.socket) -> bytes:
-    """The body of the next frame of a blocking socket."""
-    return receive(sock, LENGTH.unpack(receive(sock, 4))[0])
+def receive(sock: socket.socket, size: int, end: float | None = None) -> bytes:
+    """Just so many bytes; ConnectionError when the other side ends before.
 
-
-def receive(sock: socket.socket, size: int) -> bytes:
-    """Just so many bytes; ConnectionError when the other side ends before."""
+    end: by `time.monotonic()`, when all must have come (TimeoutError); None for the socket's own
+    timeout, which counts from the last byte.
+    """
     data = bytearray()
     while len(data) < size:
+        if end is not None:
+            _allow(sock, end)
         chunk = sock.recv(min(size - len(data), 1 << 20))
         if not chunk:
             raise ConnectionError(f"the connection ended after {len(data)} of {size} bytes")
         data += chunk
     return bytes(data)
+
+
+def _allow(sock: socket.socket, end: float) -> None:
+    left = bounded(end - time.monotonic())
+    if not left:
+        raise TimeoutError("timed out")
+    sock.settimeout(left)
 
 
 def parse_addresses(text: str) -> list[tuple[str, int]]:

@@ -1,104 +1,57 @@
 """The store itself: a table, and a thread that serves it.
 
-The thread runs one loop and never blocks on a single client: a greeting that stops halfway is state
-of its connection, and the listener is non-blocking. When there is no room for another connection (too
-many strangers, or no file descriptor left) the loop closes the oldest stranger, or ignores the
-listener for a moment; the ranks that have joined notice neither.
+The thread runs one loop and never blocks on a single client. `Door` lets clients in, `Table` holds
+the values, `Parked` the requests that wait. This file decides whose turn it is, and when to stop:
+
+* One request per connection and turn. A client that has sent 10,000 requests at once delays the
+  others by one of its requests each time.
+* A client that does not read its replies is not read from any more, once 1 MB of them waits here.
+* What all connections hold here, coming and going, is bounded (512 MB). Past that the one that has
+  held much for the longest time is dropped: it neither finishes its request nor reads its reply.
+* Anything that goes wrong while one connection is served ends that connection. If the thread
+  itself ends, for whatever reason, all connections end with it and `failure` says why.
 """
 
 import contextlib
 import functools
-import hmac
-import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Self
 
-from allstep.wire.frames import BUSY, LENGTH, Fields, pack, proof, unpack
-from allstep.wire.strangers import GRACE_SECONDS, MOST, SECONDS, Strangers
+from allstep.wire.connection import Connection
+from allstep.wire.door import Door, listen
+from allstep.wire.frames import Fields, pack, unpack
+from allstep.wire.parked import Parked, Request
+from allstep.wire.patience import checked
+from allstep.wire.strangers import MOST, SECONDS
+from allstep.wire.table import MAX_NBYTES, Table
 
-_MAX_FRAME = 64 << 20
-_MAX_GREETING = 64  # what a connection that has not shown the token may send
-NUM_CHALLENGE_BYTES = 32
-
-
-class Table:
-    """The keys and values, and what each operation does to them. No sockets here."""
-
-    def __init__(self) -> None:
-        self.values: dict[bytes, bytes] = {}
-
-    def set(self, key: bytes, value: bytes) -> Fields:
-        self.values[key] = value
-        return []
-
-    def add(self, key: bytes, amount: bytes) -> Fields:
-        total = int(self.values.get(key, b"0")) + int(amount)
-        self.values[key] = b"%d" % total
-        return [self.values[key]]
-
-    def append(self, key: bytes, value: bytes) -> Fields:
-        self.values[key] = self.values.get(key, b"") + value
-        return []
-
-    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> Fields:
-        """torch's rule: an absent key equals an empty expectation; the reply is what stands there now."""
-        if self.values.get(key, b"") == expected:
-            self.values[key] = desired
-        return [self.values.get(key, expected)]
-
-    def check(self, *keys: bytes) -> Fields:
-        return [b"%d" % all(key in self.values for key in keys)]
-
-    def delete(self, key: bytes) -> Fields:
-        return [b"%d" % (self.values.pop(key, None) is not None)]
-
-    def count(self) -> Fields:
-        return [b"%d" % len(self.values)]
-
-    def keys(self, prefix: bytes) -> Fields:
-        return sorted(key for key in self.values if key.startswith(prefix))
-
-
+_Reply = Fields | None
 _AT_ONCE = ("set", "add", "append", "compare_set", "check", "delete", "count", "keys")
-
-
-class _Connection:
-    """One client as the server sees it: bytes that came, bytes to go, and the request it waits for."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.challenge = secrets.token_bytes(NUM_CHALLENGE_BYTES)
-        self.trusted = False
-        self.inbox = bytearray()
-        self.outbox = bytearray()
-        self.waits_for: tuple[bytes, ...] = ()
-        self.wants_values = False
-        self.deadline = 0.0
-
-    def frames(self) -> Iterable[bytes]:
-        """Whole frames that have come; ValueError for one that nobody honest would send."""
-        limit = _MAX_FRAME if self.trusted else _MAX_GREETING
-        while len(self.inbox) >= 4:
-            size = LENGTH.unpack_from(self.inbox)[0]
-            if size > limit:
-                raise ValueError(f"a frame of {size} bytes; at most {limit} are taken here")
-            if len(self.inbox) < 4 + size:
-                return
-            body = bytes(self.inbox[4 : 4 + size])
-            del self.inbox[: 4 + size]
-            yield body
+# A request names at most so many keys; a frame of 64 MB has room for millions of empty ones.
+_MAX_FIELDS = 1 << 16
+# Replies of one client that wait to be read, before its next request is served.
+_FULL_OUTBOX = 1 << 20
+# Behind a request that is parked. Clients of ours wait for the reply before they send again.
+_MAX_BEHIND_PARKED = 1 << 18
+# A number, or the name of an operation.
+_MAX_WORD = 40
+_MAX_HELD = 512 << 20
+# A connection that holds less counts as one that holds nothing: to drop it would not help.
+_MUCH_HELD = 1 << 18
 
 
 class Server:
-    """The store. Runs in a thread of its own process until `close()`; binds port 0 and says what it got in `port`.
+    """The store. Runs in a thread of its own process until `close()`; `port` is where it listens.
 
     host: "127.0.0.1" when all ranks are on this host, "" for every interface.
     stranger_seconds: how long a connection may go without showing the token.
     max_strangers: how many such connections may be open.
+    max_nbytes: how many bytes all keys and values may have.
+    max_held: how many bytes of requests and replies may be under way.
     """
 
     def __init__(
@@ -109,53 +62,68 @@ class Server:
         *,
         stranger_seconds: float = SECONDS,
         max_strangers: int = MOST,
+        max_nbytes: int = MAX_NBYTES,
+        max_held: int = _MAX_HELD,
     ) -> None:
-        self._token = token
-        self._strangers: Strangers[_Connection] = Strangers(stranger_seconds, max_strangers)
-        self._accept_again = float("inf")  # when a paused listener is looked at again
-        self._table = Table()
+        self._table = Table(max_nbytes)
         self._lock = threading.Lock()
-        self._listener = _listen(host, port)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
+        strangers = (stranger_seconds, max_strangers)
+        self._door = Door(listen(host, port), token, self._selector, self._admit, *strangers)
+        self.port = self._door.port
         self._wake_out, self._wake_in = socket.socketpair()
-        self._closing = False
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        # A pipe that is full wakes as well: a send that would block has nothing to add.
+        self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._woken)
-        self._waiting: set[_Connection] = set()
-        self._thread = threading.Thread(target=self._serve, name="allstep-store", daemon=True)
+        self._connections: set[Connection] = set()
+        self._parked: Parked[Connection] = Parked()
+        # Connections with a whole request in the inbox, to be served in the next turn.
+        self._queue: dict[Connection, None] = {}
+        self._held = 0
+        self._max_held = max_held
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="allstep-store", daemon=True)
         self._thread.start()
 
     # What the owning process itself may do, from any thread.
 
+    @property
+    def failure(self) -> str | None:
+        """Why the thread has ended by itself; None while it serves and after `close()`."""
+        if self._failure is None and not self._closing and not self._thread.is_alive():
+            return "its thread is gone"
+        return self._failure
+
     def set(self, key: str, value: bytes) -> None:
-        """Set a key and wake whoever waits for it."""
+        """Set a key and wake the requests that wait for it."""
         with self._lock:
-            self._table.set(key.encode(), value)
-        self._wake_out.send(b"x")
+            self._table.set_by_owner(key.encode(), value)
+        self._wake()
 
     def peek(self, key: str) -> bytes | None:
         """The value of a key now, or None."""
         with self._lock:
-            return self._table.values.get(key.encode())
+            value = self._table.values.get(key.encode())
+        return None if value is None else bytes(value)
 
     def keys(self, prefix: str) -> list[str]:
         """The keys that begin with `prefix`, in order."""
         with self._lock:
-            return [key.decode() for key in self._table.keys(prefix.encode())]
+            found = self._table.keys(prefix.encode())
+        return sorted(key.decode() for key in found)
 
     def close(self) -> None:
         """Stop serving; clients see their connection end."""
         if not self._closing:
             self._closing = True
-            self._wake_out.send(b"x")
+            self._wake()
             self._thread.join(timeout=5)
-            if (
-                not self._thread.is_alive()
-            ):  # a machine that stood still: the thread still needs them to hear of the end
-                for end in (self._wake_out, self._wake_in):  # here, not in the thread: a client may wake it, so that it
-                    end.close()  # is gone before we send
+            # On a machine that stood still the thread still needs them to notice the end. Closed
+            # here and not in the thread: a client may wake it, so that it has ended before we send.
+            if not self._thread.is_alive():
+                for end in (self._wake_out, self._wake_in):
+                    end.close()
 
     def __enter__(self) -> Self:
         return self
@@ -163,171 +131,185 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _wake(self) -> None:
+        # Full: the thread is about to wake anyway. Gone: it has ended, and `failure` says so.
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"x")
+
     # The thread.
 
-    def _serve(self) -> None:
-        while not self._closing:
-            ready = self._selector.select(self._patience())
-            # The listener last: first see which strangers have answered, then make room.
-            for key, events in sorted(ready, key=lambda item: item[0].fileobj is self._listener):
-                key.data(key.fileobj, events)
-            self._close_overdue_strangers()
-            self._resume_accepting()
-            with self._lock:
-                self._answer_waiting()
-        self._selector.unregister(self._wake_in)
-        self._listener.close()
-        for key in list(self._selector.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
-            key.fileobj.close()
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except BaseException as error:
+            # Kept, not raised: a traceback would end nothing, and the owner reports it.
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        """Wait, then serve each connection that has something once at most."""
+        queued = list(self._queue)
+        self._door.turn(0.0 if queued else self._parked.next_deadline - time.monotonic())
+        for connection in queued:
+            self._guarded(self._serve, connection)
+        with self._lock:
+            appeared = self._table.take_appeared()
+        for key in appeared:
+            for connection in self._parked.waiting_for(key):
+                self._guarded(self._look_again, connection)
+        for connection in self._parked.overdue(time.monotonic()):
+            self._guarded(self._look_again, connection)
+
+    def _end(self) -> None:
+        """Close everything but the pair that wakes us, so that each client notices."""
+        self._door.close()
+        for connection in self._connections:
+            connection.sock.close()
         self._selector.close()
 
-    def _patience(self) -> float | None:
-        """Seconds until something is due by the clock: a parked request, a stranger, a pause."""
-        requests = min((connection.deadline for connection in self._waiting), default=float("inf"))
-        due = min(requests, self._strangers.next_deadline, self._accept_again)
-        return None if due == float("inf") else max(0.0, due - time.monotonic())
+    def _woken(self, _: int) -> None:
+        self._wake_in.recv(4096)
 
-    def _woken(self, sock: socket.socket, _: int) -> None:
-        sock.recv(4096)
+    def _admit(self, sock: socket.socket, _: bytes) -> None:
+        connection = Connection(sock)
+        self._connections.add(connection)
+        self._guarded(self._settle, connection)
 
-    def _accept(self, listener: socket.socket, _: int) -> None:
-        if self._strangers.full and not self._make_room():
+    def _guarded(self, step: Callable[..., None], connection: Connection, *more: int) -> None:
+        """Take a step for one connection. What goes wrong in it ends this one and no other."""
+        if connection not in self._connections:
             return
         try:
-            sock, _address = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the peer has hung up
-            return
-        except OSError:  # out of file descriptors (EMFILE, ENFILE) or of memory
-            self._make_room()
-            return
-        self._greet(_Connection(sock))
-
-    def _make_room(self) -> bool:
-        """Close the oldest stranger. Where all are fresh, or none is there, pause and return False."""
-        now = time.monotonic()
-        oldest = self._strangers.replaceable(now)
-        if oldest is not None:
-            self._send_away(oldest)
-            return True
-        self._selector.unregister(self._listener)
-        self._accept_again = now + GRACE_SECONDS
-        return False
-
-    def _resume_accepting(self) -> None:
-        if time.monotonic() >= self._accept_again:
-            self._accept_again = float("inf")
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-
-    def _greet(self, connection: _Connection) -> None:
-        """Send the challenge; from now on its time runs."""
-        self._strangers.add(connection, time.monotonic())
-        connection.outbox += connection.challenge
-        try:
-            connection.sock.setblocking(False)
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ready = functools.partial(self._ready, connection)
-            self._selector.register(connection.sock, selectors.EVENT_READ, ready)
-            self._send(connection)
-        except OSError:  # the peer has hung up
+            step(connection, *more)
+        except Exception:
             self._drop(connection)
 
-    def _close_overdue_strangers(self) -> None:
-        for connection in self._strangers.overdue(time.monotonic()):
-            self._send_away(connection)
+    def _move(self, connection: Connection, events: int) -> None:
+        """Send and receive, and serve a request that has come."""
+        if events & selectors.EVENT_WRITE:
+            connection.flush()
+        # One that is in the queue is served from there; what else it has sent stays in the kernel.
+        if events & selectors.EVENT_READ and connection not in self._queue:
+            if not connection.receive():
+                raise ConnectionError("the client is gone")
+            if self._is_free(connection) and connection.has_frame():
+                self._request(connection, connection.take_frame())
+        self._settle(connection)
 
-    def _send_away(self, stranger: _Connection) -> None:
-        """Close a stranger. The frame makes a genuine but slow client connect again."""
-        with contextlib.suppress(OSError):
-            stranger.sock.send(pack([BUSY]))
-        self._drop(stranger)
+    def _serve(self, connection: Connection) -> None:
+        """Serve the next request of a connection from the queue."""
+        if connection in self._queue and self._is_free(connection):
+            self._request(connection, connection.take_frame())
+        self._settle(connection)
 
-    def _ready(self, connection: _Connection, _: socket.socket, events: int) -> None:
-        try:
-            if events & selectors.EVENT_READ and not self._receive(connection):
-                return self._drop(connection)
-            if events & selectors.EVENT_WRITE:
-                self._send(connection)
-        except (OSError, ValueError, IndexError):  # gone, or a request without the fields that it needs
-            self._drop(connection)
+    def _is_free(self, connection: Connection) -> bool:
+        """Whether its next request may be served: the last is answered, and replies are read."""
+        return connection not in self._parked and len(connection.outbox) <= _FULL_OUTBOX
 
-    def _receive(self, connection: _Connection) -> bool:
-        try:
-            data = connection.sock.recv(1 << 16)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        connection.inbox += data
-        for body in connection.frames():
-            if not connection.trusted:
-                if not hmac.compare_digest(body, proof(self._token, connection.challenge)):
-                    raise ValueError("wrong token")
-                connection.trusted = True
-                self._strangers.discard(connection)
-                self._reply(connection, [b"ok"])
-            else:
-                self._request(connection, unpack(body))
-        return True
-
-    def _request(self, connection: _Connection, fields: Fields) -> None:
-        operation, arguments = fields[0].decode(), fields[1:]
-        if operation in ("get", "wait"):
-            connection.deadline = time.monotonic() + float(arguments[0])
-            connection.waits_for = tuple(arguments[1:])
-            connection.wants_values = operation == "get"
-            self._waiting.add(connection)
-        elif operation in _AT_ONCE:
-            method: Callable[..., Fields] = getattr(self._table, operation)
-            with self._lock:
-                try:
-                    reply = [b"ok", *method(*arguments)]
-                except (TypeError, ValueError) as error:
-                    reply = [b"bad", str(error).encode()]
-            self._reply(connection, reply)
+    def _settle(self, connection: Connection) -> None:
+        """After a step: decide what to wait for next at this connection."""
+        has_frame, is_free = connection.has_frame(), self._is_free(connection)
+        if has_frame and is_free:
+            self._queue[connection] = None
         else:
-            self._reply(connection, [b"bad", f"no operation {operation!r}".encode()])
+            self._queue.pop(connection, None)
+        if connection in self._parked and len(connection.inbox) > _MAX_BEHIND_PARKED:
+            raise ValueError(f"{len(connection.inbox)} bytes sent while a request waits")
+        # A parked connection is read, so that its end is noticed.
+        reads = is_free or connection in self._parked
+        writes = bool(connection.outbox)
+        self._listen(connection, reads * selectors.EVENT_READ | writes * selectors.EVENT_WRITE)
+        self._count(connection)
 
-    def _answer_waiting(self) -> None:
-        """Reply to the parked requests that are fulfilled or out of time."""
-        now = time.monotonic()
-        for connection in list(self._waiting):
+    def _listen(self, connection: Connection, events: int) -> None:
+        if events == connection.events:
+            return
+        change = self._selector.modify if connection.events else self._selector.register
+        change(connection.sock, events, functools.partial(self._guarded, self._move, connection))
+        connection.events = events
+
+    def _count(self, connection: Connection) -> None:
+        """Count the bytes that this connection holds; drop the slowest when all hold too many."""
+        waiting = connection.request_nbytes if connection in self._parked else 0
+        held = len(connection.inbox) + len(connection.outbox) + waiting
+        if held == connection.held:
+            return
+        if connection.held <= _MUCH_HELD < held:
+            connection.held_since = time.monotonic()
+        self._held += held - connection.held
+        connection.held = held
+        while self._held > self._max_held:
+            much = [each for each in self._connections if each.held > _MUCH_HELD]
+            if not much:
+                return
+            self._drop(min(much, key=lambda each: each.held_since))
+
+    def _request(self, connection: Connection, body: bytes) -> None:
+        connection.request_nbytes = len(body)
+        operation, *arguments = unpack(body, _MAX_FIELDS)
+        if operation in (b"get", b"wait"):
+            self._respond(connection, self._wait, connection, operation, *arguments)
+        else:
+            self._respond(connection, self._execute, operation, arguments)
+
+    def _respond(self, connection: Connection, work: Callable[..., _Reply], *given: object) -> None:
+        """Reply with what `work` returns, or with why it refuses; None is no reply yet."""
+        try:
+            reply = work(*given)
+        except (TypeError, ValueError) as error:
+            reply = [b"bad", str(error).encode()]
+        if reply is not None:
+            connection.send(pack(reply))
+
+    def _execute(self, operation: bytes, arguments: Fields) -> Fields:
+        method: Callable[..., Fields] = getattr(self._table, _name(operation))
+        with self._lock:
+            return [b"ok", *method(*arguments)]
+
+    def _wait(self, connection: Connection, kind: bytes, seconds: bytes, *keys: bytes) -> _Reply:
+        request = Request(keys, kind == b"get", time.monotonic() + _seconds(seconds))
+        return self._answer(connection, request)
+
+    def _look_again(self, connection: Connection) -> None:
+        """Answer a parked request, or park it again."""
+        request = self._parked.take(connection)
+        if request is not None:
+            self._respond(connection, self._answer, connection, request)
+            self._settle(connection)
+
+    def _answer(self, connection: Connection, request: Request) -> _Reply:
+        """The reply to a `get` or `wait` that is fulfilled or out of time; else park it."""
+        with self._lock:
             values = self._table.values
-            missing = [key for key in connection.waits_for if key not in values]
-            if missing and now < connection.deadline:
-                continue
-            self._waiting.discard(connection)
-            found = [values[key] for key in connection.waits_for] if connection.wants_values and not missing else []
-            try:
-                self._reply(connection, [b"late", *missing] if missing else [b"ok", *found])
-            except OSError:
-                self._drop(connection)
+            missing = request.missing(values)
+            if missing is None:
+                return [b"ok", *(self._table.get(request.keys) if request.wants_values else [])]
+            if time.monotonic() < request.deadline:
+                self._parked.park(connection, request, missing)
+                return None
+            return [b"late", *(key for key in request.keys if key not in values)]
 
-    def _reply(self, connection: _Connection, fields: Fields) -> None:
-        connection.outbox += pack(fields)
-        self._send(connection)
-
-    def _send(self, connection: _Connection) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while connection.outbox:
-                sent = connection.sock.send(connection.outbox)
-                del connection.outbox[:sent]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.outbox else 0)
-        key = self._selector.get_key(connection.sock)
-        if key.events != events:
-            self._selector.modify(connection.sock, events, key.data)
-
-    def _drop(self, connection: _Connection) -> None:
-        self._waiting.discard(connection)
-        self._strangers.discard(connection)
+    def _drop(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._parked.take(connection)
+        self._queue.pop(connection, None)
+        self._held -= connection.held
+        connection.held = 0
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         connection.sock.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    if host:
-        return socket.create_server((host, port), backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("0.0.0.0", port), backlog=1024)
+def _name(operation: bytes) -> str:
+    name = operation[:_MAX_WORD].decode()
+    if name not in _AT_ONCE:
+        raise ValueError(f"no operation {name!r}")
+    return name
+
+
+def _seconds(text: bytes) -> float:
+    if len(text) > _MAX_WORD:
+        raise ValueError(f"a timeout of {len(text)} digits")
+    return checked(float(text))

@@ -45,6 +45,10 @@ class Strangers(Generic[Peer]):
         """When the oldest must be closed; infinity without strangers."""
         return min(self._since.values(), default=float("inf")) + self._seconds
 
+    def all(self) -> list[Peer]:
+        """Return all, oldest first."""
+        return list(self._since)
+
     def add(self, peer: Peer, now: float) -> None:
         """Count a connection that was accepted `now`."""
         self._since[peer] = now

@@ -1,16 +1,16 @@
 """The board of ranks on several hosts: each rank has one connection to rank 0.
 
-Rank 0 listens where the kernel lets it and says in the store where that is, with a fresh token; whoever connects must prove that he
-knows it. Connections are kept alive by the kernel, so that a host without sign of life ends them, and an ended connection is a rank that
-is gone.
+Rank 0 listens on a free port and puts its addresses into the store, with a new token. Both ends of a
+connection prove that they know it (`wire.handshake`), and a connection that proves nothing delays no
+rank (`wire.door`). Connections are kept alive by the kernel, so that a host without sign of life ends
+them, and an ended connection is a rank that is gone.
 """
 
 import contextlib
-import hmac
 import json
 import os
-import secrets
 import select
+import selectors
 import socket
 import threading
 import time
@@ -24,12 +24,18 @@ from allstep import machine
 from allstep.comm.engine.board import Board
 from allstep.comm.engine.ring import Frames
 from allstep.comm.lives import Lives
+from allstep.comm.sockets import MOST_KEEPALIVE_SECONDS
 from allstep.errors import CommError
 from allstep.limits import Limits
-from allstep.wire.frames import new_token, pack, proof, receive, receive_frame, unpack
+from allstep.wire.door import Door, listen
+from allstep.wire.frames import new_token
+from allstep.wire.handshake import introduce
 
-_CHALLENGE = 16
-_HELLO_SECONDS = 3.0  # for one who connects to say who he is
+_CONNECT_SECONDS = 3.0
+# For the handshake, once connected. Another address of rank 0 is tried afterwards.
+_HELLO_SECONDS = 10.0
+# TCP_USER_TIMEOUT is a number of milliseconds in 32 bits.
+_MOST_MILLISECONDS = (1 << 31) - 1
 _PIECE = 1 << 18
 
 
@@ -40,10 +46,11 @@ class _Link:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        every = max(1, int(lost_seconds / 5))
+        every = min(max(1, int(lost_seconds / 5)), MOST_KEEPALIVE_SECONDS)
         for option, value in ((socket.TCP_KEEPIDLE, every), (socket.TCP_KEEPINTVL, every), (socket.TCP_KEEPCNT, 3)):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(lost_seconds * 800))
+        milliseconds = min(int(lost_seconds * 800), _MOST_MILLISECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         self.sock = sock
         self.has_ended = False
         self.unsent = b""
@@ -203,36 +210,34 @@ def connect(store: Store, rank: int, size: int, limits: Limits, pids: Mapping[in
 
 
 def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.socket]:
+    """Let in each other rank once; CommError with those that have not come in time."""
     token, end = new_token(), time.monotonic() + seconds
     links: dict[int, socket.socket] = {}
-    with socket.create_server(("", 0), backlog=size) as server:
-        addresses = [*machine.outside_addresses(), "127.0.0.1"]
-        store.set("board", json.dumps({"addresses": addresses, "port": server.getsockname()[1], "token": token}))
-        while len(links) < size - 1:
-            server.settimeout(max(0.01, end - time.monotonic()))
-            try:
-                sock, _ = server.accept()
-            except TimeoutError:
-                missing = [rank for rank in range(1, size) if rank not in links]
-                raise CommError(f"ranks {missing} did not connect to rank 0 within {seconds:.0f} s", rank=0) from None
-            _admit(sock, token, links)
+
+    def admit(sock: socket.socket, who: bytes) -> None:
+        rank = int(who)
+        if not 0 < rank < size:
+            raise ValueError(f"rank {rank} of {size} connected to rank 0")
+        # A rank that was slow may have given up and connected again: its last connection counts.
+        if rank in links:
+            links[rank].close()
+        links[rank] = sock
+
+    with selectors.DefaultSelector() as selector:
+        door = Door(listen("", 0), token, selector, admit)
+        try:
+            card = {"addresses": [*machine.outside_addresses(), "127.0.0.1"], "port": door.port, "token": token}
+            store.set("board", json.dumps(card))
+            while len(links) < size - 1 and time.monotonic() < end:
+                door.turn(end - time.monotonic())
+        finally:
+            door.close()
+    missing = [rank for rank in range(1, size) if rank not in links]
+    if missing:
+        for sock in links.values():
+            sock.close()
+        raise CommError(f"ranks {missing} did not connect to rank 0 within {seconds:.0f} s", rank=0)
     return links
-
-
-def _admit(sock: socket.socket, token: str, links: dict[int, socket.socket]) -> None:
-    """Let a rank in that knows the token; anybody else is sent away."""
-    try:
-        sock.settimeout(_HELLO_SECONDS)
-        challenge = secrets.token_bytes(_CHALLENGE)
-        sock.sendall(challenge)
-        who, answer = unpack(receive_frame(sock))
-        if hmac.compare_digest(answer, proof(token, challenge + who)):
-            sock.sendall(proof(token, who + challenge))
-            links[int(who)] = sock
-            return
-    except (OSError, ValueError):
-        pass
-    sock.close()
 
 
 def _reach(store: Store, rank: int, seconds: float) -> socket.socket:
@@ -251,13 +256,9 @@ def _reach(store: Store, rank: int, seconds: float) -> socket.socket:
 
 
 def _introduce(address: str, port: int, token: str, rank: int) -> socket.socket:
-    sock = socket.create_connection((address, port), timeout=_HELLO_SECONDS)
+    sock = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
     try:
-        challenge, who = receive(sock, _CHALLENGE), b"%d" % rank
-        sock.sendall(pack([who, proof(token, challenge + who)]))
-        expected = proof(token, who + challenge)
-        if not hmac.compare_digest(receive(sock, len(expected)), expected):
-            raise ConnectionError("something else answers there")
+        introduce(sock, token, _HELLO_SECONDS, who=b"%d" % rank)
     except BaseException:
         sock.close()
         raise

@@ -1,0 +1,143 @@
+"""The store's keys and values, what each operation does to them, and how much they may hold.
+
+One rank that goes wrong must not take the memory or the time of the process that serves the
+store, so each operation has a bound that ordinary use is far below:
+
+=====================  ============  ===========================================================
+all keys and values    1 GiB         1,000 ranks hold about 60 MB for each Gloo group
+number of keys         262,144       `keys` reads them all, in about 30 ms
+one reply              64 MB         a longer one is refused before it is made
+`add`                  64-bit        as torch's; no numbers of a thousand digits
+`append`               (the total)   the value grows in place, so that each call costs what it adds
+=====================  ============  ===========================================================
+
+A request beyond a bound raises ValueError with the figures and changes nothing. No sockets here.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from allstep.wire.frames import LENGTH, MAX_FRAME, Fields, frame_nbytes
+
+MAX_NBYTES = 1 << 30
+_MAX_KEYS = 1 << 18
+# What Python needs for an entry besides its bytes: two objects and a place in the dict.
+_NBYTES_PER_KEY = 200
+_MAX_DIGITS = 20
+_INT64 = range(-(1 << 63), 1 << 63)
+# "ok" and its length, in front of the values.
+_STATUS_NBYTES = LENGTH.size + 2
+
+
+class Table:
+    """The keys and values.
+
+    Args:
+        max_nbytes: how many bytes all keys and values may have, 200 more counted for each key.
+    """
+
+    def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
+        # A value that was appended to is a bytearray, which grows without being copied.
+        self.values: dict[bytes, bytes | bytearray] = {}
+        self._max_nbytes = max_nbytes
+        self._nbytes = 0
+        self._appeared: list[bytes] = []
+
+    def set(self, key: bytes, value: bytes) -> Fields:
+        self._put(key, value)
+        return []
+
+    def set_by_owner(self, key: bytes, value: bytes) -> None:
+        """Set a key also in a full table: the launcher must be able to report a failure there."""
+        self._put(key, value, is_bounded=False)
+
+    def add(self, key: bytes, amount: bytes) -> Fields:
+        total = _integer(self.values.get(key, b"0")) + _integer(amount)
+        if total not in _INT64:
+            raise ValueError(f"add would make {total}; a counter has 64 bits")
+        value = b"%d" % total
+        self._put(key, value)
+        return [value]
+
+    def append(self, key: bytes, value: bytes) -> Fields:
+        old = self.values.get(key)
+        if old is None:
+            self._put(key, value)
+            return []
+        nbytes = len(old) + len(value)
+        if nbytes > MAX_FRAME - _STATUS_NBYTES - LENGTH.size:
+            raise ValueError(f"append would make {nbytes} bytes; a reply holds {MAX_FRAME}")
+        self._check_room(len(value))
+        self._nbytes += len(value)
+        if not isinstance(old, bytearray):
+            old = self.values[key] = bytearray(old)
+        old += value
+        return []
+
+    def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> Fields:
+        """As torch's: an absent key equals an empty expectation; return the value after it."""
+        if self.values.get(key, b"") == expected:
+            self._put(key, desired)
+        return [bytes(self.values.get(key, expected))]
+
+    def check(self, *keys: bytes) -> Fields:
+        return [b"%d" % all(key in self.values for key in keys)]
+
+    def delete(self, key: bytes) -> Fields:
+        value = self.values.pop(key, None)
+        if value is not None:
+            self._nbytes -= len(key) + len(value) + _NBYTES_PER_KEY
+        return [b"%d" % (value is not None)]
+
+    def count(self) -> Fields:
+        return [b"%d" % len(self.values)]
+
+    def keys(self, prefix: bytes) -> Fields:
+        """The keys that begin with `prefix`, in any order: sorting is the client's work."""
+        return _fits([key for key in self.values if key.startswith(prefix)])
+
+    def get(self, keys: Sequence[bytes]) -> Fields:
+        """The values of keys that are all there."""
+        return [bytes(value) for value in _fits([self.values[key] for key in keys])]
+
+    def take_appeared(self) -> list[bytes]:
+        """The keys that were not there before and have been set since the last call."""
+        appeared, self._appeared = self._appeared, []
+        return appeared
+
+    def _put(self, key: bytes, value: bytes, is_bounded: bool = True) -> None:
+        old = self.values.get(key)
+        if old is None:
+            nbytes, num_keys = len(key) + len(value) + _NBYTES_PER_KEY, 1
+        else:
+            nbytes, num_keys = len(value) - len(old), 0
+        if is_bounded:
+            self._check_room(nbytes, num_keys)
+        if old is None:
+            self._appeared.append(key)
+        self._nbytes += nbytes
+        self.values[key] = value
+
+    def _check_room(self, nbytes: int, num_keys: int = 0) -> None:
+        if nbytes > 0 and self._nbytes + nbytes > self._max_nbytes:
+            room = self._max_nbytes - self._nbytes
+            raise ValueError(f"{nbytes} bytes do not fit: {room} of {self._max_nbytes} are left")
+        if num_keys and len(self.values) >= _MAX_KEYS:
+            raise ValueError(f"{len(self.values)} keys are stored; at most {_MAX_KEYS} may be")
+
+
+def _integer(text: bytes | bytearray) -> int:
+    # The time of int() grows with the square of the digits, and past 4,300 it raises by itself.
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits; a counter has 64 bits")
+    return int(text)
+
+
+_Values = TypeVar("_Values", Fields, list[bytes | bytearray])
+
+
+def _fits(values: _Values) -> _Values:
+    nbytes = _STATUS_NBYTES + frame_nbytes(values)
+    if nbytes > MAX_FRAME:
+        raise ValueError(f"a reply of {nbytes} bytes; at most {MAX_FRAME} are sent")
+    return values
