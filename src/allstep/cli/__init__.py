@@ -9,6 +9,7 @@ import sys
 
 from allstep.cli.app import app
 from allstep.errors import AllstepError
+from allstep.escaping import print_notice
 
 __all__ = ["main"]
 
@@ -20,11 +21,11 @@ def main() -> None:
     try:
         app()
     except AllstepError as error:
-        print(f"allstep: {error}", file=sys.stderr)
+        print_notice(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         # A write without a file name is one to standard output; all other full disks are reported where they occur.
         if error.errno not in _FULL or error.filename is not None:
             raise
-        print(f"allstep: cannot write standard output: {error.strerror}", file=sys.stderr)
+        print_notice(f"cannot write standard output: {error.strerror}")
         sys.exit(1)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from allstep.escaping import print_notice
+
 if TYPE_CHECKING:
     from allstep.train.existing import Which
     from allstep.train.predict import Prediction
@@ -68,7 +70,7 @@ def checked_which(which: str | None) -> "Which | None":
 def tell(notes: Sequence[str]) -> None:
     """Lines beside the output."""
     for note in notes:
-        print(f"allstep: {note}", file=sys.stderr)
+        print_notice(note)
 
 
 def check_json(file: Path | None) -> None:

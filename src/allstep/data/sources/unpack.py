@@ -12,7 +12,6 @@ What kind of compression it is, the first bytes tell: gzip, or zlib as TensorFlo
 """
 
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from allstep.data.sources.files import File, LocalFile, Stamp, open_file
 from allstep.data.sources.parts import clear_forgotten, new_part
 from allstep.data.sources.turns import in_turn
 from allstep.errors import DataError
+from allstep.escaping import print_notice
 
 CUT = b"allstep: the packed file is cut off here\n"
 DAMAGED = b"allstep: the packed file is damaged before or here\n"
@@ -34,11 +34,6 @@ _PIECE = 1 << 22
 Note = Callable[[str], None]
 
 
-def tell(text: str) -> None:
-    """Says something on standard error that the user should know and need not act on."""
-    print(f"allstep: {text}", file=sys.stderr, flush=True)
-
-
 def packing(head: bytes | memoryview) -> str | None:
     """What the first bytes of a file may be the beginning of: "gzip", "zlib" or None. A guess for zlib: it has no magic number."""
     if bytes(head[:2]) == b"\x1f\x8b":
@@ -47,7 +42,7 @@ def packing(head: bytes | memoryview) -> str | None:
     return "zlib" if looks_like_zlib else None
 
 
-def unpacked(where: str, note: Note = tell) -> Path:
+def unpacked(where: str, note: Note = print_notice) -> Path:
     """The unpacked content of the packed file at `where`, in the cache folder; made if it is not there yet."""
     packed = open_file(where)
     key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()
