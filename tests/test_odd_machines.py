@@ -83,6 +83,13 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     assert is_one_line(done, "allstep: out of memory (`ulimit -v` allows 0.31 GB)"), done.err
 
 
+def test_training_is_refused_where_torch_would_crash(tmp_path: Path) -> None:
+    done = shell(f"ulimit -v 900000; allstep train digits epochs=1 --workers 2 --out {tmp_path}/run")
+    assert done.code == 2
+    assert is_one_line(done, "allstep: `ulimit -v` allows 0.92 GB, but PyTorch needs 1.5 GB"), done.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_has_run_out_is_named() -> None:
     files = f"the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
     assert files in str(shortage(OSError(errno.EMFILE, "Too many open files")))

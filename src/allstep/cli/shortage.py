@@ -2,17 +2,33 @@
 
 The limits of a shell, a container or a queue (`ulimit -n`, `-v`, `-u`) can stop any line of the
 program, also in the middle of an import. The traceback shows which line that was, not the limit.
+With too little memory PyTorch may end by SIGSEGV and leave no line at all, so that is checked before
+it is loaded.
 """
 
 import errno
 import resource
 from collections.abc import Iterator
 
+from allstep.errors import ConfigError
+
 _FILES = (errno.EMFILE, errno.ENFILE)
 # How Gloo, the loader of shared libraries, torch and C++ report it, as ImportError or RuntimeError.
 _FILES_TEXT = "Too many open files"
 _MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "bad_alloc")
 _THREADS = ("can't start new thread", "Resource temporarily unavailable", "thread creation failed")
+# PyTorch 2.13 maps 1 GB when it is imported; with less than this, workers crash while they start.
+_LEAST_MEMORY = 1.5e9
+
+
+def check_memory() -> None:
+    """Raise ConfigError when `ulimit -v` is too low for PyTorch."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_MEMORY:
+        raise ConfigError(
+            f"{_memory()}, but PyTorch needs {_LEAST_MEMORY / 1e9:.1f} GB of address space or more; "
+            "raise the limit with `ulimit -v unlimited`"
+        )
 
 
 def shortage(error: BaseException) -> str | None:
