@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allstep.escaping import print_line, print_notice
+from allstep.escaping import escaped, print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,7 +197,8 @@ def _answer(
         interrupted, results = True, collect(asked, folder)
     if not estimate:
         command = shlex.join(["allstep", *sys.argv[1:]])
-        print_line(str(write_findings(folder, findings(results), results, command)))
+        page = write_findings(folder, findings(results), results, command)
+        print(escaped(page, keep="\n"))
         _tell_failures(results)
     if interrupted:
         print(f"interrupted after {len(results)} runs have ended; the same command goes on", file=sys.stderr)
