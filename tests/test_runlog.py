@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,30 @@ def test_lines_are_json_of_one_line_each(path: Path) -> None:
 def test_needs_the_standard_library_only() -> None:
     code = "import sys, allstep.runlog; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_times_never_decrease_when_the_clock_is_set(path: Path, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    real = time.time
+    with runlog.RunLog(path) as log:
+        log.start()
+        log.step(samples=1)
+        monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+        log.step(samples=2)
+        log.end()
+    record = runlog.read(path)
+    times = [line["time"] for line in (*record.starts, *record.steps, *record.ends)]
+    assert times == sorted(times)
+    # No time passes in this test but its own.
+    assert times[-1] - times[0] < 600
+
+
+def test_a_resumed_run_starts_after_what_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(path)
+    with path.open("ab") as file:
+        file.write(b'{"kind": "step", "time": 1e300}\n{"kind": "step"}\n')
+    ended = runlog.read(path).ends[-1]["time"]
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    with runlog.RunLog(path) as log:
+        log.start()
+    assert runlog.read(path).starts[-1]["time"] >= ended

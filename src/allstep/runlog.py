@@ -14,6 +14,11 @@ so an old reader can follow a new writer.
 A record may come from another person, so it is read within limits (`bounded`): a line of more than 50
 levels, or with a number beyond a float, is one that cannot be parsed; a line of more than 16 MB ends
 the reading. Anything but a regular file is an OSError, for readers and the writer.
+
+Times are seconds since 1970 and never decrease within a record: readers tell by them what came
+after the last start. A writer reads the wall clock once, when it opens the record, and from then on
+counts with a clock that is never set; a resumed run starts no earlier than the last line before it.
+So a clock that is set back or forward by hours during a run leaves no trace.
 """
 
 import errno
@@ -31,7 +36,8 @@ Fields = Mapping[str, Any]
 
 LARGEST = 1e30
 """Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would overflow."""
-_LAST_DAY = 1e11  # seconds since 1970; the calendar of the system ends somewhere
+_LAST_DAY = 1e11  # seconds since 1970: later times are damage
+_TAIL = 1 << 16
 KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
 
 
@@ -69,6 +75,12 @@ class RunLog:
         check_regular(self._file.fileno(), path)
         if _is_torn(path):
             self._file.write(b"\n")
+        self._opened_at = max(time.time(), _last_time(path))
+        self._opened = _steady_seconds()
+
+    def now(self) -> float:
+        """Return the time that a line written now has."""
+        return self._opened_at + _steady_seconds() - self._opened
 
     def start(self, **fields: Any) -> None:
         """How the run begins: version, config, world, machine, parameters, bytes, FLOP per sample."""
@@ -104,7 +116,7 @@ class RunLog:
         self.close()
 
     def _write(self, kind: str, fields: Fields) -> None:
-        line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
+        line = json.dumps({"kind": kind, "time": self.now(), **fields}, allow_nan=False)
         data = line.encode() + b"\n"
         before = os.fstat(self._file.fileno()).st_size
         if self._file.write(data) != len(data):  # a disk that is nearly full takes a part of it without a word
@@ -165,6 +177,21 @@ def parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None
+
+
+def _steady_seconds() -> float:
+    """Return seconds of a clock that is never set and counts also while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _last_time(path: Path) -> float:
+    """Return the time of the last line that has one, within the last 64 KB; else 0."""
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL))
+        tail = file.read(_TAIL)
+    found = [fields for line in tail.split(b"\n") if (fields := parse(line)) is not None]
+    times = [line["time"] for line in found if isinstance(line.get("time"), int | float)]
+    return float(next((time for time in reversed(times) if 0 < time < _LAST_DAY), 0.0))
 
 
 def _is_torn(path: Path) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from allstep.doctor import Asked, Report, Severity, checks, examine
 from allstep.doctor.checks import Facts
 from allstep.doctor.engine import Engine
+from allstep.doctor.finding import Finding
 from allstep.doctor.machine_facts import Network, SharedMemory
 from allstep.doctor.programs import Program
 from allstep.doctor.reach import visit
@@ -168,6 +169,22 @@ def test_on_a_terminal_it_draws_tables(
     assert "│" in tables and "│" not in lines
     for text in (lines, tables):
         assert "affinity mask" in text and "a run should work" in text
+
+
+def test_names_are_shown_and_not_obeyed(
+    report: Report, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What programs print about themselves, folders and findings come from outside."""
+    found = Finding(Severity.WARNING, "what\x1b[2J[red]", "do\u202e")
+    ssh = Program("ssh", "/bin/ssh", "OpenSSH\x1b]0;t\x07")
+    facts = replace(report.facts, programs={**report.facts.programs, "ssh": ssh})
+    hostile = replace(report, facts=facts, findings=[found])
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        show(hostile)
+        text = capsys.readouterr().out
+        assert r"what\x1b[2J[red]" in text and r"do\u202e" in text and r"OpenSSH\x1b]0;t\x07" in text
+        assert not any(each in text for each in ("\x1b[2J", "\x1b]", "\u202e"))
 
 
 def severities(facts: Facts, word: str) -> list[Severity]:

@@ -1,6 +1,7 @@
 """The parts of the launcher that need no processes: lines, hosts, links, the choice of the first failure."""
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -16,7 +17,7 @@ from allstep.launch.failure import Failure, closing_words, first, last_words, re
 from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.lines import Lines
 from allstep.launch.link import Link
-from allstep.launch.ssh import command_on, complaint, forwarded
+from allstep.launch.ssh import command_on, complaint, forwarded, parse_env_only
 from allstep.liveness import life_of
 
 TEXT = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=10)
@@ -143,6 +144,38 @@ def test_what_belongs_to_this_host_is_not_forwarded() -> None:
         "MY_KEY": "k",
     }
     assert forwarded(env) == {"PATH": "p", "OMP_NUM_THREADS": "3", "MY_KEY": "k"}
+
+
+def test_env_only_keeps_what_workers_need() -> None:
+    needed = {
+        "PATH": "p",
+        "PYTHONPATH": "m",
+        "LD_LIBRARY_PATH": "l",
+        "ALLSTEP_CALL_TOKEN": "t",
+        "HOROVOD_CYCLE_TIME": "1",
+    }
+    env = {**needed, "HOME": "h", "API_KEY": "k", "WANTED": "w", "PATHS": "no path of ours"}
+    assert forwarded(env, parse_env_only("WANTED", env)) == {**needed, "WANTED": "w"}
+    assert forwarded(env, parse_env_only(" WANTED , API_KEY,", env)) == {**needed, "WANTED": "w", "API_KEY": "k"}
+    assert forwarded(env, parse_env_only("", env)) == needed
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "WANTED,WANDB_API_KY",
+            "--env-only WANDB_API_KY: no such variable in the environment; did you mean 'WANDB_API_KEY'?",
+        ),
+        ("X=1", "--env-only X=1: no such variable in the environment; set it or leave it out"),
+        ("HOME", "--env-only HOME: this variable belongs to each host and is never sent"),
+        ("SSH_AUTH_SOCK", "--env-only SSH_AUTH_SOCK: this variable belongs to each host and is never sent"),
+    ],
+)
+def test_env_only_refuses_what_cannot_be_sent(text: str, complaint: str) -> None:
+    env = {"WANTED": "w", "WANDB_API_KEY": "k", "HOME": "h", "SSH_AUTH_SOCK": "s"}
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        parse_env_only(text, env)
 
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]

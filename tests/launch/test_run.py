@@ -109,6 +109,16 @@ def test_bytes_that_are_not_text_pass_through() -> None:
     assert exact.stdout == b"[0] caf\xe9 \xc3\xa9\n"
 
 
+def test_the_failure_report_escapes_what_it_quotes(tmp_path: Path) -> None:
+    """Lines are passed on as they are, since a progress bar needs that; the report is the launcher's own text."""
+    hostile = tmp_path / "fails.py"
+    hostile.write_text("import sys; sys.exit('gone: \\x1b[2J\\u202e\\x9b\\tfile')")
+    done = run("run", "-np", "1", "python", hostile)
+    passed_on, _, report = done.err.partition("allstep run: ")
+    assert "\x1b[2J\u202e\x9b\tfile" in passed_on
+    assert r"  gone: \x1b[2J\u202e\x9b" + "\tfile" in report.splitlines()
+
+
 def test_streams_stay_apart_and_can_be_filtered(tmp_path: Path) -> None:
     command = "echo out $ALLSTEP_RANK; echo err $ALLSTEP_RANK >&2"
     done = run("run", "-np", "3", "--show", "0,2", "--log-dir", tmp_path / "logs", *SH, command)

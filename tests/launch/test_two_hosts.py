@@ -83,6 +83,33 @@ def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, t
     assert "4 workers on 2 hosts: h1 has ranks 0-1, h2 has ranks 2-3" in done.err
 
 
+SHOW_ENVIRONMENT = """
+import json, os
+names = ("API_KEY", "WANTED", "ALLSTEP_LOST_SECONDS", "HOME", "RANK")
+print(json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+
+def test_only_named_variables_reach_other_hosts(two_hosts: Hosts, script, tmp_path: Path) -> None:
+    """Rank 0 is on the launcher's own host and gets all; rank 1 gets what was named and what it needs."""
+    where = ["run", "-H", "h1:1,h2:1", "--ssh", two_hosts.ssh]
+    env = {"API_KEY": "secret", "WANTED": "w", "ALLSTEP_LOST_SECONDS": "77"}
+    for option, of_rank_1 in (
+        ([], ["secret", "w"]),
+        (["--env-only", "WANTED"], [None, "w"]),
+        (["--env-only", ""], [None, None]),
+    ):
+        done = run(
+            *where, *option, "python", script(SHOW_ENVIRONMENT), prefix=two_hosts.prefix(0), cwd=tmp_path, env=env
+        )
+        assert done.code == 0, done.err
+        found = {each["RANK"]: each for line in done.out.splitlines() if (each := json.loads(line.partition("] ")[2]))}
+        assert [found["0"]["API_KEY"], found["0"]["WANTED"]] == ["secret", "w"]
+        assert [found["1"]["API_KEY"], found["1"]["WANTED"]] == of_rank_1, option
+        assert found["1"]["ALLSTEP_LOST_SECONDS"] == "77"
+        assert found["1"]["HOME"]
+
+
 # float32, which rounds so little that the number of workers does not show; `auto` may be bfloat16.
 DIGITS = ["allstep", "train", "digits", "epochs=2", "precision=float32"]
 

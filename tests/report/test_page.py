@@ -98,6 +98,15 @@ def test_what_a_record_says_is_text_not_markup(tmp_path: Path) -> None:
     Checker().feed(page)
 
 
+def test_control_characters_in_a_record_are_shown_escaped(tmp_path: Path) -> None:
+    hostile = "e\x1b[2J\x07\u202evil\ud800"
+    told = [{"kind": "event", "time": BEGAN + 1, "text": f"stopped and saved `{hostile}` {hostile}"}]
+    folder = write(tmp_path / hostile.replace("\ud800", ""), [*lines(), *told])
+    page = page_of(folder)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", page)
+    assert r"e\x1b[2J\x07\u202evil" in text_of(page)
+
+
 def test_of_many_workers_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> None:
     compute = [0.3 + rank / 1000 for rank in range(64)]
     times = {"input": [0.01], "compute": compute, "wait": [0.4 - each for each in compute], "update": [0.01]}

@@ -181,3 +181,23 @@ def test_the_rate_and_the_warning() -> None:
     assert warnings(scaled) == []
     unscaled = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"scaling": "none"})})
     assert warnings(unscaled) == []
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_are_shown_and_not_obeyed(terminal: bool) -> None:
+    """In the banner, in notes and in the final table."""
+    hostile, harmless = "e\x1b]0;t\x07\r\n\u202e[red]", r"e\x1b]0;t\x07\r\n\u202e[red]"
+
+    def told(shown: Display) -> None:
+        shown.event(hostile)
+        shown.end(replace(RESULT, why=hostile, out=Path(f"/{hostile}")))
+
+    begin = replace(opening(), data_folder=Path(f"/{hostile}"), notes=(hostile,))
+    stream = io.StringIO()
+    shown = Display(Console(file=stream, force_terminal=terminal, width=140, highlight=False, color_system=None))
+    shown.start(begin)
+    told(shown)
+    shown.close()
+    text = stream.getvalue()
+    assert text.count(harmless) == 5
+    assert not any(each in text for each in ("\x1b]", "\x07", "\u202e"))

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
-from allstep.train.stopping import STARTED, Stopping, leave_when_told, parse_time, seconds_since_launch
+from allstep.train.stopping import (
+    STARTED,
+    Stopping,
+    launched_now,
+    leave_when_told,
+    parse_time,
+    seconds_since_launch,
+)
 from ranks import Ranks
 
 
@@ -93,6 +100,16 @@ def test_the_clock_starts_at_the_launch(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(STARTED, str(time.time() - 1000))
     assert Stopping(5000, clock).why is None
     assert Stopping(900, clock).why == "--max-time 900 s is over"
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_clock_that_was_set_after_the_launch_does_not_count(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    launched, real = launched_now(), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+    assert 0 <= seconds_since_launch({STARTED: launched}) < 600
+    wall, _, boot = launched.split()
+    on_another_host = f"{wall} another-boot {boot}"
+    assert seconds_since_launch({STARTED: on_another_host}) == pytest.approx(max(0, 3600 * hours), abs=600)
 
 
 def test_a_launch_in_the_future_is_now_and_nonsense_is_an_error() -> None:

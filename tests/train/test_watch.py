@@ -5,13 +5,11 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from allstep import runlog
-from allstep.train import watch
 from allstep.train.watch import Evaluated, Progress, Record, Result, Score, TrainingScore, Watcher, Watchers
 from openings import progress
 
@@ -116,8 +114,6 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
 def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, memory = runlog.RunLog(tmp_path / "run.jsonl"), Memory()
     watchers = Watchers([Record(log), memory])
-    clock = iter(range(100))
-    monkeypatch.setattr(watch, "time", SimpleNamespace(time=lambda: float(next(clock))))
     watchers.progress(progress(1))
     with monkeypatch.context() as patch:
 

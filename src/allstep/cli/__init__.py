@@ -8,7 +8,9 @@ import errno
 import sys
 
 from allstep.cli.app import app
+from allstep.cli.shortage import shortage
 from allstep.errors import AllstepError
+from allstep.escaping import print_notice
 
 __all__ = ["main"]
 
@@ -20,11 +22,22 @@ def main() -> None:
     try:
         app()
     except AllstepError as error:
-        print(f"allstep: {error}", file=sys.stderr)
+        print_notice(str(error))
         sys.exit(error.exit_code)
-    except OSError as error:
-        # A write without a file name is one to standard output; all other full disks are reported where they occur.
-        if error.errno not in _FULL or error.filename is not None:
+    except Exception as error:
+        line = _full_output(error) or shortage(error)
+        if line is None:
             raise
-        print(f"allstep: cannot write standard output: {error.strerror}", file=sys.stderr)
+        print_notice(line)
         sys.exit(1)
+
+
+def _full_output(error: Exception) -> str | None:
+    """Return one line about a full disk below standard output.
+
+    A write without a file name is one to standard output; all other full disks are reported where
+    they occur.
+    """
+    if not isinstance(error, OSError) or error.errno not in _FULL or error.filename is not None:
+        return None
+    return f"cannot write standard output: {error.strerror}"

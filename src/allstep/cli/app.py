@@ -13,6 +13,7 @@ from allstep.cli.horovod_path import horovod_path
 from allstep.cli.predict import predict
 from allstep.cli.report import report
 from allstep.cli.run import run
+from allstep.cli.shortage import check_memory
 from allstep.cli.study import study
 from allstep.cli.train import train
 from allstep.cli.verify import verify
@@ -27,6 +28,9 @@ app = typer.Typer(
 )
 
 
+_NEED_TORCH = ("train", "verify", "eval", "predict", "study")
+
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"allstep {__version__}")
@@ -35,11 +39,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
     ] = False,
 ) -> None:
     """What every verb shares."""
+    if context.invoked_subcommand in _NEED_TORCH:
+        check_memory()
 
 
 app.command(context_settings={"allow_interspersed_args": False})(run)

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from allstep.escaping import escaped
+
 _SECONDS = 10.0  # between two plain lines
 
 Shown = Callable[[int, int, str], None]
@@ -21,14 +23,17 @@ def bar(what: str, unit: str = "samples") -> Iterator[Shown]:
 @contextmanager
 def _bar(what: str) -> Iterator[Shown]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[more]}")
+    # `more` may be the name of a file: square brackets in it are no markup.
+    texts = ("{task.description}", "{task.fields[more]}")
+    named, further = (TextColumn(text, markup=False) for text in texts)
+    columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), further)
     with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
         task = drawn.add_task(what, total=None, more="")
 
         def shown(done: int, total: int, more: str = "") -> None:
-            drawn.update(task, completed=done, total=total, more=more)
+            drawn.update(task, completed=done, total=total, more=escaped(more))
 
         yield shown
 
@@ -44,8 +49,7 @@ def _lines(what: str, unit: str) -> Iterator[Shown]:
             return
         last = now
         rate = done / max(now - begun, 1e-3)
-        print(
-            f"{what}: {done} of {total} {unit}, {rate:.0f}/s{', ' + more if more else ''}", file=sys.stderr, flush=True
-        )
+        line = f"{what}: {done} of {total} {unit}, {rate:.0f}/s{', ' + more if more else ''}"
+        print(escaped(line), file=sys.stderr, flush=True)
 
     yield shown

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.data.pictures.limit import MAX_PIXELS
+from allstep.escaping import escaped, print_line, print_notice
 
 if TYPE_CHECKING:
     from allstep.data.packing.pack import Outcome
@@ -103,16 +104,16 @@ def _goes_on() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("allstep: stopped; the same command goes on where it was", file=sys.stderr)
+        print_notice("stopped; the same command goes on where it was")
         raise
 
 
 def _tell_packed(outcome: "Outcome") -> None:
     before = f", {outcome.num_before} of them before" if outcome.num_before else ""
     shards = f"{outcome.num_shards} shard{'s' if outcome.num_shards > 1 else ''}{before}"
-    print(f"{outcome.folder}: {outcome.num_samples} samples in {shards}, {outcome.nbytes / 1e6:.1f} MB")
+    print_line(f"{outcome.folder}: {outcome.num_samples} samples in {shards}, {outcome.nbytes / 1e6:.1f} MB")
     if outcome.bad:
-        print(f"{len(outcome.bad)} bad samples left out: {outcome.folder / 'quarantine.jsonl'}", file=sys.stderr)
+        print_notice(f"{len(outcome.bad)} bad samples left out: {outcome.folder / 'quarantine.jsonl'}")
 
 
 @data.command()
@@ -156,7 +157,7 @@ def index(
             source, src, lambda name, done, total: shown(done, total, Path(name).name)
         )
         with_checksums = "; with checksums" if stored else "; its records have checksums already" if checksum else ""
-        print(f"{src}: {len(source)} samples are indexed{with_checksums}")
+        print_line(f"{src}: {len(source)} samples are indexed{with_checksums}")
 
 
 @data.command()
@@ -185,10 +186,10 @@ def verify(
     if list_file is not None:
         _write(list_file, "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad))
     if not found.bad:
-        print(f"{src}: all {found.num_samples} samples are good")
+        print_line(f"{src}: all {found.num_samples} samples are good")
         return
     bad_table(found.bad)
-    print(f"{src}: {len(found.bad)} of {found.num_samples} samples are bad")
+    print_line(f"{src}: {len(found.bad)} of {found.num_samples} samples are bad")
     raise typer.Exit(1)
 
 
@@ -228,7 +229,7 @@ def show(
     with _source(src, test) as source:
         numbers = spread(len(source), samples)
         save(sheet(source, transform, numbers, columns=epochs, seed=its_seed if seed is None else seed), out)
-    print(f"{out}: {len(numbers)} samples, {epochs} epochs of {transform.describe()}")
+    print_line(f"{out}: {len(numbers)} samples, {epochs} epochs of {transform.describe()}")
 
 
 def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[str, str, int, int]:
@@ -267,24 +268,24 @@ def get(
     folder = to or cache_folder() / wanted.name
     with _download() as told:
         bring(wanted, folder, origin, told)
-    print(f"{wanted.title} is in {folder}")
+    print_line(f"{wanted.title} is in {folder}")
 
 
 @contextmanager
 def _download() -> "Iterator[Progress]":
     """A bar for each file, on a terminal."""
     from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TaskID
+    from rich.progress import DownloadColumn, Progress, TaskID, TextColumn
 
     console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
-    with Progress(
-        "{task.description}", DownloadColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    named = TextColumn("{task.description}", markup=False)
+    hidden = not console.is_terminal
+    with Progress(named, DownloadColumn(), console=console, transient=True, disable=hidden) as bar:
 
         def told(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
+                tasks[name] = bar.add_task(escaped(name), total=total)
             bar.update(tasks[name], completed=done, total=total)
 
         yield told

@@ -1,13 +1,14 @@
 """What `allstep data info` and `verify` found, as tables for a person."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from allstep.escaping import escaped
 
 if TYPE_CHECKING:
     from allstep.data.info import Info, Spread
@@ -22,8 +23,11 @@ def info_table(info: "Info", *, stderr: bool = False) -> None:
     """Prints figures, then classes with bars."""
     console = Console(stderr=stderr, highlight=False)
     figures = Table(show_header=False, box=None)
+    figures.add_column()
+    # A long path is wrapped, not cut: without a terminal the width is 80.
+    figures.add_column(overflow="fold")
     for name, value in _figures(info):
-        figures.add_row(name, escape(value))
+        figures.add_row(name, _shown(value))
     console.print(figures)
     if info.classes:
         console.print(_classes(info))
@@ -69,9 +73,9 @@ def _classes(info: "Info") -> Table:
     return table
 
 
-def _shown(name: str) -> str:
-    """A name as a table can show it; the name of a file or folder may be any bytes."""
-    return escape(os.fsencode(name).decode(errors="backslashreplace"))
+def _shown(text: str) -> Text:
+    """Return a cell without markup; the name of a file or folder may be any bytes."""
+    return Text(escaped(text))
 
 
 def _some(classes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int | None]]:
@@ -88,7 +92,8 @@ def bad_table(bad: "Sequence[BadSample]") -> None:
     """Prints the first bad samples."""
     table = Table("sample", "file", "byte", "reason", box=None)
     for each in bad[:_BAD_SHOWN]:
-        table.add_row(str(each.number), _shown(Path(each.place.file).name), str(each.place.offset), escape(each.reason))
+        name = _shown(Path(each.place.file).name)
+        table.add_row(str(each.number), name, str(each.place.offset), _shown(each.reason))
     Console().print(table)
     if len(bad) > _BAD_SHOWN:
         print(f"... and {len(bad) - _BAD_SHOWN} more; --list FILE writes all of them")

@@ -83,8 +83,10 @@ def _start(num_workers: int) -> int:
 
 def _show(result: "Reevaluated", *, stderr: bool) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
+
+    from allstep.escaping import escaped
 
     score = result.score
     table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)
@@ -97,7 +99,7 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
         ("top-5 accuracy", f"{score.top5:.2%}"),
     ]
     for name, value in rows:
-        table.add_row(name, escape(value))
+        table.add_row(name, Text(escaped(value)))
     Console(stderr=stderr, highlight=False).print(table)
 
 

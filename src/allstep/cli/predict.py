@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from allstep.escaping import print_notice
+
 if TYPE_CHECKING:
     from allstep.train.existing import Which
     from allstep.train.predict import Prediction
@@ -19,7 +21,10 @@ WhichWeights = Annotated[
     str | None, typer.Option("--which", metavar="last|best", help="Weights: else those that the run itself tests.")
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Execute the model code that the run's config names, even if another person wrote it.")
+    bool,
+    typer.Option(
+        "--trust", help="Execute the model code that the run's config names, even if another person wrote it."
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output.")]
@@ -79,7 +84,7 @@ def checked_which(which: str | None) -> "Which | None":
 def tell(notes: Sequence[str]) -> None:
     """Lines beside the output."""
     for note in notes:
-        print(f"allstep: {note}", file=sys.stderr)
+        print_notice(note)
 
 
 def check_json(file: Path | None) -> None:

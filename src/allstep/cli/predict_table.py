@@ -4,13 +4,14 @@ new/a.jpg      circle 98.2%   square 1.1%   triangle 0.7%
 new/gone.jpg   cannot be read: No such file or directory
 """
 
-import os
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
+
+from allstep.escaping import escaped
 
 if TYPE_CHECKING:
     from allstep.train.predict import Prediction
@@ -25,19 +26,16 @@ def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:
 
 def lines(found: "Sequence[Prediction]") -> list[str]:
     """One for each picture. Reasons are long, so they widen no column."""
-    rows = [[_shown(each.picture), *(f"{name} {share:.1%}" for name, share in each.classes)] for each in found]
+    rows = [
+        [escaped(each.picture), *(f"{escaped(name)} {share:.1%}" for name, share in each.classes)] for each in found
+    ]
     widths = [max(map(cell_len, cells)) for cells in zip_longest(*rows, fillvalue="")]
     for row, each in zip(rows, found, strict=True):
         if each.problem is not None:
-            row.append(f"cannot be read: {each.problem}")
+            row.append(f"cannot be read: {escaped(each.problem)}")
     return ["   ".join(_padded(row, widths)).rstrip() for row in rows]
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
     room = [*widths, 0]
     return [cell + " " * (room[place] - cell_len(cell)) for place, cell in enumerate(cells)]
-
-
-def _shown(name: str) -> str:
-    """The name of a file may be any bytes."""
-    return os.fsencode(name).decode(errors="backslashreplace")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allstep.escaping import print_line, print_notice
+
 if TYPE_CHECKING:
     from allstep.train.config import RunConfig
     from allstep.world import World
@@ -53,7 +55,7 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
     prepared = prepare(asked.source, asked.words, asked.data)
     check(prepared)
     if prepared.note:
-        print(f"allstep: {prepared.note}", file=sys.stderr)
+        print_notice(prepared.note)
     folder = make_scratch(_place(asked))
     try:
         (folder / _CONFIG).write_text(prepared.config.to_yaml())
@@ -93,7 +95,7 @@ def _work(asked: Rehearsal, launcher: str | None) -> int:
     config = agree.rank_0_decides(
         world, lambda: prepare(asked.source, asked.words, asked.data).config.resolved(world.size)
     )
-    tell: Callable[[str], None] = (lambda line: print(line, flush=True)) if world.rank == 0 else lambda line: None
+    tell: Callable[[str], None] = print_line if world.rank == 0 else lambda line: None
     with scratch(world, asked.out or _place(asked)) as folder:
         code = (
             _learn(config, asked.overfit, world, folder, tell)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from allstep.escaping import print_line
+
 
 def report(
     runs: Annotated[
@@ -18,4 +20,4 @@ def report(
     """Draw what runs did and say what it means: one page, nothing to install or to fetch."""
     from allstep.report import write_report
 
-    print(write_report(runs, out))
+    print_line(str(write_report(runs, out)))

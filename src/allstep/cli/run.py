@@ -12,6 +12,7 @@ import typer
 from allstep.cli.horovod_flags import takes_horovod_flags
 from allstep.cli.horovodrun import CONTROLLERS, idle_line, read_config, variables
 from allstep.errors import ConfigError
+from allstep.escaping import print_notice
 
 if TYPE_CHECKING:
     from allstep.launch import Host
@@ -53,6 +54,14 @@ def run(
     show: Annotated[str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")] = None,
     grace: Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")] = 30.0,
     ssh: Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")] = "ssh",
+    env_only: Annotated[
+        str | None,
+        typer.Option(
+            "--env-only",
+            metavar="NAME,...",
+            help="Send only these variables to other hosts (default: almost all; docs/security.md).",
+        ),
+    ] = None,
     as_horovod: Annotated[
         bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")
     ] = False,
@@ -89,7 +98,7 @@ def run(
     The workers find each other by allstep.init(), by torch.distributed's own variables, or by Horovod's API of allstep.
     horovodrun's flags are understood as well.
     """
-    from allstep.launch import Job, Launcher, assign
+    from allstep.launch import Job, Launcher, assign, parse_env_only
     from allstep.launch.gloo import LINE
 
     _refuse_to_multiply()
@@ -97,10 +106,12 @@ def run(
     exported = variables(flags)
     wanted = next((n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None), None)
     used = assign(_hosts(hosts, hostfile, flags, wanted), wanted)
+    env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
         used,
-        env=_environment(exported, as_horovod or as_horovodrun, replace_gloo),
+        env=env,
+        env_only=None if env_only is None else parse_env_only(env_only, env),
         show=_ranks(show, sum(host.slots for host in used)),
         log_dir=log_dir,
         stream_dir=flags.get("output_filename"),
@@ -121,7 +132,7 @@ def run(
 
 
 def _say(text: str) -> None:
-    print(f"allstep run: {text}", file=sys.stderr, flush=True)
+    print_notice(text, "allstep run")
 
 
 def _refuse_to_multiply() -> None:

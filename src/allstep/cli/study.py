@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.escaping import escaped, print_notice
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -167,7 +169,7 @@ def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
     precision = one_precision(config, folder)
     if precision is None:
         return None
-    print(f"allstep: {precision}", file=sys.stderr)
+    print_notice(str(precision))
     return precision.name
 
 
@@ -197,7 +199,9 @@ def _answer(
     except KeyboardInterrupt:
         interrupted, results = True, collect(asked, folder)
     if not estimate:
-        print(write_findings(folder, findings(results), results, shlex.join(["allstep", *sys.argv[1:]])))
+        command = shlex.join(["allstep", *sys.argv[1:]])
+        page = write_findings(folder, findings(results), results, command)
+        print(escaped(page, keep="\n"))
         _tell_failures(results)
     if interrupted:
         print(f"interrupted after {len(results)} runs have ended; the same command goes on", file=sys.stderr)

@@ -6,12 +6,13 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 
 import os
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from allstep.escaping import print_line, print_notice
 
 _AUTO = "auto"
 
@@ -151,7 +152,7 @@ def _start(request: _Request, workers: int | None) -> int:
     from allstep.train.folder import CONFIG, Claimed, abandon, claim_folder, expect_run, has_ended
     from allstep.train.hold import check_free
     from allstep.train.prepare import check, prepare
-    from allstep.train.stopping import parse_time
+    from allstep.train.stopping import STARTED, launched_now, parse_time
     from allstep.train.workers import default_num_workers
 
     if request.max_time is not None:
@@ -164,14 +165,14 @@ def _start(request: _Request, workers: int | None) -> int:
         check(prepared, num_workers)
     except DataError:
         if request.resume and request.out is not None and has_ended(request.out):  # and needs no data any more
-            print(f"allstep: {Claimed(request.out).farewell()}")
+            print_line(f"allstep: {Claimed(request.out).farewell()}")
             return 0
         raise
     if prepared.note:
-        print(f"allstep: {prepared.note}", file=sys.stderr)
+        print_notice(prepared.note)
     claimed = claim_folder(prepared.config.resolved(num_workers), request.out, request.resume)
     if claimed.has_ended:
-        print(f"allstep: {claimed.farewell()}")
+        print_line(f"allstep: {claimed.farewell()}")
         return 0
     check_free(claimed.path)  # rank 0 will hold it; what stands against that is told here, as one line
     command = [sys.executable, "-m", "allstep", "train", str(claimed.path / CONFIG), *claimed.words]
@@ -179,10 +180,9 @@ def _start(request: _Request, workers: int | None) -> int:
     command += ["--trust", "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
-    started = os.environ.get(
-        "ALLSTEP_STARTED", str(time.time())
-    )  # --max-time counts from here, not from the first step
-    env = {**os.environ, "ALLSTEP_LAUNCHER": "allstep", "ALLSTEP_STARTED": started}
+    # --max-time counts from here, not from the first step.
+    started = os.environ.get(STARTED) or launched_now()
+    env = {**os.environ, "ALLSTEP_LAUNCHER": "allstep", STARTED: started}
     code = launch(command, num_workers, env=env)
     if code:
         abandon(claimed)

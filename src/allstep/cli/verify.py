@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.escaping import print_line
+
 if TYPE_CHECKING:
     from allstep.train.agreement import Answer, Plan
     from allstep.train.config import RunConfig
@@ -72,7 +74,7 @@ def _start(source: str, words: list[str], workers: str, data: Path | None) -> in
     parts = check(Prepared(config))
     plan = make_plan(config, numbers, len(parts.validation))
     for note in [*([prepared.note] if prepared.note else []), *notes]:
-        print(f"note: {note}", flush=True)
+        print_line(f"note: {note}")
     with tempfile.TemporaryDirectory(prefix="allstep-verify-") as name:
         folder = Path(name)
         (folder / "config.yaml").write_text(config.to_yaml())
@@ -99,7 +101,7 @@ def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answer
         return code
     answers.append(read_answer(folder, number))
     for note in answers[-1].notes if len(answers) == 1 else ():
-        print(f"note: {note}")
+        print_line(f"note: {note}")
     print(f"{named(number)}: {time.monotonic() - started:.1f} s", flush=True)
     return 0
 
@@ -110,10 +112,10 @@ def _tell(plan: "Plan", answers: "Sequence[Answer]") -> int:
     from allstep.train.columns import columns
 
     for line in columns(list(table(plan, answers))):
-        print(line)
+        print_line(line)
     found = list(partings(plan, answers))
     for line in found:
-        print(f"allstep: {line}")
+        print_line(f"allstep: {line}")
     if not found:
         print(f"all agree to {plan.tolerance:g}: {', '.join(named(each.workers) for each in answers)} compute the same")
     return 1 if found else 0

@@ -9,7 +9,6 @@ ranks with a line on standard error; a store that is gone ends it quietly, since
 """
 
 import contextlib
-import sys
 import threading
 import time
 import zlib
@@ -21,6 +20,7 @@ from allstep.comm import recorder
 from allstep.comm.recorder import Recorder
 from allstep.comm.trace import Chrome, TraceFile
 from allstep.errors import ConfigError
+from allstep.escaping import print_notice
 
 _PERIOD = 0.5  # seconds; what a rank did is in the file after two of them
 _LAST_LINES = 2.0  # seconds that rank 0 waits at the end for those of the others
@@ -55,7 +55,7 @@ class Part:
                 self._turn()
             self._finish()
         except ConfigError as error:
-            print(f"allstep: {error}; the timeline ends here, the run goes on", file=sys.stderr, flush=True)
+            print_notice(f"{error}; the timeline ends here, the run goes on")
         except _STORE_IS_GONE:
             pass  # and the run with it
         finally:

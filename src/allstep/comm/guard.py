@@ -37,6 +37,7 @@ from allstep.comm.store import WireStore, root_of
 from allstep.comm.watch import watch
 from allstep.comm.word import STORE_SECONDS, Words
 from allstep.errors import CommError
+from allstep.escaping import escaped
 from allstep.limits import Limits, read_limits
 
 _LEAST_SILENCE = 2.0  # seconds; the kernel of a stopped process is sometimes silent for one
@@ -338,7 +339,7 @@ class Guard:
                 answers = inquiry.go_on(self._questions, self.size)
                 if inquiry.claimed and answers is not None and inquiry.question.endswith("stall"):
                     lines = self._report(operation, answers)
-                    print(f"allstep: {lines[0]}", *lines[1:], sep="\n", file=sys.stderr, flush=True)
+                    print("allstep: " + "\n".join(map(escaped, lines)), file=sys.stderr, flush=True)
         return min(0.2, self._every) if asking else self._every
 
     def _answer(self) -> Answer:

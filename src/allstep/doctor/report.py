@@ -17,6 +17,7 @@ from allstep.doctor.finding import Finding, Severity
 from allstep.doctor.reach import Visit, visit
 from allstep.doctor.trial import Trial
 from allstep.errors import WorldError
+from allstep.escaping import print_notice
 from allstep.launch import Host
 from allstep.world import World
 
@@ -111,7 +112,7 @@ def follow(asked: Asked) -> bool:
     if world is None or world.rank == 0:
         return False
     if not asked.quick and (error := trial.join(world.size, asked.launcher).error):
-        print(f"allstep doctor: rank {world.rank} on {world.host}: {error}", file=sys.stderr)
+        print_notice(f"rank {world.rank} on {world.host}: {error}", "allstep doctor")
     return True
 
 

@@ -10,6 +10,7 @@ from allstep.doctor.host_checks import target_label
 from allstep.doctor.programs import Program
 from allstep.doctor.reach import Station, Visit
 from allstep.doctor.report import Report
+from allstep.escaping import escaped
 
 Row = tuple[str, str]
 _STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -20,7 +21,7 @@ def show(report: Report) -> None:
     if sys.stdout.isatty():
         _tables(report)
     else:
-        print("\n".join(plain(report)))
+        print(escaped("\n".join(plain(report)), keep="\n"))
 
 
 def plain(report: Report) -> Iterator[str]:
@@ -47,7 +48,7 @@ def _tables(report: Report) -> None:
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
         for name, text in rows:
-            table.add_row(Text(name), Text(text))
+            table.add_row(Text(escaped(name)), Text(escaped(text, keep="\n")))
         console.print(table)
     for finding in report.findings:
         console.print(_coloured(finding))
@@ -59,8 +60,8 @@ def _coloured(finding: Finding) -> "object":
 
     text = Text()
     text.append(f"{finding.severity}: ", style=_STYLES[finding.severity])
-    text.append(finding.what)
-    text.append(f"\n  -> {finding.do}", style="dim")
+    text.append(escaped(finding.what))
+    text.append(f"\n  -> {escaped(finding.do)}", style="dim")
     return text
 
 

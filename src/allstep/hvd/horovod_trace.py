@@ -16,7 +16,6 @@ after every writing, so one that a killed run leaves can be read. A disk that fi
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -30,6 +29,7 @@ from allstep.comm.engine.request import Ask, Key, Kind
 from allstep.comm.gradients import Named
 from allstep.comm.trace import TraceFile
 from allstep.errors import ConfigError
+from allstep.escaping import print_notice
 
 _CLOSING = "\n]\n"
 _PERIOD = 0.03  # seconds between two writings: whoever looks a tenth of a second later finds what happened
@@ -209,7 +209,7 @@ class HorovodTrace(Hooks):
             try:
                 self._file.write(lines)
             except ConfigError as error:
-                print(f"allstep: {error}; the timeline ends here, the run goes on", file=sys.stderr, flush=True)
+                print_notice(f"{error}; the timeline ends here, the run goes on")
                 self._let_go()
 
     def _let_go(self) -> None:

@@ -7,8 +7,20 @@ from allstep.launch.function import run
 from allstep.launch.hosts import Host, assign, parse_hosts, read_hostfile
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
+from allstep.launch.ssh import parse_env_only
 
-__all__ = ["RESUBMIT", "Host", "Job", "Launcher", "assign", "launch", "parse_hosts", "read_hostfile", "run"]
+__all__ = [
+    "RESUBMIT",
+    "Host",
+    "Job",
+    "Launcher",
+    "assign",
+    "launch",
+    "parse_env_only",
+    "parse_hosts",
+    "read_hostfile",
+    "run",
+]
 
 
 def launch(command: list[str], num_workers: int, *, foreground: bool = True, env: dict[str, str] | None = None) -> int:

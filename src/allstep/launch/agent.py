@@ -16,7 +16,9 @@ Messages to the agent: start, signal, kill, finish, alive. From it: hello, start
 
 import contextlib
 import ctypes
+import errno
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -151,6 +153,8 @@ class Agent:
                 self._start(worker, common, message)
         except Problem as problem:
             self.link.send("problem", text=str(problem))
+        except OSError as error:
+            self.link.send("problem", text=_what_is_missing(error, len(message["workers"])))
 
     def _prepare(self, message: Message) -> dict[str, str]:
         """The environment of this host's workers; a Problem when the command cannot run here."""
@@ -198,6 +202,8 @@ class Agent:
                 preexec_fn=_die_with_parent,
             )
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise Problem(f"cannot start {message['command'][0]}: {error.strerror}") from error
         self.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid), life_of(process.pid))
         self.running.add(rank)
@@ -300,6 +306,16 @@ def descendants(root: int) -> list[int]:
         found += below
         parents += below
     return found
+
+
+def _what_is_missing(error: OSError, num_workers: int) -> str:
+    """Return one line about what kept a worker from being started: a limit of this host."""
+    advice = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        enough = max(1024, 4 * num_workers)
+        advice = f"; the limit is {soft} and each worker takes 3: raise it with `ulimit -n {enough}`"
+    return f"cannot start {num_workers} workers: {error.strerror or error}{advice}"
 
 
 def _reap() -> None:

@@ -14,6 +14,9 @@ class Job:
     command: list[str]
     hosts: list[Host]
     env: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    # Variables of `env` that other hosts get, besides those that workers need; None for all.
+    # Workers here get all of `env`.
+    env_only: frozenset[str] | None = None
     cwd: str = field(default_factory=os.getcwd)
     show: frozenset[int] | None = None
     log_dir: Path | None = None

@@ -165,13 +165,11 @@ class Launcher:
         assert self.store is not None and self.stations[0].hello is not None
         index = self.stations.index(station)
         own = addresses[index]
+        env = ssh.forwarded(self.job.env, self.job.env_only) if station.remote else self.job.env
         return {
             "command": self.job.command,
             "cwd": self.job.cwd,
-            "env": {
-                **(ssh.forwarded(self.job.env) if station.remote else self.job.env),
-                **self._common(addresses, index),
-            },
+            "env": {**env, **self._common(addresses, index)},
             "workers": [{"rank": rank, "env": self._place(rank)} for rank in station.ranks],
             "foreground": 0 if self.job.foreground and not station.remote else None,
             "store": [(address, self.store.port) for address in self._store_addresses(station)],

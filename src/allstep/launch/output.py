@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from allstep.errors import ConfigError
+from allstep.escaping import escaped
 from allstep.launch.sink import Sink
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of a terminal: cyan, yellow, green, ...
@@ -76,7 +77,7 @@ class Output:
         return self.show is None or rank in self.show
 
     def say(self, text: str) -> None:
-        """Print a line of the launcher's own."""
+        """Print a text of the launcher's own; what it quotes of workers is escaped."""
         self._print("err", text)
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class Output:
                 file.close()
 
     def _print(self, stream: str, text: str) -> None:
-        self._sinks[stream].write(_encoded("", [text]))
+        self._sinks[stream].write(_encoded("", [escaped(text, keep="\n\t")]))
 
 
 def _encoded(prefix: str, lines: list[str]) -> bytes:
@@ -137,4 +138,4 @@ def _open(path: Path, option: str, report: Report) -> Sink:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ConfigError(f"{option}: {path}: {error.strerror}") from error
-    return Sink(fd, str(path), report)
+    return Sink(fd, escaped(str(path)), report)

@@ -2,12 +2,18 @@
 
 On the command line stands nothing but the interpreter and the agent's name; the environment and the token follow through ssh's
 standard input.
+
+Of the environment all is sent but what belongs to each host (`_NOT_FORWARDED`, `_HOSTS_OWN`); with
+`--env-only` just the variables named there and those without which workers do not start (`_OURS`,
+`_PATHS`). The agent adds them to the host's own environment.
 """
 
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection
+from difflib import get_close_matches
 
 from allstep.errors import ConfigError
 
@@ -33,6 +39,10 @@ _HOSTS_OWN = (
     "DISPLAY",
     "XAUTHORITY",
 )
+# Sent also with --env-only: settings of allstep and of horovodrun's flags, and where programs and
+# modules are.
+_OURS = ("ALLSTEP_", "HOROVOD_")
+_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
@@ -56,11 +66,39 @@ def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def forwarded(env: dict[str, str]) -> dict[str, str]:
-    """The part of our environment that makes sense on another host."""
-    return {
-        name: value for name, value in env.items() if not name.startswith(_NOT_FORWARDED) and name not in _HOSTS_OWN
-    }
+def forwarded(env: dict[str, str], only: Collection[str] | None = None) -> dict[str, str]:
+    """Return the part of our environment that makes sense on another host.
+
+    only: the names given by `--env-only`; None for all.
+    """
+    sent = {name: value for name, value in env.items() if not _belongs_to_host(name)}
+    if only is None:
+        return sent
+    kept = {*only, *_PATHS}
+    return {name: value for name, value in sent.items() if name in kept or name.startswith(_OURS)}
+
+
+def parse_env_only(text: str, env: Collection[str]) -> frozenset[str]:
+    """Return the names in the text of `--env-only`: separated by commas, each set in `env`.
+
+    An empty text names none.
+    """
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    for name in sorted(names):
+        if name not in env:
+            near = get_close_matches(name, env, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else "set it or leave it out"
+            raise ConfigError(f"--env-only {name}: no such variable in the environment; {advice}")
+        if _belongs_to_host(name):
+            raise ConfigError(
+                f"--env-only {name}: this variable belongs to each host and is never sent; "
+                "leave it out, or pass its value under another name"
+            )
+    return names
+
+
+def _belongs_to_host(name: str) -> bool:
+    return name.startswith(_NOT_FORWARDED) or name in _HOSTS_OWN
 
 
 def complaint(label: str, code: int | None, stderr: str) -> str:

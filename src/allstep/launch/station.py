@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from allstep.escaping import print_notice
 from allstep.launch import ssh
 from allstep.launch.agent import Agent
 from allstep.launch.hosts import Host, is_here
@@ -120,6 +121,8 @@ def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
         fd = theirs.fileno()
         Agent(Link(fd, fd), label, remote=False).run()
         code = 0
+    except OSError as error:
+        print_notice(f"the agent on {label} cannot start: {error.strerror or error}", "allstep run")
     except BaseException:
         traceback.print_exc()
     finally:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
 
+from allstep.escaping import escaped
 from allstep.plan.forecast import in_words
 from allstep.plan.runner import State, Watcher
 from allstep.plan.trial import Outcome
@@ -24,9 +25,13 @@ def shown(lanes: int) -> Iterator[Watcher]:
         yield Lines(lanes)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = ("{task.description}", BarColumn(), "{task.fields[more]}")
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[more]}", markup=False),
+    )
     with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
         yield Bar(lanes, progress)
 
@@ -51,7 +56,7 @@ class Lines(Watcher):
             self.say(indent(outcome.reason, "    "))
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print(escaped(line, keep="\n"), file=sys.stderr, flush=True)
 
     def _announce(self, state: State) -> None:
         """The number of runs at once; the time as soon as it is known."""
@@ -85,11 +90,11 @@ class Bar(Lines):
             self._progress.remove_task(self._tasks.pop(name))
         for name, fraction in state.running.items():
             if name not in self._tasks:
-                self._tasks[name] = self._progress.add_task(name, total=1.0, more="")
+                self._tasks[name] = self._progress.add_task(escaped(name), total=1.0, more="")
             self._progress.update(self._tasks[name], completed=fraction or 0.0)
 
     def say(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, soft_wrap=True)
+        self._progress.console.print(escaped(line, keep="\n"), markup=False, soft_wrap=True)
 
 
 def opening(state: State, lanes: int) -> str:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from allstep._version import __version__
 from allstep.errors import ConfigError
+from allstep.escaping import escaped
 from allstep.report import configs, curves, wording
 from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
@@ -68,7 +69,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None, now: float | 
         hidden.replace(out)
     except OSError as error:
         hidden.unlink(missing_ok=True)
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+        why = error.strerror or error
+        raise ConfigError(f"{out}: cannot be written: {why}; give another with --out") from error
     return out
 
 
@@ -128,8 +130,15 @@ def _shown_ranks(found: Split) -> list[int]:
 
 def _code(text: str) -> Markup:
     """Words between backticks as code."""
-    parts = (Markup("<code>{}</code>" if i % 2 else "{}").format(part) for i, part in enumerate(text.split("`")))
+    parts = (
+        Markup("<code>{}</code>" if i % 2 else "{}").format(_shown(part)) for i, part in enumerate(text.split("`"))
+    )
     return Markup("").join(parts)
+
+
+def _shown(value: object) -> object:
+    """Escape what a browser would obey in a name: controls, bidi overrides, lone surrogates."""
+    return escaped(value, keep="\n\t") if type(value) is str else value
 
 
 def _environment() -> Environment:
@@ -139,6 +148,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=_shown,
     )
     names = ("count", "percent", "figure", "seconds", "nbytes", "plural", "times")
     environment.filters |= {name: getattr(wording, name) for name in names} | {"code": _code}

@@ -16,6 +16,7 @@ import numpy as np
 
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import SyntheticSource
 from allstep.errors import ConfigError, DataError
@@ -44,6 +45,7 @@ def _names(section: DataConfig, train: Source) -> tuple[str, ...]:
                 f"config key 'data.num_classes': the training set has {len(train.classes)} classes "
                 f"({_some(train.classes)}), found {asked}"
             )
+        check_class_names(train.classes)
         return train.classes
     if train.labeling.problem:
         raise DataError(f"{train.place(0).file}: no label can be read; the first: {train.labeling.problem}")

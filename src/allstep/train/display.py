@@ -11,7 +11,8 @@ look at it: allstep report runs/digits-20260101-120000
 ```
 
 Where standard output is not a terminal the bar is left out and everything is plain lines, so that a log file stays readable: one per
-evaluation, and at most one a minute in between. Text is shown as it is: square brackets in a path are no colours.
+evaluation, and at most one a minute in between. Square brackets in a path are no colors, and control
+characters in a name are escaped.
 """
 
 import shlex
@@ -29,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allstep._version import __version__
+from allstep.escaping import escaped
 from allstep.train.changed import set_by_recipe, set_by_user
 from allstep.train.config import RunConfig
 from allstep.train.recipes import BASES
@@ -105,7 +107,7 @@ class Display(Watcher):
         self.close()
         table = Table(box=box.SIMPLE, show_header=False)
         for name, value in final_figures(result, self.with_top5):
-            table.add_row(Text(name), Text(value))
+            table.add_row(Text(name), Text(escaped(value)))
         self.console.print(table)
         self._print(f"look at it: allstep report {shlex.quote(str(result.out))}")
 
@@ -126,7 +128,7 @@ class Display(Watcher):
         return f"{score.accuracy:.1%} (top-5 {score.top5:.1%})" if self.with_top5 else f"{score.accuracy:.1%}"
 
     def _print(self, line: str, style: str | None = None) -> None:
-        self.console.print(line, soft_wrap=True, markup=False, style=style)
+        self.console.print(escaped(line), soft_wrap=True, markup=False, style=style)
 
 
 def banner(opening: Opening) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.escaping import escaped
 from allstep.optim.scaling import SCALINGS
 from allstep.train.config import NEUTRAL, RunConfig
 from allstep.train.recipes import BASES
@@ -176,7 +177,8 @@ def explain(diverged: Diverged, known: Circumstances, config: RunConfig) -> str:
     lines.append("what to try, the likeliest first:")
     lines += [f"  {remedy}" for remedy in remedies(known, config)]
     lines.append(_kept(known.checkpoint))
-    return "\n  ".join(lines)
+    # Names of files are among them; only our own line breaks stay.
+    return "\n  ".join(map(escaped, lines))
 
 
 def remedies(known: Circumstances, config: RunConfig) -> list[str]:

@@ -70,4 +70,4 @@ def _sign(handle: int, who: str) -> None:
     """For the message to others only, so a disk that is full does no harm."""
     with contextlib.suppress(OSError):
         os.ftruncate(handle, 0)
-        os.pwrite(handle, who.encode(), 0)
+        os.pwrite(handle, os.fsencode(who), 0)

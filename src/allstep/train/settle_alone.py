@@ -10,6 +10,7 @@ import sys
 import allstep.torch as hvd
 from allstep import comm
 from allstep.errors import UserError
+from allstep.escaping import print_notice
 from allstep.train.config import RunConfig
 from allstep.train.job import make_job
 from allstep.train.scratch import scratch
@@ -32,7 +33,7 @@ def main() -> None:
     try:
         print(json.dumps(settle_alone(RunConfig.model_validate_json(sys.stdin.read()))))
     except UserError as error:
-        print(f"allstep: {error}", file=sys.stderr)
+        print_notice(str(error))
         raise SystemExit(error.exit_code) from None
 
 

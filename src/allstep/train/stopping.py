@@ -12,7 +12,9 @@ A `Stopping` knows only about its own rank. The loop adds what `why` says to a c
 same one, save, and exit with 75 ("saved, resubmit me").
 
 The clock runs from the launch where `ALLSTEP_STARTED` (seconds since 1970) tells when that was: workers that took a minute to find each
-other have a minute less. Without it, it runs from here.
+other have a minute less. Without it, it runs from here. `allstep train` adds the time since boot,
+which on the same host counts instead: a wall clock that is set between the launch and the first step
+neither ends nor prolongs the run.
 """
 
 import os
@@ -22,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -145,13 +148,33 @@ def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that Python did not set
 
 
+def launched_now() -> str:
+    """Return the value of ALLSTEP_STARTED for a launch at this moment."""
+    return f"{time.time()} {_boot_id()} {_seconds_since_boot()}"
+
+
+def _boot_id() -> str:
+    """Return a name for this host since it was booted; empty where the kernel gives none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _seconds_since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
     """Seconds since the launch that `ALLSTEP_STARTED` tells of; 0 when it does not, or lies in the future (clocks of hosts differ)."""
     text = (os.environ if env is None else env).get(STARTED)
     if not text:
         return 0.0
     try:
-        passed = time.time() - float(text)
+        wall, *booted = text.split()
+        passed = time.time() - float(wall)
+        if len(booted) == 2 and booted[0] == _boot_id():
+            passed = _seconds_since_boot() - float(booted[1])
     except ValueError:
         raise ConfigError(f"{STARTED}={text!r} is not a number of seconds since 1970") from None
     return max(0.0, passed)

@@ -15,7 +15,6 @@ those methods of `Watcher` that it cares for. What goes wrong in one of them doe
 import math
 import platform
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -317,7 +316,7 @@ class Record(Watcher):
             self.log.close()
 
     def _write(self, kind: str, **values: Any) -> None:
-        self._lines.append((kind, {"time": time.time(), **values}))
+        self._lines.append((kind, {"time": self.log.now(), **values}))
         self._write_all()
 
     def _write_all(self) -> None:

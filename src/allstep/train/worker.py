@@ -4,7 +4,6 @@ Rank 0 reads the config, looks for the data, makes the run folder or finds the c
 file that only rank 0's host has, or a name made from the time, means the same everywhere.
 """
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 import allstep.torch as hvd
 from allstep import comm
 from allstep.errors import ConfigError, DataError
+from allstep.escaping import print_notice
 from allstep.machine import keep_freed_memory
 from allstep.runlog import RunLog
 from allstep.train import agree, checkpoint
@@ -67,7 +67,7 @@ def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
         if claimed.has_ended:
             return None
         for note in notes if world.rank == 0 else []:
-            say(note)
+            print_notice(note)
         result = train(config, world, claimed.path, mine.watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
     finally:
         mine.close()
@@ -85,7 +85,7 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
         # A run that has ended needs no data any more.
         if asked.resume and asked.out is not None and has_ended(asked.out):
             claimed = Claimed(asked.out, has_ended=True)
-            say(claimed.farewell())
+            print_notice(claimed.farewell())
             # Nothing is built from this config, so nothing of it is executed.
             return run_config(asked.out, trust=True), claimed, None, []
         raise
@@ -94,7 +94,7 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
     claimed = _claim(config, asked, mine)
     config = as_begun(config, claimed.path)
     if claimed.has_ended:
-        say(claimed.farewell())
+        print_notice(claimed.farewell())
         return config, claimed, None, []
     notes = [prepared.note] if prepared.note else []
     if not claimed.goes_on:
@@ -120,11 +120,6 @@ def _claim(config: RunConfig, asked: Asked, mine: _Rank0) -> Claimed:
     if not claimed.has_ended:
         mine.watchers = _watchers(claimed.path)
     return claimed
-
-
-def say(line: str) -> None:
-    """A line beside the output of the run."""
-    print(f"allstep: {line}", file=sys.stderr, flush=True)
 
 
 def _watchers(out: Path) -> list[Watcher]:

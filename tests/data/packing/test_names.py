@@ -12,6 +12,8 @@ from allstep.data.packing.plan import Options
 from allstep.data.sources.example import decode
 from allstep.data.sources.opening import open_source
 from allstep.errors import DataError
+from allstep.train.classes import settle
+from allstep.train.config import DataConfig
 from picture_folders import encoded
 from tfrecord_files import read_records
 
@@ -37,6 +39,23 @@ def test_a_class_that_is_no_line_of_text_is_refused_first(tmp_path: Path, name: 
     assert not (tmp_path / "out").exists()
 
 
+def test_training_refuses_such_a_class_too(tmp_path: Path) -> None:
+    """Before anything is computed or written."""
+    source = open_source(make(tmp_path / "src", b"two\nlines", b"a.jpg"))
+    with pytest.raises(DataError, match="no line of text in UTF-8; give it another"):
+        settle(DataConfig(), source, [])
+
+
+def test_a_folder_with_any_name_is_opened(tmp_path: Path) -> None:
+    where = make(tmp_path / os.fsdecode(b"d\xff\n\x1b"), b"cat", b"a.jpg")
+    (tmp_path / "cache").mkdir()
+    for words in (["info"], ["verify"], ["index"]):
+        shown = CliRunner().invoke(app, ["data", *words, str(where)])
+        assert shown.exit_code == 0, shown.output
+        # Long names are wrapped in a table.
+        assert "d\\xff\\n\\x1b" in shown.output.replace("\n", "").replace(" ", "")
+
+
 def test_a_class_in_any_script_comes_back(tmp_path: Path) -> None:
     pack(open_source(make(tmp_path / "src", "кот 猫".encode(), b"a.jpg")), "src", tmp_path / "out", Options("x"))
     assert open_source(tmp_path / "out").classes == ("кот 猫",)
@@ -58,3 +77,13 @@ def test_info_and_verify_show_names_that_are_no_text(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["data", "verify", str(tmp_path / "bad")])
     assert shown.exit_code == 1, shown.output
     assert "\\xff.jpg" in shown.stdout
+
+
+def test_info_and_verify_obey_nothing_in_a_name(tmp_path: Path) -> None:
+    hostile, harmless = "e\x1b[31m\u202e\x9b[red]", r"e\x1b[31m\u202e\x9b[red]"
+    make(tmp_path / "src", hostile.encode(), f"{hostile}.jpg".encode(), b"no picture")
+    for words, code in (["info"], 0), (["verify"], 1):
+        shown = CliRunner().invoke(app, ["data", *words, str(tmp_path / "src")], env={"COLUMNS": "200"})
+        assert shown.exit_code == code, shown.output
+        assert harmless in shown.stdout
+        assert not set("\x1b\u202e\x9b") & set(shown.stdout)

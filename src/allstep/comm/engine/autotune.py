@@ -12,7 +12,6 @@ only one that is tried. HOROVOD_AUTOTUNE_LOG is a file for Horovod's table: a ro
 
 import os
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import NamedTuple
 from allstep.comm.engine.request import Ask
 from allstep.comm.engine.settings import number
 from allstep.errors import ConfigError
+from allstep.escaping import print_notice
 
 MB = 1 << 20
 CANDIDATES = tuple(size * MB for size in (0, 1, 2, 4, 8, 16, 32, 64))
@@ -61,7 +61,7 @@ class Log:
         except OSError as error:
             self._has_failed = True
             why = f"autotune's log {str(self._path)!r} cannot be written: {error.strerror}"
-            print(f"allstep: {why}; it ends here, the run goes on", file=sys.stderr, flush=True)
+            print_notice(f"{why}; it ends here, the run goes on")
 
 
 class Autotune:

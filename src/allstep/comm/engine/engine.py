@@ -53,6 +53,7 @@ from allstep.comm.engine.settings import Settings
 from allstep.comm.group import AllstepGroup
 from allstep.comm.leave import leave_alone
 from allstep.errors import CollectiveMismatch, CommError, PeerLost
+from allstep.escaping import escaped
 
 SHUT_DOWN = "Horovod has been shut down"
 _NAP = 0.05
@@ -317,7 +318,8 @@ class Engine:
             if report:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S")
                 level = "E" if coordinator.stopped else "W"
-                print(f"[{stamp}: {level} allstep.engine] {report}", file=sys.stderr, flush=True)
+                line = f"[{stamp}: {level} allstep.engine] {report}"
+                print(escaped(line, keep="\n"), file=sys.stderr, flush=True)
         if coordinator.stopped:
             self._progress()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from allstep.data.sources.source import BadSample, Place
 from allstep.errors import DataError
+from allstep.escaping import escaped
 
 _SHOWN = 3  # bad samples that an error quotes
 _FEW = 10  # samples of a worker that may all be bad by chance
@@ -75,7 +76,7 @@ class Quarantine:
         except OSError as error:
             self._can_write = False
             message = f"{self.path}: bad samples can no longer be listed: {error.strerror or error}; the run goes on"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warnings.warn(escaped(message), RuntimeWarning, stacklevel=2)
 
     def _too_many(self) -> str:
         first = "; ".join(str(bad) for bad in self._first)

@@ -18,7 +18,6 @@ The parts: `plan` decides which sample goes where, `journal` remembers what is d
 """
 
 import json
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -32,6 +31,7 @@ from allstep.data.packing.ordered import chunks, default_jobs, ordered
 from allstep.data.packing.plan import Options, Origin, Plan, num_shards, origin_of, spread
 from allstep.data.packing.record import FORMS, Item
 from allstep.data.packing.source import with_all_features
+from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import BadSample, Source
 from allstep.data.whole import write_small, write_whole
 from allstep.errors import DataError
@@ -74,7 +74,8 @@ def pack(
     `budget` is how many samples may be bad (the larger of 100 and 0.1% of the set, unless given), none with `strict`.
     """
     source = with_all_features(source)
-    _check_classes(source)
+    # That a name cannot be stored is better known now than when all shards are written.
+    check_class_names(source.classes)
     origin = origin_of(source, where)
     most = 0 if strict else default_budget(len(source)) if budget is None else budget
     with clear_error(target), opened(target) as journal:
@@ -86,21 +87,6 @@ def pack(
         before = len(journal.done)
         _write_shards(journal, _Packer(source, plan, jobs), _Tally(plan, most, journal.done.values(), progress))
         return _finish(journal, source, before)
-
-
-def _check_classes(source: Source) -> None:
-    """Names go into a text file, a line each; that one cannot is better known now than when all shards are written."""
-    for name in source.classes:
-        if not _is_line(name):
-            shown = os.fsencode(name)
-            raise DataError(f"class {shown!r}: its name is no line of text in UTF-8; give it another and pack again")
-
-
-def _is_line(name: str) -> bool:
-    try:
-        return f"{name}\n".encode().decode().splitlines() == [name]
-    except UnicodeEncodeError:  # the name of a folder may be any bytes
-        return False
 
 
 def _agreed(journal: Journal, origin: Origin, options: Options) -> Plan | None:

@@ -20,6 +20,7 @@ the labels are then looked at when the source is opened, and the index is writte
 """
 
 import json
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -94,7 +95,9 @@ def indexed(
 def index_places(where: str | Path) -> tuple[Path, ...]:
     """Where the index of `where` may be, the best place first."""
     key = str(where) if is_remote(where) else str(local_path(where).absolute())
-    in_cache = cache_folder() / "index" / f"{blake2b(key.encode(), digest_size=16).hexdigest()}.allstep-index"
+    # A path may be bytes that are not UTF-8.
+    name = blake2b(os.fsencode(key), digest_size=16).hexdigest()
+    in_cache = cache_folder() / "index" / f"{name}.allstep-index"
     if is_remote(where):
         return (in_cache,)
     path = local_path(where)

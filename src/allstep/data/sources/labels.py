@@ -18,12 +18,15 @@ Text is UTF-8 without control characters; spaces and line ends around it do not 
 flipped bit in a shard must not make names of all its integers.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 from zlib import crc32
+
+from allstep.errors import DataError
 
 NUMBERS, INTEGERS, NAMES = "numbers", "text, integers", "text, class names"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -187,6 +190,22 @@ def is_text(stored: Any) -> bool:
 
 def _is_bytes(values: Iterable[Any]) -> bool:
     return all(isinstance(value, bytes) for value in values)
+
+
+def check_class_names(names: Iterable[str]) -> None:
+    """Raise DataError unless each name is one line of text: `classes.txt` has a line for each."""
+    for name in names:
+        if not _is_line(name):
+            # As bytes: the name of a folder may be any.
+            shown = os.fsencode(name)
+            raise DataError(f"class {shown!r}: its name is no line of text in UTF-8; give it another and try again")
+
+
+def _is_line(name: str) -> bool:
+    try:
+        return f"{name}\n".encode().decode().splitlines() == [name]
+    except UnicodeEncodeError:
+        return False
 
 
 def is_integer(text: str) -> bool:

@@ -16,7 +16,6 @@ before and while a file is written here; 1 GB of it, or 5% of a small disk, stay
 
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from allstep.data.sources.files import File, LocalFile, Stamp, open_file
 from allstep.data.sources.parts import clear_forgotten, new_part
 from allstep.data.sources.turns import in_turn
 from allstep.errors import DataError
+from allstep.escaping import print_notice
 
 CUT = b"allstep: the packed file is cut off here\n"
 DAMAGED = b"allstep: the packed file is damaged before or here\n"
@@ -39,11 +39,6 @@ _KEPT_FREE, _PART_KEPT_FREE = 1 << 30, 20  # bytes, but at most this part of the
 Note = Callable[[str], None]
 
 
-def tell(text: str) -> None:
-    """Says something on standard error that the user should know and need not act on."""
-    print(f"allstep: {text}", file=sys.stderr, flush=True)
-
-
 def packing(head: bytes | memoryview) -> str | None:
     """What the first bytes of a file may be the beginning of: "gzip", "zlib" or None. A guess for zlib: it has no magic number."""
     if bytes(head[:2]) == b"\x1f\x8b":
@@ -52,7 +47,7 @@ def packing(head: bytes | memoryview) -> str | None:
     return "zlib" if looks_like_zlib else None
 
 
-def unpacked(where: str, note: Note = tell) -> Path:
+def unpacked(where: str, note: Note = print_notice) -> Path:
     """The unpacked content of the packed file at `where`, in the cache folder; made if it is not there yet."""
     packed = open_file(where)
     key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()

@@ -1,0 +1,73 @@
+"""What this process has run out of, in one line: open files, memory or threads.
+
+The limits of a shell, a container or a queue (`ulimit -n`, `-v`, `-u`) can stop any line of the
+program, also in the middle of an import. The traceback shows which line that was, not the limit.
+With too little memory PyTorch may end by SIGSEGV and leave no line at all, so that is checked before
+it is loaded.
+"""
+
+import errno
+import resource
+from collections.abc import Iterator
+
+from allstep.errors import ConfigError
+
+_FILES = (errno.EMFILE, errno.ENFILE)
+# How Gloo, the loader of shared libraries, torch and C++ report it, as ImportError or RuntimeError.
+_FILES_TEXT = "Too many open files"
+_MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "bad_alloc")
+_THREADS = ("can't start new thread", "Resource temporarily unavailable", "thread creation failed")
+# PyTorch 2.13 maps 1 GB when it is imported; with less than this, workers crash while they start.
+_LEAST_MEMORY = 1.5e9
+
+
+def check_memory() -> None:
+    """Raise ConfigError when `ulimit -v` is too low for PyTorch."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_MEMORY:
+        raise ConfigError(
+            f"{_memory()}, but PyTorch needs {_LEAST_MEMORY / 1e9:.1f} GB of address space or more; "
+            "raise the limit with `ulimit -v unlimited`"
+        )
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return one line about the resource that is missing; None when `error` is about something else."""
+    for each in _chain(error):
+        text = str(each)
+        if (isinstance(each, OSError) and each.errno in _FILES) or _FILES_TEXT in text:
+            limit = _limit(resource.RLIMIT_NOFILE, "no limit set here")
+            return f"too many open files ({limit}); raise it with `ulimit -n 1024` and try again"
+        if any(mark in text for mark in _THREADS):
+            limit = _limit(resource.RLIMIT_NPROC, "no limit of processes")
+            found = f"no more threads or processes can be started ({limit}, {_memory()})"
+            return f"{found}; raise the limits or use fewer workers"
+        is_memory = isinstance(each, OSError) and each.errno == errno.ENOMEM
+        if is_memory or isinstance(each, MemoryError) or any(mark in text for mark in _MEMORY):
+            said = f": {text.splitlines()[0]}" if text else ""
+            advice = "use fewer workers or a smaller batch, or raise the limit"
+            return f"out of memory ({_memory()}){said}; {advice}"
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and what it was raised from.
+
+    Not what was being handled by chance when it was raised: that must not hide a defect.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__
+
+
+def _memory() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return "no limit of memory"
+    return f"`ulimit -v` allows {soft / 1e9:.2f} GB"
+
+
+def _limit(which: int, otherwise: str) -> str:
+    soft, _ = resource.getrlimit(which)
+    return otherwise if soft == resource.RLIM_INFINITY else f"the limit is {soft}"

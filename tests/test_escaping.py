@@ -1,0 +1,103 @@
+"""Names from outside on the way to a terminal: nothing in them is obeyed, and each stays one line."""
+
+import os
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from allstep.cli.bar import _bar
+from allstep.errors import DataError
+from allstep.escaping import escaped, escaped_block, print_line, print_notice
+from ranks import clean_environment
+
+HOSTILE = "[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\udcff\u2028[/red]"
+HOSTILE_SHOWN = r"[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\xff\u2028[/red]"
+
+
+def is_safe(text: str) -> bool:
+    """Whether a terminal takes all of `text` for plain text; by Unicode's own tables, not by the code under test."""
+    bidi = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    return all(
+        unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp") and unicodedata.bidirectional(each) not in bidi
+        for each in text
+    )
+
+
+def test_all_that_a_terminal_obeys_is_shown() -> None:
+    assert not is_safe(HOSTILE)
+    assert escaped(HOSTILE) == HOSTILE_SHOWN
+
+
+@pytest.mark.parametrize("text", ["", "a b", "кот 猫", "é", "👩‍🔬", "می‌خواهم", "C:\\x", "[red]"])
+def test_text_stays(text: str) -> None:
+    assert escaped(text) == escaped_block(text) == text
+
+
+@given(st.text(alphabet=st.characters(), max_size=30))
+def test_any_text_becomes_one_line(text: str) -> None:
+    shown = escaped(text)
+    assert is_safe(shown)
+    assert len(f"{shown}\n".splitlines()) == 1
+    shown.encode()
+
+
+def test_line_breaks_of_a_message_stay_and_no_others() -> None:
+    assert escaped_block("the run diverged\n  what to try:\n    a") == "the run diverged\n  what to try:\n    a"
+    assert escaped_block("a.jpg\nallstep: done\r\n  b") == "a.jpg\\nallstep: done\\r\n  b"
+
+
+def test_lines_of_ours_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line(HOSTILE)
+    print_notice(HOSTILE)
+    print_notice(HOSTILE, "allstep run")
+    found = capsys.readouterr()
+    assert found.out == f"{HOSTILE_SHOWN}\n"
+    assert found.err == f"allstep: {HOSTILE_SHOWN}\nallstep run: {HOSTILE_SHOWN}\n"
+
+
+def test_a_bar_shows_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`[link=...]` and `[red]` in the name of a file are no markup, and an unbalanced tag is no error."""
+    made = Console(stderr=True, force_terminal=True, width=200, color_system=None)
+    monkeypatch.setattr("rich.console.Console", lambda **_: made)
+    with _bar("[b]indexing") as shown:
+        shown(1, 2, "[/red][link=http://x]a\x1b[2J")
+    drawn = capsys.readouterr().err
+    assert "[b]indexing" in drawn
+    assert "[/red][link=http://x]a\\x1b[2J" in drawn
+
+
+HOSTILE_FILE = os.fsdecode(b"[red]e\x1b[31mvil\nallstep: \xff.tfrecord")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["data", "info"],
+        ["data", "verify"],
+        ["report"],
+        ["train"],
+        ["run", "-np", "1", "--hostfile"],
+        ["run", "-np", "1", "--config-file"],
+    ],
+    ids=" ".join,
+)
+def test_an_error_about_a_hostile_name_is_one_plain_line(tmp_path: Path, verb: list[str]) -> None:
+    more = ["true"] if verb[0] == "run" else []
+    command = [sys.executable, "-m", "allstep", *verb, tmp_path / HOSTILE_FILE, *more]
+    done = subprocess.run(command, capture_output=True, env=clean_environment(), timeout=100)
+    shown = done.stderr.decode()
+    assert done.returncode == 2, shown
+    assert is_safe(shown.removesuffix("\n")), shown
+    assert r"[red]e\x1b[31mvil\nallstep: \xff.tfrecord" in shown
+
+
+def test_errors_themselves_keep_the_name() -> None:
+    """A program that catches an error gets the name as it is; escaping is for people."""
+    assert str(DataError(HOSTILE)) == HOSTILE
