@@ -1,4 +1,4 @@
-"""Names from outside on the way to a terminal: nothing in them is obeyed, and each stays one line."""
+"""Names from outside on the way to a terminal: nothing in them is obeyed, each stays one line."""
 
 import os
 import subprocess
@@ -14,6 +14,8 @@ from rich.console import Console
 from allstep.cli.bar import _bar
 from allstep.errors import DataError
 from allstep.escaping import escaped, escaped_block, print_line, print_notice
+from allstep.plan.display import Lines, shown
+from allstep.plan.runner import State
 from ranks import clean_environment
 
 HOSTILE = "[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\udcff\u2028[/red]"
@@ -21,7 +23,7 @@ HOSTILE_SHOWN = r"[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b
 
 
 def is_safe(text: str) -> bool:
-    """Whether a terminal takes all of `text` for plain text; by Unicode's own tables, not by the code under test."""
+    """Whether a terminal takes `text` for plain text, by Unicode's own tables."""
     bidi = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     return all(
         unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp") and unicodedata.bidirectional(each) not in bidi
@@ -62,7 +64,7 @@ def test_lines_of_ours_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_bar_shows_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """`[link=...]` and `[red]` in the name of a file are no markup, and an unbalanced tag is no error."""
+    """`[link=...]` and `[red]` in a name are no markup, and an unbalanced tag is no error."""
     made = Console(stderr=True, force_terminal=True, width=200, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **_: made)
     with _bar("[b]indexing") as shown:
@@ -70,6 +72,23 @@ def test_a_bar_shows_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch, capsy
     drawn = capsys.readouterr().err
     assert "[b]indexing" in drawn
     assert "[/red][link=http://x]a\\x1b[2J" in drawn
+
+
+def test_a_study_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of runs and the last lines of a failed one, in bars and in lines."""
+    made = Console(stderr=True, force_terminal=True, width=200, color_system=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr.isatty", lambda: True)
+        patch.setattr("rich.console.Console", lambda **_: made)
+        with shown(lanes=1) as watcher:
+            watcher.state(State({}, {"[/red]a\x1b[2J": 0.5}, 1, None, at_most=False))
+            assert isinstance(watcher, Lines)
+            watcher.say("failed\n    [/b]\x1b[2J\u202e")
+    Lines(1).say("failed\n    [/b]\x1b[2J\u202e")
+    drawn = capsys.readouterr().err
+    assert r"[/red]a\x1b[2J" in drawn
+    assert drawn.count("failed\n    [/b]\\x1b[2J\\u202e\n") == 2
+    assert "\u202e" not in drawn and "\x1b[2J" not in drawn
 
 
 HOSTILE_FILE = os.fsdecode(b"[red]e\x1b[31mvil\nallstep: \xff.tfrecord")

@@ -1,6 +1,7 @@
-"""Limits, clocks and folders as other machines have them: a command works, or ends with one clear line.
+"""Limits, clocks and folders as other machines have them: a command works, or ends with one line.
 
-The full table of what was tried is in docs/security.md; here are the quick ones. Limits are set in a shell, as users meet them.
+The full table of what was tried is in docs/security.md; here are the quick ones. Limits are set in a
+shell, as users meet them.
 """
 
 import errno
@@ -25,7 +26,7 @@ ALLSTEP = shlex.join([sys.executable, "-m", "allstep"])
 # Root without the right to ignore permissions is as good as an ordinary user.
 AS_USER = "setpriv --bounding-set=-dac_override,-dac_read_search --inh-caps=-dac_override,-dac_read_search -- "
 
-# From one second after a process has started its wall clock is set by hours and back, ten times a second.
+# From one second after a process has started, its wall clock jumps by hours and back 10 times a second.
 CLOCK = """
 import os, time
 real, began, hours = time.time, time.monotonic(), float(os.environ["SHIFT_HOURS"])

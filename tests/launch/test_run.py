@@ -110,7 +110,7 @@ def test_bytes_that_are_not_text_pass_through() -> None:
 
 
 def test_the_failure_report_escapes_what_it_quotes(tmp_path: Path) -> None:
-    """Lines are passed on as they are, since a progress bar needs that; the report is the launcher's own text."""
+    """Lines are passed on as they are, as a progress bar needs it; the report is our own text."""
     hostile = tmp_path / "fails.py"
     hostile.write_text("import sys; sys.exit('gone: \\x1b[2J\\u202e\\x9b\\tfile')")
     done = run("run", "-np", "1", "python", hostile)
@@ -311,6 +311,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
         (["-H", "a:2,a:1", "true"], "host a is listed twice"),
         (["-H", "a:b", "true"], "'a:b' is not HOST or HOST:NUMBER"),
         (["--hostfile", "nowhere", "true"], "--hostfile nowhere: No such file"),
+        (["-np", "1", "--env-only", "NO_SUCH_NAME_", "true"], "--env-only NO_SUCH_NAME_: no such variable"),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:

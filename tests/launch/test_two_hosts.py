@@ -91,7 +91,7 @@ print(json.dumps({name: os.environ.get(name) for name in names}))
 
 
 def test_only_named_variables_reach_other_hosts(two_hosts: Hosts, script, tmp_path: Path) -> None:
-    """Rank 0 is on the launcher's own host and gets all; rank 1 gets what was named and what it needs."""
+    """Rank 0, on the launcher's host, gets all; rank 1 gets what was named and what it needs."""
     where = ["run", "-H", "h1:1,h2:1", "--ssh", two_hosts.ssh]
     env = {"API_KEY": "secret", "WANTED": "w", "ALLSTEP_LOST_SECONDS": "77"}
     for option, of_rank_1 in (

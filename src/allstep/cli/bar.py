@@ -23,7 +23,13 @@ def bar(what: str, unit: str = "samples") -> Iterator[Shown]:
 @contextmanager
 def _bar(what: str) -> Iterator[Shown]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     # `more` may be the name of a file: square brackets in it are no markup.
     texts = ("{task.description}", "{task.fields[more]}")

@@ -111,9 +111,11 @@ def _goes_on() -> Iterator[None]:
 def _tell_packed(outcome: "Outcome") -> None:
     before = f", {outcome.num_before} of them before" if outcome.num_before else ""
     shards = f"{outcome.num_shards} shard{'s' if outcome.num_shards > 1 else ''}{before}"
-    print_line(f"{outcome.folder}: {outcome.num_samples} samples in {shards}, {outcome.nbytes / 1e6:.1f} MB")
+    size = f"{outcome.num_samples} samples in {shards}, {outcome.nbytes / 1e6:.1f} MB"
+    print_line(f"{outcome.folder}: {size}")
     if outcome.bad:
-        print_notice(f"{len(outcome.bad)} bad samples left out: {outcome.folder / 'quarantine.jsonl'}")
+        where = outcome.folder / "quarantine.jsonl"
+        print_notice(f"{len(outcome.bad)} bad samples left out: {where}")
 
 
 @data.command()

@@ -26,14 +26,16 @@ def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:
 
 def lines(found: "Sequence[Prediction]") -> list[str]:
     """One for each picture. Reasons are long, so they widen no column."""
-    rows = [
-        [escaped(each.picture), *(f"{escaped(name)} {share:.1%}" for name, share in each.classes)] for each in found
-    ]
+    rows = [[escaped(each.picture), *_shares(each)] for each in found]
     widths = [max(map(cell_len, cells)) for cells in zip_longest(*rows, fillvalue="")]
     for row, each in zip(rows, found, strict=True):
         if each.problem is not None:
             row.append(f"cannot be read: {escaped(each.problem)}")
     return ["   ".join(_padded(row, widths)).rstrip() for row in rows]
+
+
+def _shares(prediction: "Prediction") -> list[str]:
+    return [f"{escaped(name)} {share:.1%}" for name, share in prediction.classes]
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:

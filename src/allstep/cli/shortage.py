@@ -2,8 +2,8 @@
 
 The limits of a shell, a container or a queue (`ulimit -n`, `-v`, `-u`) can stop any line of the
 program, also in the middle of an import. The traceback shows which line that was, not the limit.
-With too little memory PyTorch may end by SIGSEGV and leave no line at all, so that is checked before
-it is loaded.
+With too little memory PyTorch may end by SIGSEGV and leave no line at all, so that is checked
+before it is loaded.
 """
 
 import errno
@@ -26,13 +26,13 @@ def check_memory() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_MEMORY:
         raise ConfigError(
-            f"{_memory()}, but PyTorch needs {_LEAST_MEMORY / 1e9:.1f} GB of address space or more; "
-            "raise the limit with `ulimit -v unlimited`"
+            f"{_memory()}, but PyTorch needs {_LEAST_MEMORY / 1e9:.1f} GB of address space or more"
+            "; raise the limit with `ulimit -v unlimited`"
         )
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return one line about the resource that is missing; None when `error` is about something else."""
+    """Return one line about the resource that is missing; None for any other error."""
     for each in _chain(error):
         text = str(each)
         if (isinstance(each, OSError) and each.errno in _FILES) or _FILES_TEXT in text:

@@ -314,7 +314,7 @@ def _what_is_missing(error: OSError, num_workers: int) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         enough = max(1024, 4 * num_workers)
-        advice = f"; the limit is {soft} and each worker takes 3: raise it with `ulimit -n {enough}`"
+        advice = f"; the limit is {soft}, each worker takes 3: raise it with `ulimit -n {enough}`"
     return f"cannot start {num_workers} workers: {error.strerror or error}{advice}"
 
 

@@ -130,10 +130,8 @@ def _shown_ranks(found: Split) -> list[int]:
 
 def _code(text: str) -> Markup:
     """Words between backticks as code."""
-    parts = (
-        Markup("<code>{}</code>" if i % 2 else "{}").format(_shown(part)) for i, part in enumerate(text.split("`"))
-    )
-    return Markup("").join(parts)
+    words = enumerate(map(_shown, text.split("`")))
+    return Markup("").join(Markup("<code>{}</code>" if i % 2 else "{}").format(word) for i, word in words)
 
 
 def _shown(value: object) -> object:

@@ -11,8 +11,8 @@ look at it: allstep report runs/digits-20260101-120000
 ```
 
 Where standard output is not a terminal the bar is left out and everything is plain lines, so that a log file stays readable: one per
-evaluation, and at most one a minute in between. Square brackets in a path are no colors, and control
-characters in a name are escaped.
+evaluation, and at most one a minute in between. Square brackets in a path are no colors, and
+control characters in a name are escaped.
 """
 
 import shlex

@@ -13,8 +13,8 @@ same one, save, and exit with 75 ("saved, resubmit me").
 
 The clock runs from the launch where `ALLSTEP_STARTED` (seconds since 1970) tells when that was: workers that took a minute to find each
 other have a minute less. Without it, it runs from here. `allstep train` adds the time since boot,
-which on the same host counts instead: a wall clock that is set between the launch and the first step
-neither ends nor prolongs the run.
+which on the same host counts instead: a wall clock that is set between the launch and the first
+step neither ends nor prolongs the run.
 """
 
 import os

@@ -708,16 +708,16 @@ def stalls(seen: Path) -> None:
 
     e = engine.start()
     if e.world.rank == 0:
-        handle = e.enqueue(allreduce(torch.ones(1), "allreduce.lonely"))
+        handle = e.enqueue(allreduce(torch.ones(1), "allreduce.lonely\x1b[2J"))
         time.sleep(0.9)
         if "HOROVOD_STALL_CHECK_DISABLE" not in os.environ:
-            wait_until(lambda: "2: [allreduce.lonely]" in Path("0.out").read_text(), what="a report")
+            wait_until(lambda: "2: [allreduce.lonely\\x1b[2J]" in Path("0.out").read_text(), what="a report")
         assert not e.poll(handle)
         seen.touch()
         e.synchronize(handle)
     else:
         wait_until(seen.exists, 60)
-        e.perform(allreduce(torch.ones(1), "allreduce.lonely"))
+        e.perform(allreduce(torch.ones(1), "allreduce.lonely\x1b[2J"))
     e.perform(Request(Kind.BARRIER))
     e.shutdown()
 
@@ -726,7 +726,7 @@ def test_stalls_are_reported(ranks: Ranks, tmp_path: Path) -> None:
     outcomes = ranks.outcomes(3, stalls, tmp_path / "one", env={"ALLSTEP_STALL_SECONDS": "0.3"})
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 0], outcomes
     assert "for more than 0 seconds" in outcomes[0].output
-    assert "Missing ranks:\n1: [allreduce.lonely]\n2: [allreduce.lonely]\n" in outcomes[0].output
+    assert "Missing ranks:\n1: [allreduce.lonely\\x1b[2J]\n2: [allreduce.lonely\\x1b[2J]\n" in outcomes[0].output
     assert outcomes[1].output == outcomes[2].output == ""
     quiet = ranks.outcomes(
         3, stalls, tmp_path / "two", env={"ALLSTEP_STALL_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1"}

@@ -198,7 +198,8 @@ def check_class_names(names: Iterable[str]) -> None:
         if not _is_line(name):
             # As bytes: the name of a folder may be any.
             shown = os.fsencode(name)
-            raise DataError(f"class {shown!r}: its name is no line of text in UTF-8; give it another and try again")
+            what = "its name is no line of text in UTF-8"
+            raise DataError(f"class {shown!r}: {what}; give it another and try again")
 
 
 def _is_line(name: str) -> bool:
