@@ -121,19 +121,26 @@ KILLS, AIMED, WITHIN_WRITES = (20, 10, 5) if SOAK else (5, 2, 1)
 
 
 def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
-    """Kill rank 0 while it writes a checkpoint; whether it left the half of one.
+    """Kill rank 0 while it writes a checkpoint; False when the run has ended before.
 
-    False when the write or the run has ended before.
+    A write takes milliseconds. So the writer is stopped as soon as there is a half-written
+    checkpoint, and continued if the write was over by then.
     """
     folder = out / "checkpoints"
     while run.poll() is None:
         for name in os.listdir(folder) if folder.is_dir() else ():
             # Its name has the writer's pid; ".gone" is one that is being removed.
-            if name.startswith(".0") and not name.endswith(".gone"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(name.split(".")[2].partition("-")[0]), signal.SIGKILL)
-                run.wait(60)
-                return (folder / name).is_dir()
+            if not name.startswith(".0") or name.endswith(".gone"):
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                writer = psutil.Process(int(name.split(".")[2].partition("-")[0]))
+                writer.suspend()
+                wait_until(lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer")  # noqa: B023
+                if (folder / name).is_dir():
+                    writer.kill()
+                    run.wait(60)
+                    return True
+                writer.resume()
     return False
 
 
@@ -160,7 +167,6 @@ def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
                 run.wait(60)
         gone, alive = psutil.wait_procs(victims, timeout=30)
         assert not alive and len(gone) == len(victims)
-    # A write takes milliseconds, and the kill may come a moment after its end.
     assert halves >= WITHIN_WRITES, f"{halves} of {AIMED} kills fell inside a write"
     done = complete(out, "--resume", "auto")
     assert done.returncode == 0, done.stderr
