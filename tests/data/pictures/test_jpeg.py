@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from allstep.data.augment import CentreCrop
 from allstep.data.augment.frame import Region
 from allstep.data.augment.resize import cut_out
 from allstep.data.pictures import decode, jpeg
@@ -232,3 +233,16 @@ def _moved_during(call: Callable[[], Any], count: list[int]) -> bool:
     first = count[0]
     call()
     return count[0] != first
+
+
+@pytest.mark.parametrize("factors", [0x00, 0x10, 0x01, 0xF1, 0xFF])
+def test_sampling_factors_that_cannot_be_are_a_bad_sample(factors: int) -> None:
+    """A factor of 0 made a division by zero of the search for the rows of a crop."""
+    data = bytearray(encoded(scene(60, 80)))
+    at = read_header(memoryview(data)).height_at
+    for component in range(3):
+        data[at + 6 + 3 * component] = factors
+    with pytest.raises(Odd):
+        read_header(memoryview(data))
+    with pytest.raises(ValueError, match="broken picture"):
+        decode.cropped(bytes(data), CentreCrop(20), np.empty(0))

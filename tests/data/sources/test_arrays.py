@@ -175,3 +175,10 @@ def test_another_process_does_not_take_another_file_for_this_one(tmp_path: Path)
     idx_pair(tmp_path, 19)
     with pytest.raises(DataError, match="images: was changed after it was opened"):
         pickle.loads(pickled)
+
+
+def test_names_of_cifars_classes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073))
+    (tmp_path / "batches.meta.txt").write_bytes(b"cat\n\xec\xff")
+    with pytest.raises(DataError, match=r"batches.meta.txt: expected names of classes in UTF-8"):
+        CifarSource(tmp_path)

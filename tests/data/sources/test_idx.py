@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from allstep.data.sources import idx
 from allstep.errors import DataError
+from allstep.machine import Memory
 
 PICTURES = np.arange(5 * 3 * 2, dtype=np.uint8).reshape(5, 3, 2)
 CONTENT = bytes([0, 0, 8, 3]) + struct.pack(">III", 5, 3, 2) + PICTURES.tobytes()
@@ -126,3 +127,42 @@ def test_a_pair_must_fit(tmp_path: Path) -> None:
         idx.read_pair(images, images)
     with pytest.raises(DataError, match="labels: expected pictures with 2 dimensions"):
         idx.read_pair(labels, labels)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [
+        ((1,) * 200, "expected at most 32 dimensions, found 200"),
+        ((0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), "no file can hold its dimensions"),
+        ((0xFFFFFFFF, 28, 28), "is truncated: expected"),
+    ],
+)
+def test_dimensions_that_cannot_be(tmp_path: Path, suffix: str, shape: tuple[int, ...], complaint: str) -> None:
+    """numpy raises errors of its own for the first two, and the third is never tried in memory."""
+    path = tmp_path / f"array{suffix}"
+    content = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + bytes(2000)
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    with pytest.raises(DataError, match=complaint):
+        idx.read(path)
+
+
+def test_pictures_without_pixels_are_refused(tmp_path: Path) -> None:
+    """No operation of a transform can do anything with them."""
+    idx.write(tmp_path / "images", np.zeros((5, 0, 28), np.uint8))
+    idx.write(tmp_path / "labels", np.zeros(5, np.uint8))
+    with pytest.raises(DataError, match=r"expected pictures with 1 pixel or more, found shape \(5, 0, 28\)"):
+        idx.read_pair(tmp_path / "images", tmp_path / "labels")
+
+
+def test_a_packed_array_larger_than_memory_is_refused_before_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand times its size on the disk: the error says how far it would go."""
+    path = tmp_path / "array.gz"
+    idx.write(path, np.zeros((2000, 1000), np.uint8))
+    monkeypatch.setattr(idx, "memory", lambda: Memory(4_000_000, 3_900_000, None))
+    with pytest.raises(DataError, match=r"unpack to 2.0 MB, and 3.9 MB of memory are free; unpack it \(gunzip\)"):
+        idx.read(path)
+    monkeypatch.setattr(idx, "memory", lambda: Memory(5_000_000, 4_100_000, None))
+    assert idx.read(path).shape == (2000, 1000)

@@ -171,8 +171,8 @@ def _candidates(view: memoryview, start: int, count: int) -> list[tuple[int, int
     if not len(places):
         return []
     # Of each place the two bytes from there on, as one number: half as many lookups.
-    pairs = window[:-1] | window[1:].astype(np.uint16) << 8
-    found = pairs[places + 8] | pairs[places + 10].astype(np.uint32) << 16
+    pairs = window[:-1] | window[1:].astype(np.uint16) << np.uint16(8)
+    found = pairs[places + 8] | pairs[places + 10].astype(np.uint32) << np.uint32(16)
     places = places[_crc_of_lengths(pairs, places, nbytes) == found]
     heads = window[places[:, None] + np.arange(8)]
     lengths = heads.view("<u8")[:, 0]
