@@ -18,9 +18,7 @@ RunFolder = Annotated[
 WhichWeights = Annotated[
     str | None, typer.Option("--which", metavar="last|best", help="Weights: else those that the run itself tests.")
 ]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Execute the model code that the run's config names, whoever wrote it.")
-]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the model code that the run's config names.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output.")]
 
