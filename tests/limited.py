@@ -31,8 +31,8 @@ def limited(function: Callable[[Case], object], cases: Iterable[Case]) -> int:
         os.close(read)
         _run(function, cases, write)
     os.close(write)
-    with os.fdopen(read, errors="replace") as told:
-        text = told.read()
+    with os.fdopen(read, errors="replace") as output:
+        text = output.read()
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     assert code == 0, f"ended with {code}; the last case and its error:\n{text[-4000:]}"

@@ -149,7 +149,7 @@ def test_unknown_recipes_are_corrected() -> None:
         ("a: [", "is not YAML"),
         ("- 1\n- 2\n", "expected keys and values, found list"),
         ("", "expected keys and values, found NoneType"),
-        ("!!python/object/apply:os.system [true]", "is not YAML"),
+        ("!!python/object/apply:os.system [true]", "the tag !!python/object/apply:os.system is not supported"),
         ("epoch: 3", "unknown config key 'epoch'"),
         ("1: 3", "unknown config key '1'"),
     ],

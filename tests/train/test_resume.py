@@ -193,8 +193,8 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
     done = complete(out, "--resume", "auto")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    told = [line for line in done.stderr.splitlines() if "allstep: not used: " in line]
-    assert len(told) == 5, done.stderr
+    named = [line for line in done.stderr.splitlines() if "allstep: not used: " in line]
+    assert len(named) == 5, done.stderr
     for words in (
         "nested more than 50 levels",
         "is not a regular file",
@@ -202,7 +202,7 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
         "²",
         "is not a manifest",
     ):
-        assert any(words in line for line in told), (words, told)
+        assert any(words in line for line in named), (words, named)
     assert_same_end(out, undisturbed)
 
 

@@ -256,7 +256,7 @@ def test_train_then_predict_and_evaluate_without_a_flag(project: Path, home: Pat
     assert done.returncode == 0, done.stderr
     done = allstep("train", "--resume", "run", home=home, cwd=project)
     assert done.returncode == 0 and "this run has ended" in done.stdout, done.stderr
-    # As after a kill: rank 0 reads the folder's config, and has been told that it is trusted.
+    # As after a kill: rank 0 reads the folder's config, with the flag of the launching process.
     log = project / "run" / "run.jsonl"
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"end"' not in line))
     done = allstep("train", "--resume", "run", "--workers", "1", home=home, cwd=project)
