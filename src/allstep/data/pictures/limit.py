@@ -14,7 +14,7 @@ MAX_PIXELS = 100_000_000
 
 
 def check_size(size: tuple[int, int], max_pixels: int) -> None:
-    """Raise ValueError when a picture of this height and width has more than `max_pixels`, or none."""
+    """Raise ValueError when `size` (height, width) is more than `max_pixels`, or none."""
     height, width = size
     if not height or not width:
         raise ValueError(f"broken picture: {height} x {width} pixels")
