@@ -235,7 +235,7 @@ def show(
 
 
 def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[str, str, int, int]:
-    """Whose pictures, what is done to them, the run's seed, and the largest picture that it decodes."""
+    """Whose pictures, what is done to them, the run's seed, its largest picture."""
     from allstep.errors import ConfigError
 
     if augment is not None and recipe is not None:

@@ -103,6 +103,15 @@ def test_the_default_is_100_million() -> None:
         decode(png_of(10_001, 10_000), max_pixels=200_000_000)
 
 
+def test_a_picture_without_pixels_is_broken() -> None:
+    """Found by fuzzing: a GIF whose header says 0 pixels was resized to nothing."""
+    code = bytearray(file_of("GIF"))
+    code[6:8] = bytes(2)
+    for attempt in (decode, Recoding(), Recoding(format="png"), Recoding(max_side=7)):
+        with pytest.raises(ValueError, match=f"broken picture: {HEIGHT} x 0 pixels"):
+            attempt(bytes(code))
+
+
 def test_eps_is_not_opened() -> None:
     """Pillow would start Ghostscript for it."""
     code = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"

@@ -45,7 +45,10 @@ _TIFF = (b"II*\0", b"MM\0*")
 
 
 def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Picture:
-    """The whole picture, in memory of its own. ValueError when `data` is not a picture, a broken one, or too large."""
+    """Return the whole picture, in memory of its own.
+
+    ValueError when `data` is not a picture, a broken one, or one of more than `max_pixels`.
+    """
     if _is_array(data):
         return _with_channels(data, channels).copy()
     code = _bytes(data)

@@ -14,8 +14,10 @@ MAX_PIXELS = 100_000_000
 
 
 def check_size(size: tuple[int, int], max_pixels: int) -> None:
-    """Raise ValueError when a picture of this height and width has more than `max_pixels`."""
+    """Raise ValueError when `size` (height, width) is more than `max_pixels`, or none."""
     height, width = size
+    if not height or not width:
+        raise ValueError(f"broken picture: {height} x {width} pixels")
     if height * width > max_pixels:
         found = f"{height} x {width} pixels, {height * width / 1e6:.4g} million"
         remedy = "data.max_pixels or --max-pixels raises the limit"

@@ -28,7 +28,7 @@ _ANOTHER = (SyntaxError, IndexError, TypeError, struct.error)
 
 
 def size_of(code: Any) -> Size:
-    """Return height and width of an encoded picture that is no JPEG; ValueError when it is no picture."""
+    """Return height and width of a file that is no JPEG; ValueError: no picture."""
     if size := _at_fixed_places(bytes(code[:30])):
         return size
     with opened(code) as image:
@@ -36,12 +36,13 @@ def size_of(code: Any) -> Size:
 
 
 def opened(code: Any) -> Image.Image:
-    """Open an encoded picture with Pillow, which reads its header only; ValueError when it is no picture."""
+    """Open a file with Pillow, which reads its header only; ValueError: no picture."""
     try:
         return _opened(code)
     except UnidentifiedImageError:
         raise ValueError(f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}") from None
-    except Exception as error:  # Pillow's plugins raise OSError, ValueError, EOFError ... for broken headers
+    # Pillow's plugins raise OSError, ValueError, EOFError ... for broken headers.
+    except Exception as error:
         raise ValueError(f"broken picture: {error}") from None
 
 

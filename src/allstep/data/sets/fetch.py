@@ -64,7 +64,10 @@ def fetch(
 
 
 def most(nbytes: int | None) -> int | None:
-    """How many bytes are taken of a file whose content has `nbytes`: 1% more, as gzip may need it for what it cannot compress."""
+    """How many bytes are taken of a file whose content has `nbytes`: 1% more.
+
+    gzip adds less than that to what it cannot compress.
+    """
     return None if nbytes is None else nbytes + nbytes // 100 + 1024
 
 
@@ -98,7 +101,10 @@ def check(
 
 
 def _content_sha256(file: IO[bytes], unpack: bool, limit: int | None) -> tuple[str, int]:
-    """SHA-256 and size of all that is in a file, unpacked by gzip first if asked; of no more than `limit` bytes and a few."""
+    """Return SHA-256 and size of what is in a file, unpacked by gzip first if asked.
+
+    Reading stops behind `limit` bytes.
+    """
     digest, size = hashlib.sha256(), 0
     file.seek(0)
     with gzip.open(file) if unpack else nullcontext(file) as content:
@@ -161,7 +167,7 @@ class _Pace:
         self._url, self._since, self._done = url, time.monotonic(), 0
 
     def check(self, done: int) -> None:
-        """Raise DataError when the last minute brought less than it must; `done` counts all bytes so far."""
+        """Raise DataError when the last minute brought too little; `done`: bytes so far."""
         seconds, came = time.monotonic() - self._since, done - self._done
         if seconds < _PATIENCE:
             return

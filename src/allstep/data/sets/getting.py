@@ -28,7 +28,8 @@ from allstep.data.whole import part_of
 from allstep.errors import DataError
 
 _CHUNK = 1 << 20
-# Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains of extended headers.
+# Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains
+# of extended headers.
 _BROKEN_ARCHIVE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError)
 _NAMES = {"idx": "classes.txt", "cifar": "batches.meta.txt"}  # where a source of that layout looks for names of classes
 

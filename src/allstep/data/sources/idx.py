@@ -99,7 +99,7 @@ def _read_packed(path: Path) -> NDArray[Any]:
 
 
 def _check_memory(path: Path, expected: int) -> None:
-    """Raise DataError where the array cannot be in the file, or not in memory: before any of it is unpacked."""
+    """Raise DataError, before unpacking, where the array fits neither file nor memory."""
     packed = path.stat().st_size
     if expected > _MOST_UNPACKED * packed:
         raise DataError(f"{path}: is truncated: expected {expected} unpacked bytes, found {packed} packed ones")

@@ -236,7 +236,7 @@ def shown(stored: Any) -> str:
 
 
 def _in_64_bits(stored: Any) -> Any:
-    """`stored`; ValueError where it is an integer that no tensor holds. JSON may have thousands of digits."""
+    """Return `stored`; ValueError where no tensor holds it: JSON may have thousands of digits."""
     if isinstance(stored, int) and not -(1 << 63) <= stored < 1 << 63:
         raise ValueError(f"its label has {len(str(abs(stored)))} digits, expected a number of 64 bits")
     return stored

@@ -31,7 +31,7 @@ from allstep.data.sources.zeros import end_of_zeros
 _BLOCK = 512
 _FILES = b"0\x007"
 _WINDOW = 1 << 22
-# Longer names and attributes are damage: Linux allows 4,096 bytes for a path and 64 KB for an attribute.
+# More is damage: Linux allows 4,096 bytes for a path and 64 KB for an attribute.
 _LONGEST_EXTENSION = 1 << 20
 _MOST_DIGITS = 20  # of a 64-bit number
 
@@ -56,7 +56,7 @@ class Lost:
 
 
 def members(view: memoryview) -> Iterator[Member | Lost]:
-    """Yield all files in the tar whose bytes are `view`, in order, and what is lost between them."""
+    """Yield all files in the tar `view`, in order, and what is lost between them."""
     position = begins = 0
     about = _About()
     while position < len(view):
@@ -178,7 +178,10 @@ def _text(content: bytes) -> str:
 
 
 def _pax(content: bytes, about: _About) -> _About:
-    """`about` with name and size, as far as the lines "length key=value" give them; ValueError where they are no such lines."""
+    """Return `about` with the name and size that the lines "length key=value" give.
+
+    ValueError where they are no such lines.
+    """
     position = 0
     while position < len(content) and content[position]:
         digits = content[position : position + _MOST_DIGITS + 1].partition(b" ")[0]
@@ -195,7 +198,7 @@ def _pax(content: bytes, about: _About) -> _About:
 
 
 def _decimal(digits: bytes, what: str) -> int:
-    # Without a limit int() raises an error of its own for more than 4,300 digits, and takes long before that.
+    # Without this limit int() raises an error of its own from 4,301 digits on.
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         shown = f"{digits[:_MOST_DIGITS]!r}" + (f" ... ({len(digits)} bytes)" if len(digits) > _MOST_DIGITS else "")
         raise ValueError(f"{what} is {shown}, expected 1 to {_MOST_DIGITS} digits")

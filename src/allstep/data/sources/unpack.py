@@ -117,7 +117,10 @@ def _copy(file: File) -> memoryview:
 
 
 def _while_there_is_room(file: File, folder: Path, pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Yield the content of `pieces`, each made from so many bytes of `file`; DataError when `folder` has no room for more."""
+    """Yield the content of `pieces`; DataError when `folder` has no room for more.
+
+    pieces: bytes of `file` that were read so far, and what came of the last of them.
+    """
     # What comes out is seldom less than what goes in: a disk that cannot hold that is full at once.
     _check_room(file, folder, file.size, 0, 0)
     written = 0
@@ -128,7 +131,10 @@ def _while_there_is_room(file: File, folder: Path, pieces: Iterator[tuple[int, b
 
 
 def _check_room(file: File, folder: Path, wanted: int, read: int, written: int) -> None:
-    """Raise DataError unless `wanted` bytes fit into `folder`, after `written` bytes that came of `read` bytes of `file`."""
+    """Raise DataError unless `wanted` bytes fit into `folder`.
+
+    `written` bytes are there already; they came of `read` bytes of `file`.
+    """
     disk = shutil.disk_usage(folder)
     kept = min(_KEPT_FREE, disk.total // _PART_KEPT_FREE)
     if disk.free - kept >= wanted:
@@ -147,7 +153,7 @@ def _megabytes(nbytes: int) -> str:
 
 
 def _pieces(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:
-    """The unpacked bytes, each with how many packed ones were read until then; and the mark where they end too early."""
+    """Yield packed bytes read so far and the unpacked bytes that came; at an early end the mark."""
     machine, done = zlib.decompressobj(_EITHER), 0
     try:
         for start in range(0, packed.size, _CHUNK):

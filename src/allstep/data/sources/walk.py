@@ -183,7 +183,10 @@ def _candidates(view: memoryview, start: int, count: int) -> list[tuple[int, int
 
 @cache
 def _tables() -> NDArray[np.uint32]:
-    """CRC32C is linear: of 8 bytes it is the exclusive or of what each two of them give alone, and of what 8 zeros give."""
+    """Return what each two of 8 bytes give alone.
+
+    CRC32C is linear: of 8 bytes it is the exclusive or of these, and of what 8 zeros give.
+    """
     zeros = crc32c(bytes(8))
     alone = np.array(
         [[crc32c(bytes(i) + bytes([v]) + bytes(7 - i)) ^ zeros for v in range(256)] for i in range(8)], np.uint32
@@ -192,7 +195,7 @@ def _tables() -> NDArray[np.uint32]:
 
 
 def _crc_of_lengths(pairs: NDArray[np.uint16], places: NDArray[np.int64], nbytes: int) -> NDArray[np.uint32]:
-    """The masked CRC32C of the 8 bytes at each of the `places`, of which only the first `nbytes` are not zero."""
+    """Masked CRC32C of the 8 bytes at each place; only the first `nbytes` are not zero."""
     crc = np.full(len(places), crc32c(bytes(8)), np.uint32)
     for byte in range(0, nbytes, 2):
         crc ^= _tables()[byte // 2][pairs[places + byte]]

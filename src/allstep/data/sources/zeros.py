@@ -11,7 +11,7 @@ _WINDOW = 1 << 16
 
 
 def end_of_zeros(view: memoryview, start: int) -> int:
-    """Return the first place from `start` on that is not zero; the end of `view` if there is none."""
+    """Return the first place from `start` on that is not zero, or the end of `view`."""
     for begin in range(start, len(view), _WINDOW):
         window = np.frombuffer(view[begin : begin + _WINDOW], np.uint8)
         if window.any():
