@@ -1,7 +1,8 @@
-"""Random bytes at the store and at its client: no traceback, no hang, bounded memory, and the store still serves.
+"""Random bytes at the store and at its client: no traceback, no hang, bounded memory, and the
+store still serves.
 
-A case is made from a number alone, so a failure is repeated by that number. `make test` runs the same few
-thousand cases each time; `make soak` draws new ones for a minute per test.
+A case is made from a number alone, so a failure is repeated by that number. `make test` runs the
+same few thousand cases each time; `make soak` draws new ones for a minute per test.
 """
 
 import os

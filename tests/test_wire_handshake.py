@@ -1,4 +1,4 @@
-"""Both sides prove the token: a forged store, a reflected, replayed or relayed proof, and what a mutated greeting gets."""
+"""Both sides prove the token: forged stores, and reflected, replayed or relayed proofs."""
 
 import os
 import pickle

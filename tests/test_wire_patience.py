@@ -1,4 +1,4 @@
-"""Limits of any length, and what goes wrong in the store's thread: one connection ends, or the whole store with a report."""
+"""Limits of any length, and what ends when something goes wrong in the store's thread."""
 
 import threading
 import time

@@ -8,8 +8,8 @@ ALLSTEP_STALL_SECONDS   60     after so long, report which ranks a collective wa
 ALLSTEP_TIMEOUT       1800     after so long, a collective that waits is an error           HOROVOD_GLOO_TIMEOUT_SECONDS
 ================================================================================================================================
 
-Each is above 0 and at most a year (31,536,000 s), which serves for "never". Infinity and nan are refused: they reach timers of the
-kernel and of other libraries that have no such number.
+Each is above 0 and at most a year (31,536,000 s), which serves for "never". Infinity and nan are
+refused: they reach timers of the kernel and of other libraries that have no such number.
 """
 
 import os

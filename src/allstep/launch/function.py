@@ -128,7 +128,7 @@ def _call(command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, 
         env = {**os.environ, "ALLSTEP_CALL_PORT": str(store.port), "ALLSTEP_CALL_TOKEN": token}
         code, notices = _watch(command, env)
         if store.failure:
-            raise RuntimeError(f"the store with the call and the results ended by itself: {store.failure}")
+            raise RuntimeError(f"the store of this call ended by itself: {store.failure}")
         if code == 2 and notices and notices[-1].startswith("allstep: "):
             raise ConfigError(notices[-1].removeprefix("allstep: "))
         if code:

@@ -233,7 +233,7 @@ class Launcher:
                 station.heard = min(now, station.heard + since)
 
     def _check_store(self) -> None:
-        """Without the store ranks can neither join nor learn that another one failed: end the run."""
+        """End the run without a store: ranks could neither join nor learn that one failed."""
         assert self.store is not None
         if self.store_failure is None and self.store.failure:
             self.store_failure = self.store.failure
@@ -392,7 +392,8 @@ class Launcher:
         if self.store_failure:
             self.output.say(
                 f"allstep run: the launcher's store ended by itself ({self.store_failure}), "
-                f"{self._moment():.1f} s after the start; {self.stopped} of {len(self.worlds)} workers were killed. "
+                f"{self._moment():.1f} s after the start; {self.stopped} of {len(self.worlds)} workers "
+                "were killed. "
                 "This is a defect of allstep: start again, and report it"
             )
             return 1

@@ -107,7 +107,7 @@ class Client:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _ask_and_wait(self, operation: str, keys: Sequence[str], timeout: float) -> Fields:
-        """Ask for an hour at a time, so that no wait, here or in the store, is too long for the kernel."""
+        """Ask for an hour at a time, so that no wait is too long for the kernel, here or there."""
         end = time.monotonic() + checked(timeout)
         while (left := end - time.monotonic()) > HOUR:
             with contextlib.suppress(KeysLate):

@@ -1,5 +1,6 @@
 """One client of the store: bytes that came and bytes to go. It decides nothing."""
 
+import selectors
 import socket
 
 from allstep.wire.frames import LENGTH, MAX_FRAME
@@ -21,6 +22,11 @@ class Connection:
         self.request_nbytes = 0
         self.held = 0
         self.held_since = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is only waited for, with nothing in the boxes or counted."""
+        return self.events == selectors.EVENT_READ and not (self.inbox or self.outbox or self.held)
 
     def receive(self) -> bool:
         """Take what has come into the inbox; False when the client is gone."""

@@ -34,7 +34,7 @@ def frame_nbytes(fields: Iterable[Sized]) -> int:
 
 
 def unpack(body: bytes, max_fields: int | None = None) -> Fields:
-    """The fields of a frame's body; ValueError when the lengths do not add up or there are too many."""
+    """The fields of a frame's body; ValueError when lengths do not add up or there are too many."""
     fields: Fields = []
     at = 0
     while at < len(body):
@@ -51,7 +51,7 @@ def unpack(body: bytes, max_fields: int | None = None) -> Fields:
 
 
 def receive_frame(sock: socket.socket, most: int = MAX_FRAME, end: float | None = None) -> bytes:
-    """The body of the next frame of a blocking socket; ConnectionError when it has more than `most` bytes."""
+    """The body of a blocking socket's next frame; ConnectionError for more than `most` bytes."""
     size = LENGTH.unpack(receive(sock, LENGTH.size, end))[0]
     if size > most:
         raise ConnectionError(f"a frame of {size} bytes came; at most {most} are expected here")

@@ -210,6 +210,9 @@ class Server:
 
     def _settle(self, connection: Connection) -> None:
         """After a step: decide what to wait for next at this connection."""
+        # The usual end of a request: nothing is left here, and nothing was before.
+        if connection.is_idle and connection not in self._parked and connection not in self._queue:
+            return
         has_frame, is_free = connection.has_frame(), self._is_free(connection)
         if has_frame and is_free:
             self._queue[connection] = None

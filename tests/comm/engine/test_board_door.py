@@ -1,4 +1,4 @@
-"""The way to rank 0's board: strangers that send nothing or nonsense, forged ranks, and a forged rank 0."""
+"""The way to rank 0's board: strangers that send nothing, forged ranks, a forged rank 0."""
 
 import json
 import socket

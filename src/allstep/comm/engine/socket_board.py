@@ -1,9 +1,9 @@
 """The board of ranks on several hosts: each rank has one connection to rank 0.
 
-Rank 0 listens on a free port and puts its addresses into the store, with a new token. Both ends of a
-connection prove that they know it (`wire.handshake`), and a connection that proves nothing delays no
-rank (`wire.door`). Connections are kept alive by the kernel, so that a host without sign of life ends
-them, and an ended connection is a rank that is gone.
+Rank 0 listens on a free port and puts its addresses into the store, with a new token. Both ends of
+a connection prove that they know it (`wire.handshake`), and a connection that proves nothing
+delays no rank (`wire.door`). Connections are kept alive by the kernel, so that a host without sign
+of life ends them, and an ended connection is a rank that is gone.
 """
 
 import contextlib
@@ -226,7 +226,8 @@ def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.soc
     with selectors.DefaultSelector() as selector:
         door = Door(listen("", 0), token, selector, admit)
         try:
-            card = {"addresses": [*machine.outside_addresses(), "127.0.0.1"], "port": door.port, "token": token}
+            addresses = [*machine.outside_addresses(), "127.0.0.1"]
+            card = {"addresses": addresses, "port": door.port, "token": token}
             store.set("board", json.dumps(card))
             while len(links) < size - 1 and time.monotonic() < end:
                 door.turn(end - time.monotonic())
