@@ -159,3 +159,10 @@ def test_a_clock_that_is_set_during_a_run(tmp_path: Path, hours: int) -> None:
     times = [json.loads(line)["time"] for line in (tmp_path / "run" / "run.jsonl").read_text().splitlines()]
     assert times == sorted(times)
     assert times[-1] - times[0] < 600
+
+
+@pytest.mark.parametrize("command", ["data info", "train data.train=", "report"])
+def test_a_name_that_the_system_refuses(command: str) -> None:
+    done = shell(f"allstep {command}{'' if command.endswith('=') else ' '}{'x' * 5000}")
+    assert done.code in (1, 2) and is_one_line(done, "allstep: "), done.err[-500:]
+    assert "File name too long" in done.err and len(done.err) < 300

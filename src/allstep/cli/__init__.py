@@ -15,6 +15,9 @@ from allstep.escaping import print_notice
 __all__ = ["main"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What the system answers to a path that no program could use.
+_UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE)
+_LONGEST_SHOWN = 100
 
 
 def main() -> None:
@@ -25,7 +28,7 @@ def main() -> None:
         print_notice(str(error))
         sys.exit(error.exit_code)
     except Exception as error:
-        line = _full_output(error) or shortage(error)
+        line = _full_output(error) or _unusable_path(error) or shortage(error)
         if line is None:
             raise
         print_notice(line)
@@ -41,3 +44,12 @@ def _full_output(error: Exception) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _FULL or error.filename is not None:
         return None
     return f"cannot write standard output: {error.strerror}"
+
+
+def _unusable_path(error: Exception) -> str | None:
+    """Return one line about a path that the system refuses, wherever a command first touched it."""
+    if not isinstance(error, OSError) or error.errno not in _UNUSABLE or error.filename is None:
+        return None
+    name = str(error.filename)
+    shown = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}... ({len(name)} characters)"
+    return f"{shown}: {error.strerror}"
