@@ -28,7 +28,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +42,7 @@ from allstep.bench import launch
 from allstep.bench.comm_result import FOREMOST, HOT, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
 from allstep.bench.result import Missing, Row
 from allstep.errors import AllstepError
+from allstep.interpreter import run_module
 
 SIZES = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB, 100 * MB, 256 * MB)
 RANKS = (2, 4)
@@ -175,8 +175,8 @@ def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
     """The ranks under `allstep run` and, where there is an Open MPI that works, those under mpirun. They end with the context."""
     with contextlib.ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
-        rank = (sys.executable, "-m", "allstep.bench.comm_rank")
-        allstep_run = (sys.executable, "-m", "allstep", "run", "-np", str(num_ranks), *rank, "torch")
+        rank = run_module("allstep.bench.comm_rank")
+        allstep_run = run_module("allstep", "run", "-np", str(num_ranks), *rank, "torch")
         teams = [start_team("allstep run", allstep_run, num_ranks, folder, ending)]
         if reason := _no_mpi():
             missing[OPEN_MPI] = reason

@@ -13,7 +13,6 @@ Small pictures (up to 64 pixels a side) are kept decoded; there the work is a cr
 
 import contextlib
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +37,7 @@ from allstep.data.pictures.decode import decode
 from allstep.data.sources.opening import open_source
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
+from allstep.interpreter import run_module
 
 REPETITIONS = 5
 NUM_EXTRA = 3  # parts of the run that are no repetition: preparing, warming up, stages
@@ -159,7 +159,7 @@ class Rounds:
                 self._start(name, number, settings, ending)
 
     def _start(self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack) -> None:
-        command = (sys.executable, "-m", "allstep.bench.data_reader", name, settings.to_json())
+        command = run_module("allstep.bench.data_reader", name, settings.to_json())
         try:
             self._teams[name] = start_team(f"reader-{number}", command, 1, settings.path, ending)
         except CommFailed as error:
@@ -172,7 +172,7 @@ class Rounds:
                 self._start_plain(name, number, settings, ending)
 
     def _start_plain(self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack) -> None:
-        command = (sys.executable, "-m", "allstep.bench.data_alone", name, settings.to_json())
+        command = run_module("allstep.bench.data_alone", name, settings.to_json())
         self._plain[name] = start_team(f"plain-{number}", command, 1, settings.path, ending)
         self._alone[name] = []
 

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+from allstep.interpreter import run_module
+
 
 def positive(text: str) -> int:
     """A whole number of 1 or more, as an option gives it."""
@@ -25,5 +27,5 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def run_as_workers(count: int) -> None:
     """In the command: becomes a launcher of `count` workers, of one thread each, that run this command. In a worker: nothing."""
     if "ALLSTEP_RANK" not in os.environ:
-        run = [sys.executable, "-m", "allstep", "run", "-np", str(count), "--show", "0"]
+        run = run_module("allstep", "run", "-np", str(count), "--show", "0")
         os.execve(sys.executable, [*run, sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})

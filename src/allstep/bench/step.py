@@ -26,7 +26,6 @@ either, is watched (see `step_result`).
 
 import contextlib
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from allstep.bench.comm import Team, start_team
 from allstep.bench.result import Missing, absences
 from allstep.bench.step_result import ALONE, StepResult, StepRow, task_of
 from allstep.errors import AllstepError, ConfigError
+from allstep.interpreter import run_module
 
 REPETITIONS = 9
 NUM_EXTRA = 3  # parts of the run that are no repetition: starting, warming up, watching
@@ -79,8 +79,8 @@ def measure_step(
     _check_memory(model, num_ranks)
     with contextlib.ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
-        rank = (sys.executable, "-m", "allstep.bench.step_rank", model, str(batch))
-        command = (sys.executable, "-m", "allstep", "run", "-np", str(num_ranks), *rank)
+        rank = run_module("allstep.bench.step_rank", model, str(batch))
+        command = run_module("allstep", "run", "-np", str(num_ranks), *rank)
         progress("starting")
         rounds = Rounds(start_team("allstep run", command, num_ranks, folder, ending), num_ranks)
         rounds.prepare()

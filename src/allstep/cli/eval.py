@@ -21,6 +21,7 @@ from allstep.cli.predict import (
     tell,
     write_json,
 )
+from allstep.interpreter import run_module
 
 if TYPE_CHECKING:
     from allstep.train.existing import Evaluation
@@ -77,7 +78,7 @@ def _start(num_workers: int) -> int:
     """The same command on workers; their exit status."""
     from allstep.launch import launch
 
-    command = [sys.executable, "-m", "allstep", *sys.argv[1:]]
+    command = run_module("allstep", *sys.argv[1:])
     return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
 
 

@@ -5,13 +5,13 @@ As with a run, the process outside a world checks config and data and starts the
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.escaping import print_line, print_notice
+from allstep.interpreter import run_module
 
 if TYPE_CHECKING:
     from allstep.train.config import RunConfig
@@ -60,16 +60,7 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
     try:
         (folder / _CONFIG).write_text(prepared.config.to_yaml())
         which = ["--dry-run"] if asked.overfit is None else ["--overfit", str(asked.overfit)]
-        command = [
-            sys.executable,
-            "-m",
-            "allstep",
-            "train",
-            str(folder / _CONFIG),
-            "--out",
-            str(folder / "run"),
-            *which,
-        ]
+        command = run_module("allstep", "train", str(folder / _CONFIG), "--out", str(folder / "run"), *which)
         num_workers = workers or default_num_workers(prepared.config)
         code = launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
         return code or int((folder / _STATUS).read_text())

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from allstep.escaping import print_line, print_notice
+from allstep.interpreter import run_module
 
 _AUTO = "auto"
 
@@ -175,7 +176,7 @@ def _start(request: _Request, workers: int | None) -> int:
         print_line(f"allstep: {claimed.farewell()}")
         return 0
     check_free(claimed.path)  # rank 0 will hold it; what stands against that is told here, as one line
-    command = [sys.executable, "-m", "allstep", "train", str(claimed.path / CONFIG), *claimed.words]
+    command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.words)
     # Checked here; a worker, on a host without this user's key, could not.
     command += ["--trust", "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []

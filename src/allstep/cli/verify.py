@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.escaping import print_line
+from allstep.interpreter import run_module
 
 if TYPE_CHECKING:
     from allstep.train.agreement import Answer, Plan
@@ -94,7 +95,7 @@ def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answer
     steps = f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and {plan.evaluated} of the validation part"
     print(f"{named(number)}: {steps} ...", flush=True)
     started = time.monotonic()
-    command = [sys.executable, "-m", "allstep", "verify", str(folder / "config.yaml"), "--answers", str(folder)]
+    command = run_module("allstep", "verify", str(folder / "config.yaml"), "--answers", str(folder))
     code = launch(command, number, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
     if code:
         print(f"{named(number)}: ended with {code}, so there is nothing to compare", file=sys.stderr)

@@ -6,9 +6,10 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from allstep.interpreter import run_module
 
 _SECONDS = 60.0
 _MARK = "allstep-doctor-engine "
@@ -32,7 +33,7 @@ class Look:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "allstep.doctor.engine"],
+            run_module("allstep.doctor.engine"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

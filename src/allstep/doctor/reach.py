@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from allstep import machine, wire
 from allstep.doctor.machine_facts import resolve
+from allstep.interpreter import module_flags
 from allstep.launch import Host
 from allstep.launch import ssh as launch_ssh
 from allstep.launch.hosts import is_here
@@ -134,7 +135,7 @@ class Call:
 
 
 def _command(station: Station, ssh: str) -> list[str]:
-    probe = ["-m", "allstep.doctor.probe", station.label]
+    probe = [*module_flags("allstep.doctor.probe"), station.label]
     return [sys.executable, *probe] if station.here else launch_ssh.command_on(station.host.name, ssh, *probe)
 
 

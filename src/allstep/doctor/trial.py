@@ -5,13 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.doctor.finding import Finding, problem
 from allstep.doctor.rank import MARK, take_part
+from allstep.interpreter import run_module
 from allstep.launch import Host
 from allstep.limits import read_limits
 from allstep.wire.patience import bounded
@@ -52,9 +52,9 @@ def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = No
     ranks = sum(host.slots for host in used) or 2
     where = ["-H", ",".join(f"{host.name}:{host.slots}" for host in used), "--ssh", ssh] if used else []
     where += ["--iface", iface] if used and iface else []
-    command = [sys.executable, "-m", "allstep", "run", "-np", str(ranks), *where, "--grace", "2", "--"]
+    command = run_module("allstep", "run", "-np", str(ranks), *where, "--grace", "2", "--")
     began = time.monotonic()
-    code, out, err = _run([*command, sys.executable, "-m", "allstep.doctor.rank"])
+    code, out, err = _run([*command, *run_module("allstep.doctor.rank")])
     seconds = time.monotonic() - began
     said = [line.partition(MARK)[2] for line in out.splitlines() if MARK in line]
     if code == 0 and said:

@@ -22,6 +22,7 @@ from typing import IO, Any, TextIO
 
 from allstep import wire
 from allstep.errors import ConfigError
+from allstep.interpreter import run_module
 from allstep.launch.parcel import collect, pieces
 
 _OWN = ("allstep run: ", "allstep: ")  # how a line of the launcher itself begins
@@ -92,8 +93,8 @@ def run(
         if network_interfaces is None or isinstance(network_interfaces, str)
         else ",".join(network_interfaces),
     }
-    command = [sys.executable, "-m", "allstep", "run", *_arguments(options)]
-    command += [executable or sys.executable, "-m", "allstep.launch.called"]
+    command = run_module("allstep", "run", *_arguments(options))
+    command += run_module("allstep.launch.called", executable=executable)
     everywhere = bool(hosts or hostfile or host_discovery_script)
     return _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
 

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 from allstep.errors import ConfigError
+from allstep.interpreter import module_flags
 
 _NOT_FORWARDED = (
     "BASH_FUNC_",  # shell functions
@@ -55,7 +56,7 @@ def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
 
 def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
     """Start the agent on a host. Its messages come on stdout, what ssh complains of on stderr."""
-    command = command_on(host, ssh, "-m", "allstep.launch.agent", label)
+    command = command_on(host, ssh, *module_flags("allstep.launch.agent"), label)
     try:
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

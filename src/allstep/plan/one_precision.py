@@ -10,11 +10,11 @@ a GPU, or a CPU without flags     as a run would settle it, in a child process (
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from allstep.errors import ConfigError
+from allstep.interpreter import run_module
 from allstep.machine import cpu_bfloat16, cpu_flags
 from allstep.plan.folder import StudyFolder
 from allstep.train.config import RunConfig
@@ -65,7 +65,7 @@ def settled_apart(
 
     run: starts it and waits for its end, as `subprocess.run`.
     """
-    command = [sys.executable, "-m", "allstep.train.settle_alone"]
+    command = run_module("allstep.train.settle_alone")
     try:
         asked = config.model_dump_json()
         ended = run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS)

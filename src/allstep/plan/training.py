@@ -1,12 +1,12 @@
 """A trial that is a run of `allstep train` with one worker."""
 
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from allstep.errors import ConfigError
+from allstep.interpreter import run_module
 from allstep.plan.trial import FOLDER, Trial
 from allstep.train.config import RunConfig
 from allstep.train.fitting import check_config
@@ -27,7 +27,7 @@ def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, A
         check_config(config, 1)
     except ConfigError as error:
         raise ConfigError(f"run {name}: {error}") from error
-    command = (sys.executable, "-m", "allstep", "train", recipe, "--workers", "1", "--launcher", NONE)
+    command = tuple(run_module("allstep", "train", recipe, "--workers", "1", "--launcher", NONE))
     return Trial(
         name=name,
         command=(*command, "--out", FOLDER, *words),
