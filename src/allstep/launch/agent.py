@@ -17,6 +17,7 @@ Messages to the agent: start, signal, kill, finish, alive. From it: hello, start
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import selectors
@@ -25,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -250,44 +252,66 @@ class Agent:
 
 
 class _Stream:
-    """What one worker prints on one of its streams."""
+    """What one worker prints on one of its streams.
+
+    It is read while it is `watched`: not while the launcher takes nothing (`pause`), and not after its end.
+    """
 
     def __init__(self, agent: Agent, rank: int, name: str, fd: int) -> None:
         self.agent, self.rank, self.name, self.fd = agent, rank, name, fd
         self.lines = Lines()
         self.ended = False
+        self.watched = False
         os.set_blocking(fd, False)
         self.resume()
 
     def resume(self) -> None:
-        if not self.ended:
+        """Read it whenever there is something. May be called at any time."""
+        if not self.ended and not self.watched:
+            self.watched = True
             self.agent.selector.register(self.fd, selectors.EVENT_READ, self.read)
 
     def pause(self) -> None:
-        if not self.ended:
+        """Leave what comes in the pipe. May be called at any time."""
+        if self.watched:
+            self.watched = False
             self.agent.selector.unregister(self.fd)
 
-    def read(self) -> bool:
-        """Pass on what can be read now; False when there is nothing more for now."""
+    def read(self, most: int = 1 << 16) -> int:
+        """Pass on what can be read now, at most so many bytes, and return how many there were."""
         try:
-            data = os.read(self.fd, 1 << 16)
+            data = os.read(self.fd, most)
         except BlockingIOError:
-            return False
+            return 0
         self._pass_on(self.lines.feed(data) if data else self.lines.end())
         if not data:
             self.pause()
             self.ended = True
-        return bool(data)
+        return len(data)
 
     def drain(self) -> None:
-        """The worker is gone: pass on all that is left in the pipe. Its children may hold it open, so do not wait for its end."""
-        while not self.ended and self.read():
-            pass
+        """Pass on all that a worker that is gone has left in the pipe, also while the stream is paused.
+
+        Its children may hold the pipe open and write on, so neither wait for the end of the stream
+        nor read more than the pipe holds now.
+        """
+        left = _bytes_in(self.fd)
+        while left > 0 and (count := self.read(left)):
+            left -= count
+        # Tells whether the stream has ended: a read of a pipe that is empty and open returns at once.
+        if not self.ended and not _bytes_in(self.fd):
+            self.read()
         self._pass_on(self.lines.end())
 
     def _pass_on(self, lines: list[str]) -> None:
         if lines:
             self.agent.link.send("lines", rank=self.rank, stream=self.name, lines=lines)
+
+
+def _bytes_in(pipe: int) -> int:
+    """Return how many bytes a pipe holds now."""
+    count = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+    return int.from_bytes(count, sys.byteorder)
 
 
 def descendants(root: int) -> list[int]:
