@@ -1,6 +1,5 @@
 """Workers that end while the launcher takes no output: nothing is lost, and the others continue."""
 
-import os
 import time
 from pathlib import Path
 
@@ -71,4 +70,4 @@ def test_a_child_that_floods_the_pipe_of_a_worker_that_is_gone(tmp_path: Path) -
         process.kill()
     assert process.returncode == 0
     pid = int((tmp_path / "pid").read_text())
-    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
