@@ -64,7 +64,11 @@ import os, time
 from allstep import wire
 store = wire.Client(wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"])
 if os.environ["RANK"] == "0":
+    # Rank 1 must have connected before: a store that is gone is an error of its own there.
+    store.wait(["here"], 60.0)
     store.set("break", b"")
+else:
+    store.set("here", b"")
 # A worker that computes, and does not notice.
 time.sleep(600)
 """
