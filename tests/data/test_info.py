@@ -11,6 +11,7 @@ from allstep.data.info import Spread, files_of, info
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources.opening import open_source
+from allstep.errors import DataError
 from picture_folders import CLASSES, make_folder
 
 
@@ -57,6 +58,13 @@ def test_files_in_their_order(packed: Path) -> None:
 
 
 class TestTheCommand:
+    @pytest.mark.parametrize("verb", ["info", "verify", "index"])
+    def test_an_empty_dataset_is_an_error(self, tmp_path: Path, verb: str) -> None:
+        (tmp_path / "x.tfrecord").write_bytes(b"")
+        outcome = CliRunner().invoke(app, ["data", verb, str(tmp_path / "x.tfrecord")])
+        assert isinstance(outcome.exception, DataError) and outcome.exception.exit_code == 2
+        assert "x.tfrecord: is empty" in str(outcome.exception)
+
     def test_a_table(self, packed: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed)])
         assert outcome.exit_code == 0, outcome.output

@@ -295,9 +295,10 @@ def _download() -> "Iterator[Progress]":
 
 @contextmanager
 def _source(src: str, test: bool = False) -> "Iterator[Source]":
-    """The source, opened; its indexes are built now, with a bar."""
+    """The source, opened; its indexes are built now, with a bar. A dataset without samples is a DataError."""
     from allstep.cli.bar import bar
     from allstep.data.sources.opening import open_source
+    from allstep.errors import DataError
 
     place, classes = _place(src)
     with bar("indexing", "bytes") as shown:
@@ -306,6 +307,8 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
         )
     source.classes = source.classes or classes
     try:
+        if not len(source):
+            raise DataError(f"{src}: is empty: expected samples, found none; give another place")
         yield source
     finally:
         source.close()
