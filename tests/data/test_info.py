@@ -1,6 +1,7 @@
 """What is in a set, counted against the files themselves."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,10 @@ def test_files_in_their_order(packed: Path) -> None:
 class TestTheCommand:
     @pytest.mark.parametrize("verb", ["info", "verify", "index"])
     def test_an_empty_dataset_is_an_error(self, tmp_path: Path, verb: str) -> None:
-        (tmp_path / "x.tfrecord").write_bytes(b"")
-        outcome = CliRunner().invoke(app, ["data", verb, str(tmp_path / "x.tfrecord")])
+        tarfile.open(tmp_path / "x.tar", "w").close()
+        outcome = CliRunner().invoke(app, ["data", verb, str(tmp_path / "x.tar")])
         assert isinstance(outcome.exception, DataError) and outcome.exception.exit_code == 2
-        assert "x.tfrecord: is empty" in str(outcome.exception)
+        assert "x.tar: is empty" in str(outcome.exception)
 
     def test_a_table(self, packed: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed)])
