@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.errors import ConfigError, cut
+from allstep.machine import MOST_TASKS
 
 
 def _in_range(low: int, high: int) -> Any:
@@ -40,12 +41,10 @@ def _in_range(low: int, high: int) -> Any:
 
 # A config may come from another person or have a typo: no number in it may start 100,000 threads or
 # take all memory. Each bound is far above what is useful, and low enough to be survived.
-MOST_LOADERS = 1024
-"""Threads or processes of a rank that load data: `data.workers`, `--jobs`, `--threads`."""
 MOST_BATCH = 1 << 30
 """Samples of an update. What memory allows is less, and known when the data is."""
 _MOST_PER_WORKER = 1 << 20
-"""With 1,024 workers, the most that a command starts, this is MOST_BATCH: a resolved config is valid."""
+"""With MOST_TASKS workers, the most that a command starts, it is MOST_BATCH: a resolved config is valid."""
 
 Count = Annotated[int, *_in_range(1, 1_000_000_000)]
 """Of steps, updates, evaluations: what is only counted, and takes no memory."""
@@ -53,7 +52,7 @@ Whole = Annotated[int, *_in_range(0, 1 << 60)]
 """Of samples, held out or skipped."""
 Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
 """torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
-Loaders = Annotated[int, *_in_range(0, MOST_LOADERS)]
+Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
 Batch = Annotated[int, *_in_range(1, MOST_BATCH)]
 PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]
