@@ -1,4 +1,4 @@
-"""Options that start threads or processes are bounded: an absurd number is one line, before anything starts."""
+"""Options that start threads or processes are bounded: one line, before anything starts."""
 
 import pytest
 from typer.testing import CliRunner

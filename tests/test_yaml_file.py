@@ -80,8 +80,11 @@ def test_what_is_refused(text: str, error: str) -> None:
 
 def test_what_only_looks_like_it_is_read() -> None:
     assert parse_yaml("a: '1:2:3'\nb: '<<'\nc: x:1\n'<<': 1\nd: 1e300", "f").value == {
-        **{"a": "1:2:3", "b": "<<", "c": "x:1"},
-        **{"<<": 1, "d": "1e300"},
+        "a": "1:2:3",
+        "b": "<<",
+        "c": "x:1",
+        "<<": 1,
+        "d": "1e300",
     }
 
 

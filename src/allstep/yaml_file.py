@@ -70,7 +70,8 @@ def parse_yaml(text: str, name: str) -> Document:
         _note_lines(node, "", name, lines)
         return Document(None if node is None else loader.construct_document(node), lines)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: is not YAML: {cut(' '.join(str(error).split()), 400)}") from error
+        words = cut(" ".join(str(error).split()), 400)
+        raise ConfigError(f"{name}: is not YAML: {words}") from error
     except (ValueError, OverflowError) as error:
         # A date with month 13.
         raise ConfigError(f"{name}: holds a value that cannot be read: {error}") from error
@@ -86,7 +87,7 @@ def _check_events(text: str, name: str) -> None:
         mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(
-                f"{name}, line {mark.line + 1}: the alias *{cut(event.anchor)} is not supported; write the value itself"
+                f"{name}, line {mark.line + 1}: the alias *{cut(str(event.anchor))} is not supported; write the value itself"
             )
         if (tag := getattr(event, "tag", None)) is not None:
             shown = cut(tag).replace("tag:yaml.org,2002:", "!!")
@@ -115,13 +116,13 @@ def _check_scalar(node: Any, prefix: str, name: str) -> None:
         )
     if len(node.value) > MAX_DIGITS:
         raise ConfigError(
-            f"{where}: expected a number of at most {MAX_DIGITS} characters, found {len(node.value):,}: "
-            f"{cut(node.value, 20)}"
+            f"{where}: expected a number of at most {MAX_DIGITS} characters, found "
+            f"{len(node.value):,}: {cut(node.value, 20)}"
         )
 
 
 def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> None:
-    """Note the line of each key; ConfigError for a key that its mapping holds twice, and odd scalars."""
+    """Note the line of each key; ConfigError for a key that stands twice, and for odd scalars."""
     if isinstance(node, yaml.ScalarNode):
         _check_scalar(node, prefix, name)
     if isinstance(node, yaml.SequenceNode):

@@ -217,11 +217,15 @@ def show(
     ] = None,
     samples: Annotated[
         int,
-        typer.Option("--samples", "-n", callback=between("--samples", 1, MOST), help="Rows: samples, spread over the set."),
+        typer.Option(
+            "--samples", "-n", callback=between("--samples", 1, MOST), help="Rows: samples, spread over the set."
+        ),
     ] = 8,
     epochs: Annotated[
         int,
-        typer.Option("--epochs", callback=between("--epochs", 1, MOST), help="Columns: what each of these epochs sees."),
+        typer.Option(
+            "--epochs", callback=between("--epochs", 1, MOST), help="Columns: what each of these epochs sees."
+        ),
     ] = 6,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")] = None,
     test: Test = False,
@@ -305,7 +309,7 @@ def _download() -> "Iterator[Progress]":
 
 @contextmanager
 def _source(src: str, test: bool = False) -> "Iterator[Source]":
-    """The source, opened; its indexes are built now, with a bar. A dataset without samples is a DataError."""
+    """The source, opened; its indexes are built now, with a bar. DataError when it has no samples."""
     from allstep.cli.bar import bar
     from allstep.data.sources.opening import open_source
     from allstep.errors import DataError

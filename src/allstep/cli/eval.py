@@ -86,14 +86,18 @@ def eval_(
 
 
 def _start(num_workers: int) -> int:
-    """The same command on workers; their exit status. Rank 0 leaves a file once it has shown the score."""
+    """The same command on workers; their exit status.
+
+    Rank 0 leaves a file once it has shown the score: a status of 0 alone proves nothing.
+    """
     from allstep.launch import launch
     from allstep.train.workers import no_result
 
     command = run_module("allstep", *sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="allstep-eval-") as folder:
         done = Path(folder) / "done"
-        code = launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep", _DONE: str(done)})
+        env = {**os.environ, "ALLSTEP_LAUNCHER": "allstep", _DONE: str(done)}
+        code = launch(command, num_workers, env=env)
         if not code and not done.exists():
             raise no_result("a score")
     return code

@@ -1,4 +1,4 @@
-"""Bounds of options that start threads or processes: an absurd number is one line and exit status 2.
+"""Bounds of options that start threads or processes: an absurd number is one line, exit status 2.
 
 `--jobs 100000` would start as many threads, and take the machine down before anything fails. The
 bounds are those of a config (`data.workers`), far above what is useful.
@@ -12,7 +12,7 @@ __all__ = ["MOST", "between"]
 
 
 def between(option: str, low: int, high: int) -> Callable[[int | None], int | None]:
-    """Return a callback for `typer.Option`: ConfigError unless the value of `option` is in the range."""
+    """Return a callback for `typer.Option`: ConfigError unless the value is in the range."""
 
     def check(value: int | None) -> int | None:
         from allstep.errors import ConfigError

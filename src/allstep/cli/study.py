@@ -36,7 +36,9 @@ Out = Annotated[
 Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", callback=between("--jobs", 1, MOST), help="Runs at a time, each on one core; else one per core."),
+    typer.Option(
+        "--jobs", "-j", callback=between("--jobs", 1, MOST), help="Runs at a time, each on one core; else one per core."
+    ),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Try those again that failed.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")]

@@ -39,7 +39,12 @@ def train(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "-n", callback=between("--workers", 1, MOST), help="How many; else one per GPU, or per core, up to 8."),
+        typer.Option(
+            "--workers",
+            "-n",
+            callback=between("--workers", 1, MOST),
+            help="How many; else one per GPU, or per core, up to 8.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,

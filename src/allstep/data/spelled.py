@@ -81,7 +81,8 @@ def _calls(text: str, known: Collection[str], presets: Collection[str], example:
     if not isinstance(tree, ast.List):
         raise ConfigError(f"{cut(text)!r}: expected operations such as {example!r}")
     if len(tree.elts) > _MOST_OPERATIONS:
-        raise ConfigError(f"expected at most {_MOST_OPERATIONS} operations, found {len(tree.elts):,}: {cut(text)!r}")
+        found = f"found {len(tree.elts):,}: {cut(text)!r}"
+        raise ConfigError(f"expected at most {_MOST_OPERATIONS} operations, {found}")
     return [_call(each, known, presets) for each in tree.elts]
 
 

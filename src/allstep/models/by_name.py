@@ -55,7 +55,7 @@ class Named:
     settled: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that its name says."""
     options: Mapping[str, Check] = field(default_factory=dict)
-    """What else it can be called with, as its factory has it, and what each may be: known here without torch."""
+    """What else it can be called with, as its factory has it, and what each may be; without torch."""
 
 
 GIVEN = ("num_classes", "shape", "channels", "norm")
@@ -181,7 +181,7 @@ def make_model(
     given = dict(zip(GIVEN, (num_classes, shape, shape[0], norm), strict=True))
     if name in NAMES:
         named = NAMES[name]
-        # Here too: the config of a run folder comes to `predict` and `eval` without a launcher's checks.
+        # Here too: `predict` and `eval` read a run folder's config without a launcher's checks.
         check_options(name, options or {})
         factory = _attribute(import_module(f"allstep.models.{named.home.partition(':')[0]}"), named.home)
         return _called(name, factory, given, options or {}, named.settled)

@@ -21,7 +21,8 @@ Check = Callable[[Any], str | None]
 
 def whole(low: int, high: int) -> Check:
     """An integer from `low` to `high`."""
-    return lambda value: None if _is_whole(value, low, high) else f"a whole number from {low} to {high}"
+    expected = f"a whole number from {low} to {high}"
+    return lambda value: None if _is_whole(value, low, high) else expected
 
 
 def real(low: float, high: float) -> Check:
@@ -66,4 +67,5 @@ def check_values(checks: Mapping[str, Check], options: Mapping[str, Any]) -> Non
     """ConfigError with the first option that is not what its check expects."""
     for key, value in options.items():
         if key in checks and (expected := checks[key](value)) is not None:
-            raise ConfigError(f"config key 'model.options.{key}': expected {expected}, found {cut(repr(value))}")
+            found = cut(repr(value))
+            raise ConfigError(f"config key 'model.options.{key}': expected {expected}, found {found}")

@@ -99,8 +99,8 @@ def parse_workers(text: str) -> tuple[int, ...]:
         numbers = ()
     if len(numbers) < 2 or min(numbers) < 1 or max(numbers) > MOST_TASKS:
         raise ConfigError(
-            f"--workers {cut(text)}: expected two or more numbers of workers to compare, such as 1,2,4, each from "
-            f"1 to {MOST_TASKS}"
+            f"--workers {cut(text)}: expected two or more numbers of workers to compare, such as "
+            f"1,2,4, each from 1 to {MOST_TASKS}"
         )
     return numbers
 

@@ -33,7 +33,8 @@ def _in_range(low: int, high: int) -> Any:
 
     def check(value: int) -> int:
         if not low <= value <= high:
-            raise PydanticCustomError("range", "a number from {low} to {high}", {"low": low, "high": high})
+            bounds = {"low": low, "high": high}
+            raise PydanticCustomError("range", "a number from {low} to {high}", bounds)
         return value
 
     return (Field(strict=True), AfterValidator(check))
@@ -41,10 +42,10 @@ def _in_range(low: int, high: int) -> Any:
 
 # A config may come from another person or have a typo: no number in it may start 100,000 threads or
 # take all memory. Each bound is far above what is useful, and low enough to be survived.
-MOST_BATCH = 1 << 30
+_MOST_BATCH = 1 << 30
 """Samples of an update. What memory allows is less, and known when the data is."""
 _MOST_PER_WORKER = 1 << 20
-"""With MOST_TASKS workers, the most that a command starts, it is MOST_BATCH: a resolved config is valid."""
+"""Times MOST_TASKS workers it is _MOST_BATCH, so that a resolved config is valid."""
 
 Count = Annotated[int, *_in_range(1, 1_000_000_000)]
 """Of steps, updates, evaluations: what is only counted, and takes no memory."""
@@ -53,7 +54,7 @@ Whole = Annotated[int, *_in_range(0, 1 << 60)]
 Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
 """torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
 Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
-Batch = Annotated[int, *_in_range(1, MOST_BATCH)]
+Batch = Annotated[int, *_in_range(1, _MOST_BATCH)]
 PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]
 """Of a picture; 65,535 x 65,535, the largest JPEG, is less."""
@@ -378,10 +379,14 @@ def validated(values: Mapping[str, Any], place: Callable[[str], str] = lambda ke
         found = error.errors()
         first = found[0]
         key = ".".join(_key_parts(first["loc"]))
-        ways = [_expected(each["type"], each["msg"]) for each in found if _key_parts(each["loc"]) == _key_parts(first["loc"])]
+        ways = [
+            _expected(each["type"], each["msg"])
+            for each in found
+            if _key_parts(each["loc"]) == _key_parts(first["loc"])
+        ]
         what = " or ".join(dict.fromkeys(ways))
-        found_value = cut(repr(first["input"]))
-        raise ConfigError(f"{place(key)}config key {cut(key)!r}: expected {what}, found {found_value}") from error
+        words = f"expected {what}, found {cut(repr(first['input']))}"
+        raise ConfigError(f"{place(key)}config key {cut(key)!r}: {words}") from error
 
 
 def _expected(kind: str, message: str) -> str:

@@ -175,8 +175,9 @@ def _not_finite(net: nn.Module, path: Path) -> Iterator[str]:
     for name, tensor in net.state_dict().items():
         if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
             yield (
-                f"warning: {path}: {name} has {count:,} NaN or infinite values of {tensor.numel():,}; the run diverged "
-                "or the file is damaged, and what this model predicts means nothing"
+                f"warning: {path}: {name} has {count:,} NaN or infinite values of "
+                f"{tensor.numel():,}; the run diverged or the file is damaged, and what this model "
+                "predicts means nothing"
             )
             return
 

@@ -51,6 +51,7 @@ def no_result(expected: str) -> AllstepError:
     the process. expected: what the workers should have left.
     """
     return AllstepError(
-        f"the workers exited with status 0 without doing their work: expected {expected}, found none; look for "
-        "sys.exit or os._exit in the model's code, and in sitecustomize or .pth files of this Python"
+        "the workers exited with status 0 without doing their work: "
+        f"expected {expected}, found none; look for sys.exit or os._exit in the model's code, and in "
+        "sitecustomize or .pth files of this Python"
     )

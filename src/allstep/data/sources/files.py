@@ -127,13 +127,15 @@ def check_protocol(url: str) -> None:
     protocol = url.partition("://")[0]
     allowed = f"allowed are {', '.join(PROTOCOLS)}"
     if "::" in url:
-        raise DataError(f"{cut(url)}: URLs chained by '::' are not opened; give a single URL; {allowed}")
+        chain = "URLs chained by '::' are not opened; give a single URL"
+        raise DataError(f"{cut(url)}: {chain}; {allowed}")
     if protocol not in PROTOCOLS:
-        raise DataError(f"{cut(url)}: URLs of the protocol {cut(protocol)!r} are not opened; {allowed}")
+        unknown = f"URLs of the protocol {cut(protocol)!r} are not opened"
+        raise DataError(f"{cut(url)}: {unknown}; {allowed}")
 
 
 def remote(url: str) -> tuple[Any, str]:
-    """fsspec's file system for `url`, and the path of `url` in it. The one place that calls fsspec."""
+    """fsspec's file system for `url`, and the path of `url` in it. Nothing else calls fsspec."""
     check_protocol(url)
     import fsspec  # 50 ms that local files need not pay
 
