@@ -61,7 +61,14 @@ def test_a_file_of_aliases_costs_nothing() -> None:
         ),
         ("a: 1\nb: !!timestamp x", "^f, line 2: the tag !!timestamp is not supported; write the value itself$"),
         ("a: 2026-13-01", "^f: holds a value that cannot be read: "),
-        ("a: " + "9" * 5000, "^f: holds a value that cannot be read: "),
+        ("a: " + "9" * 5000, "^f, line 1: key a: expected a number of at most 100 characters, found 5,000: 9{20}...$"),
+        ("a:\n  b: 0x" + "f" * 10000, "^f, line 2: key a.b: expected a number of at most 100 characters, found 10,002"),
+        ("a:\n- 0x" + "f" * 10000, "^f, line 2: key a: expected a number of at most 100 characters"),
+        ("0x" + "f" * 10000 + ": 1", "^f, line 1: expected a number of at most 100|is not YAML"),
+        ("a: 1\n<<: {b: 1}", "^f, line 2: the merge key << is not supported; write the keys themselves$"),
+        ("a: {<<: {b: 1}}", "^f, line 1: key a: the merge key << is not supported"),
+        ("a: 1:2:3", "^f, line 1: key a: 1:2:3 is a number to the base 60 in YAML; write it as a plain number, or"),
+        ("a: [1, 1:2.5]", "^f, line 1: key a: 1:2.5 is a number to the base 60"),
         ("a: 1\n---\nb: 2\n", "^f: is not YAML: "),
         ("? [a]\n: 1", "^f: is not YAML: "),
     ],
@@ -69,6 +76,16 @@ def test_a_file_of_aliases_costs_nothing() -> None:
 def test_what_is_refused(text: str, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         parse_yaml(text, "f")
+
+
+def test_what_only_looks_like_it_is_read() -> None:
+    assert parse_yaml("a: '1:2:3'\nb: '<<'\nc: x:1\n'<<': 1\nd: 1e300", "f").value == {
+        "a": "1:2:3",
+        "b": "<<",
+        "c": "x:1",
+        "<<": 1,
+        "d": "1e300",
+    }
 
 
 def test_as_deep_as_allowed() -> None:

@@ -92,3 +92,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known are: {', '.join(names)}" if names else "none is known"
+
+
+def cut(text: str, most: int = 200) -> str:
+    """Return at most `most` characters of a text that an error quotes; "..." stands for the rest.
+
+    A config is up to 1 MB long, and so may be each value in it.
+    """
+    return text if len(text) <= most else f"{text[:most]}..."

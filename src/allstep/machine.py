@@ -24,6 +24,8 @@ _THREADS_BY_ALLSTEP = "ALLSTEP_THREADS"
 _NO_LIMIT = 1 << 60  # version 1 says "none" with a number near 2**63
 _CPUINFO = Path("/proc/cpuinfo")
 
+MOST_TASKS = 1024
+"""Threads or processes that one number in a config or on the command line may start here."""
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "svebf16", "bf16")
 """CPU flags of instructions that multiply bfloat16 numbers; the last two are ARM's."""
 _WITHOUT_BFLOAT16 = {

@@ -9,6 +9,9 @@ A config may come from another person, so a file is bounded before it is turned 
 | tags (`!!timestamp x`) | they construct objects, or end in an error of the loader's own |
 | more than 50 levels | readers of the result recurse |
 | a key twice in one mapping | YAML's loaders keep the last one silently |
+| the merge key (`<<`) | it sets keys that do not stand in the file, and have no line |
+| numbers to the base 60 (`1:2:3`) | YAML 1.1 reads 3723, while the author means a time or a text |
+| numbers of more than 100 characters | Python refuses to print those of thousands of digits |
 
 Errors are `ConfigError`s that name the file and the line.
 """
@@ -21,11 +24,14 @@ from typing import Any, NamedTuple
 import yaml
 
 from allstep.bounded import read_regular
-from allstep.errors import ConfigError
+from allstep.errors import ConfigError, cut
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
+MAX_DIGITS = 100
 
+_MERGE = "tag:yaml.org,2002:merge"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 # libyaml's loader where PyYAML has it: ten times as fast.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -64,9 +70,10 @@ def parse_yaml(text: str, name: str) -> Document:
         _note_lines(node, "", name, lines)
         return Document(None if node is None else loader.construct_document(node), lines)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
+        words = cut(" ".join(str(error).split()), 400)
+        raise ConfigError(f"{name}: is not YAML: {words}") from error
     except (ValueError, OverflowError) as error:
-        # A date with month 13, or an integer of thousands of digits.
+        # A date with month 13.
         raise ConfigError(f"{name}: holds a value that cannot be read: {error}") from error
     finally:
         if loader is not None:
@@ -80,10 +87,10 @@ def _check_events(text: str, name: str) -> None:
         mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(
-                f"{name}, line {mark.line + 1}: the alias *{event.anchor} is not supported; write the value itself"
+                f"{name}, line {mark.line + 1}: the alias *{cut(str(event.anchor))} is not supported; write the value itself"
             )
         if (tag := getattr(event, "tag", None)) is not None:
-            shown = tag.replace("tag:yaml.org,2002:", "!!")
+            shown = cut(tag).replace("tag:yaml.org,2002:", "!!")
             raise ConfigError(f"{name}, line {mark.line + 1}: the tag {shown} is not supported; write the value itself")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
@@ -93,8 +100,31 @@ def _check_events(text: str, name: str) -> None:
             raise ConfigError(f"{name}, line {mark.line + 1}: is nested more than {MAX_DEPTH} levels deep")
 
 
+def _check_scalar(node: Any, prefix: str, name: str) -> None:
+    """ConfigError for a scalar that YAML 1.1 reads as something else than it looks like.
+
+    prefix: the key whose value it is, or in whose mapping, and a dot.
+    """
+    where = f"{name}, line {node.start_mark.line + 1}{prefix and f': key {cut(prefix[:-1])}'}"
+    if node.tag == _MERGE:
+        raise ConfigError(f"{where}: the merge key << is not supported; write the keys themselves")
+    if node.tag not in _NUMBERS:
+        return
+    if ":" in node.value:
+        raise ConfigError(
+            f"{where}: {cut(node.value)} is a number to the base 60 in YAML; write it as a plain number, or in quotes"
+        )
+    if len(node.value) > MAX_DIGITS:
+        raise ConfigError(
+            f"{where}: expected a number of at most {MAX_DIGITS} characters, found "
+            f"{len(node.value):,}: {cut(node.value, 20)}"
+        )
+
+
 def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> None:
-    """Note the line of each key; ConfigError for a key that its mapping holds twice."""
+    """Note the line of each key; ConfigError for a key that stands twice, and for odd scalars."""
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(node, prefix, name)
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             # Keys inside a list have no name of their own, but may not stand twice either.
@@ -105,9 +135,10 @@ def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> Non
     for key, value in node.value:
         line = key.start_mark.line + 1
         if isinstance(key, yaml.ScalarNode):
+            _check_scalar(key, prefix, name)
             if key.value in seen:
                 raise ConfigError(
-                    f"{name}, line {line}: the key {prefix}{key.value} is given twice; it is on line "
+                    f"{name}, line {line}: the key {cut(prefix + key.value)} is given twice; it is on line "
                     f"{seen[key.value]} too"
                 )
             seen[key.value] = line

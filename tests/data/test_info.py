@@ -1,6 +1,7 @@
 """What is in a set, counted against the files themselves."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from allstep.data.info import Spread, files_of, info
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources.opening import open_source
+from allstep.errors import DataError
 from picture_folders import CLASSES, make_folder
 
 
@@ -57,6 +59,13 @@ def test_files_in_their_order(packed: Path) -> None:
 
 
 class TestTheCommand:
+    @pytest.mark.parametrize("verb", ["info", "verify", "index"])
+    def test_an_empty_dataset_is_an_error(self, tmp_path: Path, verb: str) -> None:
+        tarfile.open(tmp_path / "x.tar", "w").close()
+        outcome = CliRunner().invoke(app, ["data", verb, str(tmp_path / "x.tar")])
+        assert isinstance(outcome.exception, DataError) and outcome.exception.exit_code == 2
+        assert "x.tar: is empty" in str(outcome.exception)
+
     def test_a_table(self, packed: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed)])
         assert outcome.exit_code == 0, outcome.output

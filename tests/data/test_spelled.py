@@ -74,3 +74,12 @@ def test_looking_needs_no_torch() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     assert [call.name for call in check_mix("Cutmix(1.0), Mixup(0.2)")] == ["Cutmix", "Mixup"]
+
+
+def test_a_chain_has_at_most_100_operations() -> None:
+    assert len(spelled("Flip()," * 100).operations) == 100
+    with pytest.raises(ConfigError, match=r"expected at most 100 operations, found 20,000: 'Flip\(\),") as caught:
+        spelled("Flip()," * 20_000)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ConfigError, match=r"at most 100 operations, found 101"):
+        check_mix("Mixup(0.2)," * 101)

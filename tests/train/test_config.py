@@ -1,11 +1,14 @@
 """Configs: layers, typos, wrong values, and files that give back what was written."""
 
 import inspect
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from pydantic import BaseModel
 
 from allstep.errors import ConfigError
 from allstep.optim import LAMB, LARC, LARS, NovoGrad
@@ -94,7 +97,12 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("optimizer=3", "config key 'optimizer' is a section"),
         ("epochs.x=3", "unknown config key 'epochs.x'; did you mean 'epochs'?"),
         ("epochs=two", "config key 'epochs': expected a valid integer, found 'two'"),
-        ("epochs=0", "config key 'epochs': expected a number greater than or equal to 1, found 0"),
+        ("epochs=0", "config key 'epochs': expected a number from 1 to 1000000, found 0"),
+        ("seed=1180591620717411303424", "'seed': expected a number from 0 to 9223372036854775807, found 11805"),
+        ("data.workers=100000", "'data.workers': expected a number from 0 to 1024 or 'auto', found 100000"),
+        ("data.num_classes=99999999999", "'data.num_classes': expected a number from 1 to 16777216"),
+        ("data.folder=5", "config key 'data.folder': expected a path, found 5"),
+        ("seed=1:2:3", "'seed=1:2:3', line 1: 1:2:3 is a number to the base 60"),
         ("epochs=1.5", "config key 'epochs': expected a valid integer, found 1.5"),
         ("seed=yes", "config key 'seed': expected a valid integer, found True"),
         ("optimizer.lr=-1", "config key 'optimizer.lr': expected a number greater than 0, found -1"),
@@ -117,6 +125,43 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
 )
 def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
     assert expected in complaint(word)
+
+
+LONG = "x" * 9999
+
+
+def integers(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Keys whose value may be an integer that is no boolean."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from integers(kind, f"{prefix}{name}.")
+        elif re.search(r"\bint\b", str(kind)):
+            yield f"{prefix}{name}"
+
+
+def test_every_integer_has_an_upper_bound() -> None:
+    keys = list(integers())
+    assert {"seed", "epochs", "batch", "data.workers", "data.validation", "growth.factor", "save.keep"} <= set(keys)
+    for key in keys:
+        assert f"config key '{key}': expected a number from " in complaint(f"{key}={1 << 64}"), key
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("epochs=" + LONG, f"{LONG}=1", LONG, "recipe=" + LONG, "trust=" + LONG),
+        *("seed=0x" + "f" * 9999, "epochs=[" + LONG, "seed=[" + "1," * 9999 + "]", "epochs=*" + LONG),
+    ],
+)
+def test_long_values_are_cut_in_errors(word: str) -> None:
+    assert len(complaint(word)) < 2000
+
+
+def test_the_largest_batch_of_a_worker_makes_a_valid_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(read_config("digits", [f"batch_per_worker={1 << 20}"]).resolved(1024).to_yaml())
+    assert read_config(str(path)).batch == 1 << 30
 
 
 def test_what_other_programs_call_a_key_leads_to_one_that_is_there() -> None:

@@ -191,6 +191,16 @@ def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
     assert newest(folder).complaints == ()
 
 
+@pytest.mark.parametrize("check", [check_used, check_resumed])
+@pytest.mark.parametrize("value", [-5, 1.5, True, 31, "30", None])
+def test_a_position_that_cannot_be(folder: Path, check: Callable[[Snapshot], None], value: Any) -> None:
+    state = json.loads(json.dumps(snapshot(30).state))
+    state["standing"]["samples"] = value
+    rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
+    takes_the_one_before(folder, check)
+    assert "state.json: standing.samples: " in newest(folder, check).complaints[0]
+
+
 def test_a_manifest_that_names_other_files(folder: Path, tmp_path: Path) -> None:
     """They are not read: a pipe among them would be waited for."""
     os.mkfifo(tmp_path / "pipe")

@@ -63,7 +63,7 @@ def make_net(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
 
 def save(folder: Path, net: torch.nn.Module, samples: int = 100, best: int | None = None, **more: Any) -> Path:
     score = {"loss": 1.0, "accuracy": 0.5, "count": 10, "top5": 1.0}
-    standing = {"best": score if best is not None else None, "best_samples": best or 0}
+    standing = {"samples": samples, "best": score if best is not None else None, "best_samples": best or 0}
     average = {f"{name}/average": tensor for name, tensor in more.get("average", {}).items()}
     state = {"standing": standing, "pictures": {**FACTS, **more.get("facts", {})}}
     return checkpoint.write(folder / "checkpoints", Snapshot(samples, net.state_dict(), average, state))
@@ -305,6 +305,23 @@ def test_a_net_that_diverged_is_said_to_have(tmp_path: Path) -> None:
     save(tmp_path / "run", net)
     (found,) = predict(load_run(tmp_path / "run", device="cpu"), store(tmp_path / "new", 1))
     assert found.problem == "what the net says of it is no number; did the run diverge?"
+
+
+def test_weights_that_are_not_finite_are_named(ranks: Any, tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    assert load_run(tmp_path / "run", device="cpu").notes == ()
+    net = make_net([])
+    for value, name in (("nan", "head.3.bias"), ("-inf", "features.0.1.running_mean")):
+        tensor = dict(net.state_dict())[name]
+        tensor.flatten()[1] = float(value)
+        path = save(tmp_path / "run", net)
+        (note,) = load_run(tmp_path / "run", device="cpu").notes
+        assert note.startswith(f"warning: {path}: {name} has 1 NaN or infinite values of {tensor.numel()}; ")
+    shown = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(store(tmp_path / "new", 1)[0])])
+    assert "allstep: warning: " in shown.stderr
+    place = str(make_folder(tmp_path / "photos"))
+    ((found,),) = ranks(1, evaluations, Evaluation(tmp_path / "run", place=place, device="cpu"))
+    assert found.notes == (note,)
 
 
 # Real runs

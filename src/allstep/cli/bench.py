@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.cli.numbers import MOST, between
+
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
     from allstep.bench.data_result import DataResult
@@ -75,7 +77,9 @@ def comm(
 @bench.command()
 def step(
     model: Annotated[str, typer.Option("--model", help="alexnet, resnet18 or small-cnn.")] = "alexnet",
-    num_ranks: Annotated[int, typer.Option("--np", "-n", min=1, help="Ranks, each with one thread.")] = 2,
+    num_ranks: Annotated[
+        int, typer.Option("--np", "-n", callback=between("--np", 1, MOST), help="Ranks, each with one thread.")
+    ] = 2,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="Pictures of a rank at a step; 32, resnet18: 64.")
     ] = None,
@@ -98,7 +102,13 @@ def data(
     size: Annotated[int, typer.Option("--size", min=1, help="Pixels of a side that come out.")] = 224,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures of a batch.")] = 64,
     threads: Annotated[
-        int | None, typer.Option("--threads", "-j", min=1, help="Threads or processes of each; else one per core.")
+        int | None,
+        typer.Option(
+            "--threads",
+            "-j",
+            callback=between("--threads", 1, MOST),
+            help="Threads or processes of each; else one per core.",
+        ),
     ] = None,
     max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Take so many pictures at most.")] = 2000,
     repetitions: Repetitions = 5,

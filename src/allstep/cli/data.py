@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.cli.numbers import MOST, between
 from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.escaping import escaped, print_line, print_notice
 
@@ -27,7 +28,10 @@ Src = Annotated[
     str,
     typer.Argument(metavar="SRC", help="A folder of classes, shards or idx files; a file, pattern, URL or known name."),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Threads; else one for each core.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", callback=between("--jobs", 1, MOST), help="Threads; else one for each core."),
+]
 MaxPixels = Annotated[
     int, typer.Option("--max-pixels", min=1, help="Larger pictures are bad samples, and not decoded.")
 ]
@@ -211,8 +215,18 @@ def show(
         str | None,
         typer.Option("--recipe", metavar="NAME", help="A recipe or config file, whose augmentation is shown."),
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Rows: samples, spread over the set.")] = 8,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Columns: what each of these epochs sees.")] = 6,
+    samples: Annotated[
+        int,
+        typer.Option(
+            "--samples", "-n", callback=between("--samples", 1, MOST), help="Rows: samples, spread over the set."
+        ),
+    ] = 8,
+    epochs: Annotated[
+        int,
+        typer.Option(
+            "--epochs", callback=between("--epochs", 1, MOST), help="Columns: what each of these epochs sees."
+        ),
+    ] = 6,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")] = None,
     test: Test = False,
     max_pixels: Annotated[
@@ -295,9 +309,10 @@ def _download() -> "Iterator[Progress]":
 
 @contextmanager
 def _source(src: str, test: bool = False) -> "Iterator[Source]":
-    """The source, opened; its indexes are built now, with a bar."""
+    """The source, opened; its indexes are built now, with a bar. DataError when it has no samples."""
     from allstep.cli.bar import bar
     from allstep.data.sources.opening import open_source
+    from allstep.errors import DataError
 
     place, classes = _place(src)
     with bar("indexing", "bytes") as shown:
@@ -306,6 +321,8 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
         )
     source.classes = source.classes or classes
     try:
+        if not len(source):
+            raise DataError(f"{src}: is empty: expected samples, found none; give another place")
         yield source
     finally:
         source.close()

@@ -6,10 +6,13 @@ started them.
 
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from allstep.cli.numbers import MOST, between
 from allstep.cli.predict import (
     Device,
     Json,
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from allstep.train.existing import Evaluation
     from allstep.train.reevaluate import Reevaluated
 
+_DONE = "ALLSTEP_EVAL_DONE"
+"""Variable with the path of the file that proves to the launching process that there is a score."""
+
 
 def eval_(
     run: RunFolder,
@@ -41,7 +47,10 @@ def eval_(
         typer.Option("--data", metavar="PLACE", help="Other data: a folder, file, pattern or URL; all of it."),
     ] = None,
     which: WhichWeights = None,
-    workers: Annotated[int | None, typer.Option("--workers", "-n", min=1, help="How many; else one process.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-n", callback=between("--workers", 1, MOST), help="How many; else one process."),
+    ] = None,
     device: Device = "auto",
     json: Json = None,
     trust: Trust = False,
@@ -72,14 +81,26 @@ def eval_(
         tell(result.notes)
         _show(result, stderr=str(json) == "-")
         write_json(json, _as_json(asked, result))
+        if world.launcher != NONE and (done := os.environ.get(_DONE)):
+            Path(done).touch()
 
 
 def _start(num_workers: int) -> int:
-    """The same command on workers; their exit status."""
+    """The same command on workers; their exit status.
+
+    Rank 0 leaves a file once it has shown the score: a status of 0 alone proves nothing.
+    """
     from allstep.launch import launch
+    from allstep.train.workers import no_result
 
     command = run_module("allstep", *sys.argv[1:])
-    return launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
+    with tempfile.TemporaryDirectory(prefix="allstep-eval-") as folder:
+        done = Path(folder) / "done"
+        env = {**os.environ, "ALLSTEP_LAUNCHER": "allstep", _DONE: str(done)}
+        code = launch(command, num_workers, env=env)
+        if not code and not done.exists():
+            raise no_result("a score")
+    return code
 
 
 def _show(result: "Reevaluated", *, stderr: bool) -> None:

@@ -50,7 +50,7 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
     from allstep.launch import launch
     from allstep.train.prepare import check, prepare
     from allstep.train.scratch import make_scratch
-    from allstep.train.workers import default_num_workers
+    from allstep.train.workers import default_num_workers, no_result
 
     prepared = prepare(asked.source, asked.words, asked.data)
     check(prepared)
@@ -63,7 +63,11 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
         command = run_module("allstep", "train", str(folder / _CONFIG), "--out", str(folder / "run"), *which)
         num_workers = workers or default_num_workers(prepared.config)
         code = launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
-        return code or int((folder / _STATUS).read_text())
+        if code:
+            return code
+        if not (folder / _STATUS).exists():
+            raise no_result("the outcome of the test")
+        return int((folder / _STATUS).read_text())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.cli.numbers import MOST, between
 from allstep.escaping import escaped, print_notice
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ Out = Annotated[
 ]
 Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time, each on one core; else one per core.")
+    int | None,
+    typer.Option(
+        "--jobs", "-j", callback=between("--jobs", 1, MOST), help="Runs at a time, each on one core; else one per core."
+    ),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Try those again that failed.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from allstep.cli.numbers import MOST, between
 from allstep.escaping import print_line, print_notice
 from allstep.interpreter import run_module
 
@@ -37,7 +38,13 @@ def train(
         typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-n", min=1, help="How many; else one per GPU, or per core, up to 8.")
+        int | None,
+        typer.Option(
+            "--workers",
+            "-n",
+            callback=between("--workers", 1, MOST),
+            help="How many; else one per GPU, or per core, up to 8.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -150,11 +157,11 @@ def _start(request: _Request, workers: int | None) -> int:
     """Check everything, then start the workers; their exit status."""
     from allstep.errors import DataError
     from allstep.launch import launch
-    from allstep.train.folder import CONFIG, Claimed, abandon, claim_folder, expect_run, has_ended
+    from allstep.train.folder import CONFIG, RECORD, Claimed, abandon, claim_folder, expect_run, has_ended
     from allstep.train.hold import check_free
     from allstep.train.prepare import check, prepare
     from allstep.train.stopping import STARTED, launched_now, parse_time
-    from allstep.train.workers import default_num_workers
+    from allstep.train.workers import default_num_workers, no_result
 
     if request.max_time is not None:
         parse_time(request.max_time)
@@ -187,6 +194,9 @@ def _start(request: _Request, workers: int | None) -> int:
     code = launch(command, num_workers, env=env)
     if code:
         abandon(claimed)
+    elif not has_ended(claimed.path):
+        abandon(claimed)
+        raise no_result(f"the end of the run in {claimed.path / RECORD}")
     return code
 
 

@@ -91,6 +91,7 @@ def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answer
     """Starts the workers and adds their answer; the exit status if they have none."""
     from allstep.launch import launch
     from allstep.train.agreement import named, read_answer
+    from allstep.train.workers import no_result
 
     steps = f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and {plan.evaluated} of the validation part"
     print(f"{named(number)}: {steps} ...", flush=True)
@@ -100,7 +101,10 @@ def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answer
     if code:
         print(f"{named(number)}: ended with {code}, so there is nothing to compare", file=sys.stderr)
         return code
-    answers.append(read_answer(folder, number))
+    try:
+        answers.append(read_answer(folder, number))
+    except FileNotFoundError as error:
+        raise no_result("their answer") from error
     for note in answers[-1].notes if len(answers) == 1 else ():
         print_line(f"note: {note}")
     print(f"{named(number)}: {time.monotonic() - started:.1f} s", flush=True)

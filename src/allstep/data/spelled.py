@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allstep.data import augment
 from allstep.data.transform import BatchOperation, Shape, Transform
-from allstep.errors import ConfigError, did_you_mean
+from allstep.errors import ConfigError, cut, did_you_mean
 
 if TYPE_CHECKING:
     from allstep.data.augment.operation import Operation
@@ -28,6 +28,8 @@ PRESETS: Mapping[str, str] = {
     "fashion-mnist": "PadAndCrop(28, pad=2), Flip()",
 }
 MIXES = ("Mixup", "Cutmix")
+_MOST_OPERATIONS = 100
+"""In one chain: each of them costs time at every image."""
 _PICTURES = tuple(name for name in augment.__all__ if name != "Operation")
 
 
@@ -75,15 +77,18 @@ def _calls(text: str, known: Collection[str], presets: Collection[str], example:
     try:
         tree = ast.parse(f"[{text}]", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{text[:200]!r}: expected operations such as {example!r}") from error
+        raise ConfigError(f"{cut(text)!r}: expected operations such as {example!r}") from error
     if not isinstance(tree, ast.List):
-        raise ConfigError(f"{text!r}: expected operations such as {example!r}")
+        raise ConfigError(f"{cut(text)!r}: expected operations such as {example!r}")
+    if len(tree.elts) > _MOST_OPERATIONS:
+        found = f"found {len(tree.elts):,}: {cut(text)!r}"
+        raise ConfigError(f"expected at most {_MOST_OPERATIONS} operations, {found}")
     return [_call(each, known, presets) for each in tree.elts]
 
 
 def _call(node: ast.expr, known: Collection[str], presets: Collection[str]) -> _Call:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    text = ast.unparse(node)
+    text = cut(ast.unparse(node))
     if not isinstance(call.func, ast.Name):
         raise ConfigError(f"{text!r} is not an operation; write it as Name(arguments)")
     name = call.func.id

@@ -22,7 +22,7 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module, invalidate_caches
@@ -31,7 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from allstep.errors import ConfigError, UserError, did_you_mean
+from allstep.errors import ConfigError, UserError, cut, did_you_mean
+from allstep.models.options import DROPOUT, HIDDEN, Check, channels, check_values, real, truth, whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,29 +54,35 @@ class Named:
     """Whether it takes pictures of one size only: the one that it was made for."""
     settled: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that its name says."""
-    options: tuple[str, ...] = ()
-    """What else it can be called with, as its factory has it: known here without torch."""
+    options: Mapping[str, Check] = field(default_factory=dict)
+    """What else it can be called with, as its factory has it, and what each may be; without torch."""
 
 
 GIVEN = ("num_classes", "shape", "channels", "norm")
 """What every factory is called with, as far as it takes it."""
 
 NAMES: Mapping[str, Named] = {
-    "small-cnn": Named("cnn:SmallCnn", sized=True, options=("widths", "hidden")),
-    "lenet": Named("lenet:LeNet", 4, sized=True, options=("widths", "hidden", "dropout")),
-    "alexnet": Named("alexnet:AlexNet", 63, options=("dropout",)),
-    "googlenet": Named("googlenet:GoogLeNet", 15, options=("dropout",)),
-    "vgg16": Named("vgg:Vgg16", 32, options=("hidden", "dropout")),
+    "small-cnn": Named("cnn:SmallCnn", sized=True, options={"widths": channels(0, 16), "hidden": HIDDEN}),
+    "lenet": Named(
+        "lenet:LeNet", 4, sized=True, options={"widths": channels(2, 2), "hidden": HIDDEN, "dropout": DROPOUT}
+    ),
+    "alexnet": Named("alexnet:AlexNet", 63, options={"dropout": DROPOUT}),
+    "googlenet": Named("googlenet:GoogLeNet", 15, options={"dropout": DROPOUT}),
+    "vgg16": Named("vgg:Vgg16", 32, options={"hidden": HIDDEN, "dropout": DROPOUT}),
     **{
-        f"resnet{depth}": Named(f"resnet:resnet{depth}", options=("zero_last_norm", "small_pictures"))
+        f"resnet{depth}": Named(f"resnet:resnet{depth}", options={"zero_last_norm": truth, "small_pictures": truth})
         for depth in (18, 34, 50, 101)
     },
     **{
-        f"cifar-resnet{depth}": Named("wide_resnet:CifarResNet", settled={"depth": depth}, options=("zero_last_norm",))
+        f"cifar-resnet{depth}": Named(
+            "wide_resnet:CifarResNet", settled={"depth": depth}, options={"zero_last_norm": truth}
+        )
         for depth in (20, 32, 44, 56, 110)
     },
-    "wide-resnet": Named("wide_resnet:WideResNet", options=("depth", "widen", "dropout")),
-    "speedy": Named("speedy:Speedy", 9, options=("widths", "scale")),
+    "wide-resnet": Named(
+        "wide_resnet:WideResNet", options={"depth": whole(10, 400), "widen": whole(1, 32), "dropout": DROPOUT}
+    ),
+    "speedy": Named("speedy:Speedy", 9, options={"widths": channels(3, 3), "scale": real(1e-6, 1e6)}),
 }
 """Our nets."""
 
@@ -85,11 +92,11 @@ def check_name(name: str) -> None:
     if ":" not in name:
         if name not in NAMES:
             own = "one of your own is written package.module:factory"
-            raise ConfigError(f"no net is called {name!r} ({own}); {did_you_mean(name, NAMES)}")
+            raise ConfigError(f"no net is called {cut(name)!r} ({own}); {did_you_mean(name, NAMES)}")
         return
     module, _, factory = name.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *factory.split(".")]):
-        raise ConfigError(f"model {name!r}: expected package.module:factory, such as nets.small:make")
+        raise ConfigError(f"model {cut(name)!r}: expected package.module:factory, such as nets.small:make")
     top = module.partition(".")[0]
     if (place := _place(top)) is None:
         raise _no_module(name, top)
@@ -129,11 +136,15 @@ def _is_standard(top: str, place: str) -> bool:
     return Path(place).relative_to(library).parts[0] not in ("site-packages", "dist-packages")
 
 
-def check_options(name: str, options: Iterable[str]) -> None:
-    """ConfigError when one of our nets does not take one of the options. Of a user's net nothing is known."""
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """ConfigError when one of our nets does not take one of the options, or not its value.
+
+    Of a user's net nothing is known.
+    """
     if name in NAMES:
         for key in options:
             _check_option(name, key, NAMES[name].settled, set(NAMES[name].options))
+        check_values(NAMES[name].options, options)
 
 
 def check_shape(name: str, shape: Shape, evaluated: Shape | None = None) -> None:
@@ -170,6 +181,8 @@ def make_model(
     given = dict(zip(GIVEN, (num_classes, shape, shape[0], norm), strict=True))
     if name in NAMES:
         named = NAMES[name]
+        # Here too: `predict` and `eval` read a run folder's config without a launcher's checks.
+        check_options(name, options or {})
         factory = _attribute(import_module(f"allstep.models.{named.home.partition(':')[0]}"), named.home)
         return _called(name, factory, given, options or {}, named.settled)
     with _current_folder():
@@ -226,7 +239,7 @@ def _check_option(name: str, key: str, settled: Mapping[str, Any], known: set[st
     if key in GIVEN or key in settled:
         raise ConfigError(f"model.options.{key}: {_whence(key, settled)}, leave it out")
     if key not in known:
-        raise ConfigError(f"model {name} has no option {key!r}; {_nearest(key, known)}")
+        raise ConfigError(f"model {name} has no option {cut(key)!r}; {_nearest(key, known)}")
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from allstep.errors import ConfigError
+from allstep.errors import ConfigError, cut
+from allstep.machine import MOST_TASKS
 from allstep.train.config import RunConfig
 
 TOLERANCE = 1e-9
@@ -96,8 +97,11 @@ def parse_workers(text: str) -> tuple[int, ...]:
         numbers = tuple(dict.fromkeys(int(word) for word in text.split(",") if word.strip()))
     except ValueError:
         numbers = ()
-    if len(numbers) < 2 or min(numbers) < 1:
-        raise ConfigError(f"--workers {text}: expected two or more numbers of workers to compare, such as 1,2,4")
+    if len(numbers) < 2 or min(numbers) < 1 or max(numbers) > MOST_TASKS:
+        raise ConfigError(
+            f"--workers {cut(text)}: expected two or more numbers of workers to compare, such as "
+            f"1,2,4, each from 1 to {MOST_TASKS}"
+        )
     return numbers
 
 

@@ -20,13 +20,50 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from allstep.data.pictures.limit import MAX_PIXELS
-from allstep.errors import ConfigError
+from allstep.errors import ConfigError, cut
+from allstep.machine import MOST_TASKS
 
-Count = Annotated[int, Field(strict=True, ge=1)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
+
+def _in_range(low: int, high: int) -> Any:
+    """An integer from `low` to `high`. An error gives both, whichever of them was passed."""
+
+    def check(value: int) -> int:
+        if not low <= value <= high:
+            bounds = {"low": low, "high": high}
+            raise PydanticCustomError("range", "a number from {low} to {high}", bounds)
+        return value
+
+    return (Field(strict=True), AfterValidator(check))
+
+
+# A config may come from another person or have a typo: no number in it may start 100,000 threads or
+# take all memory. Each bound is far above what is useful, and low enough to be survived.
+_MOST_BATCH = 1 << 30
+"""Samples of an update. What memory allows is less, and known when the data is."""
+_MOST_PER_WORKER = 1 << 20
+"""Times MOST_TASKS workers it is _MOST_BATCH, so that a resolved config is valid."""
+
+Count = Annotated[int, *_in_range(1, 1_000_000_000)]
+"""Of steps, updates, evaluations: what is only counted, and takes no memory."""
+Whole = Annotated[int, *_in_range(0, 1 << 60)]
+"""Of samples, held out or skipped."""
+Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
+"""torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
+Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
+Batch = Annotated[int, *_in_range(1, _MOST_BATCH)]
+PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
+Pixels = Annotated[int, *_in_range(1, 1 << 32)]
+"""Of a picture; 65,535 x 65,535, the largest JPEG, is less."""
+Classes = Annotated[int, *_in_range(1, 1 << 24)]
+"""Each takes a row of weights."""
+Label = Annotated[int, *_in_range(0, 1 << 31)]
+Epochs = Annotated[int, *_in_range(1, 1_000_000)]
+Kept = Annotated[int, *_in_range(1, 100_000)]
+"""Checkpoints on the disk."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -51,7 +88,7 @@ class DataConfig(_Section):
     """Samples held out of the training set, or the place of a validation set; None takes 5,000, or a tenth of a small set."""
     test: Whole | str | None = None
     """The place of the test set, or the samples held out for it; None is the named set's own, else the same number as for validation."""
-    split_seed: Whole = 0
+    split_seed: Seed = 0
     """Which samples are held out: not the run's seed, so that runs can be compared."""
     augment: str = "none"
     """What happens to a picture in training: operations of `allstep.data.augment`, as in "PadAndCrop(32, pad=4), Flip()", or a preset."""
@@ -63,17 +100,17 @@ class DataConfig(_Section):
     """Of each channel, from 0 to 255: taken off. None measures it on the training set."""
     deviation: tuple[Positive, ...] | None = None
     """Of each channel: divided by. None measures it on the training set."""
-    labels_from: Whole | None = None
+    labels_from: Label | None = None
     """The label of the first class in TFRecords; None: 1 where they are called image/class/label, as ImageNet's are, else 0."""
-    num_classes: Count | None = None
+    num_classes: Classes | None = None
     """How many classes there are, where the data does not say."""
-    workers: Whole | Literal["auto"] = "auto"
+    workers: Loaders | Literal["auto"] = "auto"
     """Threads or processes of each rank that make pictures ready; "auto" measures."""
     strict: bool = False
     """The first bad sample ends the run, rather than being skipped and listed in the run folder."""
     budget: Whole | None = None
     """Bad samples of a part that each worker may skip; None: 100, or 0.1% of a large set."""
-    max_pixels: Count = MAX_PIXELS
+    max_pixels: Pixels = MAX_PIXELS
     """Pixels of the largest picture that is decoded; a larger one is a bad sample."""
 
     @model_validator(mode="before")
@@ -103,7 +140,7 @@ class ModelConfig(_Section):
     """Of a batch norm's running statistics."""
     norm_scale: bool = True
     """Whether batch norms learn a scale beside their shift."""
-    ghost: Count = 32
+    ghost: Batch = 32
 
 
 class OptimizerConfig(_Section):
@@ -111,7 +148,7 @@ class OptimizerConfig(_Section):
 
     name: Literal["sgd", "adamw", "lars", "larc", "lamb", "novograd"] = "sgd"
     lr: Positive = 0.1
-    base_batch: Count = 256
+    base_batch: Batch = 256
     scaling: Literal["linear", "square-root", "none"] = "linear"
     momentum: Decay = 0.9
     nesterov: bool = True
@@ -128,7 +165,7 @@ class OptimizerConfig(_Section):
     """The largest norm of a gradient; a larger one is scaled down to it."""
     noise: NotNegative = 0.0
     """Variance of Gaussian noise on the gradients at the start; it fades as (1 + updates)^-0.55. 0.01, 0.3 and 1.0 are usual."""
-    noise_like: Count | None = None
+    noise_like: Batch | None = None
     """Weigh samples at random, so that the gradient is as noisy as that of a batch of so many, however large the batch has grown."""
 
     def spelled_out(self) -> "OptimizerConfig":
@@ -217,10 +254,10 @@ class GrowthConfig(_Section):
 
     at: tuple[Positive, ...] = ()
     """Epochs at which the batch is multiplied."""
-    factor: Count = 2
+    factor: PerWorker = 2
     by_noise: bool = False
     """Multiply whenever the measured noise scale is above the batch, rather than at given epochs."""
-    most: Count | None = None
+    most: Batch | None = None
     """The largest batch."""
 
 
@@ -231,7 +268,7 @@ class SaveConfig(_Section):
     """Between two of them, within an epoch; None: none."""
     epochs: Positive | None = 1.0
     """Between two of them; None: none but the last."""
-    keep: Count = 3
+    keep: Kept = 3
     """The last so many stay, and the best."""
 
 
@@ -240,15 +277,15 @@ class RunConfig(_Section):
 
     recipe: str = NEUTRAL
     """The recipe that the config started from."""
-    seed: Whole = 0
-    epochs: Count = 30
-    batch: Count | None = None
+    seed: Seed = 0
+    epochs: Epochs = 30
+    batch: Batch | None = None
     """Samples of one update, over all workers; None: `usual_batch`, base_batch or less for a small dataset."""
-    batch_per_worker: Count | None = None
-    accumulation: Count = 1
+    batch_per_worker: PerWorker | None = None
+    accumulation: PerWorker = 1
     """Pieces in which a worker computes its share, one after the other: less memory, same result."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    overfit: Count | None = None
+    overfit: Batch | None = None
     """Train on so many samples only, without augmentation, and evaluate on the same: the first test of any model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
@@ -342,12 +379,19 @@ def validated(values: Mapping[str, Any], place: Callable[[str], str] = lambda ke
         found = error.errors()
         first = found[0]
         key = ".".join(_key_parts(first["loc"]))
-        ways = [_expected(each["msg"]) for each in found if _key_parts(each["loc"]) == _key_parts(first["loc"])]
+        ways = [
+            _expected(each["type"], each["msg"])
+            for each in found
+            if _key_parts(each["loc"]) == _key_parts(first["loc"])
+        ]
         what = " or ".join(dict.fromkeys(ways))
-        raise ConfigError(f"{place(key)}config key {key!r}: expected {what}, found {first['input']!r}") from error
+        words = f"expected {what}, found {cut(repr(first['input']))}"
+        raise ConfigError(f"{place(key)}config key {cut(key)!r}: {words}") from error
 
 
-def _expected(message: str) -> str:
+def _expected(kind: str, message: str) -> str:
+    if kind == "path_type":
+        return "a path"
     what = message.removeprefix("Input should be ")
     return f"a number {what}" if what.startswith(("greater", "less")) else what
 

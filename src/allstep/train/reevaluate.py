@@ -62,7 +62,7 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
-    return Reevaluated(score, opened.where, trained.samples, trained.which, num_bad, found.notes)
+    return Reevaluated(score, opened.where, trained.samples, trained.which, num_bad, trained.notes)
 
 
 def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from allstep.errors import ConfigError, did_you_mean
+from allstep.errors import ConfigError, cut, did_you_mean
 from allstep.train.config import NEUTRAL, RunConfig, known_keys, validated
 from allstep.train.recipes import BASES, DEFAULT
 from allstep.train.trust import check_factory, is_of_run
@@ -74,7 +74,7 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
     layers = [_spelled_out(layer) for layer in said.layers]
     recipe = instead or _recipe(layers)
     if recipe not in BASES:
-        raise ConfigError(f"no recipe is called {recipe!r}; {did_you_mean(recipe, BASES)}")
+        raise ConfigError(f"no recipe is called {cut(recipe)!r}; {did_you_mean(recipe, BASES)}")
     place = _places(source, said.lines, layers[-1])
     base = BASES[recipe]()
     whole = base.model_dump()
@@ -146,7 +146,7 @@ def _trust(layer: dict[str, Any], source: str) -> bool:
     """Takes the key `trust` out of `layer`; its value."""
     trust = layer.pop(TRUST, False)
     if not isinstance(trust, bool):
-        raise ConfigError(f"{source}: trust: expected true or false, found {trust!r}")
+        raise ConfigError(f"{source}: trust: expected true or false, found {cut(repr(trust))}")
     return trust
 
 
@@ -191,17 +191,17 @@ def _from_words(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"expected key=value, found {word!r}")
+            raise ConfigError(f"expected key=value, found {cut(word)!r}")
         _merge(layer, _spelled_out(_nested(key, _parsed(word, value))))
     return layer
 
 
 def _parsed(word: str, value: str) -> Any:
     try:
-        return parse_yaml(value, repr(word)).value
+        return parse_yaml(value, repr(cut(word))).value
     except ConfigError as error:
         if isinstance(error.__cause__, yaml.YAMLError):
-            raise ConfigError(f"{word!r}: the value is not YAML") from error
+            raise ConfigError(f"{cut(word)!r}: the value is not YAML") from error
         raise
 
 
@@ -294,7 +294,7 @@ def _check_keys(layer: Mapping[str, Any], place: Callable[[str], str]) -> None:
                 f"{place(key)}config key {key!r} is a section: expected one of its keys, such as {_within(key, known)}"
             )
         if key not in known:
-            raise ConfigError(f"{place(key)}unknown config key {key!r}; {_suggestion(key, known)}")
+            raise ConfigError(f"{place(key)}unknown config key {cut(key)!r}; {_suggestion(key, known)}")
 
 
 def _within(section: str, known: Sequence[str]) -> str:
@@ -314,7 +314,7 @@ def _one_batch(layer: dict[str, Any]) -> dict[str, Any]:
     """A layer that says the batch one way takes the other way back."""
     ways = [way for way in ("batch", "batch_per_worker") if layer.get(way) is not None]
     if len(ways) == 2:
-        both = f"batch={layer['batch']} and batch_per_worker={layer['batch_per_worker']}"
+        both = " and ".join(f"{way}={cut(str(layer[way]))}" for way in ways)
         raise ConfigError(f"{both} are two ways of saying one thing; give one of them")
     other = {"batch": "batch_per_worker", "batch_per_worker": "batch"}
     return {**layer, **{other[way]: None for way in ways}}

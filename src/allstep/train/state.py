@@ -48,13 +48,13 @@ _LossWatch: Any = _like(LossWatch)
 _Noise: Any = _like(RunningNoiseScale)
 
 
-class _Best(_State):
+class _Position(_State):
+    samples: _Whole
     best: _Score | None
     best_samples: _Whole
 
 
-class _Standing(_Best):
-    samples: _Whole
+class _Standing(_Position):
     updates: _Whole
     batch: _Count
     worse: _Whole
@@ -110,18 +110,13 @@ class _Resumed(_State):
 
 
 class _Used(_State):
-    standing: _Best
+    standing: _Position
     pictures: _Pictures
 
 
 def check_resumed(snapshot: Snapshot) -> None:
     """CheckpointError unless a run can continue from the state, as far as types and ranges show."""
     state = _checked(_Resumed, snapshot)
-    if state.standing.samples != snapshot.samples:
-        raise CheckpointError(
-            f"state.json: standing.samples: expected {snapshot.samples}, as the folder's name has it, "
-            f"found {state.standing.samples}"
-        )
     if state.noise is not None:
         try:
             RunningNoiseScale(**state.noise.model_dump())
@@ -147,9 +142,15 @@ def _checked(kind: Any, snapshot: Snapshot) -> Any:
     if not isinstance(snapshot.state, Mapping):
         raise CheckpointError(f"state.json: expected keys and values, found {type(snapshot.state).__name__}")
     try:
-        return kind.model_validate(snapshot.state)
+        state = kind.model_validate(snapshot.state)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         found = "" if first["type"] == "missing" else f", found {str(first['input'])[:40]!r}"
         raise CheckpointError(f"state.json: {place}: {first['msg']}{found}") from None
+    if state.standing.samples != snapshot.samples:
+        raise CheckpointError(
+            f"state.json: standing.samples: expected {snapshot.samples}, as the folder's name has it, "
+            f"found {state.standing.samples}"
+        )
+    return state

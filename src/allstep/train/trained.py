@@ -12,7 +12,7 @@ Taken is the newest checkpoint that is whole, or the one that was best on the va
 checkpoints appear and go as wholes. Synchronised and ghost norms are plain ones in evaluation, so one process is enough for them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,8 +163,23 @@ def make_trained(found: Found, device: torch.device) -> Trained:
         to_input=make_to_input(facts["mean"], facts["deviation"], device, dtype, channels_last),
         samples=found.snapshot.samples,
         which=found.which,
-        notes=found.notes,
+        notes=(*found.notes, *_not_finite(net, found.path)),
     )
+
+
+def _not_finite(net: nn.Module, path: Path) -> Iterator[str]:
+    """A warning that names the first tensor with NaN or infinite values, if there is one.
+
+    Such a model still has an accuracy: NaN is the largest of all logits, so the first class wins.
+    """
+    for name, tensor in net.state_dict().items():
+        if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
+            yield (
+                f"warning: {path}: {name} has {count:,} NaN or infinite values of "
+                f"{tensor.numel():,}; the run diverged or the file is damaged, and what this model "
+                "predicts means nothing"
+            )
+            return
 
 
 @dataclass(frozen=True)

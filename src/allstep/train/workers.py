@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from allstep.errors import ConfigError
+from allstep.errors import AllstepError, ConfigError
 from allstep.machine import allowed_cores
 from allstep.train.config import RunConfig
 from allstep.world import World
@@ -42,3 +42,16 @@ def check_num_workers(asked: int | None, world: World) -> None:
         raise ConfigError(
             f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers out, or ask the launcher for {asked}"
         )
+
+
+def no_result(expected: str) -> AllstepError:
+    """Return what to raise when all workers exited with status 0 and left no result.
+
+    A status of 0 is no proof of work: a model's code, or what Python imports at its start, may end
+    the process. expected: what the workers should have left.
+    """
+    return AllstepError(
+        "the workers exited with status 0 without doing their work: "
+        f"expected {expected}, found none; look for sys.exit or os._exit in the model's code, and in "
+        "sitecustomize or .pth files of this Python"
+    )

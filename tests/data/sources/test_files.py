@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.data.sources.checksum import crc32c, mask, masked
-from allstep.data.sources.files import is_remote, open_file, stamp_of
+from allstep.data.sources.files import is_remote, open_file, remote, stamp_of
 from allstep.data.sources.mapping import map_file
 from allstep.data.sources.shards import Numbering, expand_braces, list_shards
 from allstep.data.sources.unpack import CUT, DAMAGED, all_content, packing, unpacked
@@ -77,8 +77,32 @@ def test_a_remote_file_is_read_by_ranges() -> None:
         memory.store.pop("/some/file", None)
     with pytest.raises(DataError, match="memory://nowhere: no such file"):
         open_file("memory://nowhere")
-    with pytest.raises(DataError, match="gopher://x: is no URL that fsspec can open"):
-        open_file("gopher://x")
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("gopher://x", "of the protocol 'gopher' are not opened"),
+        ("ssh://host/x.tar", "of the protocol 'ssh'"),
+        ("dask://x.tfrecord", "of the protocol 'dask'"),
+        ("reference://x", "of the protocol 'reference'"),
+        ("local:///etc/passwd", "of the protocol 'local'"),
+        ("S3://x.tar", "of the protocol 'S3'"),
+        ("reference:///::file:///etc/passwd", "chained by '::' are not opened"),
+        ("simplecache::memory://some/file", "chained by '::'"),
+        ("memory://some/file::memory://other", "chained by '::'"),
+    ],
+)
+def test_only_protocols_that_name_one_file_are_opened(url: str, what: str) -> None:
+    for opened in (open_file, stamp_of, lambda each: list_shards(each, bool, "files"), remote):
+        with pytest.raises(DataError, match=f"{re.escape(url)}: URLs {what}.*; allowed are file, http, https, s3"):
+            opened(url)
+
+
+def test_a_long_url_is_cut_in_the_error() -> None:
+    with pytest.raises(DataError) as caught:
+        remote("x" * 5000 + "://y")
+    assert len(str(caught.value)) < 800
 
 
 class Hiccups:

@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from allstep.data.sources.mapping import map_file
-from allstep.errors import DataError
+from allstep.errors import DataError, cut
 
 Stamp = Mapping[str, Any]
 """What a file is recognised by; plain values that JSON can hold."""
 
 _WAITS = (0.2, 1.0)
 """Seconds before the second and the third try to read a range: networks have hiccups."""
+PROTOCOLS = (
+    *("file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"),
+    *("hf", "hdfs", "webhdfs", "memory"),
+)
+"""Protocols of URLs that are opened. fsspec knows more, and some of them read a URL as instructions:
+`reference://` opens further URLs that it finds in a file, `ssh://` and `dask://` connect to hosts. A
+config may come from another person, so only those that name one file of a store are used."""
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError)
 
 
@@ -115,8 +122,21 @@ def local_path(where: str | Path) -> Path:
     return Path(str(where).removeprefix("file://")).expanduser()
 
 
+def check_protocol(url: str) -> None:
+    """DataError unless `url` is of one of `PROTOCOLS`, and no chain (`simplecache::s3://...`)."""
+    protocol = url.partition("://")[0]
+    allowed = f"allowed are {', '.join(PROTOCOLS)}"
+    if "::" in url:
+        chain = "URLs chained by '::' are not opened; give a single URL"
+        raise DataError(f"{cut(url)}: {chain}; {allowed}")
+    if protocol not in PROTOCOLS:
+        unknown = f"URLs of the protocol {cut(protocol)!r} are not opened"
+        raise DataError(f"{cut(url)}: {unknown}; {allowed}")
+
+
 def remote(url: str) -> tuple[Any, str]:
-    """fsspec's file system for `url`, and the path of `url` in it."""
+    """fsspec's file system for `url`, and the path of `url` in it. Nothing else calls fsspec."""
+    check_protocol(url)
     import fsspec  # 50 ms that local files need not pay
 
     try:
