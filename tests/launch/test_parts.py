@@ -103,7 +103,7 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
 def test_which_host_is_here() -> None:
     assert is_here("localhost")
     assert is_here("127.0.0.1")
-    assert is_here(f"me@{os.uname().nodename}")
+    assert is_here(os.uname().nodename)
     assert not is_here("no-such-host.invalid")
 
 

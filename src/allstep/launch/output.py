@@ -136,6 +136,9 @@ def _open(path: Path, option: str, report: Report) -> Sink:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    except (FileExistsError, NotADirectoryError) as error:
+        blocking = next((each for each in path.parents if each.exists() and not each.is_dir()), path.parent)
+        raise ConfigError(f"{option}: {blocking} is not a folder; name a folder, new or existing") from error
     except OSError as error:
         raise ConfigError(f"{option}: {path}: {error.strerror}") from error
     return Sink(fd, escaped(str(path)), report)
