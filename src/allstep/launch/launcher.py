@@ -272,9 +272,8 @@ class Launcher:
 
     def _on_lines(self, station: Station, message: Message) -> None:
         rank = message["rank"]
-        if message["stream"] == "err" and any(failure.starts_traceback(line) for line in message["lines"]):
+        if any(map(failure.starts_traceback, self.output.write(rank, message["stream"], message["lines"]))):
             self.complained[rank] = self._moment()
-        self.output.lines(rank, message["stream"], message["lines"])
 
     def _on_problem(self, station: Station, message: Message) -> None:
         self.problem = f"{message['text']} (on {station.label})"
