@@ -295,7 +295,7 @@ def test_version_and_check_build() -> None:
         (["-np", "2", "--ssh-port", "70000", "true"], "--ssh-port 70000"),
         (["-np", "2", "--host-discovery-script", "echo why >&2; exit 3", "true"], "it ended with 3 and said 'why'"),
         (["-np", "2", "--host-discovery-script", "echo localhost", "true"], "more workers than the 1 slots"),
-        (["-np", "1", "--output-filename", "/dev/null/x", "true"], "--output-filename: /dev/null/x/rank.0"),
+        (["-np", "1", "--output-filename", "/dev/null/x", "true"], "--output-filename: /dev/null is not a folder"),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:

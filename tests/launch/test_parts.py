@@ -1,67 +1,131 @@
 """The parts of the launcher that need no processes: lines, hosts, links, the choice of the first failure."""
 
+import itertools
 import os
 import re
 import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
+from allstep.launch import lines
 from allstep.launch.agent import Agent, Worker
 from allstep.launch.failure import Failure, closing_words, first, last_words, report, teller
 from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
-from allstep.launch.lines import Lines
+from allstep.launch.lines import Lines, as_printed
 from allstep.launch.link import Link
+from allstep.launch.output import Output
 from allstep.launch.ssh import command_on, complaint, forwarded, parse_env_only
 from allstep.liveness import life_of
 
-TEXT = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20), max_size=10)
+# Mostly what matters: ends of lines, redraws, and bytes that are not UTF-8.
+BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]), max_size=40)
 
 
-@given(TEXT, st.lists(st.integers(0, 300), max_size=6))
-def test_lines_are_whole_however_they_arrive(lines: list[str], cuts: list[int]) -> None:
-    data = "".join(f"{line}\n" for line in lines).encode()
-    collector = Lines()
-    found = []
-    at = 0
-    for cut in [*sorted(cut for cut in cuts if cut <= len(data)), len(data)]:
-        found += collector.feed(data[at:cut])
-        at = cut
-    assert found == lines
+def fed(collector: Lines, *chunks: bytes) -> list[str]:
+    return [piece for chunk in chunks for piece in collector.feed(chunk)]
+
+
+def printed(pieces: list[str]) -> str:
+    return "".join(map(as_printed, pieces))
+
+
+@given(BYTES, st.lists(st.integers(0, 80), max_size=6), st.floats(0.0, 2.0))
+def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list[int], step: float) -> None:
+    data = b"".join(words)
+    at = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
+    clock = itertools.count(0.0, step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        collector = Lines()
+        pieces = fed(collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end))
+        pieces += collector.end()
     assert collector.end() == []
+    assert "".join(pieces).encode(errors="surrogateescape") == data
+    assert all(piece.encode(errors="surrogateescape") for piece in pieces)
+    for piece in pieces:
+        assert as_printed(piece).endswith("\n") or not piece.strip("\r")
+    if b"\r" not in data:
+        whole = data if data.endswith(b"\n") or not data else data + b"\n"
+        assert printed(pieces).encode(errors="surrogateescape") == whole
 
 
 def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     bar = Lines()
-    shown = []
+    pieces = []
     for percent in range(101):
         clock[0] += 0.05
-        shown += bar.feed(b"\r%d%%" % percent)
-    shown += bar.feed(b"\n")
+        pieces += bar.feed(b"\r%d%%" % percent)
+    pieces += bar.feed(b"\n")
+    shown = printed(pieces).splitlines()
     assert shown[-1] == "100%"
     assert 4 <= len(shown) <= 7
+    assert "".join(pieces) == "".join(f"\r{percent}%" for percent in range(101)) + "\n"
     assert bar.end() == []
 
 
-def test_windows_line_ends_and_an_unended_bar() -> None:
-    lines = Lines()
-    assert lines.feed(b"one\r\ntwo\r\n") == ["one", "two"]
-    assert lines.feed(b"\r10%\r20%\r") == []
-    assert lines.end() == ["20%"]
+def test_windows_line_ends_and_an_unended_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    collector = Lines()
+    assert printed(fed(collector, b"one\r\ntwo\r\n")) == "one\ntwo\n"
+    clock[0] += 5.0
+    assert printed(fed(collector, b"three\r", b"\nfour\r\n")) == "three\nfour\n", "no empty line between them"
+    clock[0] += 0.5
+    assert fed(collector, b"\r10%\r20%\r") == ["\r10%\r"]
+    assert printed(collector.end()) == "20%\n"
+
+
+def test_the_text_behind_the_last_carriage_return_is_printed() -> None:
+    assert as_printed("a\rb\n") == "b\n"
+    assert as_printed("a\rb\r\r\n\r\n") == "b\n\n"
+    assert as_printed("10%\r20%\r") == "20%\n"
+    assert as_printed("line\n\r") == "line\n"
+    assert as_printed("\r") == as_printed("") == ""
 
 
 def test_a_line_without_end_comes_in_pieces() -> None:
-    lines = Lines()
-    found = [line for _ in range(40) for line in lines.feed(b"x" * 70_000)]
-    assert found
-    assert sum(map(len, found + lines.end())) == 70_000 * 40
+    collector = Lines()
+    pieces = fed(collector, *[b"x" * 70_000] * 40)
+    assert pieces
+    assert "".join(pieces + collector.end()) == "x" * 70_000 * 40
+
+
+def test_a_flood_of_redraws_is_not_kept_in_memory() -> None:
+    collector = Lines()
+    chunks = [b"\r" + b"x" * 9_999] * 100
+    pieces = fed(collector, *chunks)
+    rest = "".join(collector.end())
+    assert len(rest) < 100_000
+    assert "".join(pieces) + rest == b"".join(chunks).decode()
+
+
+STREAM = b"one\r\n 10%\r 20%\rdone\n\x1b[1mbold\xe9\n\n 1%\r 2%"
+
+
+def test_log_files_have_the_bytes_that_the_worker_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output(2, {0}, tmp_path / "logs", tmp_path / "streams")
+    collector = Lines()
+    for chunk in (STREAM[:4], STREAM[4:20], STREAM[20:]):
+        output.write(0, "out", collector.feed(chunk))
+    output.write(0, "out", collector.end())
+    assert output.write(1, "err", ["50%\rTraceback\n  line\r\n"]) == ["Traceback", "  line"]
+    assert list(output.errors[1]) == ["Traceback", "  line"]
+    output.close()
+    assert (tmp_path / "logs/rank-0.log").read_bytes() == STREAM
+    assert (tmp_path / "streams/rank.0/stdout").read_bytes() == STREAM
+    assert (tmp_path / "logs/rank-1.log").read_bytes() == b"50%\rTraceback\n  line\r\n"
+    shown = os.fsencode(capfd.readouterr().out)
+    assert shown.startswith(b"[0] one\n[0] done\n[0] \x1b[1mbold")
+    assert shown.endswith(b"\n[0] \n[0]  2%\n")
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
@@ -103,7 +167,7 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
 def test_which_host_is_here() -> None:
     assert is_here("localhost")
     assert is_here("127.0.0.1")
-    assert is_here(f"me@{os.uname().nodename}")
+    assert is_here(os.uname().nodename)
     assert not is_here("no-such-host.invalid")
 
 

@@ -70,6 +70,24 @@ sink.write(b"fourth\\n")
     assert (tmp_path / "log").read_text().splitlines() == ["first", "seco", gap, "fourth"]
 
 
+def test_a_gap_after_a_piece_of_a_line_starts_a_line(tmp_path: Path) -> None:
+    clock = Clock()
+    path = tmp_path / "log"
+    sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "the log", lambda line: None, clock)
+    sink.write(b" 10%\r")
+    real, disk = os.dup(sink.fd), full()
+    os.dup2(disk, sink.fd)
+    sink.write(b" 20%\rdone\n")
+    os.dup2(real, sink.fd)
+    clock.now += 2.0
+    sink.write(b"kept\n")
+    sink.close()
+    for fd in (real, disk):
+        os.close(fd)
+    gap = b"allstep run: 1 lines are missing here: No space left on device"
+    assert path.read_bytes() == b" 10%\r\n" + gap + b"\nkept\n"
+
+
 def test_a_reader_that_is_gone_is_not_reported() -> None:
     reports: list[str] = []
     reading, writing = os.pipe()

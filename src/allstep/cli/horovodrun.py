@@ -84,7 +84,7 @@ FLAGS: tuple[Flag, ...] = (
     _flag("--network-interface --network-interfaces", list[str]),
     _flag("-p --ssh-port", int),
     _flag("-i --ssh-identity-file", str),
-    _flag("--output-filename", Path),
+    _flag("--output-filename", str),
     _flag("-prefix-timestamp --prefix-output-with-timestamp", bool),
     _flag("--verbose", bool),
     _flag("--config-file", Path),

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +15,6 @@ from allstep.escaping import print_notice
 
 if TYPE_CHECKING:
     from allstep.launch import Host
-
-_DISCOVERY_SECONDS = 60.0
 
 
 def _check_build(asked: bool) -> None:
@@ -50,7 +47,9 @@ def run(
         Path | None, typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2.")
     ] = None,
     iface: Annotated[str | None, typer.Option(help="The network interface between the hosts.")] = None,
-    log_dir: Annotated[Path | None, typer.Option(help="Also write one file per rank into this folder.")] = None,
+    log_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Also write one file per rank into this folder.")
+    ] = None,
     show: Annotated[str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")] = None,
     grace: Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")] = 30.0,
     ssh: Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")] = "ssh",
@@ -113,8 +112,8 @@ def run(
         env=env,
         env_only=None if env_only is None else parse_env_only(env_only, env),
         show=_ranks(show, sum(host.slots for host in used)),
-        log_dir=log_dir,
-        stream_dir=flags.get("output_filename"),
+        log_dir=_folder("--log-dir", log_dir),
+        stream_dir=_folder("--output-filename", flags.get("output_filename")),
         prefix="horovod" if as_horovodrun else "allstep",
         timestamps=bool(flags.get("prefix_output_with_timestamp")),
         iface=iface or _interface(flags.get("network_interfaces", [])),
@@ -170,7 +169,7 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
 
 
 def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None) -> "list[Host]":
-    from allstep.launch import Host, parse_hosts, read_hostfile
+    from allstep.launch import Host, discover, parse_hosts, read_hostfile
 
     script = flags.get("host_discovery_script")
     named = {"-H": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
@@ -181,25 +180,19 @@ def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_
     if hostfile:
         return read_hostfile(hostfile)
     if script:
-        return parse_hosts(_discovered(script, flags.get("slots_per_host", 1)))
+        return discover(script, flags.get("slots_per_host", 1))
     if num_workers is None:
         raise ConfigError("how many workers? Say -np N, or name hosts with their slots: -H h1:2,h2:2")
     return [Host("localhost", num_workers)]
 
 
-def _discovered(script: str, slots_per_host: int) -> str:
-    """What a discovery script prints, `host` or `host:slots` a line, as the text of -H."""
-    try:
-        found = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=_DISCOVERY_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"--host-discovery-script {script} did not end within {_DISCOVERY_SECONDS:.0f} s") from None
-    names = found.stdout.split()
-    if found.returncode or not names:
-        said = (found.stderr.split("\n") or [""])[0]
-        raise ConfigError(
-            f"--host-discovery-script {script} named no host: it ended with {found.returncode} and said {said!r}"
-        )
-    return ",".join(name if ":" in name else f"{name}:{slots_per_host}" for name in names)
+def _folder(option: str, text: str | None) -> Path | None:
+    """The folder that an option names. Path would turn an empty name into the current folder."""
+    if text is None:
+        return None
+    if not text:
+        raise ConfigError(f"{option}: the name is empty; expected a folder (`.` is the current one)")
+    return Path(text)
 
 
 def _interface(given: list[str]) -> str | None:

@@ -3,6 +3,7 @@
 `launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it; `run` calls a function on workers.
 """
 
+from allstep.launch.discovery import discover
 from allstep.launch.function import run
 from allstep.launch.hosts import Host, assign, parse_hosts, read_hostfile
 from allstep.launch.job import Job
@@ -15,6 +16,7 @@ __all__ = [
     "Job",
     "Launcher",
     "assign",
+    "discover",
     "launch",
     "parse_env_only",
     "parse_hosts",

@@ -4,12 +4,19 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allstep.launch.hosts import Host
+from allstep.errors import ConfigError
+from allstep.launch.hosts import Host, check_counts
+
+MAX_GRACE = 86_400.0
+"""Seconds: a day. What is to be saved after a signal takes minutes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to run and where. `hosts` say how many workers each one gets; rank 0 is the first of the first."""
+    """What to run and where. `hosts` say how many workers each one gets; rank 0 is on the first.
+
+    Raises ConfigError for what no launcher can do, before anything is started.
+    """
 
     command: list[str]
     hosts: list[Host]
@@ -27,3 +34,11 @@ class Job:
     ssh: str = "ssh"
     grace: float = 30.0
     foreground: bool = False  # rank 0 keeps our standard output: a progress bar stays a progress bar
+
+    def __post_init__(self) -> None:
+        if not self.command or not self.command[0].strip():
+            raise ConfigError("the command is empty; expected a program and its arguments, such as `python train.py`")
+        # Written so that nan is refused, too.
+        if not 0 <= self.grace <= MAX_GRACE:
+            raise ConfigError(f"--grace {self.grace:g}: expected seconds from 0 to {MAX_GRACE:,.0f} (a day)")
+        check_counts(self.hosts)

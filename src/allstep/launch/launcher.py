@@ -141,16 +141,12 @@ class Launcher:
     def _address(self, station: Station) -> str:
         """The address at which the other hosts reach this one."""
         assert station.hello is not None
+        # Checked on a single host, too, where it is not used: the next run may have two.
+        address = self._address_of_iface(station) if self.job.iface else None
         if not self._remotes():
             return "127.0.0.1"
-        if self.job.iface:
-            found = station.hello["interfaces"].get(self.job.iface)
-            if not found:
-                known = ", ".join(station.hello["interfaces"])
-                raise ConfigError(
-                    f"--iface {self.job.iface}: {station.label} has no such interface with an address; it has {known}"
-                )
-            return str(found[0])
+        if address:
+            return address
         if station.hello["address"]:
             return str(station.hello["address"])
         sources = [
@@ -159,6 +155,16 @@ class Launcher:
             if other.hello and other.hello["address"]
         ]
         return next((source for source in sources if source), "127.0.0.1")
+
+    def _address_of_iface(self, station: Station) -> str:
+        assert station.hello is not None and self.job.iface is not None
+        found = station.hello["interfaces"].get(self.job.iface)
+        if not found:
+            known = ", ".join(station.hello["interfaces"])
+            raise ConfigError(
+                f"--iface {self.job.iface}: {station.label} has no such interface with an address; it has {known}"
+            )
+        return str(found[0])
 
     def _order(self, station: Station, addresses: list[str]) -> dict[str, Any]:
         """What the agent of a station is told to start."""
@@ -266,9 +272,8 @@ class Launcher:
 
     def _on_lines(self, station: Station, message: Message) -> None:
         rank = message["rank"]
-        if message["stream"] == "err" and any(failure.starts_traceback(line) for line in message["lines"]):
+        if any(map(failure.starts_traceback, self.output.write(rank, message["stream"], message["lines"]))):
             self.complained[rank] = self._moment()
-        self.output.lines(rank, message["stream"], message["lines"])
 
     def _on_problem(self, station: Station, message: Message) -> None:
         self.problem = f"{message['text']} (on {station.label})"

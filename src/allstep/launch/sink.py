@@ -1,4 +1,4 @@
-"""Where the launcher writes lines: a file descriptor that may be slow, full or closed, and must never end the run.
+"""Where the launcher writes lines and pieces of lines: a file descriptor that may be slow, full or closed, and must never end the run.
 
 | what a write meets | what happens |
 |---|---|
@@ -40,7 +40,10 @@ class Sink:
         self._ends_mid_line = False
 
     def write(self, data: bytes) -> None:
-        """Write `data`, whole lines. What cannot be written is dropped and counted; never raises."""
+        """Write `data`: lines, the last of which may continue in the next call.
+
+        What cannot be written is dropped, and its newlines are counted; never raises.
+        """
         if self._is_gone:
             return
         if self._error is not None and not self._write_gap():
@@ -78,10 +81,12 @@ class Sink:
             while rest:
                 rest = rest[self._write_some(rest) :]
         except OSError as error:
-            self._ends_mid_line = data[len(data) - len(rest) - 1 : len(data) - len(rest)] not in (b"\n", b"")
             self._num_missing += bytes(rest).count(b"\n")
             self._fail(error)
             return False
+        finally:
+            if written := len(data) - len(rest):
+                self._ends_mid_line = data[written - 1] != ord("\n")
         return True
 
     def _write_some(self, data: memoryview) -> int:
