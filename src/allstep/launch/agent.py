@@ -117,6 +117,11 @@ class Agent:
         if not self.link.outbox:
             self.link.send("alive")
         if self.remote and time.monotonic() - self.heard > self.lost_seconds:
+            # On standard error, which has a way of its own to the launcher if that is back.
+            silence = time.monotonic() - self.heard
+            print(
+                f"no sign of life from the launcher for {silence:.0f} s: the agent ended its workers", file=sys.stderr
+            )
             self.link.ended = True
 
     def _mind_the_outbox(self) -> None:

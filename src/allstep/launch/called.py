@@ -9,6 +9,8 @@ from allstep import wire
 from allstep.launch.parcel import collect, pieces
 
 _HOUR = 3600.0
+# The caller's store is there before any worker starts: one that does not answer is gone.
+_CALLER_SECONDS = 10.0
 
 
 def main() -> None:
@@ -16,7 +18,9 @@ def main() -> None:
 
     rank, size = int(os.environ["ALLSTEP_RANK"]), os.environ["ALLSTEP_SIZE"]
     ((host, _), *_) = wire.parse_addresses(os.environ["ALLSTEP_STORE"])
-    caller = wire.Client([(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))], os.environ.pop("ALLSTEP_CALL_TOKEN"))
+    caller = wire.Client(
+        [(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))], os.environ.pop("ALLSTEP_CALL_TOKEN"), _CALLER_SECONDS
+    )
     threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
     caller.set("size", size.encode())
     data = collect("call", lambda key: caller.get(key, 30.0))

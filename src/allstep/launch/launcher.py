@@ -302,7 +302,7 @@ class Launcher:
             station.over = True
             self.selector.unregister(station.link.read_fd)
         else:
-            self._lose(station, "the connection to it ended" if station.remote else "its agent was killed")
+            self._lose(station, station.why_it_ended())
 
     def _lose(self, station: Station, why: str) -> None:
         station.over = True

@@ -49,6 +49,14 @@ class Station:
         self.hear_complaints()
         return ssh.complaint(self.label, code, self.complaints)
 
+    def why_it_ended(self) -> str:
+        """A few words, when the link ended after the hello."""
+        if self.process is None:
+            return "its agent was killed"
+        self.hear_complaints()
+        last = self.complaints.strip().rpartition("\n")[2]
+        return f"the connection to it ended ({last})" if last else "the connection to it ended"
+
     def hear_complaints(self) -> None:
         """Keep what ssh, or a crash of the agent behind it, says on standard error."""
         if self.process is None or self.process.stderr is None:

@@ -8,7 +8,16 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from allstep.wire.frames import Fields, format_addresses, pack, plain_address, receive_frame, unpack
+from allstep.wire.frames import (
+    MAX_FRAME,
+    Fields,
+    format_addresses,
+    frame_nbytes,
+    pack,
+    plain_address,
+    receive_frame,
+    unpack,
+)
 from allstep.wire.handshake import Busy, WrongToken, introduce
 from allstep.wire.patience import HOUR, bounded, checked
 
@@ -117,6 +126,8 @@ class Client:
     def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
         sock = self._socket()
         fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
+        if (nbytes := frame_nbytes(fields)) > MAX_FRAME:
+            raise ValueError(f"{operation} of {nbytes} bytes: the store takes at most {MAX_FRAME} at a time")
         try:
             sock.settimeout(patience)
             sock.sendall(pack(fields))
@@ -157,7 +168,8 @@ class Client:
                     if len(self._addresses) == 1:
                         raise
                     reasons.append(f"{format_addresses([address])}: somebody else's store")
-                except OSError as error:
+                # UnicodeError: a host name that cannot be looked up, such as "a..b".
+                except (OSError, UnicodeError) as error:
                     busy = isinstance(error, Busy)
                     reasons.append(f"{format_addresses([address])}: {error}")
                 else:
