@@ -15,8 +15,7 @@ Text is escaped where it leaves the program, not where it comes in: inside, a na
 and can be opened. Backslashes stay single, so a name with a real backslash reads like an escaped
 one; a shell takes neither as it stands.
 
-What workers print is passed on by the launcher byte for byte: a progress bar has control characters
-on purpose.
+What workers print is not escaped by the launcher: a progress bar has control characters on purpose.
 """
 
 import re

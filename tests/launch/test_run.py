@@ -109,7 +109,7 @@ def test_bytes_that_are_not_text_pass_through(tmp_path: Path) -> None:
 
 
 def test_the_failure_report_escapes_what_it_quotes(tmp_path: Path) -> None:
-    """Lines are passed on as they are, as a progress bar needs it; the report is our own text."""
+    """Lines of workers are not escaped, as a progress bar needs it; the report is our own text."""
     hostile = tmp_path / "fails.py"
     hostile.write_text("import sys; sys.exit('gone: \\x1b[2J\\u202e\\x9b\\tfile')")
     done = run("run", "-np", "1", "python", hostile)

@@ -79,6 +79,7 @@ class Agent:
         self.oom_kills = machine.oom_kills()
         self.streams: list[_Stream] = []
         self._full = False
+        self._room: int | None = None
 
     def run(self) -> None:
         """Serve the launcher until there is nothing left to do; then leave nothing behind."""
@@ -88,8 +89,8 @@ class Agent:
         next_beat = time.monotonic() + self.beat_seconds
         try:
             while not self.done and not self.link.ended:
-                patience = 0.01 if self.link.outbox else max(0.0, next_beat - time.monotonic())
-                for key, _ in self.selector.select(patience):
+                self._wait_for_room()
+                for key, _ in self.selector.select(max(0.0, next_beat - time.monotonic())):
                     key.data()
                 if (now := time.monotonic()) >= next_beat:
                     # While we stood still ourselves (stopped, or the whole machine was) the launcher's silence does not count.
@@ -123,6 +124,18 @@ class Agent:
                 f"no sign of life from the launcher for {silence:.0f} s: the agent ended its workers", file=sys.stderr
             )
             self.link.ended = True
+
+    def _wait_for_room(self) -> None:
+        """Let the selector return as soon as the launcher takes more, while there is more for it."""
+        waits = bool(self.link.outbox)
+        if waits and self._room is None:
+            # A descriptor of its own, since both directions of the link may be one socket.
+            self._room = os.dup(self.link.write_fd)
+            self.selector.register(self._room, selectors.EVENT_WRITE, self.link.flush)
+        elif not waits and self._room is not None:
+            self.selector.unregister(self._room)
+            os.close(self._room)
+            self._room = None
 
     def _mind_the_outbox(self) -> None:
         """Stop reading from the workers while the launcher does not take what they said; they wait in their turn."""
