@@ -290,3 +290,18 @@ def test_closing_while_a_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     wake = server._wake_out
     monkeypatch.setattr(server, "_wake_out", Late())
     server.close()
+
+
+def test_a_value_that_no_request_can_carry() -> None:
+    with Server(token := new_token()) as server:
+        client = Client([("127.0.0.1", server.port)], token)
+        with pytest.raises(ValueError, match=r"set of 67108\d+ bytes: the store takes at most 67108864"):
+            client.set("key", bytes(64 << 20))
+        client.set("key", b"still connected")
+        assert server.peek("key") == b"still connected"
+        client.close()
+
+
+def test_a_store_whose_name_cannot_be_looked_up() -> None:
+    with pytest.raises(ConnectionError, match=r"no store within 0 s at a\.\.b:5: .*label"):
+        Client([("a..b", 5)], "token", timeout=0.1)

@@ -59,8 +59,10 @@ def check_regular(descriptor: int, path: Path) -> None:
 def read_regular(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file, at most `limit`; OSError (EFBIG) for a larger one."""
     with open_regular(path) as file:
-        # A file may grow after it was measured, so the read is bounded as well.
-        if os.fstat(file.fileno()).st_size > limit or len(data := file.read(limit + 1)) > limit:
+        # A file may grow after it was measured, so the read is bounded as well: by its size, since a
+        # read of `limit` bytes would reserve memory for so many.
+        size = os.fstat(file.fileno()).st_size
+        if size > limit or len(data := file.read(size + 1)) > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes, the limit here", str(path))
         return data
 

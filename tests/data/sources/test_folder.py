@@ -74,7 +74,7 @@ def test_a_file_that_is_gone_or_a_folder_is_a_bad_sample(root: Path) -> None:
         source.read(0)
     assert caught.value.number == 0
     (root / "cat" / "a.jpg").mkdir()
-    with pytest.raises(BadSample, match="Is a directory"):
+    with pytest.raises(BadSample, match="is not a regular file"):
         source.read(0)
 
 

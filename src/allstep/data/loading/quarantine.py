@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from allstep.bounded import MAX_JSON, read_regular
 from allstep.data.sources.source import BadSample, Place
 from allstep.errors import DataError
 from allstep.escaping import escaped
@@ -112,7 +113,7 @@ def _listed(path: Path) -> Iterator[BadSample]:
     """What a list has already, once each; lines that are not ours or were torn by a kill say nothing."""
     seen = set()
     try:
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        lines = read_regular(path, MAX_JSON).decode(errors="replace").splitlines() if path.is_file() else []
     except OSError:
         return
     for line in lines:

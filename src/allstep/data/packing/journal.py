@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from allstep.bounded import check_regular
 from allstep.data.packing.plan import Plan
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
@@ -141,6 +142,7 @@ def opened(folder: Path) -> Iterator[Journal]:
     made = _make(folder)
     try:
         with path.open("ab+", buffering=0) as file:
+            check_regular(file.fileno(), path)
             _lock(file, folder)
             journal = Journal(folder, file)
             try:

@@ -12,8 +12,9 @@ grey become RGB; of 16 bits the upper 8 stay. The orientation that a camera wrot
 more than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays are in memory already.
 
 OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
-simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures is switched off, too (the error says
-it), unless OPENCV_LOG_LEVEL asks for it; libpng's own lines go straight to standard error and stay.
+simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures
+is switched off, too (the error says it), unless OPENCV_LOG_LEVEL asks for it. libpng's own lines go straight
+to standard error and stay, but for those about color profiles (`png`).
 """
 
 import os
@@ -30,6 +31,7 @@ from allstep.data.pictures import jpeg
 from allstep.data.pictures.draws import Floats
 from allstep.data.pictures.jpeg_header import Odd
 from allstep.data.pictures.limit import MAX_PIXELS, check_size
+from allstep.data.pictures.png import without_profile
 from allstep.data.pictures.size import opened, size_of
 
 cv2.setNumThreads(1)
@@ -123,7 +125,7 @@ def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Picture:
     if bytes(code[:4]) in _TIFF:
         _by_pillow(code, channels, max_pixels)
     try:
-        picture = cv2.imdecode(np.frombuffer(code, np.uint8), _FLAGS[channels])
+        picture = cv2.imdecode(np.frombuffer(without_profile(code), np.uint8), _FLAGS[channels])
     except cv2.error:
         picture = None
     if picture is None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.bounded import read_regular
 from allstep.data.sources import cifar, idx
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, check_unchanged, local_path, stamp_of
@@ -29,6 +30,8 @@ from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.errors import DataError
 
 KIND = "rows"
+_MAX_NAMES_NBYTES = 1 << 20
+_MOST_CLASSES = 256
 
 
 class _Rows(Source):
@@ -189,9 +192,13 @@ def _cifar_classes(name: str) -> tuple[str, ...]:
     """The names beside the files, as the official archive has them."""
     beside = local_path(name).with_name("batches.meta.txt")
     try:
-        return tuple(beside.read_text(encoding="utf-8").split()) if beside.is_file() else ()
+        text = read_regular(beside, _MAX_NAMES_NBYTES).decode() if beside.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{beside}: expected names of classes in UTF-8, found {error}; remove or mend it") from error
+    # A label is one byte.
+    if len(names := text.split()) > _MOST_CLASSES:
+        raise DataError(f"{beside}: names {len(names)} classes, expected at most {_MOST_CLASSES}; remove or mend it")
+    return tuple(names)
 
 
 def _crc(row: NDArray[Any], target: Any) -> int:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.bounded import read_regular
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, local_path
 from allstep.data.sources.index import (
@@ -40,6 +41,8 @@ from allstep.errors import DataError
 
 KIND = "folder"
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff")
+# Of one picture, as stored.
+_MAX_NBYTES = 1 << 30
 _EVERY = 4096
 _TICK_NS = 20_000_000
 
@@ -86,12 +89,15 @@ class FolderSource(Source):
     def read(self, number: int) -> Sample:
         path = self.path(number)
         try:
-            data = path.read_bytes()
+            data = read_regular(path, _MAX_NBYTES)
         except OSError as error:
             raise BadSample(number, Place(str(path)), f"cannot be read: {error.strerror or error}") from error
         if self._crcs is not None and (found := crc32c(data)) != self._crcs[number]:
             raise BadSample(number, Place(str(path)), not_as_stored(found, int(self._crcs[number])))
         return Sample(data, int(self._target[number]))
+
+    def _bytes_of(self, path: bytes) -> bytes:
+        return read_regular(self._root / os.fsdecode(path), _MAX_NBYTES)
 
     def place(self, number: int) -> Place:
         return Place(str(self.path(number)))
@@ -151,7 +157,7 @@ class FolderSource(Source):
         for row, path in enumerate(paths):
             try:
                 known = before.get(path)
-                crcs[row] = crc32c((self._root / os.fsdecode(path)).read_bytes()) if known is None else known
+                crcs[row] = known if known is not None else crc32c(self._bytes_of(path))
             except OSError:  # reading it will say so
                 pass
             if progress and row % _EVERY == 0:

@@ -32,6 +32,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.bounded import open_regular
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import Stamp, is_remote, local_path
 from allstep.data.sources.mapping import map_file
@@ -117,7 +118,7 @@ def find_index(places: tuple[Path, ...], kind: str, stamp: Stamp, needs: tuple[s
 def read_index(place: Path, kind: str, stamp: Stamp | None = None) -> Index | None:
     """The index in the file `place`, mapped; None when there is none, or it is damaged, foreign or not made for `stamp`."""
     try:
-        with place.open("rb", buffering=0) as file:
+        with open_regular(place) as file:
             if not _is_whole(file):
                 return None
         view, _ = map_file(place)

@@ -16,6 +16,8 @@ import os
 import weakref
 from pathlib import Path
 
+from allstep.bounded import check_regular
+
 _PROT_READ, _MAP_SHARED = 1, 1
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -33,9 +35,11 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_file(path: str | Path) -> tuple[memoryview, os.stat_result]:
-    """All bytes of the file at `path`, and what the kernel says of the very file that was mapped. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Map the regular file at `path`; return its bytes and its status. Raises OSError, also for a pipe or device."""
+    # Without O_NONBLOCK, opening a pipe would wait until another process opens its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        check_regular(descriptor, Path(path))
         found = os.fstat(descriptor)
         return _map(descriptor, found.st_size), found
     finally:

@@ -88,9 +88,8 @@ def members(view: memoryview) -> Iterator[Member | Lost]:
             if kind in _FILES:
                 yield Member(about.name or short_name, begins, start, size)
             begins, about = position, _About()
-    if len(view):
-        reason = f"the file ends at byte {len(view)} without a tar's end mark: it is cut off"
-        yield Lost(min(begins, len(view)), reason)
+    reason = f"the file ends at byte {len(view)} without a tar's end mark: it is cut off"
+    yield Lost(min(begins, len(view)), reason)
 
 
 @dataclass(frozen=True, slots=True)

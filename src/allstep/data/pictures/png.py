@@ -1,0 +1,34 @@
+"""Takes color profiles out of PNG files before they are decoded.
+
+OpenCV's libpng checks an embedded color profile (the chunk `iCCP`) and prints what it dislikes to
+standard error, with the profile's name as the file has it: escape sequences included. The profile
+does not change the pixels that OpenCV returns, so it is removed.
+
+A PNG is a signature of 8 bytes and chunks::
+
+    length (4 bytes, big-endian) | kind (4 letters) | data | CRC (4 bytes)
+"""
+
+from collections.abc import Iterator
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PROFILE = b"iCCP"
+# Length, kind and CRC.
+_OVERHEAD = 12
+
+
+def without_profile(code: memoryview) -> memoryview:
+    """Return the file without color profiles; other files, and PNGs without one, as they are."""
+    if code[:8] != _SIGNATURE or _PROFILE not in bytes(code):
+        return code
+    parts = [code[start:end] for start, end, kind in _chunks(code) if kind != _PROFILE]
+    return memoryview(b"".join([_SIGNATURE, *parts]))
+
+
+def _chunks(code: memoryview) -> Iterator[tuple[int, int, bytes]]:
+    """Yield where each chunk starts and ends, and its kind. A cut one at the end is as long as it is."""
+    start = len(_SIGNATURE)
+    while start < len(code):
+        end = start + _OVERHEAD + int.from_bytes(code[start : start + 4], "big")
+        yield start, min(end, len(code)), bytes(code[start + 4 : start + 8])
+        start = end
