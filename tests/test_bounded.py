@@ -48,6 +48,7 @@ def test_depth() -> None:
         (b"NaN", "holds NaN, which is not JSON"),
         (b"[-Infinity]", "holds -Infinity"),
         (b"1e999", "beyond a float"),
+        (b"[18446744073709551616]", "an integer of 20 digits"),
         (b"9" * 30, "an integer of 30 digits"),
         (b"9" * 100_000, "an integer of 100000 digits"),
         (b'"\\ud800"', "surrogates not allowed"),

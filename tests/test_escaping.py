@@ -1,5 +1,6 @@
 """Names from outside on the way to a terminal: nothing in them is obeyed, each stays one line."""
 
+import io
 import os
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from allstep.cli import main
 from allstep.cli.bar import _bar
 from allstep.errors import DataError
 from allstep.escaping import escaped, escaped_block, print_line, print_notice
 from allstep.plan.display import Lines, shown
 from allstep.plan.runner import State
+from picture_folders import make_folder
 from ranks import clean_environment
 
 HOSTILE = "[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\udcff\u2028[/red]"
@@ -89,6 +92,58 @@ def test_a_study_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
     assert r"[/red]a\x1b[2J" in drawn
     assert drawn.count("failed\n    [/b]\\x1b[2J\\u202e\n") == 2
     assert "\u202e" not in drawn and "\x1b[2J" not in drawn
+
+
+def run_main(
+    monkeypatch: pytest.MonkeyPatch,
+    encoding: str,
+    errors: str,
+    arguments: list[str],
+) -> tuple[bytes, bytes]:
+    """Run the command in this process; return what it wrote to standard output and error."""
+    raw = [io.BytesIO(), io.BytesIO()]
+    for name, stream in zip(("stdout", "stderr"), raw, strict=True):
+        wrapper = io.TextIOWrapper(stream, encoding=encoding, errors=errors, write_through=True)
+        monkeypatch.setattr(sys, name, wrapper)
+    monkeypatch.setattr(sys, "argv", ["allstep", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    return raw[0].getvalue(), raw[1].getvalue()
+
+
+@pytest.fixture
+def folder_of_cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+    return make_folder(tmp_path / "кот猫")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "shift_jis"])
+def test_characters_that_the_output_lacks_are_escaped(
+    folder_of_cats: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, errors: str
+) -> None:
+    output, _ = run_main(monkeypatch, encoding, errors, ["data", "info", str(folder_of_cats)])
+    text = output.decode(encoding).replace("\n", "").replace(" ", "")
+    assert "кот猫".encode(encoding, "backslashreplace").decode(encoding) in text
+    # Bars of a character that every encoding has.
+    assert "#" * 30 in text
+
+
+def test_an_error_with_characters_that_the_output_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, error = run_main(monkeypatch, "ascii", "strict", ["report", "нет"])
+    assert error.startswith(rb"allstep: \u043d\u0435\u0442: there is no such folder")
+
+
+def test_utf8_and_the_choice_of_the_user_stay(
+    folder_of_cats: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ["data", "info", str(folder_of_cats)]
+    output, _ = run_main(monkeypatch, "utf-8", "strict", command)
+    text = output.decode()
+    assert "кот猫" in text.replace("\n", "").replace(" ", "") and "█" * 30 in text
+    output, _ = run_main(monkeypatch, "ascii", "replace", command)
+    assert b"????" in output.replace(b"\n", b"").replace(b" ", b"") and b"\\u" not in output
 
 
 HOSTILE_FILE = os.fsdecode(b"[red]e\x1b[31mvil\nallstep: \xff.tfrecord")

@@ -1,7 +1,11 @@
 """What is read from a run folder: only what is there, and what is damaged is left out with a note. Reference: what was written."""
 
 import base64
+import io
 import json
+import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +13,8 @@ import pytest
 from PIL import Image
 
 from allstep.errors import DataError
-from allstep.report import read_run
-from allstep.report.mistakes import read_mistakes
+from allstep.report import read_run, write_report
+from allstep.report.mistakes import Confusion, read_mistakes
 from allstep.report.run import read_runs
 from report.made_up import BEGAN, lines, write, write_mistakes, write_rich
 
@@ -139,10 +143,123 @@ def test_only_pictures_of_the_folder_come_into_the_page(tmp_path: Path, entry: A
     assert bool(run.notes) is not is_shown
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("x" * 5000, "a\0b", "", ".", "..", "../secret.png", "mistakes/0000.png", "folder.png"),
+        *("pipe.png", "zero.png", "loop.png", ["0000.png"], {"a": 1}, None, 1e300),
+    ],
+    ids=lambda name: str(name)[:20].replace("\0", "NUL"),
+)
+@pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
+def test_one_hostile_entry_is_left_out(tmp_path: Path, name: Any, is_absolute: bool) -> None:
+    """The other entry stays, and the page has a note."""
+    folder = write(tmp_path / "run", lines(epochs=1))
+    mistakes = folder / "mistakes"
+    write_mistakes(mistakes, 1)
+    (folder / "secret.png").write_bytes((mistakes / "0000.png").read_bytes())
+    (mistakes / "folder.png").mkdir()
+    os.mkfifo(mistakes / "pipe.png")
+    (mistakes / "zero.png").symlink_to("/dev/zero")
+    (mistakes / "loop.png").symlink_to("loop.png")
+    good = json.loads((mistakes / "mistakes.json").read_text())
+    entry = {"file": f"{mistakes}/{name}" if is_absolute else name, "label": "a", "predicted": "b"}
+    (mistakes / "mistakes.json").write_text(json.dumps([entry, *good]))
+    page = write_report([folder], tmp_path / "page.html", now=BEGAN + 9999).read_text()
+    assert page.count("data:image/png") == 1
+    assert "mistakes/: 1 of 2 pictures are missing, no PNG, or over 40,000 bytes" in page
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG file."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_a_picture_that_pillow_stumbles_over(tmp_path: Path) -> None:
+    """Pillow raises IndexError for a colour profile of no bytes."""
+    folder = tmp_path / "mistakes"
+    write_mistakes(folder, 1)
+    png = (folder / "0000.png").read_bytes()
+    (folder / "0000.png").write_bytes(png[:-12] + chunk(b"iCCP", b"") + png[-12:])
+    (mistake,) = read_mistakes(folder, [])
+    assert mistake.brightness == 1.0
+
+
+def test_a_picture_of_many_pixels_is_not_decoded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """24 pictures of 10 kB and 81 million pixels would take half a minute."""
+    folder = tmp_path / "mistakes"
+    write_mistakes(folder, 1)
+    made = io.BytesIO()
+    Image.new("1", (9000, 9000)).save(made, "PNG")
+    (folder / "0000.png").write_bytes(made.getvalue())
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("was decoded"))
+    (mistake,) = read_mistakes(folder, [])
+    assert (mistake.width, mistake.brightness) == (9000, 1.0)
+
+
+def sums_of_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the sums that allstep.report.mistakes computes from now on."""
+    made: list[int] = []
+
+    def counted(values: Any) -> int:
+        made.append(1)
+        return sum(values)
+
+    monkeypatch.setattr("allstep.report.mistakes.sum", counted, raising=False)
+    return made
+
+
+def test_a_dense_matrix_is_summed_for_shown_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of a row for each cell took minutes for 2,000 classes."""
+    counts = tuple(tuple(1 + (i * 7 + j) % 5 for j in range(100)) for i in range(100))
+    confusion = Confusion(tuple(map(str, range(100))), counts)
+    cells = [(i, j, counts[i][j]) for i in range(100) for j in range(100) if i != j]
+    # The first of equal ones, in the order of the table.
+    most = sorted(cells, key=lambda cell: -cell[2])[:10]
+    expected = [(str(i), str(j), count, count / sum(counts[i])) for i, j, count in most]
+    sums = sums_of_rows(monkeypatch)
+    assert confusion.worst(10) == expected
+    assert len(sums) == 10
+
+
+@pytest.mark.parametrize(("num_classes", "num_rows"), [(2001, 1), (1, 2001)])
+def test_a_matrix_beyond_the_limit_is_left_out(
+    tmp_path: Path,
+    num_classes: int,
+    num_rows: int,
+) -> None:
+    folder = write(tmp_path / "run", lines(epochs=1))
+    (folder / "mistakes").mkdir()
+    content = {"classes": ["a"] * num_classes, "counts": [[1]] * num_rows}
+    (folder / "mistakes" / "confusion.json").write_text(json.dumps(content))
+    run = read_run(folder)
+    assert run.confusion is None
+    found = "mistakes/confusion.json: has 2,001 classes, the most is 2,000; it was left out"
+    assert run.notes == (found,)
+
+
+def test_a_matrix_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", lines(epochs=1))
+    (folder / "mistakes").mkdir()
+    with (folder / "mistakes" / "confusion.json").open("w") as file:
+        file.write('{"classes": ["a"], "counts": [[1]]}')
+        # White space, which JSON allows: only the size is against it.
+        file.write(" " * (32 << 20))
+    run = read_run(folder)
+    assert run.confusion is None
+    assert run.notes == ("mistakes/confusion.json: could not be read (OSError); it was left out",)
+
+
 @pytest.mark.parametrize(
     "content",
     [
         "{",
+        '{"classes": ["a"], "counts": [[1e30]]}',
+        json.dumps({"classes": ["a", "b"], "counts": [["9" * 4300, "9" * 4300], [1, 1]]}),
         "[]",
         '{"classes": ["a", "b"], "counts": [[1, 2]]}',
         '{"classes": [], "counts": []}',

@@ -5,6 +5,7 @@ loads no torch. A `UserError` anywhere below ends as one line and exit status 2;
 """
 
 import errno
+import io
 import sys
 
 from allstep.cli.app import app
@@ -22,6 +23,7 @@ _LONGEST_SHOWN = 100
 
 def main() -> None:
     """Entry point of the console script and of `python -m allstep`."""
+    _allow_all_characters()
     try:
         app()
     except AllstepError as error:
@@ -33,6 +35,18 @@ def main() -> None:
             raise
         print_notice(line)
         sys.exit(1)
+
+
+def _allow_all_characters() -> None:
+    """Let standard output and error escape what their encoding does not have, instead of raising.
+
+    With `PYTHONIOENCODING=ascii`, or in the C locale, a bar of a table or the name of a class would
+    end the command. A handler that the user chose (`ascii:replace`) stays.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # surrogateescape is Python's own choice in the C locale; it raises for a bar as well.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _full_output(error: Exception) -> str | None:

@@ -30,7 +30,7 @@ def info_table(info: "Info", *, stderr: bool = False) -> None:
         figures.add_row(name, _shown(value))
     console.print(figures)
     if info.classes:
-        console.print(_classes(info))
+        console.print(_classes(info, "#" if console.options.ascii_only else "█"))
 
 
 def _figures(info: "Info") -> Iterator[tuple[str, str]]:
@@ -62,14 +62,13 @@ def _balance(info: "Info") -> str:
     return f"{low} samples each" if low == high else f"{low} to {high} samples each"
 
 
-def _classes(info: "Info") -> Table:
-    """All classes, or the largest and the smallest ones."""
+def _classes(info: "Info", block: str) -> Table:
+    """All classes, or the largest and the smallest ones, with bars of `block`."""
     table = Table("class", "samples", "", box=None)
     most = max(1, *(count for _, count in info.classes))
     for name, count in _some(info.classes):
-        table.add_row(
-            _shown(name), "" if count is None else str(count), "" if count is None else "█" * round(count / most * _BAR)
-        )
+        bar = "" if count is None else block * round(count / most * _BAR)
+        table.add_row(_shown(name), "" if count is None else str(count), bar)
     return table
 
 

@@ -12,18 +12,25 @@ or that would make the page large, is left out.
 """
 
 import base64
+import heapq
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allstep.bounded import read_json
+from allstep.bounded import MAX_JSON, read_json, read_regular
 
 _SHOWN = 24
 _LARGEST = 40_000  # bytes of one picture, so that all of them stay below a megabyte
 _PNG = b"\x89PNG\r\n\x1a\n"
+_MOST_CLASSES = 2000
+_LARGEST_MATRIX = 32 << 20
+"""Bytes of confusion.json: eight for each count of 2,000 classes. Two or three are usual."""
+_LARGEST_COUNT = 1 << 64
+_MOST_PIXELS = 1 << 22
+"""Of a picture that is decoded: 40,000 bytes may be a picture of 80 million pixels."""
 _SMALL = 64  # pixels; smaller pictures are shown with hard edges
 _DARK = 64  # levels; a picture without higher ones looks black
 
@@ -63,37 +70,64 @@ class Confusion:
 
     def worst(self, number: int) -> list[tuple[str, str, int, float]]:
         """The most frequent confusions: label, predicted, how often, and the share of the label's samples."""
-        pairs = [
-            (self.classes[i], self.classes[j], row[j], row[j] / sum(row))
-            for i, row in enumerate(self.counts)
-            for j in range(len(row))
-            if i != j and row[j]
-        ]
-        return sorted(pairs, key=lambda pair: -pair[2])[:number]
+        most = heapq.nlargest(number, self._wrong(), key=lambda found: found[0])
+        names, counts = self.classes, self.counts
+        return [(names[i], names[j], count, count / sum(counts[i])) for count, i, j in most]
+
+    def _wrong(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (count, label, predicted) of every confusion, of which there may be millions."""
+        for i, row in enumerate(self.counts):
+            for j, count in enumerate(row):
+                if count and i != j:
+                    yield count, i, j
 
 
 def read_confusion(folder: Path, notes: list[str]) -> Confusion | None:
     """The matrix in `folder`, if there is one that fits its classes."""
-    content = _read(folder / "confusion.json", notes)
+    content = _read(folder / "confusion.json", notes, _LARGEST_MATRIX)
     if content is None:
         return None
     try:
+        # Counted before a table is built from them.
+        num_classes = max(len(content["classes"]), len(content["counts"]))
+        if num_classes > _MOST_CLASSES:
+            notes.append(_beyond(num_classes))
+            return None
         classes = tuple(map(str, content["classes"]))
         counts = tuple(tuple(map(int, row)) for row in content["counts"])
     except (TypeError, KeyError, ValueError):
         classes, counts = (), ()
-    if not classes or [len(row) for row in counts] != [len(classes)] * len(classes) or min(map(min, counts)) < 0:
+    if not classes or not _fits(counts, len(classes)):
         notes.append("mistakes/confusion.json: expected `classes` and a square of `counts`; it was left out")
         return None
     return Confusion(classes, counts)
 
 
-def read_mistakes(folder: Path, notes: list[str]) -> tuple[Mistake, ...]:
-    """The worst mistakes in `folder` that can be shown."""
+def _fits(counts: Sequence[Sequence[int]], num_classes: int) -> bool:
+    """Whether the counts are a square of numbers that a sample count can be."""
+    # int() also takes text: of 4,300 digits, and Python refuses to print the sum of two such.
+    return [len(row) for row in counts] == [num_classes] * num_classes and all(
+        min(row) >= 0 and max(row) < _LARGEST_COUNT for row in counts
+    )
+
+
+def _beyond(num_classes: int) -> str:
+    found = f"has {num_classes:,} classes, the most is {_MOST_CLASSES:,}"
+    return f"mistakes/confusion.json: {found}; it was left out"
+
+
+def read_mistakes(
+    folder: Path,
+    notes: list[str],
+    classes: Sequence[str] = (),
+) -> tuple[Mistake, ...]:
+    """The worst mistakes in `folder` that can be shown.
+
+    classes: the names that labels of entries may be numbers of.
+    """
     entries = _read(folder / "mistakes.json", notes)
     if not isinstance(entries, list):
         return ()
-    classes = confusion.classes if (confusion := read_confusion(folder, [])) else ()
     found = [_mistake(folder, entry, classes) for entry in entries[:_SHOWN]]
     if missing := found.count(None):
         notes.append(f"mistakes/: {missing} of {len(found)} pictures are missing, no PNG, or over {_LARGEST:,} bytes")
@@ -126,18 +160,25 @@ def _brightness(picture: bytes) -> float:
 
     try:
         with warnings.catch_warnings(action="error"), Image.open(io.BytesIO(picture)) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                return 1.0
             highest = int(np.asarray(image.convert("L")).max())
-    except (OSError, ValueError, SyntaxError, Warning, Image.DecompressionBombError):
+    except Exception:
+        # Errors of Pillow for damaged files are of any kind: IndexError for an empty iCCP chunk.
         return 1.0
     return 255 / highest if 0 < highest < _DARK else 1.0
 
 
 def _picture(folder: Path, name: str) -> bytes | None:
     """Its bytes; only of a plain file in the folder: a record must not be able to pull other files into a page."""
-    file = folder / name
-    if Path(name).name != name or "\0" in name or file.is_symlink() or not file.is_file():
+    if Path(name).name != name:
         return None
-    picture = file.read_bytes() if file.stat().st_size <= _LARGEST else b""
+    file = folder / name
+    try:
+        picture = b"" if file.is_symlink() else read_regular(file, _LARGEST)
+    except (OSError, ValueError):
+        # ValueError: a name with NUL, or one that the file system's encoding does not have.
+        return None
     return picture if picture.startswith(_PNG) and len(picture) > 24 else None
 
 
@@ -145,9 +186,9 @@ def _class(label: Any, classes: Sequence[str]) -> str:
     return classes[label] if isinstance(label, int) and 0 <= label < len(classes) else str(label)
 
 
-def _read(file: Path, notes: list[str]) -> Any:
+def _read(file: Path, notes: list[str], limit: int = MAX_JSON) -> Any:
     try:
-        return read_json(file)
+        return read_json(file, limit)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

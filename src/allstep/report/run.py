@@ -100,6 +100,7 @@ def read_run(folder: Path) -> Run:
         notes.append(f"run.jsonl: {torn} of its lines could not be read and were left out")
     config = record.starts[-1].get("config")
     num_bad, bad = _read_quarantine(folder)
+    confusion = read_confusion(folder / "mistakes", notes)
     return Run(
         name=folder.resolve().name,
         folder=folder,
@@ -109,8 +110,8 @@ def read_run(folder: Path) -> Run:
         checkpoints=_read_checkpoints(folder / "checkpoints", notes),
         num_bad=num_bad,
         bad=bad,
-        mistakes=read_mistakes(folder / "mistakes", notes),
-        confusion=read_confusion(folder / "mistakes", notes),
+        mistakes=read_mistakes(folder / "mistakes", notes, confusion.classes if confusion else ()),
+        confusion=confusion,
         notes=tuple(notes),
     )
 
