@@ -1,5 +1,6 @@
 """JSON as a damaged disk or another person may write it, made from a good document and a seed."""
 
+import copy
 import json
 import random
 from typing import Any
@@ -48,6 +49,7 @@ def odd(document: Any, seed: int) -> bytes:
 
 
 def _change(made: Any, dice: random.Random) -> None:
+    # Copies: a list that is put in twice could be put into itself.
     known = places(made)
     if not known:
         return
@@ -57,9 +59,9 @@ def _change(made: Any, dice: random.Random) -> None:
     if isinstance(made, dict) and dice.random() < 0.2:
         del made[last]
     elif isinstance(made, dict) and dice.random() < 0.1:
-        made[dice.choice(["more", "²", "../x", ""])] = dice.choice(PLAIN)
+        made[dice.choice(["more", "²", "../x", ""])] = copy.deepcopy(dice.choice(PLAIN))
     else:
-        made[last] = _HOLE if dice.random() < 0.3 else dice.choice(PLAIN)
+        made[last] = _HOLE if dice.random() < 0.3 else copy.deepcopy(dice.choice(PLAIN))
 
 
 def _bent(data: bytes, dice: random.Random) -> bytes:

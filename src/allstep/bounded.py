@@ -69,16 +69,19 @@ def read_regular(path: Path, limit: int) -> bytes:
         return data
 
 
-def parse_json(data: bytes) -> Any:
-    """Return the value that JSON text spells. ValueError, of one line, for all that is refused."""
+def parse_json(data: bytes, *, finite: bool = True) -> Any:
+    """Return the value that JSON text spells. ValueError, of one line, for all that is refused.
+
+    finite: refuse NaN and infinities. A record of a run may hold them, and its readers expect them.
+    """
     # Calling `_int` for each of millions of integers takes most of the time of reading them.
     to_int = _int if _LONG_INT.search(data) else None
     try:
         value = json.loads(
             data.decode(),
             parse_int=to_int,
-            parse_float=_float,
-            parse_constant=_refuse,
+            parse_float=_float if finite else None,
+            parse_constant=_refuse if finite else None,
         )
     except RecursionError:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep") from None

@@ -12,8 +12,8 @@ that is killed leaves at most a torn last line. Readers skip what they cannot pa
 so an old reader can follow a new writer.
 
 A record may come from another person, so it is read within limits (`bounded`): a line of more than 50
-levels, or with a number beyond a float, is one that cannot be parsed; a line of more than 16 MB ends
-the reading. Anything but a regular file is an OSError, for readers and the writer.
+levels, or with an integer beyond 64 bits, is one that cannot be parsed; a line of more than 16 MB ends
+the reading. NaN and infinities are read as such. Anything but a regular file is an OSError, for readers and the writer.
 
 Times are seconds since 1970 and never decrease within a record: readers tell by them what came
 after the last start. A writer reads the wall clock once, when it opens the record, and from then on
@@ -173,7 +173,7 @@ def _has_time(line: Fields) -> bool:
 def parse(line: bytes) -> dict[str, Any] | None:
     """A line of a record; None when it cannot be read, or does not say of which kind it is."""
     try:
-        found = parse_json(line)
+        found = parse_json(line, finite=False)
     except ValueError:
         return None
     return found if isinstance(found, dict) and isinstance(found.get("kind"), str) else None

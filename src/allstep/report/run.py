@@ -191,7 +191,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _json(line: bytes) -> Any:
     try:
-        return parse_json(line)
+        return parse_json(line, finite=False)
     except ValueError:
         return None
 

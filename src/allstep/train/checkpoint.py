@@ -37,6 +37,7 @@ from safetensors.torch import load, save
 
 from allstep.bounded import MAX_JSON, parse_json, read_json, read_regular
 from allstep.errors import CheckpointError
+from allstep.escaping import escaped
 from allstep.train.checkpoint_names import hidden_name, is_left_over, name_of, number_of
 
 FORMAT = 1
@@ -142,7 +143,7 @@ def newest(folder: Path, check: Callable[[Snapshot], None] = lambda snapshot: No
             return Newest(path, snapshot, tuple(complaints))
         except CheckpointError as error:
             named = str(error) if str(path) in str(error) else f"{path}: {error}"
-            complaints.append(named)
+            complaints.append(escaped(named))
     return Newest(None, None, tuple(complaints))
 
 
