@@ -255,7 +255,7 @@ def test_ddp_starts_its_own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "execve", become)
     monkeypatch.setattr(sys, "argv", ["ddp_alexnet.py", "--workers", "3"])
     monkeypatch.delenv("ALLSTEP_RANK", raising=False)
-    run = f"{sys.executable} -m allstep run -np 3 --show 0 {sys.executable} ddp_alexnet.py --workers 3"
+    run = f"{sys.executable} -P -m allstep run -np 3 --show 0 {sys.executable} ddp_alexnet.py --workers 3"
     with pytest.raises(SystemExit, match=re.escape(f"1 {run}")):
         ddp.main()
 

@@ -74,8 +74,8 @@ def test_everybody_trains_turn_by_turn(
     assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception}"
 
     python = sys.executable
-    rank = (python, "-m", "allstep.bench.step_rank", "small-cnn", "3")
-    assert forked == [(python, "-m", "allstep", "run", "-np", "2", *rank)]
+    rank = [python, "-P", "-m", "allstep.bench.step_rank", "small-cnn", "3"]
+    assert forked == [[python, "-P", "-m", "allstep", "run", "-np", "2", *rank]]
     document = json.loads(file.read_text())
     assert document["benchmark"] == "step" and document["missing"] == []
     rows = {row["name"]: row for row in document["rows"]}
@@ -117,13 +117,20 @@ def _check_parts_and_memory_of(rows: dict[str, Any]) -> None:
     assert 2.5 * copy < rows[ALONE]["bytes"] < 6 * copy  # weights, momentum, gradients
 
 
-@pytest.mark.parametrize("options", [["--model", "alexnet2"], ["--model", "alexnet", "--np", "100000"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--model", "alexnet2"], ["--model", "alexnet", "--np", "1024"], ["--model", "alexnet", "--np", "100000"]],
+)
 def test_what_cannot_be_measured_is_said_at_once(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(step, "start_team")
     outcome = CliRunner().invoke(app, ["bench", "step", *options])
     assert isinstance(outcome.exception, ConfigError)
-    words = {"alexnet2": "choose one of alexnet, resnet18, small-cnn", "100000": "MB are free"}[options[-1]]
-    assert words in str(outcome.exception)
+    words = {
+        "alexnet2": "choose one of alexnet, resnet18, small-cnn",
+        "1024": "MB are free",
+        "100000": "expected a number from 1 to 1024",
+    }
+    assert words[options[-1]] in str(outcome.exception)
 
 
 # Contenders that fail
