@@ -73,7 +73,7 @@ def cifar10() -> RunConfig:
     bfloat16   93.51%, one seed          93 s an epoch, 17.5 minutes, on a CPU that computes in it
     float32    93.63%, one seed          168 s an epoch, about 28 minutes, on the same CPU
 
-    Times of an epoch: 17 November 2026, one epoch each, one after the other, nothing else running.
+    Times of an epoch: 17 November 2026, one epoch each, one after the other, no other tests running.
 
     The settings are those of Jordan 2024 (https://arxiv.org/abs/2404.00498), without its lookahead.
     """
