@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.wire import Client, KeysLate, Server, format_addresses, new_token, parse_addresses
-from allstep.wire.frames import pack, unpack
+from allstep.wire.frames import MAX_FRAME, pack, receive_reply, unpack
 
 TOKEN = new_token()
 
@@ -46,6 +46,42 @@ def test_a_cut_frame_is_refused(fields: list[bytes], data: st.DataObject) -> Non
     cut = data.draw(st.integers(1, len(body) - 1).filter(lambda at: at not in ends))
     with pytest.raises(ValueError, match="byte"):
         unpack(body[:cut])
+
+
+@given(st.binary(max_size=20_000), st.integers(1, 9_000))
+def test_a_reply_may_come_in_pieces(field: bytes, length: int) -> None:
+    frame = pack([field])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        pieces = [frame[at : at + length] for at in range(0, len(frame), length)]
+        sender = threading.Thread(target=lambda: [theirs.sendall(piece) for piece in pieces[:50]])
+        sender.start()
+        if len(pieces) > 50:  # the other side ends before the reply is whole
+            sender.join()
+            theirs.shutdown(socket.SHUT_WR)
+            with pytest.raises(ConnectionError, match=f"ended after {50 * length} of {len(frame)} bytes"):
+                receive_reply(ours)
+        else:
+            assert unpack(receive_reply(ours)) == [field]
+        sender.join()
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (pack([b"ok"]) + b"more", "4 bytes came after a reply"),
+        (struct.pack("!I", MAX_FRAME + 1), f"at most {MAX_FRAME} are expected"),
+        (b"\0", "ended after 1 of 4 bytes"),
+        (b"", "ended after 0 of 4 bytes"),
+    ],
+)
+def test_what_is_no_reply_is_refused(sent: bytes, words: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(sent)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError, match=words):
+            receive_reply(ours)
 
 
 KEYS = st.sampled_from(["a", "b", "c/d"])

@@ -57,11 +57,11 @@ def resident_nbytes() -> int:
 
 
 def test_10000_requests_at_once_delay_another_client_by_one_each(server: Server) -> None:
-    greedy, modest = connect(server), connect(server)
+    greedy, modest, first = (connect(server) for _ in range(3))
     many, few = pack([b"add", b"n", b"1"]) * 10_000, pack([b"add", b"n", b"0"]) * 50
     with server._lock:
-        # The thread stops at the lock, so that the requests of both are there when it continues.
-        server._wake_out.send(b"x")
+        # The thread stops at the lock with this request, so that those of both are there when it continues.
+        raw(first).sendall(pack([b"count"]))
         sender = threading.Thread(target=raw(greedy).sendall, args=(many,))
         sender.start()
         # First in line: the kernel reports connections in the order in which they got something.
@@ -73,7 +73,7 @@ def test_10000_requests_at_once_delay_another_client_by_one_each(server: Server)
     replies = [int(unpack(receive_frame(raw(greedy)))[1]) for _ in range(10_000)]
     assert replies == list(range(1, 10_001))
     sender.join(30)
-    for each in (greedy, modest):
+    for each in (greedy, modest, first):
         each.close()
 
 

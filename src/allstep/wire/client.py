@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Sequence
 
 from allstep.wire.frames import (
+    LENGTH,
     MAX_FRAME,
     Fields,
     format_addresses,
-    frame_nbytes,
     pack,
     plain_address,
-    receive_frame,
+    receive_reply,
     unpack,
 )
 from allstep.wire.handshake import Busy, WrongToken, introduce
@@ -126,12 +126,15 @@ class Client:
     def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
         sock = self._socket()
         fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
-        if (nbytes := frame_nbytes(fields)) > MAX_FRAME:
+        frame = pack(fields)
+        if (nbytes := len(frame) - LENGTH.size) > MAX_FRAME:
             raise ValueError(f"{operation} of {nbytes} bytes: the store takes at most {MAX_FRAME} at a time")
         try:
-            sock.settimeout(patience)
-            sock.sendall(pack(fields))
-            status, *values = unpack(receive_frame(sock))
+            # Each call is a system call, and most requests have the same patience.
+            if sock.gettimeout() != patience:
+                sock.settimeout(patience)
+            sock.sendall(frame)
+            status, *values = unpack(receive_reply(sock))
         except (
             BaseException
         ) as error:  # a reply may be under way: this connection can no longer be trusted to alternate

@@ -9,7 +9,7 @@ The owner has a selector whose entries carry a function of the events; `turn` wa
 
     door = Door(listener, token, selector, admit)
     while ...:
-        door.turn(seconds)         # admit(sock, who) has been called for each peer that was let in
+        door.turn(until)           # admit(sock, who) has been called for each peer that was let in
 """
 
 import contextlib
@@ -21,9 +21,10 @@ from collections.abc import Callable
 
 from allstep.wire.frames import BUSY, LENGTH, pack
 from allstep.wire.handshake import MAX_HELLO_BYTES, Challenge
-from allstep.wire.patience import bounded
+from allstep.wire.patience import HOUR, bounded
 from allstep.wire.strangers import GRACE_SECONDS, MOST, SECONDS, Strangers
 
+_NEVER = float("inf")
 # What a selector's entry carries: called with the events that are ready.
 Ready = Callable[[int], None]
 
@@ -72,18 +73,20 @@ class Door:
         self._admit = admit
         self._strangers: Strangers[_Stranger] = Strangers(seconds, most)
         # When a paused listener is looked at again.
-        self._accept_again = float("inf")
+        self._accept_again = _NEVER
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def turn(self, seconds: float) -> None:
-        """Wait until something is ready, at most so long, and handle it."""
+    def turn(self, until: float) -> None:
+        """Wait until something is ready, at most until then by `time.monotonic()`; handle it."""
         due = min(self._strangers.next_deadline, self._accept_again)
-        ready = self._selector.select(bounded(min(seconds, due - time.monotonic())))
+        first = min(until, due)
+        # The usual turn has no deadline, and spares the clock.
+        ready = self._selector.select(HOUR if first == _NEVER else bounded(first - time.monotonic()))
         # The listener last: first see which strangers have answered, then make room.
         for key, events in sorted(ready, key=self._is_listener) if len(ready) > 1 else ready:
             key.data(events)
-        if time.monotonic() >= due:
+        if due != _NEVER and time.monotonic() >= due:
             self._close_overdue()
             self._resume_accepting()
 
@@ -123,7 +126,7 @@ class Door:
 
     def _resume_accepting(self) -> None:
         if time.monotonic() >= self._accept_again:
-            self._accept_again = float("inf")
+            self._accept_again = _NEVER
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _greet(self, stranger: _Stranger) -> None:

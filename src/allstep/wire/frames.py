@@ -13,6 +13,8 @@ LENGTH = struct.Struct("!I")
 BUSY = b"busy"
 # The longest body of a frame, request or reply.
 MAX_FRAME = 64 << 20
+# Room for a reply of the usual length.
+_PIECE = 1 << 12
 
 Fields = list[bytes]
 
@@ -24,7 +26,7 @@ def new_token() -> str:
 
 def pack(fields: Iterable[bytes]) -> bytes:
     """The frame that carries these fields."""
-    body = b"".join(LENGTH.pack(len(field)) + field for field in fields)
+    body = b"".join([LENGTH.pack(len(field)) + field for field in fields])
     return LENGTH.pack(len(body)) + body
 
 
@@ -56,6 +58,28 @@ def receive_frame(sock: socket.socket, most: int = MAX_FRAME, end: float | None 
     if size > most:
         raise ConnectionError(f"a frame of {size} bytes came; at most {most} are expected here")
     return receive(sock, size, end)
+
+
+def receive_reply(sock: socket.socket) -> bytes:
+    """The body of the one frame that a blocking socket's other side owes; ConnectionError for more.
+
+    A short reply takes one read here, where `receive_frame` needs two: a frame that another one may
+    follow must not be read beyond its end.
+    """
+    data = bytearray()
+    size = None
+    while size is None or len(data) < size:
+        chunk = sock.recv(min(max(_PIECE, (size or 0) - len(data)), 1 << 20))
+        if not chunk:
+            raise ConnectionError(f"the connection ended after {len(data)} of {size or LENGTH.size} bytes")
+        data += chunk
+        if size is None and len(data) >= LENGTH.size:
+            size = LENGTH.size + LENGTH.unpack_from(data)[0]
+            if size > LENGTH.size + MAX_FRAME:
+                raise ConnectionError(f"a reply of {size} bytes came; at most {MAX_FRAME} are expected")
+    if len(data) > size:
+        raise ConnectionError(f"{len(data) - size} bytes came after a reply")
+    return bytes(memoryview(data)[LENGTH.size :])
 
 
 def receive(sock: socket.socket, size: int, end: float | None = None) -> bytes:

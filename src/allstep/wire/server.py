@@ -150,17 +150,23 @@ class Server:
 
     def _turn(self) -> None:
         """Wait, then serve each connection that has something once at most."""
-        queued = list(self._queue)
-        self._door.turn(0.0 if queued else self._parked.next_deadline - time.monotonic())
+        queued = list(self._queue) if self._queue else ()
+        self._door.turn(0.0 if queued else self._parked.next_deadline)
         for connection in queued:
             self._guarded(self._serve, connection)
+        # Without the lock: a key that the owner sets now wakes the next turn.
+        if self._table.appeared:
+            self._wake_those_that_wait()
+        if self._parked:
+            for connection in self._parked.overdue(time.monotonic()):
+                self._guarded(self._look_again, connection)
+
+    def _wake_those_that_wait(self) -> None:
         with self._lock:
             appeared = self._table.take_appeared()
         for key in appeared:
             for connection in self._parked.waiting_for(key):
                 self._guarded(self._look_again, connection)
-        for connection in self._parked.overdue(time.monotonic()):
-            self._guarded(self._look_again, connection)
 
     def _end(self) -> None:
         """Close everything but the pair that wakes us, so that each client notices."""

@@ -43,7 +43,9 @@ class Strangers(Generic[Peer]):
     @property
     def next_deadline(self) -> float:
         """When the oldest must be closed; infinity without strangers."""
-        return min(self._since.values(), default=float("inf")) + self._seconds
+        if not self._since:
+            return float("inf")
+        return next(iter(self._since.values())) + self._seconds
 
     def all(self) -> list[Peer]:
         """Return all, oldest first."""

@@ -41,7 +41,8 @@ class Table:
         self.values: dict[bytes, bytes | bytearray] = {}
         self._max_nbytes = max_nbytes
         self._nbytes = 0
-        self._appeared: list[bytes] = []
+        # The keys that were not there before and have been set since `take_appeared`.
+        self.appeared: list[bytes] = []
 
     def set(self, key: bytes, value: bytes) -> Fields:
         self._put(key, value)
@@ -101,8 +102,8 @@ class Table:
         return [bytes(value) for value in _fits([self.values[key] for key in keys])]
 
     def take_appeared(self) -> list[bytes]:
-        """The keys that were not there before and have been set since the last call."""
-        appeared, self._appeared = self._appeared, []
+        """The keys that have appeared since the last call."""
+        appeared, self.appeared = self.appeared, []
         return appeared
 
     def _put(self, key: bytes, value: bytes, is_bounded: bool = True) -> None:
@@ -114,7 +115,7 @@ class Table:
         if is_bounded:
             self._check_room(nbytes, num_keys)
         if old is None:
-            self._appeared.append(key)
+            self.appeared.append(key)
         self._nbytes += nbytes
         self.values[key] = value
 

@@ -230,7 +230,7 @@ def _accept_all(store: Store, size: int, seconds: float) -> dict[int, socket.soc
             card = {"addresses": addresses, "port": door.port, "token": token}
             store.set("board", json.dumps(card))
             while len(links) < size - 1 and time.monotonic() < end:
-                door.turn(end - time.monotonic())
+                door.turn(end)
         finally:
             door.close()
     missing = [rank for rank in range(1, size) if rank not in links]
