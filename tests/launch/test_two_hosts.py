@@ -83,6 +83,24 @@ def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, t
     assert "4 workers on 2 hosts: h1 has ranks 0-1, h2 has ranks 2-3" in done.err
 
 
+@pytest.mark.parametrize("launched_from", ["outside", "h1"])
+def test_agents_that_sshd_did_not_start(two_hosts: Hosts, script, launched_from: str, tmp_path: Path) -> None:
+    """`--ssh "kubectl exec"` and the like tell an agent no address of its host."""
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(
+        f'#!/bin/bash\nexec {two_hosts.ssh} "${{@:1:$#-1}}" "unset SSH_CONNECTION SSH_CLIENT; ${{@: -1}}"\n'
+    )
+    wrapper.chmod(0o755)
+    prefix = two_hosts.prefix(0) if launched_from == "h1" else []
+    done = run("run", "-H", "h1:1,h2:1", "--ssh", wrapper, "python", script(HELLO), prefix=prefix, cwd=tmp_path)
+    assert done.code == 0, done.err
+    worlds = sorted(json.loads(line.partition("] ")[2]) for line in done.out.splitlines())
+    assert [(world[0], world[6], world[7], world[10]) for world in worlds] == [
+        (0, "h1", 1.0, "eth0"),
+        (1, "h2", 1.0, "eth0"),
+    ]
+
+
 SHOW_ENVIRONMENT = """
 import json, os
 names = ("API_KEY", "WANTED", "ALLSTEP_LOST_SECONDS", "HOME", "RANK")

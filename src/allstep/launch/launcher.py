@@ -24,6 +24,7 @@ from allstep import machine, wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
 from allstep.launch import failure, horovod, ssh
+from allstep.launch.addresses import choose_address
 from allstep.launch.failure import Failure
 from allstep.launch.job import Job
 from allstep.launch.link import Message
@@ -147,13 +148,10 @@ class Launcher:
             return "127.0.0.1"
         if address:
             return address
-        if station.hello["address"]:
-            return str(station.hello["address"])
-        sources = [
-            machine.route_to(other.hello["address"])
-            for other in self._remotes()
-            if other.hello and other.hello["address"]
-        ]
+        if station.remote:
+            known = station.hello["address"]
+            return str(known or choose_address(station.label, station.hello["interfaces"], machine.interfaces()))
+        sources = (machine.route_to(self._address(other)) for other in self._remotes())
         return next((source for source in sources if source), "127.0.0.1")
 
     def _address_of_iface(self, station: Station) -> str:
