@@ -171,10 +171,11 @@ def test_which_host_is_here() -> None:
     assert not is_here("no-such-host.invalid")
 
 
-def test_a_link_skips_what_a_login_shell_prints() -> None:
+@pytest.mark.parametrize("printed", [b"Welcome to node7!\n{not json\n", b"Welcome to node7! ", b"\x00\xff\n{"])
+def test_a_link_skips_what_a_login_shell_prints(printed: bytes) -> None:
     read, write = os.pipe()
     link = Link(read, write)
-    os.write(write, b"Welcome to node7!\n{not json\n")
+    os.write(write, printed)
     link.send("hello", text="\udcff")
     assert list(link.receive()) == [{"kind": "hello", "text": "\udcff"}]
     os.close(write)

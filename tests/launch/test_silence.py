@@ -43,6 +43,21 @@ def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) 
     return launcher._order(launcher.stations[0], ["127.0.0.1"])
 
 
+def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> None:
+    """ssh may need longer to connect than a host may be silent later."""
+    launcher = Launcher(Job(["true"], [Host("far", 1)]))
+    launcher.token, launcher.store = "token", store
+    ssh = subprocess.Popen.__new__(subprocess.Popen)
+    station = Station(Host("far", 1), [0], link, process=ssh)
+    launcher.stations = [station]
+    station.heard = time.monotonic() - 10 * launcher.limits.lost
+    launcher._turn()
+    assert not launcher.failures
+    station.hello = HELLO
+    launcher._turn()
+    assert [failure.lost.startswith("no sign of life for ") for failure in launcher.failures] == [True]
+
+
 def test_the_agent_gives_up_before_the_launcher_does(link: Link, store: wire.Server) -> None:
     order = order_for_another_host(link, store, {"ALLSTEP_LOST_SECONDS": "20"})
     agent = Agent(link, "far", remote=True)

@@ -84,11 +84,13 @@ def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, t
 
 
 @pytest.mark.parametrize("launched_from", ["outside", "h1"])
-def test_agents_that_sshd_did_not_start(two_hosts: Hosts, script, launched_from: str, tmp_path: Path) -> None:
-    """`--ssh "kubectl exec"` and the like tell an agent no address of its host."""
+def test_a_wrapper_in_place_of_ssh(two_hosts: Hosts, script, launched_from: str, tmp_path: Path) -> None:
+    """`--ssh "kubectl exec"` and the like tell an agent no address of its host, and may print a lot first."""
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(
-        f'#!/bin/bash\nexec {two_hosts.ssh} "${{@:1:$#-1}}" "unset SSH_CONNECTION SSH_CLIENT; ${{@: -1}}"\n'
+        "#!/bin/bash\n"
+        "yes warning | head -c 1000000 >&2; printf 'Welcome'\n"
+        f'exec {two_hosts.ssh} "${{@:1:$#-1}}" "unset SSH_CONNECTION SSH_CLIENT; ${{@: -1}}"\n'
     )
     wrapper.chmod(0o755)
     prefix = two_hosts.prefix(0) if launched_from == "h1" else []

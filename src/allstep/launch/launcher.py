@@ -13,12 +13,13 @@ Everything happens in one loop over the links to the agents; two small threads s
 """
 
 import contextlib
+import functools
 import json
 import selectors
 import signal
 import threading
 import time
-from typing import Any
+from typing import IO, Any
 
 from allstep import machine, wire
 from allstep._version import __version__
@@ -75,6 +76,10 @@ class Launcher:
         self.stations = open_stations(self.job.hosts, self.job.ssh)
         for station in self.stations:
             self.selector.register(station.link.read_fd, selectors.EVENT_READ, station)
+            if station.process is not None and station.process.stderr is not None:
+                # A full pipe would stop ssh, and the agent with it.
+                hear = functools.partial(self._hear_complaints, station, station.process.stderr)
+                self.selector.register(station.process.stderr, selectors.EVENT_READ, hear)
         with caught_signals() as signals, wire.Server(self.token, self._bind_address()) as self.store:
             self.selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64)))
             try:
@@ -222,7 +227,8 @@ class Launcher:
         self._excuse(now)
         for station in self.stations:
             station.link.flush()
-            if station.remote and not station.over and now - station.heard > self.limits.lost:
+            # Before the hello, ssh is connecting: that time has a limit of its own (`_greet`).
+            if station.remote and station.hello and not station.over and now - station.heard > self.limits.lost:
                 self._lose(station, f"no sign of life for {now - station.heard:.0f} s")
         self._settle(now)
         if self.kill_at is not None and now > self.kill_at:
@@ -253,6 +259,10 @@ class Launcher:
         station.hear_complaints()
         if station.link.ended and not station.over:
             self._gone(station)
+
+    def _hear_complaints(self, station: Station, stream: IO[bytes]) -> None:
+        if not station.hear_complaints():
+            self.selector.unregister(stream)
 
     def _on_hello(self, station: Station, message: Message) -> None:
         station.hello = message

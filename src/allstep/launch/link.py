@@ -2,7 +2,8 @@
 
 The channel is a socket pair to the agent on this host and ssh's standard streams to the others; nothing else differs. Reading and
 writing never block: what cannot be written yet waits in `outbox`, so a cut cable stops nobody's clock. Text that is not UTF-8
-travels as surrogate escapes. A login shell may print a greeting first: lines before the hello are noise and are skipped.
+travels as surrogate escapes. A login shell may print a greeting first: what comes before the hello is noise and is skipped, with or
+without an end of line.
 """
 
 import json
@@ -13,6 +14,8 @@ from typing import Any
 
 Message = dict[str, Any]
 FULL = 4 << 20  # bytes in the outbox at which a sender should stop producing
+
+_START = b'{"kind":'
 
 
 class Link:
@@ -25,6 +28,7 @@ class Link:
         self.ended = False
         self._lock = threading.Lock()
         self._inbox = bytearray()
+        self._has_received = False
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
@@ -55,8 +59,10 @@ class Link:
         *lines, rest = self._inbox.split(b"\n")
         self._inbox = bytearray(rest)
         for line in lines:
-            message = _parse(bytes(line))
+            start = 0 if self._has_received else max(0, line.find(_START))
+            message = _parse(bytes(line[start:]))
             if message is not None:
+                self._has_received = True
                 yield message
 
     def _fill(self) -> None:
@@ -71,7 +77,7 @@ class Link:
 
 
 def _parse(line: bytes) -> Message | None:
-    if not line.startswith(b'{"kind":'):
+    if not line.startswith(_START):
         return None
     try:
         message: Message = json.loads(line)

@@ -17,6 +17,9 @@ from allstep.launch.agent import Agent
 from allstep.launch.hosts import Host, is_here
 from allstep.launch.link import Link, Message
 
+# Characters that are kept of what ssh says: its last lines are quoted.
+_MAX_COMPLAINTS = 1 << 16
+
 
 @dataclass
 class Station:
@@ -57,13 +60,21 @@ class Station:
         last = self.complaints.strip().rpartition("\n")[2]
         return f"the connection to it ended ({last})" if last else "the connection to it ended"
 
-    def hear_complaints(self) -> None:
-        """Keep what ssh, or a crash of the agent behind it, says on standard error."""
+    def hear_complaints(self) -> bool:
+        """Keep the end of what ssh, or a crash of the agent behind it, says on standard error.
+
+        False when nothing more can come.
+        """
         if self.process is None or self.process.stderr is None:
-            return
-        with contextlib.suppress(BlockingIOError, ValueError):
-            while chunk := os.read(self.process.stderr.fileno(), 1 << 16):
-                self.complaints += chunk.decode(errors="replace")
+            return False
+        with contextlib.suppress(BlockingIOError):
+            # So many reads at a time: whoever writes without end must not keep the launcher here.
+            for _ in range(16):
+                chunk = os.read(self.process.stderr.fileno(), 1 << 16)
+                if not chunk:
+                    return False
+                self.complaints = (self.complaints + chunk.decode(errors="replace"))[-_MAX_COMPLAINTS:]
+        return True
 
     def kill_workers_here(self) -> None:
         """For an agent on this machine that is gone; what it started may not be."""
