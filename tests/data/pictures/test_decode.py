@@ -1,6 +1,7 @@
 """From stored bytes to pictures. Reference: Pillow, and the picture that was encoded."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -39,24 +40,54 @@ def test_grey_palette_and_alpha_become_rgb_and_grey(mode: str) -> None:
     assert distance(decode(data, 1), by_pillow(data, "L")) < 1
 
 
-def test_transparency_is_dropped_not_blended() -> None:
-    clear = np.dstack([PICTURE, np.zeros(PICTURE.shape[:2], np.uint8)])
-    assert np.array_equal(decode(encoded(clear, "PNG")), PICTURE)
+@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True, "exact": True})])
+@pytest.mark.parametrize("alpha", [0, 64])
+def test_transparency_is_dropped_not_blended(kind: str, options: dict[str, bool], alpha: int) -> None:
+    clear = np.dstack([PICTURE, np.full(PICTURE.shape[:2], alpha, np.uint8)])
+    assert np.array_equal(decode(encoded(clear, kind, **options)), PICTURE)
 
 
-def test_of_sixteen_bits_the_upper_eight_stay() -> None:
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_of_sixteen_bits_the_upper_eight_stay(kind: str, channels: int) -> None:
     levels = np.arange(37 * 53, dtype=np.uint16).reshape(37, 53) * 33
-    data = _saved(Image.fromarray(levels))
-    assert np.abs(decode(data)[..., 0].astype(int) - levels // 256).max() <= 1
+    picture = decode(_saved(Image.fromarray(levels), kind), channels)
+    assert picture.shape == (37, 53, channels)
+    assert np.abs(picture.astype(int) - (levels // 256)[..., None]).max() <= 1
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_the_orientation_of_exif_is_ignored(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "words"), [("f4", "floating-point"), ("i4", "32 bits")])
+def test_pixels_whose_range_is_not_known_are_refused(kind: str, words: str) -> None:
+    levels = np.linspace(0, 1, 37 * 53).reshape(37, 53).astype(kind)
+    with pytest.raises(ValueError, match=rf"^its pixels are .*{words}.*store 8 or 16 bits"):
+        decode(_saved(Image.fromarray(levels), "TIFF"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "turn"), [("JPEG", 6), ("PNG", 6), ("WEBP", 6), *(("TIFF", turn) for turn in range(1, 10))]
+)
+def test_the_orientation_of_exif_is_ignored(kind: str, turn: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn by a quarter
+    exif[0x0112] = turn
     data = encoded(PICTURE, kind, exif=exif)
     assert decode(data).shape == PICTURE.shape
-    assert np.array_equal(decode(data), by_pillow(data))
+    assert np.array_equal(decode(data), PICTURE if kind == "TIFF" else by_pillow(data))
+
+
+def test_a_small_tiff_of_huge_tiles_is_refused() -> None:
+    """10 x 10 pixels in one tile of 26,736 x 26,720: 2 GB in libtiff."""
+    shorts = [(256, 10), (257, 10), (258, 8), (259, 1), (262, 1), (277, 1)]
+    longs = [(322, 26_736), (323, 26_720), (324, 200), (325, 100)]
+    entries = [struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in shorts]
+    entries += [struct.pack("<HHII", tag, 4, 1, value) for tag, value in longs]
+    code = b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(200)
+    with pytest.raises(ValueError, match=r"^tiles of this TIFF: too large: 26720 x 26736 pixels"):
+        decode(code)
+
+
+def test_pillows_own_limit_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert np.array_equal(decode(encoded(PICTURE, "TIFF")), PICTURE)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
@@ -122,11 +153,9 @@ def test_memory_with_gaps_will_do_too() -> None:
     assert not wide[:, 1::2].any()
 
 
-def _saved(image: Image.Image) -> bytes:
-    import io
-
+def _saved(image: Image.Image, kind: str) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    image.save(buffer, kind)
     return buffer.getvalue()
 
 

@@ -3,13 +3,15 @@
 | first bytes | by | when that fails |
 |---|---|---|
 | JPEG | simplejpeg (`jpeg`), only what a crop needs | Pillow: CMYK, odd sampling, harmless complaints. Broken files are errors at once |
-| TIFF | OpenCV, after Pillow has read it: OpenCV hands out strips that it could not unpack | |
+| TIFF | Pillow: OpenCV hands out strips that it could not unpack, and multiplies by the transparency | |
 | anything else (PNG, WebP, BMP ...) | OpenCV | Pillow |
 | arrays | as they are | |
 
-A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is dropped, not blended; palettes and
-grey become RGB; of 16 bits the upper 8 stay. The orientation that a camera wrote into EXIF is ignored everywhere. A picture of
-more than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays are in memory already.
+A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is
+dropped, not blended; palettes and grey become RGB; of 16 bits the upper 8 stay; 32 bits and floats
+are refused. The orientation that a camera wrote into EXIF is ignored everywhere. A picture of more
+than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays
+are in memory already.
 
 OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
 simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures
@@ -28,11 +30,12 @@ from allstep.data.augment.frame import Frame
 from allstep.data.augment.operation import Picture
 from allstep.data.augment.resize import Box, cut_out
 from allstep.data.pictures import jpeg
+from allstep.data.pictures.by_pillow import decode_by_pillow
 from allstep.data.pictures.draws import Floats
 from allstep.data.pictures.jpeg_header import Odd
 from allstep.data.pictures.limit import MAX_PIXELS, check_size
 from allstep.data.pictures.png import without_profile
-from allstep.data.pictures.size import opened, size_of
+from allstep.data.pictures.size import size_of
 
 cv2.setNumThreads(1)
 if "OPENCV_LOG_LEVEL" not in os.environ:
@@ -42,7 +45,6 @@ _FLAGS = {
     1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
     3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
 }
-_PILLOW_MODES = {1: "L", 3: "RGB"}
 _TIFF = (b"II*\0", b"MM\0*")
 
 
@@ -59,7 +61,7 @@ def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Pictur
     try:
         return jpeg.decode_whole(code, channels, max_pixels)
     except Odd:
-        return _by_pillow(code, channels, max_pixels)
+        return decode_by_pillow(code, channels, max_pixels)
 
 
 def cropped(
@@ -88,7 +90,7 @@ def _part(data: Any, frame: Frame, row: Floats, channels: int, max_pixels: int) 
         try:
             return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels, max_pixels)
         except Odd:
-            picture = _by_pillow(code, channels, max_pixels)
+            picture = decode_by_pillow(code, channels, max_pixels)
     return picture, Box(*frame.region(picture.shape[0], picture.shape[1], row))
 
 
@@ -123,23 +125,11 @@ def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Picture:
         raise ValueError("no bytes at all")
     check_size(size_of(code), max_pixels)
     if bytes(code[:4]) in _TIFF:
-        _by_pillow(code, channels, max_pixels)
+        return decode_by_pillow(code, channels, max_pixels)
     try:
         picture = cv2.imdecode(np.frombuffer(without_profile(code), np.uint8), _FLAGS[channels])
     except cv2.error:
         picture = None
     if picture is None:
-        return _by_pillow(code, channels, max_pixels)
+        return decode_by_pillow(code, channels, max_pixels)
     return np.asarray(picture, np.uint8).reshape(*picture.shape[:2], channels)
-
-
-def _by_pillow(code: memoryview, channels: int, max_pixels: int) -> Picture:
-    with opened(code) as image:
-        check_size((image.height, image.width), max_pixels)
-        try:
-            picture = np.array(image.convert(_PILLOW_MODES[channels]))
-        except (
-            Exception
-        ) as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError ... for broken files
-            raise ValueError(f"broken picture: {error}") from None
-    return picture.reshape(*picture.shape[:2], channels)
