@@ -167,6 +167,17 @@ def test_odd_files_go_to_pillow() -> None:
     assert np.array_equal(decode.cropped(data, _Top(), np.empty(0)), by_pillow(FINE)[:20, :30])
 
 
+@pytest.mark.parametrize("stray", [b"", b"\0\0"])
+def test_thousands_of_scans_are_refused_before_decoding(stray: bytes) -> None:
+    """Each one walks over all blocks again: 2 MB of them take a minute."""
+    data = encoded(scene(50, 60), progressive=True)
+    first, last = data.index(b"\xff\xdb"), data.rindex(b"\xff\xda")
+    many = data[:first] + stray + data[first:last] + data[last:-2] * 300 + data[-2:]
+    for work in (decode.decode, lambda code: decode.cropped(code, _Top(), np.empty(0))):
+        with pytest.raises(ValueError, match=r"^broken JPEG: 3\d\d scans, expected at most 200"):
+            work(many)
+
+
 @pytest.mark.parametrize("ratio", [2.0, 3.1, 4.0, 9.0])
 def test_large_crops_are_decoded_reduced_and_look_the_same(ratio: float) -> None:
     """Against Pillow's antialiased reduction of the whole picture: under 2 levels on average."""

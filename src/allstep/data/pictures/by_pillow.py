@@ -15,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from allstep.data.augment.operation import Picture
+from allstep.data.pictures.jpeg_header import check_scans
 from allstep.data.pictures.limit import check_size
 from allstep.data.pictures.size import opened
 
@@ -36,6 +37,8 @@ def decode_by_pillow(code: memoryview, channels: int, max_pixels: int) -> Pictur
     """Return the picture as (height, width, channels); ValueError when it is broken or too large."""
     with opened(code) as image:
         check_size((image.height, image.width), max_pixels)
+        if image.format in ("JPEG", "MPO"):
+            check_scans(code)
         try:
             orientation = _prepare_tiff(image, max_pixels) if image.format == "TIFF" else None
             picture = _pixels(image, _MODES[channels])

@@ -31,7 +31,7 @@ from allstep.data.augment.frame import Region
 from allstep.data.augment.operation import Picture
 from allstep.data.augment.resize import Box, reduction
 from allstep.data.pictures.jpeg_cut import Cut, cut
-from allstep.data.pictures.jpeg_header import Odd, read_header
+from allstep.data.pictures.jpeg_header import Header, Odd, check_scans, read_header
 from allstep.data.pictures.limit import MAX_PIXELS, check_size
 
 _BROKEN = re.compile("premature end|bad huffman|corrupt|empty jpeg|instead of rst|arithmetic", re.IGNORECASE)
@@ -65,8 +65,7 @@ def is_jpeg(data: memoryview) -> bool:
 
 def decode_whole(data: memoryview, channels: int, max_pixels: int = MAX_PIXELS) -> Picture:
     """All of the picture. Odd when others should try, ValueError when it is broken or too large."""
-    header = read_header(data)
-    check_size((header.height, header.width), max_pixels)
+    _checked_header(data, max_pixels)
     try:
         picture: Picture = simplejpeg.decode_jpeg(data, _KINDS[channels])
     except ValueError as error:
@@ -86,8 +85,7 @@ def decode_part(
     The part is to become `size`. The picture lies in memory that the thread's next call writes over. Odd when others should try,
     ValueError when it is broken or too large.
     """
-    header = read_header(data)
-    check_size((header.height, header.width), max_pixels)
+    header = _checked_header(data, max_pixels)
     region = region_of(header.height, header.width)
     factor = min(8, reduction(region.height, region.width, size))
     rows = cut(data, header, region, _MARGIN * factor)
@@ -101,6 +99,14 @@ def decode_part(
             raise _judged(error) from None
     top = region.top - rows.top
     return picture, Box(top / factor, region.left / factor, region.height / factor, region.width / factor)
+
+
+def _checked_header(data: memoryview, max_pixels: int) -> Header:
+    header = read_header(data)
+    check_size((header.height, header.width), max_pixels)
+    if not header.one_scan:
+        check_scans(data)
+    return header
 
 
 def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Picture | None:

@@ -9,11 +9,16 @@ Segments are a marker (0xFF and a kind) and a length of two bytes that counts it
 a microsecond or two.
 """
 
+import re
 from typing import NamedTuple
 
 _SOF = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 _SOS, _DRI = 0xDA, 0xDD
 _PIXELS_PER_BYTE = 512  # more cannot be coded: one bit for each block of 8 x 8, of which colour may have a quarter
+
+# A progressive picture has about 10 scans. Each walks over all blocks, even if it codes nothing in 160 bytes.
+_MAX_SCANS = 200
+_SCAN = re.compile(b"\xff\xda")
 
 
 class Odd(ValueError):
@@ -44,6 +49,13 @@ def read_header(data: memoryview) -> Header:
     if header.height * header.width > _PIXELS_PER_BYTE * len(data):  # said before anybody takes memory for it
         raise ValueError(f"broken JPEG: {header.height} x {header.width} pixels cannot be in {len(data)} bytes")
     return header
+
+
+def check_scans(data: memoryview) -> None:
+    """Raise ValueError for more scans than any encoder makes: 2 MB of them take minutes to decode."""
+    num = sum(1 for _ in _SCAN.finditer(data))
+    if num > _MAX_SCANS:
+        raise ValueError(f"broken JPEG: {num} scans, expected at most {_MAX_SCANS}")
 
 
 def _read(data: memoryview) -> Header:
