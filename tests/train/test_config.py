@@ -105,7 +105,7 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("seed=1:2:3", "'seed=1:2:3', line 1: 1:2:3 is a number to the base 60"),
         ("epochs=1.5", "config key 'epochs': expected a valid integer, found 1.5"),
         ("seed=yes", "config key 'seed': expected a valid integer, found True"),
-        ("optimizer.lr=-1", "config key 'optimizer.lr': expected a number greater than 0, found -1"),
+        ("optimizer.lr=-1", "config key 'optimizer.lr': expected a number from 1e-15 to 1000000000, found -1"),
         ("optimizer.lr=.nan", "config key 'optimizer.lr': expected"),
         ("optimizer.lr=", "config key 'optimizer.lr': expected a valid number, found None"),
         (
@@ -130,18 +130,29 @@ def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
 LONG = "x" * 9999
 
 
-def integers(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Keys whose value may be an integer that is no boolean."""
+def keys_of(wanted: type, section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Keys whose value may be of this type, and whether it is a list of them."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from integers(kind, f"{prefix}{name}.")
-        elif re.search(r"\bint\b", str(kind)):
-            yield f"{prefix}{name}"
+            yield from keys_of(wanted, kind, f"{prefix}{name}.")
+        elif re.search(rf"\b{wanted.__name__}\b", str(kind)) or kind is wanted:
+            yield f"{prefix}{name}", "tuple" in str(kind)
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e39", ".nan", ".inf", "1e-320"])
+def test_every_number_is_in_a_range_that_float32_survives(value: str) -> None:
+    keys = dict(keys_of(float))
+    assert {"optimizer.lr", "optimizer.weight_decay", "evaluation.every", "data.mean", "growth.at"} <= set(keys)
+    if value == "1e-320":
+        # Where 0 is allowed, so is what rounds to it.
+        keys = {key: keys[key] for key in ("optimizer.lr", "evaluation.every", "data.deviation", "save.seconds")}
+    for key, is_list in keys.items():
+        assert f"config key '{key}': expected " in complaint(f"{key}=[{value}]" if is_list else f"{key}={value}"), key
 
 
 def test_every_integer_has_an_upper_bound() -> None:
-    keys = list(integers())
+    keys = dict(keys_of(int))
     assert {"seed", "epochs", "batch", "data.workers", "data.validation", "growth.factor", "save.keep"} <= set(keys)
     for key in keys:
         assert f"config key '{key}': expected a number from " in complaint(f"{key}={1 << 64}"), key

@@ -29,15 +29,20 @@ from allstep.machine import MOST_TASKS
 
 
 def _in_range(low: int, high: int) -> Any:
-    """An integer from `low` to `high`. An error gives both, whichever of them was passed."""
+    """An integer from `low` to `high`."""
+    return (Field(strict=True), _bounded(low, high))
 
-    def check(value: int) -> int:
+
+def _bounded(low: float, high: float) -> AfterValidator:
+    """From `low` to `high`; an error gives both, whichever of them was passed. Not a number is in no range."""
+
+    def check(value: float) -> float:
         if not low <= value <= high:
-            bounds = {"low": low, "high": high}
+            bounds = {"low": f"{low:.10g}", "high": f"{high:.10g}" if isinstance(high, float) else str(high)}
             raise PydanticCustomError("range", "a number from {low} to {high}", bounds)
         return value
 
-    return (Field(strict=True), AfterValidator(check))
+    return AfterValidator(check)
 
 
 # A config may come from another person or have a typo: no number in it may start 100,000 threads or
@@ -64,8 +69,11 @@ Label = Annotated[int, *_in_range(0, 1 << 31)]
 Epochs = Annotated[int, *_in_range(1, 1_000_000)]
 Kept = Annotated[int, *_in_range(1, 100_000)]
 """Checkpoints on the disk."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_MOST_REAL = 1e9
+"""Rates, decays, seconds, epochs. The product of any three, and of a batch, is still a float32."""
+Positive = Annotated[float, _bounded(1e-15, _MOST_REAL)]
+NotNegative = Annotated[float, _bounded(0.0, _MOST_REAL)]
+Real = Annotated[float, _bounded(-_MOST_REAL, _MOST_REAL)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -96,7 +104,7 @@ class DataConfig(_Section):
     """What happens to a picture in evaluation, as in "CentreCrop(224)"."""
     mix: str = "none"
     """What happens to a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
-    mean: tuple[float, ...] | None = None
+    mean: tuple[Real, ...] | None = None
     """Of each channel, from 0 to 255: taken off. None measures it on the training set."""
     deviation: tuple[Positive, ...] | None = None
     """Of each channel: divided by. None measures it on the training set."""
