@@ -141,6 +141,39 @@ def test_what_a_seal_does_not_cover(project: Path, change: str, monkeypatch: pyt
     assert not (project / "executed").exists()
 
 
+@pytest.mark.parametrize("options", ["{}", "{width: 3}"])
+@pytest.mark.parametrize("name", ["my_nets:Net", "other_nets:Net"])
+def test_workers_execute_what_the_launcher_has_checked(project: Path, home: Path, name: str, options: str) -> None:
+    """Between the two somebody may exchange config.yaml: its seal is not looked at again."""
+    out = claimed(project / "run")
+    config = out / "config.yaml"
+    word = trust.checked_word(run_config(out).model)
+    # A worker on another host has no key.
+    trust.key_file().unlink()
+    config.write_text(config.read_text().replace("my_nets:Net", name).replace("options: {}", f"options: {options}"))
+    if (name, options) == ("my_nets:Net", "{}"):
+        assert read_config(str(config), [word]).model.name == name
+        return
+    with pytest.raises(ConfigError, match=f"its model {name} is not the one that was checked") as caught:
+        read_config(str(config), [word])
+    assert "\n" not in str(caught.value)
+    # In the file itself the word does not count.
+    config.write_text(config.read_text() + f"trust: {trust.checked_word(ModelConfig(name=name)).partition('=')[2]}\n")
+    refused(out)
+
+
+def test_workers_may_not_be_given_another_model_in_place_of_ours(project: Path) -> None:
+    out = claimed(project / "run", ["epochs=1"])
+    config = out / "config.yaml"
+    word = trust.checked_word(run_config(out).model)
+    assert read_config(str(config), [word])
+    text = config.read_text()
+    config.write_text(text.replace(f"name: {run_config(out).model.name}", "name: my_nets:Net"))
+    assert config.read_text() != text
+    with pytest.raises(ConfigError, match="is not the one that was checked"):
+        read_config(str(config), [word])
+
+
 def test_a_users_own_file_and_words_need_no_flag(project: Path) -> None:
     (project / "mine.yaml").write_text("recipe: digits\nmodel: my_nets:Net\ntrust: true\n")
     assert read_config("mine.yaml").model.name == "my_nets:Net"

@@ -161,6 +161,7 @@ def _start(request: _Request, workers: int | None) -> int:
     from allstep.train.hold import check_free
     from allstep.train.prepare import check, prepare
     from allstep.train.stopping import STARTED, launched_now, parse_time
+    from allstep.train.trust import checked_word
     from allstep.train.workers import default_num_workers, no_result
 
     if request.max_time is not None:
@@ -178,14 +179,14 @@ def _start(request: _Request, workers: int | None) -> int:
         raise
     if prepared.note:
         print_notice(prepared.note)
-    claimed = claim_folder(prepared.config.resolved(num_workers), request.out, request.resume)
+    config = prepared.config.resolved(num_workers)
+    claimed = claim_folder(config, request.out, request.resume)
     if claimed.has_ended:
         print_line(f"allstep: {claimed.farewell()}")
         return 0
     check_free(claimed.path)  # rank 0 will hold it; what stands against that is told here, as one line
     command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.words)
-    # Checked here; a worker, on a host without this user's key, could not.
-    command += ["--trust", "--out", str(claimed.path)]
+    command += [checked_word(config.model), "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
     # --max-time counts from here, not from the first step.

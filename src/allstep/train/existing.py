@@ -7,8 +7,8 @@ from typing import Literal
 
 from allstep.errors import ConfigError
 from allstep.train.config import RunConfig
-from allstep.train.source import TRUST, read_config
-from allstep.train.trust import check_factory
+from allstep.train.source import read_config
+from allstep.train.trust import TRUST, check_factory
 
 Which = Literal["last", "best"]
 PartName = Literal["test", "validation", "train"]

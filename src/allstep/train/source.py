@@ -34,13 +34,12 @@ import yaml
 from allstep.errors import ConfigError, cut, did_you_mean
 from allstep.train.config import NEUTRAL, RunConfig, known_keys, validated
 from allstep.train.recipes import BASES, DEFAULT
-from allstep.train.trust import check_factory, is_of_run
+from allstep.train.trust import TRUST, check_digest, check_factory, is_digest, is_of_run
 from allstep.yaml_file import Document, parse_yaml, read_yaml
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
 """Whatever the net takes."""
-TRUST = "trust"
 ELSEWHERE = {
     "accumulation_steps": "accumulation",
     "amp": "precision",
@@ -88,7 +87,9 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
     if _is_file(source) and instead is None:
         _check_base(config, layers, place)
     _check_optimizer(config, layers, place)
-    if said.of_run and not said.trust and not _names(layers[1:], "model.name"):
+    if is_digest(said.trust):
+        check_digest(Path(source), config.model, said.trust)
+    elif said.of_run and not said.trust and not _names(layers[1:], "model.name"):
         check_factory(Path(source), config.model)
     return config
 
@@ -130,8 +131,8 @@ class _Said(NamedTuple):
     """Of the keys in the file."""
     of_run: bool
     """The file is a run folder's, so it may be another person's."""
-    trust: bool
-    """The user trusts the code that the file names."""
+    trust: bool | str
+    """The user trusts the code that the file names; a digest: the launcher has checked that code."""
 
 
 def _said(source: str, words: Sequence[str]) -> _Said:
@@ -142,9 +143,11 @@ def _said(source: str, words: Sequence[str]) -> _Said:
     return _Said(layers, document.lines, of_run, in_words or (in_file and not of_run))
 
 
-def _trust(layer: dict[str, Any], source: str) -> bool:
+def _trust(layer: dict[str, Any], source: str) -> bool | str:
     """Takes the key `trust` out of `layer`; its value."""
     trust = layer.pop(TRUST, False)
+    if is_digest(trust):
+        return trust
     if not isinstance(trust, bool):
         raise ConfigError(f"{source}: trust: expected true or false, found {cut(repr(trust))}")
     return trust

@@ -30,15 +30,19 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import TypeGuard
 
 from platformdirs import user_config_path
 
 from allstep.bounded import open_regular, read_regular
-from allstep.errors import ConfigError
+from allstep.errors import ConfigError, cut
 from allstep.models.by_name import module_place
 from allstep.train.config import ModelConfig
 
+TRUST = "trust"
 SEAL = "run.seal"
+# What the value of `trust` begins with in a command to workers.
+_DIGEST = "sha256-"
 _MARKS = ("run.jsonl", "checkpoints", SEAL)
 _KEY_BYTES = 32
 
@@ -68,6 +72,34 @@ def check_factory(config: Path, model: ModelConfig) -> None:
         f"{config}: its model {model.name} would execute code of {place}, and nothing proves that you wrote "
         f"this run folder on this machine with that module ({SEAL}); if you trust both, add --trust"
     )
+
+
+def checked_word(model: ModelConfig) -> str:
+    """Return the word that lets workers execute just this model, which the launcher has checked.
+
+    A worker reads `config.yaml` again, seconds later, and by then another process may have exchanged
+    it; on another host it also lacks the key. So it gets a digest of what was checked.
+    """
+    return f"{TRUST}={_DIGEST}{_digest(model)}"
+
+
+def check_digest(config: Path, model: ModelConfig, digest: str) -> None:
+    """ConfigError unless `model` is the one that the launcher has checked."""
+    if ":" in model.name and digest != _DIGEST + _digest(model):
+        raise ConfigError(
+            f"{config}: its model {cut(model.name)} is not the one that was checked when this command began: "
+            "the file was exchanged since; look at it before you start again"
+        )
+
+
+def is_digest(value: object) -> TypeGuard[str]:
+    """Whether the value of the key `trust` is that of `checked_word`."""
+    return isinstance(value, str) and value.startswith(_DIGEST)
+
+
+def _digest(model: ModelConfig) -> str:
+    claim = json.dumps(model.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(claim.encode(errors="backslashreplace")).hexdigest()
 
 
 def is_sealed(folder: Path, model: ModelConfig) -> bool:
