@@ -1,10 +1,12 @@
 """The parts of the launcher that need no processes: lines, hosts, links, the choice of the first failure."""
 
+import contextlib
 import itertools
 import os
 import re
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +184,33 @@ def test_a_link_skips_what_a_login_shell_prints(printed: bytes) -> None:
     assert list(link.receive()) == []
     assert link.ended
     os.close(read)
+
+
+def test_a_link_takes_little_memory_for_noise() -> None:
+    """A host that prints without end instead of a hello."""
+    reading, writing = os.pipe()
+    link = Link(reading, os.open(os.devnull, os.O_WRONLY))
+    stop = threading.Event()
+
+    def chatter() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            while not stop.is_set():
+                os.write(writing, b"x" * 65536)
+
+    writer = threading.Thread(target=chatter)
+    writer.start()
+    began, taken = time.monotonic(), 0
+    while time.monotonic() - began < 20 and taken < 100:
+        assert list(link.receive()) == []
+        assert len(link._inbox) < 5 << 20
+        taken += 1
+    assert taken == 100 and not link.ended
+    assert link.what_came().startswith(" (which printed 'xxxx") and len(link.what_came()) < 120
+    os.close(reading)
+    stop.set()
+    writer.join(20)
+    os.close(writing)
+    os.close(link.write_fd)
 
 
 def test_a_full_link_never_blocks() -> None:

@@ -109,7 +109,7 @@ class Launcher:
         end = self.began + self.limits.start
         while self._may_go_on() and any(station.hello is None for station in self.stations):
             if time.monotonic() > end:
-                late = [station.label for station in self.stations if station.hello is None]
+                late = [station.label + station.link.what_came() for station in self.stations if station.hello is None]
                 self.problem = (
                     f"no answer from {', '.join(late)} within {self.limits.start:.0f} s (ALLSTEP_START_TIMEOUT)"
                 )

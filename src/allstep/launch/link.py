@@ -16,6 +16,9 @@ Message = dict[str, Any]
 FULL = 4 << 20  # bytes in the outbox at which a sender should stop producing
 
 _START = b'{"kind":'
+# Bytes that are kept of a line without an end before the first message, and bytes that errors show.
+_MAX_NOISE = 1 << 20
+_MAX_SHOWN = 80
 
 
 class Link:
@@ -28,6 +31,8 @@ class Link:
         self.ended = False
         self._lock = threading.Lock()
         self._inbox = bytearray()
+        # How what came before the first message begins.
+        self.noise = b""
         self._has_received = False
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
@@ -57,19 +62,30 @@ class Link:
         """The messages that have come. Sets `ended` when the other side is gone."""
         self._fill()
         *lines, rest = self._inbox.split(b"\n")
-        self._inbox = bytearray(rest)
+        self._inbox = rest if self._has_received else rest[-_MAX_NOISE:]
         for line in lines:
             start = 0 if self._has_received else max(0, line.find(_START))
             message = _parse(bytes(line[start:]))
             if message is not None:
                 self._has_received = True
                 yield message
+            elif not self._has_received and len(self.noise) < _MAX_SHOWN:
+                self.noise = (self.noise + line + b"\n")[:_MAX_SHOWN]
+
+    def what_came(self) -> str:
+        """What came instead of a first message, for an error about that; empty when nothing came."""
+        begins = self.noise or bytes(self._inbox[:_MAX_SHOWN])
+        return f" (which printed {ascii(begins)[1:]})" if begins else ""
 
     def _fill(self) -> None:
+        """At most 1 MB: whoever writes without end must not keep us here, nor fill the memory."""
         try:
-            while chunk := os.read(self.read_fd, 1 << 16):
+            for _ in range(16):
+                chunk = os.read(self.read_fd, 1 << 16)
+                if not chunk:
+                    self.ended = True
+                    return
                 self._inbox += chunk
-            self.ended = True
         except BlockingIOError:
             return
         except OSError:
