@@ -1,5 +1,6 @@
 """Files of others: only regular ones, within limits, and never a wait."""
 
+import io
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allstep import bounded
 from allstep.bounded import MAX_DEPTH, MAX_LINE, open_regular, parse_json, read_json, read_lines, read_regular
 from limited import limited
 
@@ -120,6 +122,20 @@ def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
         assert words or (kind == "terabyte of holes" and read is all_lines)
 
     limited(reads, [lambda path: read_regular(path, 1000), read_json, all_lines])
+
+
+def test_a_file_that_waits_for_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc/kmsg has the mode of a regular file; a read that would wait returns None."""
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+
+    class Waiting(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return None  # type: ignore[return-value]
+
+    monkeypatch.setattr(bounded, "open_regular", lambda path: Waiting(io.FileIO(path)))
+    with pytest.raises(BlockingIOError, match="nothing is there to be read yet"):
+        read_regular(path, 1000)
 
 
 def all_lines(path: Path) -> list[bytes]:

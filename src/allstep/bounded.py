@@ -64,7 +64,11 @@ def read_regular(path: Path, limit: int) -> bytes:
         # A file may grow after it was measured, so the read is bounded as well: by its size, since a
         # read of `limit` bytes would reserve memory for so many.
         size = os.fstat(file.fileno()).st_size
-        if size > limit or len(data := file.read(size + 1)) > limit:
+        data: bytes | None = file.read(size + 1) if size <= limit else b""
+        # Some files of /proc have the mode of a regular file, and wait for news like a pipe.
+        if data is None:
+            raise OSError(errno.EAGAIN, "is not a regular file: nothing is there to be read yet", str(path))
+        if size > limit or len(data) > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes, the limit here", str(path))
         return data
 

@@ -1,6 +1,7 @@
 """Predicting and evaluating with the net of a run: against what the run logged, against plain torch, and with whatever can be wrong."""
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -195,6 +196,26 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
     found = find_pictures([str(tmp_path / "a"), str(odd), str(tmp_path / "a" / "0*.png"), str(tmp_path / "x*.png")])
     names = [str(path.relative_to(tmp_path)) for path in found]
     assert names == ["a/000.png", "a/001.png", "a/b/000.png", "a[0].png", "a/000.png", "a/001.png", "x*.png"]
+
+
+def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    folder = tmp_path / "odd"
+    (folder / "b.jpg").mkdir(parents=True)
+    (folder / "dangling.jpg").symlink_to("nothing")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "zero.jpg").symlink_to("/dev/zero")
+    found = [
+        (Path(each.picture).name, each.problem)
+        for each in predict(load_run(tmp_path / "run"), find_pictures([str(folder)]))
+    ]
+    assert found == [
+        ("dangling.jpg", "No such file or directory"),
+        ("loop.jpg", "Too many levels of symbolic links"),
+        ("pipe.jpg", "is not a regular file"),
+        ("zero.jpg", "is not a regular file"),
+    ]
 
 
 def test_the_command_shows_what_it_can(tmp_path: Path) -> None:

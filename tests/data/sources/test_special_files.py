@@ -37,6 +37,13 @@ def test_a_picture_that_is_no_file(tmp_path: Path, make: Callable[[Path], None])
         source.read(number)
 
 
+def test_a_class_folder_that_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    make_folder(tmp_path / "src", per_class=1)
+    (tmp_path / "src" / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match=r"src/loop: Too many levels of symbolic links"):
+        FolderSource(tmp_path / "src")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [pipe, endless])
 def test_files_beside_packed_shards(tmp_path: Path, make: Callable[[Path], None]) -> None:

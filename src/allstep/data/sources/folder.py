@@ -42,7 +42,7 @@ from allstep.errors import DataError
 KIND = "folder"
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff")
 # Of one picture, as stored.
-_MAX_NBYTES = 1 << 30
+MAX_NBYTES = 1 << 30
 _EVERY = 4096
 _TICK_NS = 20_000_000
 
@@ -89,7 +89,7 @@ class FolderSource(Source):
     def read(self, number: int) -> Sample:
         path = self.path(number)
         try:
-            data = read_regular(path, _MAX_NBYTES)
+            data = read_regular(path, MAX_NBYTES)
         except OSError as error:
             raise BadSample(number, Place(str(path)), f"cannot be read: {error.strerror or error}") from error
         if self._crcs is not None and (found := crc32c(data)) != self._crcs[number]:
@@ -97,7 +97,7 @@ class FolderSource(Source):
         return Sample(data, int(self._target[number]))
 
     def _bytes_of(self, path: bytes) -> bytes:
-        return read_regular(self._root / os.fsdecode(path), _MAX_NBYTES)
+        return read_regular(self._root / os.fsdecode(path), MAX_NBYTES)
 
     def place(self, number: int) -> Place:
         return Place(str(self.path(number)))
@@ -170,7 +170,8 @@ def _classes(root: Path) -> list[str]:
         with os.scandir(root) as entries:
             return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
     except OSError as error:
-        raise DataError(f"{root}: {error.strerror or error}") from error
+        # Of an entry: a link that leads to itself.
+        raise DataError(f"{error.filename or root}: {error.strerror or error}") from error
 
 
 def _files(root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str, int]) -> Iterator[str]:
