@@ -7,6 +7,7 @@ shell, as users meet them.
 import errno
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -51,6 +52,20 @@ def shell(line: str, env: dict[str, str] | None = None, limit: float = 120) -> D
 def is_one_line(done: Done, start: str) -> bool:
     """Whether all of standard error is one line of ours."""
     return done.err.startswith(start) and done.err.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small disk")
+@pytest.mark.parametrize(
+    "command",
+    ["train digits --dry-run -n 1 --out disk/run", "study batch digits --batches 64 --remedies plain --out disk/s"],
+)
+def test_a_full_disk_is_not_taken_for_standard_output(tmp_path: Path, command: str) -> None:
+    fill = "mkdir disk && mount -t tmpfs -o size=16k tmpfs disk && { dd if=/dev/zero of=disk/fill bs=1k 2>/dev/null; true; }"
+    env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    done = shell(f"cd {tmp_path}; export -f allstep; unshare --mount bash -c '{fill}; allstep {command}'", env)
+    assert done.code != 0
+    assert "Traceback" not in done.err and "standard output" not in done.err, done.err
+    assert re.fullmatch(r"allstep: .*/disk/.*: No space left on device.*", done.err.splitlines()[-1]), done.err
 
 
 @pytest.mark.parametrize("files", [64, 1024])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from allstep.comm import rendezvous
+from allstep.errors import WorldError
 from hosts import SshHosts
 from ranks import clean_environment
 from slurm import Slurm
@@ -156,6 +158,15 @@ def test_variables_set_by_hand(script, runtime: Path) -> None:
         ALLSTEP_START_TIMEOUT="1",
     )
     assert "found no store within 1 s at MASTER_ADDR:MASTER_PORT = 127.0.0.1:1" in late.stderr
+    odd = call([sys.executable, script()], runtime, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
+    assert "MASTER_PORT='x': expected the number of a port, 1 to 65535" in odd.stderr
+
+
+@pytest.mark.parametrize("text", ["99999", "-1", "1.5", " 80", "0x50", "\u0663", "1" * 5000])
+def test_a_port_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", text)
+    with pytest.raises(WorldError, match="expected the number of a port"):
+        rendezvous._master_port()
 
 
 # Open MPI on two hosts. A wheel of mpi4py finds Open MPI's library; where it cannot be imported, MASTER_ADDR must be given.

@@ -163,7 +163,7 @@ def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path
         assert agent.stdout
         agent.stdout.readline()
         agent.kill()
-    assert doctors.replace("allstep.doctor.probe", "allstep.launch.agent") == (tmp_path / "said").read_text()
+    assert doctors.replace("allstep.doctor.probe", "allstep.launch.agent_main") == (tmp_path / "said").read_text()
 
 
 @pytest.mark.parametrize(

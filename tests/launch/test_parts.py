@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
+from allstep.interpreter import module_flags
 from allstep.launch import lines
 from allstep.launch.agent import Agent, Worker
 from allstep.launch.failure import Failure, closing_words, first, last_words, report, teller
@@ -205,7 +207,7 @@ def test_a_link_takes_little_memory_for_noise() -> None:
         assert len(link._inbox) < 5 << 20
         taken += 1
     assert taken == 100 and not link.ended
-    assert link.what_came().startswith(" (which printed 'xxxx") and len(link.what_came()) < 120
+    assert link.what_came().startswith("it printed 'xxxx") and len(link.what_came()) < 120
     os.close(reading)
     stop.set()
     writer.join(20)
@@ -377,6 +379,23 @@ def test_ssh_takes_a_host_for_a_host() -> None:
     command = command_on("node-1", "ssh -p 22", "-V")
     assert command[command.index("node-1") - 1] == "--"
     assert "`ssh -o BatchMode=yes -- 'a b' true`" in complaint("a b", 255, "refused")
+    assert complaint("h", 0, "", "it printed 'hi'").endswith("before it said hello: it printed 'hi'")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [("", "is empty"), ("ssh 'a", "No closing quotation"), (" \n", "is empty")]
+)
+def test_an_ssh_command_that_is_none(given: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--ssh .*{words}.*"):
+        command_on("node-1", given, "-V")
+
+
+def test_an_agent_starts_without_a_warning() -> None:
+    """The launcher quotes the last line that the connection to a lost host printed."""
+    command = [sys.executable, *module_flags("allstep.launch.agent_main"), "host"]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith('{"kind": "hello"')
 
 
 def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:

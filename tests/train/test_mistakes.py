@@ -185,7 +185,7 @@ def test_a_full_disk_is_told_and_ends_nothing(alone: World, tmp_path: Path, monk
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("allstep.train.mistakes.replace_file", full)
     assert "No space left on device" in (collected(range(2)).write(tmp_path, alone) or "")
 
 

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +219,32 @@ def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
         ("pipe.jpg", "is not a regular file"),
         ("zero.jpg", "is not a regular file"),
     ]
+
+
+AS_NOBODY = """
+import os, sys
+from types import SimpleNamespace
+from allstep.train.predict import _read, find_pictures
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+trained = SimpleNamespace(prepare=SimpleNamespace(one=None))
+print([(path.name, _read(trained, None, None, 0, path)) for path in find_pictures(sys.argv[1:])])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
+def test_folders_of_another_user_are_named() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        store(folder / "closed", 1)
+        store(folder / "listed", 1)
+        (folder / "closed").chmod(0o700)
+        (folder / "listed").chmod(0o744)
+        words = [made, str(folder / "closed" / "000.png")]
+        done = subprocess.run([sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    denied = "Permission denied"
+    assert done.stdout.strip() == str([("closed", denied), ("000.png", denied), ("000.png", denied)])
 
 
 def test_the_command_shows_what_it_can(tmp_path: Path) -> None:

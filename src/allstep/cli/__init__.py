@@ -6,6 +6,8 @@ loads no torch. A `UserError` anywhere below ends as one line and exit status 2;
 
 import errno
 import io
+import os
+import stat
 import sys
 
 from allstep.cli.app import app
@@ -17,7 +19,7 @@ __all__ = ["main"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What the system answers to a path that no program could use.
-_UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE)
+_UNUSABLE = (*_FULL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE)
 _LONGEST_SHOWN = 100
 
 
@@ -50,14 +52,25 @@ def _allow_all_characters() -> None:
 
 
 def _full_output(error: Exception) -> str | None:
-    """Return one line about a full disk below standard output.
-
-    A write without a file name is one to standard output; all other full disks are reported where
-    they occur.
-    """
+    """Return one line about a full disk below standard output, or below a file that nothing names."""
     if not isinstance(error, OSError) or error.errno not in _FULL or error.filename is not None:
         return None
-    return f"cannot write standard output: {error.strerror}"
+    if _may_be_full(1, error.errno):
+        return f"cannot write standard output: {error.strerror}"
+    return f"cannot write a file: {error.strerror}; make room where this command writes: --out, the cache, TMPDIR"
+
+
+def _may_be_full(descriptor: int, reason: int) -> bool:
+    """Whether a write to this descriptor may have failed for `reason`: never one to a pipe or a terminal."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            # Of devices, /dev/full is.
+            return stat.S_ISCHR(mode) and not os.isatty(descriptor)
+        # A quota or a limit of the size of files does not show in what the disk has left.
+        return reason != errno.ENOSPC or not os.fstatvfs(descriptor).f_bavail
+    except OSError:
+        return True
 
 
 def _unusable_path(error: Exception) -> str | None:

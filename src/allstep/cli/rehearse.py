@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allstep.atomic import replace_file
 from allstep.escaping import print_line, print_notice
 from allstep.interpreter import run_module
 
@@ -58,7 +59,7 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
         print_notice(prepared.note)
     folder = make_scratch(_place(asked))
     try:
-        (folder / _CONFIG).write_text(prepared.config.to_yaml())
+        replace_file(folder / _CONFIG, prepared.config.to_yaml().encode())
         which = ["--dry-run"] if asked.overfit is None else ["--overfit", str(asked.overfit)]
         command = run_module("allstep", "train", str(folder / _CONFIG), "--out", str(folder / "run"), *which)
         num_workers = workers or default_num_workers(prepared.config)

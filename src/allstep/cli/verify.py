@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from allstep.atomic import replace_file
 from allstep.escaping import print_line
 from allstep.interpreter import run_module
 
@@ -78,7 +79,7 @@ def _start(source: str, words: list[str], workers: str, data: Path | None) -> in
         print_line(f"note: {note}")
     with tempfile.TemporaryDirectory(prefix="allstep-verify-") as name:
         folder = Path(name)
-        (folder / "config.yaml").write_text(config.to_yaml())
+        replace_file(folder / "config.yaml", config.to_yaml().encode())
         write_plan(folder, plan)
         answers: list[Answer] = []
         for number in numbers:

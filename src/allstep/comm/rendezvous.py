@@ -101,6 +101,7 @@ def _torch_store(world: World, limits: Limits) -> Store:
             f"RANK={world.rank} and WORLD_SIZE={world.size} are set but {' and '.join(missing)} is not: "
             "set them to an address and a free port of rank 0's host, or start with torchrun or `allstep run`"
         )
+    _master_port()
     try:
         found: tuple[Store, int, int] = next(
             rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timedelta(seconds=limits.start))
@@ -206,7 +207,7 @@ def _between_hosts(world: World, limits: Limits) -> Meeting:
 def _at_address(address: str, world: World, limits: Limits) -> Meeting:
     """Rank 0 takes the first free one of a few ports that follow from the job; the others try them all."""
     token = os.environ.get("ALLSTEP_TOKEN") or _digest("token", job_of(world)).hex()
-    ports = [int(os.environ["MASTER_PORT"])] if os.environ.get("MASTER_PORT") else list(_ports(job_of(world)))
+    ports = [_master_port()] if os.environ.get("MASTER_PORT") else list(_ports(job_of(world)))
     if world.rank == 0:
         server = _serve_at(ports, token)
         return Meeting(_join([("127.0.0.1", server.port)], token, limits), server)
@@ -217,6 +218,15 @@ def _at_address(address: str, world: World, limits: Limits) -> Meeting:
             f"rank {world.rank} on {world.host} did not find rank 0 at {address} within {limits.start:.0f} s ({error}). "
             "Did rank 0 turn up there? Else set MASTER_ADDR and MASTER_PORT to an address and a free port of its host"
         ) from error
+
+
+def _master_port() -> int:
+    """The port that the environment names; WorldError when it is none."""
+    text = os.environ["MASTER_PORT"]
+    port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+    if not 0 <= port < 65536:
+        raise WorldError(f"MASTER_PORT={text!a}: expected the number of a port, 1 to 65535")
+    return port
 
 
 def _serve_at(ports: list[int], token: str) -> wire.Server:

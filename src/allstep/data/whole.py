@@ -2,7 +2,7 @@
 
 It is written under a hidden temporary name beside its place, brought to the disk, and then renamed. Whatever stops the writer, but
 `kill -9` and a power cut, also removes the temporary file. Those two leave one behind, always under the same name: the next writer of that
-file takes it over, and who holds the lock on a folder may remove all of them. There must be such a lock, or two writers would meet.
+file removes it, and who holds the lock on a folder may remove all of them. There must be such a lock, or two writers would meet.
 
 ```
 x.tfrecord        the file
@@ -28,8 +28,10 @@ def part_of(path: Path) -> Path:
 def write_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to (and to read back), which becomes `path` when all went well."""
     part = part_of(path)
+    # What a kill has left, or a link that somebody has put there: not to be written through.
+    part.unlink(missing_ok=True)
     try:
-        with part.open("wb+") as file:
+        with part.open("xb+") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -10,7 +10,6 @@ Every step has a time limit, and a host that fails one is left out of the next. 
 import contextlib
 import os
 import select
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -173,7 +172,7 @@ def _start(station: Station, ssh: str) -> Call | None:
     try:
         return Call(station, ssh)
     except (OSError, ValueError) as error:
-        program = (shlex.split(ssh) or [""])[0] if not station.here else sys.executable
+        program = launch_ssh.split_command(ssh)[0] if not station.here else sys.executable
         station.error = (
             f"cannot start {program!r} to reach {station.label}: {getattr(error, 'strerror', None) or error}"
         )

@@ -393,15 +393,3 @@ def _interface_variable(name: str, message: Message, env: dict[str, str]) -> dic
     sources = (machine.route_to(address) for address in message["peers"])
     interface = next((found for source in sources if source and (found := machine.interface_of(source))), None)
     return {name: interface} if interface else {}
-
-
-def main() -> None:
-    """What ssh starts on another host: the launcher is at the other end of the standard streams."""
-    _, host = sys.argv
-    to_launcher = os.dup(1)
-    os.dup2(2, 1)  # a stray print must not get between the messages
-    Agent(Link(0, to_launcher), host, remote=True).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -109,9 +109,13 @@ class Launcher:
         end = self.began + self.limits.start
         while self._may_go_on() and any(station.hello is None for station in self.stations):
             if time.monotonic() > end:
-                late = [station.label + station.link.what_came() for station in self.stations if station.hello is None]
+                late = [station for station in self.stations if station.hello is None]
+                printed = "".join(
+                    f"; {station.label}: {came}" for station in late if (came := station.link.what_came())
+                )
                 self.problem = (
-                    f"no answer from {', '.join(late)} within {self.limits.start:.0f} s (ALLSTEP_START_TIMEOUT)"
+                    f"no answer from {', '.join(station.label for station in late)} within {self.limits.start:.0f} s "
+                    f"(ALLSTEP_START_TIMEOUT){printed}"
                 )
             self._turn()
 

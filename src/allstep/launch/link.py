@@ -73,9 +73,9 @@ class Link:
                 self.noise = (self.noise + line + b"\n")[:_MAX_SHOWN]
 
     def what_came(self) -> str:
-        """What came instead of a first message, for an error about that; empty when nothing came."""
-        begins = self.noise or bytes(self._inbox[:_MAX_SHOWN])
-        return f" (which printed {ascii(begins)[1:]})" if begins else ""
+        """Return what came instead of a first message, for an error about that; "" when nothing came."""
+        begins = self.noise.rstrip() or bytes(self._inbox[:_MAX_SHOWN])
+        return f"it printed {ascii(begins)[1:]}" if begins else ""
 
     def _fill(self) -> None:
         """At most 1 MB: whoever writes without end must not keep us here, nor fill the memory."""

@@ -51,12 +51,23 @@ def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
     path = os.environ.get("PYTHONPATH")
     setting = ["env", f"PYTHONPATH={path}"] if path else []
     remote = shlex.join(["exec", *setting, sys.executable, *python_arguments])
-    return [*shlex.split(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
+    return [*split_command(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
+
+
+def split_command(ssh: str) -> list[str]:
+    """Return the words of the ssh command that the user gave; ConfigError when it has none."""
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise ConfigError(f"--ssh {ssh!a}: {error}; quote it as a shell command") from error
+    if not words:
+        raise ConfigError("--ssh is empty; expected a command, such as ssh")
+    return words
 
 
 def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
     """Start the agent on a host. Its messages come on stdout, what ssh complains of on stderr."""
-    command = command_on(host, ssh, *module_flags("allstep.launch.agent"), label)
+    command = command_on(host, ssh, *module_flags("allstep.launch.agent_main"), label)
     try:
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -102,10 +113,10 @@ def _belongs_to_host(name: str) -> bool:
     return name.startswith(_NOT_FORWARDED) or name in _HOSTS_OWN
 
 
-def complaint(label: str, code: int | None, stderr: str) -> str:
-    """One line for an agent that did not come up."""
+def complaint(label: str, code: int | None, stderr: str, stdout: str = "") -> str:
+    """One line for an agent that did not come up. stdout: what came instead of its first message."""
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
-    reason = said[-1] if said else "it said nothing"
+    reason = said[-1] if said else stdout or "it said nothing"
     if code == 255:
         return f"ssh to {label} failed: {reason}. Try `ssh -o BatchMode=yes -- {shlex.quote(label)} true`"
     if "No module named" in stderr:

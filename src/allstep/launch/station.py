@@ -50,7 +50,7 @@ class Station:
             return f"the agent on {self.label} ended before it said hello"
         code = _wait(self.process)
         self.hear_complaints()
-        return ssh.complaint(self.label, code, self.complaints)
+        return ssh.complaint(self.label, code, self.complaints, self.link.what_came())
 
     def why_it_ended(self) -> str:
         """A few words, when the link ended after the hello."""

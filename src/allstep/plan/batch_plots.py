@@ -1,9 +1,12 @@
 """The pictures of a batch study: accuracy, updates to the goal and time to the goal against the batch."""
 
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+from allstep.plan.folder import write_whole
 
 if TYPE_CHECKING:
     from allstep.plan.batch_table import BatchTable, Cell
@@ -31,7 +34,14 @@ def draw(table: "BatchTable", file: Path) -> None:
         set_batch_axis(each, table.grid.batches)
         each.legend(fontsize="small")
     figure.suptitle(table.grid.recipe)
-    figure.savefig(file)
+    save_figure(figure, file)
+
+
+def save_figure(figure: Any, file: Path) -> None:
+    """Write a figure as PNG."""
+    content = BytesIO()
+    figure.savefig(content, format="png")
+    write_whole(file, content.getvalue())
 
 
 def set_log_y(axes: Any) -> None:

@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from allstep import runlog
 from allstep._version import __version__
+from allstep.atomic import replace_file
 from allstep.bounded import read_json, read_regular
 from allstep.errors import ConfigError
 from allstep.plan.study import Study
@@ -178,11 +179,15 @@ class StudyFolder:
         return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:])
 
 
-def write_whole(file: Path, text: str) -> None:
-    """A reader, or a kill, never sees half of it."""
-    new = file.with_name(f"{file.name}.new")
-    new.write_text(text)
-    new.replace(file)
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file of the study; ConfigError when that is not possible."""
+    try:
+        replace_file(file, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"{file}: cannot be written: {reason}; remove what is there, or give another --out"
+        ) from error
 
 
 def _precision_of(record: RunRecord) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allstep.plan.batch_plots import set_batch_axis, set_log_y
+from allstep.plan.batch_plots import save_figure, set_batch_axis, set_log_y
 
 if TYPE_CHECKING:
     from allstep.plan.published import Published
@@ -21,7 +21,7 @@ def draw(table: "UpdatesTable", file: Path) -> None:
     _draw_counted(axes[0], table)
     if table.published:
         _draw_beside(axes[1], table, table.published)
-    figure.savefig(file)
+    save_figure(figure, file)
 
 
 def _draw_counted(axes: Any, table: "UpdatesTable") -> None:

@@ -4,7 +4,6 @@ The template gets plain values (`View` for each run, drawn charts, rows of table
 the other modules. jinja2 escapes every value. The page also forbids itself, by its content policy, to load anything.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from allstep._version import __version__
+from allstep.atomic import replace_file
 from allstep.errors import ConfigError
 from allstep.escaping import escaped
 from allstep.report import configs, curves, wording
@@ -63,12 +63,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None, now: float | 
         raise ConfigError(f"a report shows 1 to {_MOST_RUNS} runs, found {len(folders)}; leave some out")
     page = render(read_runs(list(folders)), time.time() if now is None else now)
     out = folders[0] / "report.html" if out is None else out
-    hidden = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        hidden.write_text(page, encoding="utf-8")
-        hidden.replace(out)
+        replace_file(out, page.encode())
     except OSError as error:
-        hidden.unlink(missing_ok=True)
         why = error.strerror or error
         raise ConfigError(f"{out}: cannot be written: {why}; give another with --out") from error
     return out

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from PIL import Image
 
+from allstep.atomic import NEW, replace_file
 from allstep.train import agree
 from allstep.world import World
 
@@ -174,24 +175,17 @@ def _write(folder: Path, classes: Sequence[str], counts: NDArray[np.int64], entr
     listed = []
     for position, entry in enumerate(with_picture):
         name = f"{position:04}.png"
-        _replace(folder / name, entry["png"])
+        replace_file(folder / name, entry["png"])
         listed.append({"file": name, **{key: value for key, value in entry.items() if key != "png"}})
     _remove_others(folder, {entry["file"] for entry in listed})
     if classes:
-        _replace(folder / _MATRIX, _json({"classes": list(classes), "counts": counts.tolist()}))
-    _replace(folder / _LIST, _json(listed))
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Under another name first: whoever reads sees all of it or none."""
-    new = file.with_name(f".{file.name}.new")
-    new.write_bytes(content)
-    new.replace(file)
+        replace_file(folder / _MATRIX, _json({"classes": list(classes), "counts": counts.tolist()}))
+    replace_file(folder / _LIST, _json(listed))
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
     """Pictures of an earlier evaluation that had more of them, and what a kill left half written."""
-    for file in [*folder.glob("[0-9][0-9][0-9][0-9].png"), *folder.glob(".*.new")]:
+    for file in [*folder.glob("[0-9][0-9][0-9][0-9].png"), *folder.glob(f".*{NEW}")]:
         if file.name not in names:
             file.unlink(missing_ok=True)
 

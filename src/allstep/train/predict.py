@@ -10,6 +10,7 @@ evaluates with it), so a picture of the test set gets the classes here that it g
 other pictures are stretched to that size, and made grey where those were grey.
 """
 
+import errno
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,8 @@ from numpy.typing import NDArray
 from allstep.bounded import read_regular
 from allstep.data.loading.fill import drop_bad
 from allstep.data.pictures.draws import Draws
-from allstep.data.sources.folder import MAX_NBYTES, PICTURES
+from allstep.data.pictures.limit import MAX_NBYTES
+from allstep.data.sources.folder import PICTURES
 from allstep.errors import ConfigError
 from allstep.machine import allowed_cores
 from allstep.train.evaluate import outputs
@@ -66,10 +68,14 @@ def _named(word: str) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in PICTURES and not hidden and not os.path.isdir(path):  # noqa: PTH112
-            yield path
+    """Pictures in and below `folder`, and folders that may not be listed: each gets a line with the reason."""
+    refused: list[Path] = []
+    for here, inside, names in os.walk(folder, onerror=lambda error: refused.append(Path(error.filename))):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        for name in names:
+            if not name.startswith(".") and Path(name).suffix.lower() in PICTURES:
+                yield Path(here) / name
+    yield from refused
 
 
 def predict(trained: Trained, pictures: Sequence[Path | str], top: int = 5) -> Iterator[Prediction]:
@@ -104,7 +110,8 @@ def _batch(trained: Trained, files: Sequence[Path], top: int, pool: ThreadPoolEx
 def _read(trained: Trained, out: NDArray[np.uint8], draws: Draws, row: int, file: Path) -> str | None:
     """One picture into its row; what was wrong with it, if something was."""
     if os.path.isdir(file):  # noqa: PTH112  # Path's raises where a folder above may not be entered
-        return f"no picture in this folder ({', '.join(PICTURES)})"
+        may_list = os.access(file, os.R_OK | os.X_OK)
+        return f"no picture in this folder ({', '.join(PICTURES)})" if may_list else os.strerror(errno.EACCES)
     try:
         trained.prepare.one(read_regular(file, MAX_NBYTES), out[row], draws, row)
     except OSError as error:

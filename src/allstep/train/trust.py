@@ -34,6 +34,7 @@ from typing import TypeGuard
 
 from platformdirs import user_config_path
 
+from allstep.atomic import replace_file
 from allstep.bounded import open_regular, read_regular
 from allstep.errors import ConfigError, cut
 from allstep.models.by_name import module_place
@@ -119,7 +120,7 @@ def seal(folder: Path, model: ModelConfig) -> None:
         return
     with contextlib.suppress(OSError):
         if (made := _seal(_key(), model)) is not None:
-            _replace(folder / SEAL, made + b"\n", 0o644)
+            replace_file(folder / SEAL, made + b"\n", 0o644)
 
 
 def _seal(key: bytes, model: ModelConfig) -> bytes | None:
@@ -138,7 +139,7 @@ def _key() -> bytes:
     if (found := _read_key(file)) is not None:
         return found
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _replace(file, os.urandom(_KEY_BYTES), 0o600)
+    replace_file(file, os.urandom(_KEY_BYTES), 0o600)
     if (made := _read_key(file)) is None:
         raise OSError(f"{file}: cannot be used as a key")
     return made
@@ -154,15 +155,3 @@ def _read_key(file: Path) -> bytes | None:
         return None
     private = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
     return content if private and len(content) == _KEY_BYTES else None
-
-
-def _replace(file: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all. A symbolic link in the file's place is replaced, not followed."""
-    hidden = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
-    descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(content)
-        hidden.replace(file)
-    finally:
-        hidden.unlink(missing_ok=True)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from allstep.data.sources import shards
 from allstep.data.sources.arrays import CifarSource
 from allstep.data.sources.folder import FolderSource
+from allstep.data.sources.shards import read_classes
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
 from picture_folders import make_folder
@@ -35,6 +37,41 @@ def test_a_picture_that_is_no_file(tmp_path: Path, make: Callable[[Path], None])
     [number] = [each for each in range(len(source)) if source.path(each).name == "zzz.jpg"]
     with pytest.raises(BadSample, match="is not a regular file"):
         source.read(number)
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "folder", "not UTF-8"])
+def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path, kind: str) -> None:
+    """Without them labels would get other numbers, in silence."""
+    place = tmp_path / "classes.txt"
+    shard = str(tmp_path / "a.tar")
+    assert read_classes(shard) == ()
+    place.write_text("red\nblue\n")
+    assert read_classes(shard) == ("red", "blue")
+    place.unlink()
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "not UTF-8":
+        place.write_bytes(b"\xff")
+    else:
+        place.symlink_to("classes.txt" if kind == "link to itself" else "nothing")
+    with pytest.raises(DataError, match=r"classes\.txt: "):
+        read_classes(shard)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_there"),
+    [(FileNotFoundError(), False), (PermissionError(), False), (TimeoutError(), True), (ConnectionError(), True)],
+)
+def test_names_of_classes_at_a_server(error: OSError, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(url: str) -> None:
+        raise DataError(f"{url}: {error!r}") from error
+
+    monkeypatch.setattr(shards, "open_file", fail)
+    if is_there:
+        with pytest.raises(DataError, match=r"s3://bucket/classes\.txt: .*labels are numbered by it"):
+            read_classes("s3://bucket/a.tar")
+    else:
+        assert read_classes("s3://bucket/a.tar") == ()
 
 
 def test_a_class_folder_that_is_a_link_to_itself_is_named(tmp_path: Path) -> None:

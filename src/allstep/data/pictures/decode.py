@@ -33,7 +33,7 @@ from allstep.data.pictures import jpeg
 from allstep.data.pictures.by_pillow import decode_by_pillow
 from allstep.data.pictures.draws import Floats
 from allstep.data.pictures.jpeg_header import Odd
-from allstep.data.pictures.limit import MAX_PIXELS, check_size
+from allstep.data.pictures.limit import MAX_NBYTES, MAX_PIXELS, check_size
 from allstep.data.pictures.png import without_profile
 from allstep.data.pictures.size import size_of
 
@@ -101,9 +101,12 @@ def _is_array(data: Any) -> bool:
 
 def _bytes(data: Any) -> memoryview:
     try:
-        return memoryview(data).cast("B")
+        code = memoryview(data).cast("B")
     except TypeError:
         raise ValueError(f"{type(data).__name__} is neither an encoded picture nor an array of pixels") from None
+    if len(code) > MAX_NBYTES:
+        raise ValueError(f"too large: {len(code)} bytes, expected at most {MAX_NBYTES}")
+    return code
 
 
 def _with_channels(data: Any, channels: int) -> Picture:

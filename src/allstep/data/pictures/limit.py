@@ -1,4 +1,4 @@
-"""How many pixels a picture may have.
+"""How many pixels and bytes a picture may have.
 
 A file of a few kilobytes can stand for gigabytes of pixels: a PNG of one color, or a header that is
 damaged. So the size is read from the header (`size`, `jpeg_header`) before anything is decoded, and a
@@ -11,6 +11,10 @@ This module imports nothing, so the command line and configs can show the defaul
 
 MAX_PIXELS = 100_000_000
 """The limit unless another is given: 10,000 x 10,000 pixels, which are 300 MB in memory."""
+
+
+MAX_NBYTES = 1 << 30
+"""Bytes of one picture, as stored. Decoders copy it, so a junk file of any size must not get there."""
 
 
 def check_size(size: tuple[int, int], max_pixels: int) -> None:

@@ -14,6 +14,7 @@ sample that is read is held against it, also after the file was changed.
 Where the number of classes is known, a sample with another label than 0..classes-1 is a BadSample.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def _cifar_classes(name: str) -> tuple[str, ...]:
     """The names beside the files, as the official archive has them."""
     beside = local_path(name).with_name("batches.meta.txt")
     try:
-        text = read_regular(beside, _MAX_NAMES_NBYTES).decode() if beside.is_file() else ""
+        text = read_regular(beside, _MAX_NAMES_NBYTES).decode() if os.path.lexists(beside) else ""
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{beside}: expected names of classes in UTF-8, found {error}; remove or mend it") from error
     # A label is one byte.

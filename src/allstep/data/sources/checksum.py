@@ -18,6 +18,12 @@ def crc32c(content: Any) -> int:
     return int(google_crc32c.value(content))
 
 
+def crc32c_on(crc: int, content: Any) -> int:
+    """CRC32C of some bytes, whose checksum is `crc`, and those of `content` behind them."""
+    array = np.frombuffer(content, np.uint8) if len(content) else b""
+    return int(google_crc32c.extend(crc, array))
+
+
 def mask(crc: int) -> int:
     """TFRecord's form of a CRC32C."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF

@@ -90,6 +90,14 @@ def open_file(where: str | Path) -> File:
     return RemoteFile(str(where)) if is_remote(where) else LocalFile(local_path(where))
 
 
+def is_absent(where: str | Path, error: BaseException | None) -> bool:
+    """Whether opening a file failed with `error` because there is none; a link to nothing is one."""
+    if not is_remote(where):
+        return not os.path.lexists(local_path(where)) and isinstance(error, FileNotFoundError)
+    # Stores that may not be listed refuse what they do not have: S3's answer is 403.
+    return isinstance(error, FileNotFoundError | PermissionError) or getattr(error, "status", None) in (403, 404, 410)
+
+
 def stamp_of(where: str | Path) -> Stamp:
     """The stamp of a file that need not be opened for it."""
     if is_remote(where):

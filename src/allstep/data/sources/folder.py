@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.bounded import read_regular
+from allstep.data.pictures.limit import MAX_NBYTES
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, local_path
 from allstep.data.sources.index import (
@@ -41,8 +42,6 @@ from allstep.errors import DataError
 
 KIND = "folder"
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff")
-# Of one picture, as stored.
-MAX_NBYTES = 1 << 30
 _EVERY = 4096
 _TICK_NS = 20_000_000
 

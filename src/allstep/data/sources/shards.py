@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
-from allstep.data.sources.files import is_remote, local_path, open_file, remote
+from allstep.data.sources.files import is_absent, is_remote, local_path, open_file, remote
 from allstep.errors import DataError
 
 Where: TypeAlias = str | Path | Sequence[str | Path]
@@ -59,15 +59,21 @@ class Numbering:
 
 
 def read_classes(shard: str) -> tuple[str, ...]:
-    """The names in `classes.txt` beside `shard`, or ()."""
+    """Return the names in `classes.txt` next to `shard`, or () where there is no such file.
+
+    A file that is there and cannot be read is an error: without it, labels would get other numbers.
+    """
     folder, slash, _ = shard.rpartition("/")
+    place = f"{folder}{slash}classes.txt"
     try:
-        found = open_file(f"{folder}{slash}classes.txt")
+        found = open_file(place)
         return tuple(bytes(found.read(0, found.size)).decode().splitlines())
-    except DataError:  # there is none
-        return ()
+    except DataError as error:
+        if is_absent(place, error.__cause__):
+            return ()
+        raise DataError(f"{error}; labels are numbered by it: make it readable, or remove it") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{folder}{slash}classes.txt: expected one name a line in UTF-8, found {error}") from error
+        raise DataError(f"{place}: expected one name a line in UTF-8, found {error}") from error
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

@@ -19,14 +19,14 @@ right. `checksum=True` stores a CRC32C per sample in the index, and every read i
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.sources.checksum import crc32c
+from allstep.data.sources.checksum import crc32c_on
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.folder import PICTURES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
@@ -216,7 +216,8 @@ def _field(extension: str, content: memoryview) -> Any:
 
 
 def _crc(contents: Iterable[memoryview]) -> int:
-    return crc32c(b"".join(contents))
+    """The CRC32C of all contents, one behind the other."""
+    return reduce(crc32c_on, contents, 0)
 
 
 def _reopen(names: list[str], stamps: list[Stamp], settings: Mapping[str, Any]) -> TarSource:

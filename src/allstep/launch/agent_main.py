@@ -1,0 +1,24 @@
+"""What ssh starts on another host: an agent, with the launcher at the other end of the standard streams.
+
+A module of its own, since the package imports `agent`: Python warns on standard error when it runs
+a module that is already imported, and the launcher would quote that.
+"""
+
+import os
+import sys
+
+from allstep.launch.agent import Agent
+from allstep.launch.link import Link
+
+
+def main() -> None:
+    """Run the agent of the host that the command line names."""
+    _, host = sys.argv
+    to_launcher = os.dup(1)
+    # A stray print must not get between the messages.
+    os.dup2(2, 1)
+    Agent(Link(0, to_launcher), host, remote=True).run()
+
+
+if __name__ == "__main__":
+    main()
