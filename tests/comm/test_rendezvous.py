@@ -145,6 +145,34 @@ def test_torchrun_with_an_agents_store(script, runtime: Path) -> None:
     assert {world[8] for world in found} == {max(1, len(os.sched_getaffinity(0)) // 2)}
 
 
+# Each rank but the first has a slow answer to the question whether all are here; the first ends at once.
+LATE = """
+import os, time
+import allstep
+from allstep.comm import start
+collect = start.collect
+def late(store, prefix, rank, size, word, seconds):
+    if rank and not word:
+        store.set(f"{prefix}/{rank}", word)
+        time.sleep(1.0)
+    return collect(store, prefix, rank, size, word, seconds)
+start.collect = late
+world = allstep.init()
+if world.rank == 0:
+    os._exit(0)
+print("JOINED", world.rank)
+"""
+
+
+def test_rank_0_does_not_leave_before_all_have_joined(tmp_path: Path, runtime: Path) -> None:
+    """It serves the store where no launcher of ours does."""
+    need("mpirun.openmpi")
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    done = call([*MPIRUN, "-np", "2", sys.executable, str(path)], runtime)
+    assert done.stdout.count("JOINED") == 1, done.stdout + done.stderr
+
+
 def test_variables_set_by_hand(script, runtime: Path) -> None:
     done = call([sys.executable, script()], runtime, RANK="0", WORLD_SIZE="2")
     assert "MASTER_ADDR and MASTER_PORT is not" in done.stderr

@@ -17,7 +17,7 @@ from torch import nn
 
 from allstep.errors import CheckpointError
 from allstep.optim import RunningNoiseScale
-from allstep.train import checkpoint
+from allstep.train import checkpoint, read_config
 from allstep.train.checkpoint import Snapshot
 from allstep.train.checkpoint_names import hidden_name, is_left_over, number_of
 from allstep.train.divergence import LossWatch
@@ -25,7 +25,7 @@ from allstep.train.evaluate import Tally
 from allstep.train.optimizer_state import flatten
 from allstep.train.restore import load_optimizer, load_weights
 from allstep.train.standing import Standing
-from allstep.train.state import check_resumed, check_used
+from allstep.train.state import check_batch, check_resumed, check_used
 from allstep.train.watch import Score
 from limited import limited, seeds
 from odd_json import PLAIN, RAW, odd
@@ -199,6 +199,28 @@ def test_a_position_that_cannot_be(folder: Path, check: Callable[[Snapshot], Non
     rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
     takes_the_one_before(folder, check)
     assert "state.json: standing.samples: " in newest(folder, check).complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "num_samples", "good", "bad"),
+    [
+        ([], None, [64], [7, 63, 65, 128, 1 << 40]),
+        (["growth.at=[1]", "growth.factor=2"], None, [64, 128, 1 << 30], [63, 1 << 40]),
+        (["growth.at=[1]", "growth.most=256"], 1000, [64, 256], [63, 257]),
+        (["growth.by_noise=true"], 1000, [64, 1000], [63, 1001]),
+        (["growth.at=[1]"], 40, [64, 40], [39, 65]),
+    ],
+)
+def test_a_batch_that_cannot_be(words: list[str], num_samples: int | None, good: list[int], bad: list[int]) -> None:
+    config = read_config("digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words])
+    for batch in good + bad:
+        found = snapshot(10)
+        found.state["standing"]["batch"] = batch
+        if batch in good:
+            check_batch(found, config, num_samples)
+        else:
+            with pytest.raises(CheckpointError, match=rf"standing\.batch: expected .*, found {batch}"):
+                check_batch(found, config, num_samples)
 
 
 def test_a_manifest_that_names_other_files(folder: Path, tmp_path: Path) -> None:

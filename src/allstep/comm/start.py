@@ -57,8 +57,17 @@ class Joined:
         return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
 
     def wait_for_all(self, what: str) -> None:
-        """Until every rank has come this far."""
-        _wait_for_all(self.fresh_store(what), self.world, self.meeting.store, self.limits)
+        """Wait until every rank has come this far; in rank 0, also until every rank knows that.
+
+        Rank 0 may serve the store, and its script may end right after this: a rank that still waits
+        for an answer would lose it.
+        """
+        fresh = self.fresh_store(what)
+        _wait_for_all(fresh, self.world, self.meeting.store, self.limits)
+        if self.world.rank:
+            fresh.set(f"knows/{self.world.rank}", "")
+        elif self.world.size > 1:
+            fresh.wait([f"knows/{rank}" for rank in range(1, self.world.size)], timedelta(seconds=self.limits.start))
 
     @property
     def nodes(self) -> list[str]:

@@ -47,10 +47,10 @@ def _bounded(low: float, high: float) -> AfterValidator:
 
 # A config may come from another person or have a typo: no number in it may start 100,000 threads or
 # take all memory. Each bound is far above what is useful, and low enough to be survived.
-_MOST_BATCH = 1 << 30
+MAX_BATCH = 1 << 30
 """Samples of an update. What memory allows is less, and known when the data is."""
 _MOST_PER_WORKER = 1 << 20
-"""Times MOST_TASKS workers it is _MOST_BATCH, so that a resolved config is valid."""
+"""Times MOST_TASKS workers it is MAX_BATCH, so that a resolved config is valid."""
 
 Count = Annotated[int, *_in_range(1, 1_000_000_000)]
 """Of steps, updates, evaluations: what is only counted, and takes no memory."""
@@ -59,7 +59,7 @@ Whole = Annotated[int, *_in_range(0, 1 << 60)]
 Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
 """torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
 Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
-Batch = Annotated[int, *_in_range(1, _MOST_BATCH)]
+Batch = Annotated[int, *_in_range(1, MAX_BATCH)]
 PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]
 """Of a picture; 65,535 x 65,535, the largest JPEG, is less."""

@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from allstep.optim.noise_scale import Running
-from allstep.train.config import GrowthConfig, RunConfig
+from allstep.train.config import MAX_BATCH, GrowthConfig, RunConfig
 
 _SURE_AFTER = 30  # steps: the interval supposes that many
 
@@ -91,6 +91,19 @@ class Growth:
 def grows(config: RunConfig) -> bool:
     """Whether the batch of that run may grow."""
     return bool(config.growth.at) or config.growth.by_noise
+
+
+def batches(config: RunConfig, num_samples: int | None = None) -> tuple[int, int]:
+    """Return the smallest and the largest batch that the run may have.
+
+    num_samples: of an epoch, where that is known; a batch does not grow beyond it.
+    """
+    base = config.global_batch
+    if not grows(config):
+        return base, base
+    most = config.growth.most or num_samples or MAX_BATCH
+    # A batch that is larger than the set from the beginning is cut down to it when it would grow.
+    return min(base, most), max(base, most)
 
 
 def note(config: RunConfig) -> str | None:

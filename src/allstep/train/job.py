@@ -38,6 +38,7 @@ from allstep.train.rate import learning_rate
 from allstep.train.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.room import memory_of_worker, samples_at_once
 from allstep.train.standing import Standing
+from allstep.train.state import check_batch
 from allstep.train.statistics import Statistics
 from allstep.train.trying import Example
 from allstep.world import World
@@ -106,6 +107,8 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     share = agree.everyone(world, lambda: build.shares_weights(config, world, net, device))
     num_train = loaders["train"].num_samples
     growth = _growth(config, num_train, room, snapshot)
+    if snapshot is not None:
+        check_batch(snapshot, config, num_train)
     pieces = config.accumulation
     if standing.batch != config.global_batch:  # it has grown before
         pieces = growth.pieces(standing.batch, world.size, pieces)

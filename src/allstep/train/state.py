@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from allstep.errors import CheckpointError, ConfigError
 from allstep.optim import RunningNoiseScale
 from allstep.train.checkpoint import Snapshot
+from allstep.train.config import RunConfig
 from allstep.train.divergence import LossWatch
+from allstep.train.growth import batches
 from allstep.train.layout import WAYS
 from allstep.train.watch import Score
 
@@ -124,6 +126,18 @@ def check_resumed(snapshot: Snapshot) -> None:
             raise CheckpointError(f"state.json: noise: {error}") from error
     if state.layout not in WAYS:
         raise CheckpointError(f"state.json: layout: expected one of {', '.join(WAYS)}, found {state.layout[:40]!r}")
+
+
+def check_batch(snapshot: Snapshot, config: RunConfig, num_samples: int | None = None) -> None:
+    """CheckpointError unless the batch of the state is one that a run of this config can have.
+
+    num_samples: of an epoch, where that is known.
+    """
+    least, most = batches(config, num_samples)
+    found = snapshot.state["standing"]["batch"]
+    if not least <= found <= most:
+        expected = f"{least}, as in the config" if least == most else f"{least} to {most}, by the config"
+        raise CheckpointError(f"state.json: standing.batch: expected {expected}, found {found}")
 
 
 def check_used(snapshot: Snapshot) -> None:

@@ -7,6 +7,7 @@ file that only rank 0's host has, or a name made from the time, means the same e
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import allstep.torch as hvd
@@ -26,7 +27,7 @@ from allstep.train.hold import hold
 from allstep.train.prepare import prepare
 from allstep.train.recipes import DEFAULT
 from allstep.train.run import Paused, train
-from allstep.train.state import check_resumed
+from allstep.train.state import check_batch, check_resumed
 from allstep.train.tensorboard import TensorBoard
 from allstep.train.watch import Record, Result, Watcher, Watchers
 from allstep.world import World
@@ -99,7 +100,7 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
     notes = [prepared.note] if prepared.note else []
     if not claimed.goes_on:
         return config, claimed, None, notes
-    found = checkpoint.newest(claimed.path / "checkpoints", check_resumed)
+    found = checkpoint.newest(claimed.path / "checkpoints", partial(_check, config))
     notes += [f"not used: {complaint}" for complaint in found.complaints]
     if not found.snapshot and found.complaints:
         raise DataError(
@@ -108,6 +109,12 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
         )
     notes += [] if found.snapshot else [f"{claimed.path}: has no checkpoint yet, so the run begins anew"]
     return config, claimed, found.snapshot, notes
+
+
+def _check(config: RunConfig, snapshot: Snapshot) -> None:
+    """CheckpointError unless the run of `config` can continue from there."""
+    check_resumed(snapshot)
+    check_batch(snapshot, config)
 
 
 def _claim(config: RunConfig, asked: Asked, mine: _Rank0) -> Claimed:
