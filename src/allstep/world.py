@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from allstep.errors import WorldError, did_you_mean
+from allstep.errors import WorldError, cut, did_you_mean
 
 Environment = Mapping[str, str]
 
@@ -242,14 +242,21 @@ def job_of(world: World, env: Environment | None = None) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join([known.name, *parts]))
 
 
+# Nodes of a job; the largest clusters have some ten thousand.
+_MAX_NODES = 1 << 20
+
+
 def tasks_per_node(text: str) -> list[int]:
     """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
     counts: list[int] = []
     for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
+        match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", item.strip())
         if match is None:
-            raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not like '2(x3),1'")
-        counts += [int(match[1])] * int(match[2] or 1)
+            raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={cut(repr(text))} is not like '2(x3),1'")
+        nodes = int(match[2] or 1)
+        if len(counts) + nodes > _MAX_NODES:
+            raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={cut(repr(text))} has more than {_MAX_NODES:,} nodes")
+        counts += [int(match[1])] * nodes
     return counts
 
 

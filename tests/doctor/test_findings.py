@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from allstep.doctor import Asked, Report, Severity, checks, examine
+from allstep.doctor import Asked, Report, Severity, checks, choice, examine
 from allstep.doctor.checks import Facts
 from allstep.doctor.engine import Engine
 from allstep.doctor.finding import Finding
@@ -43,6 +43,10 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def of_kind(report: dict[str, Any], severity: str) -> list[str]:
     return [finding["what"] for finding in report["findings"] if finding["severity"] == severity]
+
+
+def test_a_host_without_slots_has_threads_all_the_same() -> None:
+    assert choice.threads(0) == choice.threads(1) >= 1
 
 
 def test_a_sound_machine_passes_and_json_holds_everything() -> None:

@@ -128,8 +128,13 @@ def test_the_best_is_chosen_by_the_seeds_that_all_have(results: dict[str, Outcom
     [
         ("0", "found '0'"),
         ("many", "found 'many'"),
-        ("1,128=3", "no cell is called '128'; expected a number, and exceptions such as 1024=3 or 1024/lars=3"),
+        (
+            "1,128=3",
+            "no cell is called '128'; expected a number from 1 to 1000, and exceptions such as 1024=3 or 1024/lars=3",
+        ),
         ("1,64", "found '1,64'"),
+        ("1000000000", "expected a number from 1 to 1000"),
+        ("9" * 5000, "expected a number from 1 to 1000"),
     ],
 )
 def test_seeds_that_are_none(text: str, complaint: str) -> None:
@@ -137,7 +142,7 @@ def test_seeds_that_are_none(text: str, complaint: str) -> None:
         grid(text)
 
 
-@pytest.mark.parametrize("text", ["", "128,x", "0", "-3"])
+@pytest.mark.parametrize("text", ["", "128,x", "0", "-3", "9" * 5000, "9" * 10])
 def test_batches_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--batches: expected sizes such as"):
         parse_batches(text)

@@ -106,11 +106,12 @@ def batch(
 def updates(
     arguments: Arguments,
     batches: Annotated[str, typer.Option(help="Samples of an update.")] = "32,128,512,2048",
-    rates: Annotated[int, typer.Option(min=1, help="Tried for each batch, at most.")] = 6,
+    rates: Annotated[int, typer.Option(min=1, max=1000, help="Tried for each batch, at most.")] = 6,
     goal: Annotated[float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")] = 0.85,
     epochs: Annotated[int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")] = None,
     every: Annotated[
-        float, typer.Option(help="Epochs between two evaluations: how finely updates are counted.")
+        float,
+        typer.Option(min=1e-6, max=1e6, help="Epochs between two evaluations: how finely updates are counted."),
     ] = 0.05,
     out: Out = None,
     data: Data = None,

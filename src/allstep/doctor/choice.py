@@ -50,7 +50,7 @@ def _workers_of_train() -> int:
 
 def threads(local_size: int) -> int:
     """Of each worker: what the user said, else a fair share of the cores."""
-    return user_threads() or max(1, allowed_cores() // local_size)
+    return user_threads() or max(1, allowed_cores() // max(1, local_size))
 
 
 def user_threads() -> int | None:

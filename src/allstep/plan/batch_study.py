@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allstep.errors import ConfigError
+from allstep.errors import ConfigError, cut
 from allstep.plan.one_precision import precision_words
 from allstep.plan.remedies import Words, words_for
 from allstep.plan.study import Study, grid
@@ -98,12 +98,17 @@ class BatchGrid:
         )
 
 
+_MAX_DIGITS = 9
+# Of one cell: each is a run.
+_MAX_SEEDS = 1000
+
+
 def parse_batches(text: str, option: str = "--batches") -> list[int]:
     """The numbers of a list such as 128,1024,4096, in rising order."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    wrong = [word for word in words if not word.isdecimal() or int(word) < 1]
+    wrong = [word for word in words if not word.isdecimal() or len(word) > _MAX_DIGITS or int(word) < 1]
     if wrong or not words:
-        found = repr(wrong[0]) if wrong else "nothing"
+        found = cut(repr(wrong[0])) if wrong else "nothing"
         raise ConfigError(f"{option}: expected sizes such as 128,1024,4096, found {found}")
     return sorted({int(word) for word in words})
 
@@ -114,10 +119,13 @@ def parse_seeds(text: str, batches: Sequence[int], names: Sequence[str]) -> dict
     first, *exceptions = [word.strip() for word in text.split(",")]
     for which, number in [("", first), *(_exception(word) for word in exceptions)]:
         covered = [cell for cell in cells if which in ("", cell, cell.partition("/")[0])]
-        if not number.isdecimal() or int(number) < 1 or not covered:
-            problem = f"no cell is called {which!r}" if number.isdecimal() and not covered else f"found {text!r}"
+        if not number.isdecimal() or len(number) > _MAX_DIGITS or not 1 <= int(number) <= _MAX_SEEDS or not covered:
+            problem = (
+                f"no cell is called {which!r}" if number.isdecimal() and not covered else f"found {cut(repr(text))}"
+            )
             raise ConfigError(
-                f"--seeds: {problem}; expected a number, and exceptions such as {batches[-1]}=3 or {batches[-1]}/{names[-1]}=3"
+                f"--seeds: {problem}; expected a number from 1 to {_MAX_SEEDS}, and exceptions such as "
+                f"{batches[-1]}=3 or {batches[-1]}/{names[-1]}=3"
             )
         cells.update(dict.fromkeys(covered, int(number)))
     return cells

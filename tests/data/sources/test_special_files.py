@@ -39,7 +39,7 @@ def test_a_picture_that_is_no_file(tmp_path: Path, make: Callable[[Path], None])
         source.read(number)
 
 
-@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "folder", "not UTF-8"])
+@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "folder", "not UTF-8", "holes"])
 def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path, kind: str) -> None:
     """Without them labels would get other numbers, in silence."""
     place = tmp_path / "classes.txt"
@@ -52,6 +52,9 @@ def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path, kind:
         place.mkdir()
     elif kind == "not UTF-8":
         place.write_bytes(b"\xff")
+    elif kind == "holes":
+        place.touch()
+        os.truncate(place, 3 << 30)
     else:
         place.symlink_to("classes.txt" if kind == "link to itself" else "nothing")
     with pytest.raises(DataError, match=r"classes\.txt: "):

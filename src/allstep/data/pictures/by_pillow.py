@@ -8,6 +8,7 @@ Pillow decides some things otherwise than the rest of `pictures`, and this modul
 * The size of a TIFF's tiles is not limited, though memory is taken for a whole one.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from allstep.data.pictures.jpeg_header import check_scans
 from allstep.data.pictures.limit import check_size
 from allstep.data.pictures.size import opened
 
+# What is wrong with a picture is in the error about it, or does no harm: notices of damaged EXIF data,
+# and of sizes that exceed Pillow's own limit.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 _MODES = {1: "L", 3: "RGB"}
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 # Orientation, and what undoes the turn that it asks for.

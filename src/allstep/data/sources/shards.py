@@ -29,6 +29,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _MOST_DIGITS = 18
 _MOST_NAMES = 1_000_000
+# Of `classes.txt`: a million names.
+_MAX_CLASSES_NBYTES = 64 << 20
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -67,6 +69,10 @@ def read_classes(shard: str) -> tuple[str, ...]:
     place = f"{folder}{slash}classes.txt"
     try:
         found = open_file(place)
+        if found.size > _MAX_CLASSES_NBYTES:
+            raise DataError(
+                f"{place}: has {found.size} bytes, expected names of classes in at most {_MAX_CLASSES_NBYTES}"
+            )
         return tuple(bytes(found.read(0, found.size)).decode().splitlines())
     except DataError as error:
         if is_absent(place, error.__cause__):
