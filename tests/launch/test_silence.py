@@ -58,7 +58,9 @@ def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> Non
     assert [failure.lost.startswith("no sign of life for ") for failure in launcher.failures] == [True]
 
 
-def test_the_agent_gives_up_before_the_launcher_does(link: Link, store: wire.Server) -> None:
+def test_the_agent_gives_up_before_the_launcher_does(
+    link: Link, store: wire.Server, capfd: pytest.CaptureFixture[str]
+) -> None:
     order = order_for_another_host(link, store, {"ALLSTEP_LOST_SECONDS": "20"})
     agent = Agent(link, "far", remote=True)
     link.send("start", **order)
@@ -67,10 +69,29 @@ def test_the_agent_gives_up_before_the_launcher_does(link: Link, store: wire.Ser
     agent.heard = time.monotonic() - 13
     agent._beat()
     assert not link.ended
+    assert capfd.readouterr().err == ""
     agent.heard = time.monotonic() - 15
     agent._beat()
     assert link.ended
+    assert capfd.readouterr().err == "no sign of life from the launcher for 15 s: the agent ended its workers\n"
     agent.port_holder.close()
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        ("", "the connection to it ended"),
+        (
+            "a\nclient_loop: send disconnect: Broken pipe\n",
+            "the connection to it ended (client_loop: send disconnect: Broken pipe)",
+        ),
+    ],
+)
+def test_a_connection_that_ended_is_explained_by_what_ssh_printed(link: Link, printed: str, why: str) -> None:
+    with subprocess.Popen(["sh", "-c", 'printf %s "$0" >&2', printed], stderr=subprocess.PIPE) as ssh:
+        ssh.wait(10)
+        assert Station(Host("far", 1), [0], link, process=ssh).why_it_ended() == why
+    assert Station(Host("here", 1), [0], link).why_it_ended() == "its agent was killed"
 
 
 def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) -> None:
