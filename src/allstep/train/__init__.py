@@ -19,7 +19,7 @@ __all__ = ["RECIPES", "Result", "RunConfig", "read_config", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    home = {"Result": "watch", "train": "run"}.get(name)
+    home = {"Result": "allstep.train.watch", "train": "allstep.train.run"}.get(name)
     if home is None:
         raise AttributeError(f"module 'allstep.train' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"allstep.train.{home}"), name)
+    return getattr(import_module(home), name)

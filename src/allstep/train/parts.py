@@ -49,10 +49,14 @@ _PARTS = {"train", "training", "val", "valid", "validation", "test", "eval"}
 
 
 def __getattr__(name: str) -> Any:
-    home = {"make_loaders": "loaders", "make_to_input": "to_input", "measure": "figures"}.get(name)
+    home = {
+        "make_loaders": "allstep.train.loaders",
+        "make_to_input": "allstep.train.to_input",
+        "measure": "allstep.train.figures",
+    }.get(name)
     if home is None:
         raise AttributeError(f"module 'allstep.train.parts' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"allstep.train.{home}"), name)
+    return getattr(import_module(home), name)
 
 
 @dataclass(frozen=True)
