@@ -25,6 +25,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from folder_docs import FOLDERS
+
 ROOT = Path(
     subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=True).stdout.strip()
 )
@@ -99,7 +101,8 @@ def move_files(moves: dict[str, str], known: dict[str, Path]) -> None:
     for folder in {parent for _, target in staged for parent in target.relative_to(SOURCE).parents}:
         start = SOURCE / folder / "__init__.py"
         if not start.exists():
-            start.write_text('"""TODO: what is in this folder, what it may import, where to start reading."""\n')
+            name = ".".join(start.parent.relative_to(SOURCE).parts)
+            start.write_text(f'"""{FOLDERS[name]}\n"""\n')
             git("add", start)
 
 
