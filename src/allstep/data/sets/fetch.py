@@ -141,7 +141,7 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limi
     done, total = 0, None
     try:
         request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
-        with _impatient_resolver(), _within_patience(urllib.request.urlopen, request, timeout=timeout) as response:
+        with _impatient_resolver(), _opened(request, timeout) as response:
             total = _length(response)
             _check_amount(url, total or 0, limit)
             pace = _Pace(url)
@@ -165,9 +165,16 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limi
         raise DataError(f"{url}: the connection was cut: expected {total} bytes, found {done}")
 
 
+def _opened(request: urllib.request.Request, timeout: float) -> HTTPResponse:
+    """Return the answer, all redirects followed, once its header is complete."""
+    opened = _within_patience(urllib.request.urlopen, request, timeout=timeout)
+    return cast(HTTPResponse, opened)
+
+
 def _next_chunk(response: HTTPResponse) -> bytes:
-    """Return some bytes of the body, b"" at its end. The length of a chunk may drip like a header."""
+    """Return some bytes of the body, b"" at its end."""
     try:
+        # The line with the length of a chunk may drip like a header.
         return _within_patience(response.read1, _CHUNK)
     except _Late:
         # To close a response waits for a thread that reads it: end its reading first.
@@ -183,8 +190,8 @@ class _Late(TimeoutError):
 def _within_patience(act: Callable[..., _Result], *given: Any, **named: Any) -> _Result:
     """Return what `act` does, if it does so within `_PATIENCE`; raise `_Late` otherwise.
 
-    A socket's timeout starts again with every byte, so a thread waits for a server that sends one now
-    and then. A thread that is late is left behind, and ends with its connection.
+    A socket's timeout starts again with every byte, so a thread waits for a server that sends one
+    now and then. A thread that is late is left behind, and ends with its connection.
     """
     done: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 

@@ -2,7 +2,7 @@
 
 ```
 open_file("x.tfrecord")          -> LocalFile     read() is a view of the mapped file: no copy, no system call
-open_file("s3://bucket/x.tar")   -> RemoteFile    read() asks for just that range, through fsspec; http(s) through `web`
+open_file("s3://bucket/x.tar")   -> RemoteFile    read() asks for just that range, through fsspec
 ```
 
 Both know their `size` and a `stamp`, by which an index notices that the file is no longer the one it was made for: size and time of the
@@ -36,7 +36,11 @@ _PATIENCE = 30.0
 """Seconds after which a range that a web server sends too slowly is not asked for again."""
 
 
-class SlowServer(OSError):
+class WebError(OSError):
+    """What a web server does wrong; its text is complete."""
+
+
+class SlowServer(WebError):
     """A web server that does not send its answer in time."""
 
 
@@ -76,8 +80,8 @@ class RemoteFile(File):
         self._system, self._path = remote(url)
         self.stamp = _remote_stamp(url, self._system, self._path)
         self.size = self.stamp["size"]
-        # The stamp needed the first byte only. Some servers answer every range from there on, and some
-        # give a size that is not the file's.
+        # The stamp needed the first byte only. Some servers answer every range from there on, and
+        # some give a size that is not the file's.
         if is_web(url) and self.size:
             self.read(self.size - 1, 1)
 
@@ -213,6 +217,7 @@ def _size(url: str, told: Any) -> int:
 
 def reason_of(error: BaseException) -> str:
     """Return what a file system's error says, as a part of a message."""
-    if isinstance(error, SlowServer):
-        return str(error)
-    return "no such file" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    text = str(error) if isinstance(error, WebError) else f"{type(error).__name__}: {error}"
+    return cut(" ".join(text.split()), 300)

@@ -20,7 +20,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
-from allstep.data.sources.files import is_absent, is_remote, is_web, local_path, open_file, reason_of, remote
+from allstep.data.sources.files import (
+    is_absent,
+    is_remote,
+    is_web,
+    local_path,
+    open_file,
+    reason_of,
+    remote,
+)
 from allstep.errors import DataError
 
 Where: TypeAlias = str | Path | Sequence[str | Path]

@@ -2,15 +2,15 @@
 
 | the server | ends with |
 |---|---|
-| answers a range with the whole file, or with another range | an error: its bytes would be taken for others |
+| answers a range with the whole file, or with another range | an error |
 | sends no complete header within `LIMIT` seconds, redirects included | `SlowServer` |
 | sends less than 1,000 bytes a second of a body, over `LIMIT` seconds | `SlowServer` |
 | redirects in a circle, or to something else than http(s) | an error that names the address |
 | sends a listing of more than 4 MB, or a compressed one | an error; nothing is decompressed here |
 
-`Web` has those methods of an fsspec file system that allstep calls. fsspec's own for http reads a file
-to find out whether it is a folder, takes any answer for the range, and waits for five minutes. Its
-event loop, its pool of connections and the user's settings for it are used.
+`Web` has those methods of an fsspec file system that allstep calls. fsspec's own for http reads a
+file to find out whether it is a folder, takes any answer for the range, and waits for five minutes.
+Its event loop, its pool of connections and the user's settings for it are used.
 """
 
 import asyncio
@@ -21,15 +21,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import urldefrag, urljoin
 
 import aiohttp
 import fsspec
 from fsspec.asyn import sync
 
-from allstep.data.sources.files import SlowServer
+from allstep.data.sources.files import SlowServer, WebError
 from allstep.errors import DataError, cut
+
+_Response: TypeAlias = aiohttp.ClientResponse
 
 LIMIT = 20.0
 """Seconds for a connection and the header, and those over which the pace of a body is measured."""
@@ -37,21 +39,31 @@ _SLOWEST = 1000  # bytes a second
 _LISTING = 4 << 20
 _MOST_FOLDERS = 100
 _RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.IGNORECASE)
-_LINK = re.compile(r"""<a\s(?:[^>]*?\s)?href\s*=\s*["']([^"'<>]+)""", re.IGNORECASE)
+# All repetitions are bounded: a hostile page could have each of its tags searched to its end.
+_LINK = re.compile(r"""(?i)<a\s(?:[^<>]{0,500}?\s)?href\s{0,9}=\s{0,9}["']([^"'<>]{1,2000})""")
 _MAGIC = re.compile(r"[*\[]")
 # The second one is not in aiohttp before 3.10.
 _NO_ADDRESS = (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL))
+
+
+class Refused(WebError):
+    """A server's answer that is an error."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"the server answers {status} {cut(reason)}".rstrip())
+        self.status = status
 
 
 class Web:
     """What is behind http(s) URLs; a path is the whole URL."""
 
     def __init__(self) -> None:
-        options = dict(fsspec.config.conf.get("http", {}).get("client_kwargs", {}))
-        self._system = fsspec.filesystem("http", client_kwargs={**options, "auto_decompress": False})
+        options = fsspec.config.conf.get("http", {}).get("client_kwargs", {})
+        plain = {**options, "auto_decompress": False}
+        self._system = fsspec.filesystem("http", client_kwargs=plain)
 
     def info(self, url: str) -> dict[str, Any]:
-        """Return size and version of a file, once its server has answered a range request."""
+        """Return size and version of a file whose server has answered a range request."""
         return cast("dict[str, Any]", self._run(self._info, url))
 
     def cat_file(self, url: str, start: int, end: int) -> bytes:
@@ -66,21 +78,24 @@ class Web:
         """Return the URLs in a listing that are inside of it, as names or as fsspec's entries."""
         page = self._run(self._page, url)
         if page is None:
-            raise DataError(f"{url}: expected a listing in HTML, found another type; name the shards")
+            raise DataError(f"{url}: expected a listing in HTML, found none; name the shards")
         folder = url.partition("?")[0].rstrip("/") + "/"
-        names = sorted({name for link in _LINK.findall(page) if (name := _inside(folder, html.unescape(link)))})
+        links = (_inside(folder, html.unescape(link)) for link in _LINK.findall(page))
+        names = sorted({name for name in links if name})
         kinds = ("file", "directory")
-        return [{"name": name, "type": kinds[name.endswith("/")]} for name in names] if detail else names
+        entries = [{"name": name, "type": kinds[name.endswith("/")]} for name in names]
+        return entries if detail else names
 
     def glob(self, pattern: str) -> list[str]:
         """Return the URLs that match a pattern, by the listings of its folders."""
         parts = pattern.split("/")
-        first = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1)
+        first = next(number for number, part in enumerate(parts) if _MAGIC.search(part))
         folders = ["/".join(parts[:first]) + "/"]
         for part in parts[first:-1]:
             folders = [found for folder in folders for found in self._matches(folder, f"{part}/")]
             if len(folders) > _MOST_FOLDERS:
-                raise DataError(f"{pattern}: expected at most {_MOST_FOLDERS} folders, found {len(folders)}")
+                many = f"expected at most {_MOST_FOLDERS} folders, found {len(folders)}"
+                raise DataError(f"{pattern}: {many}")
         return [found for folder in folders for found in self._matches(folder, parts[-1])]
 
     def unstrip_protocol(self, url: str) -> str:
@@ -88,22 +103,22 @@ class Web:
         return url
 
     def _matches(self, folder: str, pattern: str) -> list[str]:
-        names = self.ls(folder, detail=False)
-        depth = pattern.count("/")
-        rests = ((name, name.removeprefix(folder)) for name in names)
-        return [name for name, rest in rests if rest.count("/") == depth and fnmatchcase(rest, pattern)]
+        # A "*" matches "/", too, and would find what is in folders of the folder.
+        depth = folder.count("/") + pattern.count("/")
+        names = (name for name in self.ls(folder, detail=False) if name.count("/") == depth)
+        return [name for name in names if fnmatchcase(name.removeprefix(folder), pattern)]
 
     def _run(self, act: Any, *given: Any) -> Any:
         return sync(self._system.loop, act, *given)
 
     @asynccontextmanager
-    async def _answer(self, url: str, span: str | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to a GET, whose body is still to be read."""
+    async def _answer(self, url: str, span: str | None = None) -> AsyncIterator[_Response]:
+        """Open the answer to a GET, whose body is still to be read."""
         options = self._system.kwargs
         headers = {**options.get("headers", {}), "Accept-Encoding": "identity"}
         if span is not None:
             headers["Range"] = f"bytes={span}"
-        # The limits here replace aiohttp's, of which none sees a server that sends a byte now and then.
+        # Limits of our own replace aiohttp's: none of them notices a header that drips.
         more = {**options, "headers": headers, "timeout": aiohttp.ClientTimeout(total=None)}
         try:
             async with asyncio.timeout(LIMIT):
@@ -112,7 +127,8 @@ class Web:
         except TimeoutError as error:
             raise SlowServer(f"the server sends no complete header within {LIMIT:g} s") from error
         except aiohttp.TooManyRedirects as error:
-            raise DataError(f"{url}: the server redirects more than {len(error.history)} times") from error
+            times = len(error.history)
+            raise DataError(f"{url}: the server redirects more than {times} times") from error
         except _NO_ADDRESS as error:
             found = cut(str(error))
             what = "is no address of a file" if found == url else f"the server redirects to {found}"
@@ -120,8 +136,8 @@ class Web:
         async with response:
             if response.status in (404, 410):
                 raise FileNotFoundError(url)
-            if response.status != 416:
-                response.raise_for_status()
+            if response.status >= 400 and response.status != 416:
+                raise Refused(response.status, response.reason or "")
             yield response
 
     async def _info(self, url: str) -> dict[str, Any]:
@@ -140,7 +156,8 @@ class Web:
             body = await _body(response, end - start)
         if len(body) != end - start:
             amount = "more" if len(body) > end - start else f"{len(body)} bytes"
-            raise DataError(f"{url}: asked for bytes {start}-{end - 1}, found {amount}; copy the file here first")
+            asked = f"asked for bytes {start}-{end - 1}"
+            raise DataError(f"{url}: {asked}, found {amount}; copy the file here first")
         return body
 
     async def _page(self, url: str) -> str | None:
@@ -151,10 +168,12 @@ class Web:
                 return None
             encoding = response.headers.get("Content-Encoding", "identity")
             if encoding != "identity":
-                raise DataError(f"{url}: expected a plain listing, found Content-Encoding {cut(encoding)!r}")
+                found = f"found Content-Encoding {cut(encoding)!r}"
+                raise DataError(f"{url}: expected a plain listing, {found}")
             body = await _body(response, _LISTING)
         if len(body) > _LISTING:
-            raise DataError(f"{url}: expected a listing of at most {_LISTING} bytes, found more; name the shards")
+            most = f"expected a listing of at most {_LISTING} bytes, found more"
+            raise DataError(f"{url}: {most}; name the shards")
         return body.decode(errors="replace")
 
 
@@ -169,7 +188,7 @@ def _web_of(pid: int) -> Web:
     return Web()
 
 
-async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+async def _body(response: _Response, most: int) -> bytes:
     """Return the body; of a longer one than `most` bytes that many, and some more."""
     body = bytearray()
     while True:
@@ -185,14 +204,14 @@ async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
                 raise SlowServer(f"the server sends too slowly: {found}") from error
 
 
-def _is_empty(response: aiohttp.ClientResponse) -> bool:
+def _is_empty(response: _Response) -> bool:
     """Whether the first byte was refused, or the whole file sent, because it has none."""
     if response.status == 416:
         return response.headers.get("Content-Range", "").lower() == "bytes */0"
     return response.status == 200 and response.headers.get("Content-Length") == "0"
 
 
-def _check_range(url: str, start: int, end: int, response: aiohttp.ClientResponse) -> str:
+def _check_range(url: str, start: int, end: int, response: _Response) -> str:
     """Return the size of the file, or "*", if the answer is the range; else raise DataError."""
     told = response.headers.get("Content-Range", "")
     found = _RANGE.fullmatch(told.strip())
@@ -200,7 +219,8 @@ def _check_range(url: str, start: int, end: int, response: aiohttp.ClientRespons
         return found[3]
     what = f"status {response.status}" + (f" with Content-Range {cut(told)!r}" if told else "")
     asked = f"asked for bytes {start}-{end - 1}, found {what}"
-    raise DataError(f"{url}: the server does not answer range requests ({asked}); copy the file here first")
+    wrong = f"the server does not answer range requests ({asked})"
+    raise DataError(f"{url}: {wrong}; copy the file here first")
 
 
 def _inside(folder: str, link: str) -> str | None:
