@@ -54,6 +54,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(418, "tea\x1b[31m " + "x" * 5000)
         elif self.path == "/slow":
             self.drip()
+        elif self.path == "/header":
+            self.drip_after(b"HTTP/1.1 200 OK\r\nX-A: ")
+        elif self.path == "/chunks":
+            head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            self.drip_after(head + b"5\r\nhello\r\n5;")
         else:
             self.answer(CONTENT)
 
@@ -68,7 +73,11 @@ class Handler(BaseHTTPRequestHandler):
         """A byte now and then, never as long as a time-out apart."""
         self.send_response(200)
         self.end_headers()
+        self.drip_after(b"")
+
+    def drip_after(self, head: bytes) -> None:
         with contextlib.suppress(OSError):
+            self.wfile.write(head)
             while not self.server.asked_to_end.wait(0.05):  # type: ignore[attr-defined]
                 self.wfile.write(b"x")
 
@@ -196,6 +205,17 @@ def test_a_server_that_only_drips(home: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
     with pytest.raises(DataError, match=r"the server sends too slowly: \d+ bytes in \d+ s, expected 1000 a second"):
         fetch(f"{home}/slow", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
+    assert_nothing_in(tmp_path)
+
+
+@pytest.mark.parametrize(("path", "done"), [("header", 0), ("chunks", 5)])
+def test_a_server_that_drips_what_is_no_content(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, done: int
+) -> None:
+    monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
+    slow = f"the server sends too slowly: no complete header within 0.3 s, after {done} bytes"
+    with pytest.raises(DataError, match=slow):
+        fetch(f"{home}/{path}", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
     assert_nothing_in(tmp_path)
 
 

@@ -7,6 +7,7 @@
 | sends a web page: a login, or "not found" with status 200 | an error that says so |
 | resets the connection, refuses it, or answers with an error | its reason |
 | says nothing for `timeout` seconds, or less than 60 KB in a minute | an error |
+| sends no complete header within a minute, redirects included | an error |
 
 The bytes go to a temporary file beside the target, are checked, and are then renamed (`whole`). A cut connection, a server that stops
 talking and a wrong checksum all end in a `DataError` within seconds, with nothing left behind. `locked` keeps the workers of one
@@ -16,6 +17,8 @@ host from downloading the same thing at once: the first one does, the others wai
 import gzip
 import hashlib
 import os
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +27,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO
+from queue import Empty, SimpleQueue
+from typing import IO, Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 
@@ -36,6 +40,7 @@ _CHUNK = 1 << 18
 _PATIENCE, _SLOWEST = 60.0, 1000  # seconds, and bytes a second over that time
 _WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<?xml", b"<!--")
 
+_Result = TypeVar("_Result")
 Progress = Callable[[str, int, int | None], None]
 """Told, as a download goes on: the file's name, bytes so far, bytes in all (None when the server does not say)."""
 
@@ -136,11 +141,11 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limi
     done, total = 0, None
     try:
         request = urllib.request.Request(url, headers={"User-Agent": f"allstep/{__version__}"})
-        with _impatient_resolver(), urllib.request.urlopen(request, timeout=timeout) as response:
+        with _impatient_resolver(), _opened(request, timeout) as response:
             total = _length(response)
             _check_amount(url, total or 0, limit)
             pace = _Pace(url)
-            while chunk := response.read1(_CHUNK):
+            while chunk := _next_chunk(response):
                 if not done:
                     _check_no_web_page(url, chunk)
                 done += len(chunk)
@@ -158,6 +163,53 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limi
         raise DataError(f"{_line(url)}: is no address of a file: {_line(error)}") from error
     if total is not None and done != total:
         raise DataError(f"{url}: the connection was cut: expected {total} bytes, found {done}")
+
+
+def _opened(request: urllib.request.Request, timeout: float) -> HTTPResponse:
+    """Return the answer, all redirects followed, once its header is complete."""
+    opened = _within_patience(urllib.request.urlopen, request, timeout=timeout)
+    return cast(HTTPResponse, opened)
+
+
+def _next_chunk(response: HTTPResponse) -> bytes:
+    """Return some bytes of the body, b"" at its end."""
+    try:
+        # The line with the length of a chunk may drip like a header.
+        return _within_patience(response.read1, _CHUNK)
+    except _Late:
+        # To close a response waits for a thread that reads it: end its reading first.
+        with socket.socket(fileno=os.dup(response.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+        raise
+
+
+class _Late(TimeoutError):
+    """An answer that is not complete in time."""
+
+
+def _within_patience(act: Callable[..., _Result], *given: Any, **named: Any) -> _Result:
+    """Return what `act` does, if it does so within `_PATIENCE`; raise `_Late` otherwise.
+
+    A socket's timeout starts again with every byte, so a thread waits for a server that sends one
+    now and then. A thread that is late is left behind, and ends with its connection.
+    """
+    done: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put((act(*given, **named), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=work, daemon=True, name="allstep-fetch").start()
+    try:
+        result, error = done.get(timeout=_PATIENCE)
+    except Empty:
+        slow = f"the server sends too slowly: no complete header within {_PATIENCE:g} s"
+        raise _Late(slow) from None
+    if error is not None:
+        raise error
+    return cast(_Result, result)
 
 
 class _Pace:

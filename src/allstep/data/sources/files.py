@@ -32,6 +32,16 @@ PROTOCOLS = (
 `reference://` opens further URLs that it finds in a file, `ssh://` and `dask://` connect to hosts. A
 config may come from another person, so only those that name one file of a store are used."""
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError)
+_PATIENCE = 30.0
+"""Seconds after which a range that a web server sends too slowly is not asked for again."""
+
+
+class WebError(OSError):
+    """What a web server does wrong; its text is complete."""
+
+
+class SlowServer(WebError):
+    """A web server that does not send its answer in time."""
 
 
 class File(ABC):
@@ -70,17 +80,26 @@ class RemoteFile(File):
         self._system, self._path = remote(url)
         self.stamp = _remote_stamp(url, self._system, self._path)
         self.size = self.stamp["size"]
+        # The stamp needed the first byte only. Some servers answer every range from there on, and
+        # some give a size that is not the file's.
+        if is_web(url) and self.size:
+            self.read(self.size - 1, 1)
 
     def read(self, offset: int, length: int) -> memoryview:
+        since = time.monotonic()
         end = min(offset + length, self.size)
         if end <= offset:
             return memoryview(b"")
         for wait in (*_WAITS, None):
             try:
                 return memoryview(self._system.cat_file(self._path, start=offset, end=end))
+            except DataError:
+                raise
             except Exception as error:  # each of fsspec's many systems has errors of its own
-                if wait is None or isinstance(error, _LASTING):
-                    raise DataError(f"{self.name}: bytes {offset} to {end} cannot be read: {_reason(error)}") from error
+                late = isinstance(error, SlowServer) and time.monotonic() - since > _PATIENCE
+                if wait is None or late or isinstance(error, _LASTING):
+                    why = f"bytes {offset} to {end} cannot be read: {reason_of(error)}"
+                    raise DataError(f"{self.name}: {why}") from error
                 time.sleep(wait)
         raise AssertionError("the last try gives or raises")
 
@@ -122,6 +141,11 @@ def is_remote(where: str | Path) -> bool:
     return "://" in str(where) and not str(where).startswith("file://")
 
 
+def is_web(url: str) -> bool:
+    """Whether `url` is one of a web server."""
+    return url.startswith(("http://", "https://"))
+
+
 def local_path(where: str | Path) -> Path:
     """The path of a local file, given as such or as `file://`."""
     if is_remote(where):
@@ -143,16 +167,21 @@ def check_protocol(url: str) -> None:
 
 
 def remote(url: str) -> tuple[Any, str]:
-    """fsspec's file system for `url`, and the path of `url` in it. Nothing else calls fsspec."""
+    """Return the file system for `url`, fsspec's or `Web`, and the path of `url` in it."""
     check_protocol(url)
-    import fsspec  # 50 ms that local files need not pay
-
     try:
+        if is_web(url):
+            # 300 ms that other files need not pay
+            from allstep.data.sources.web import web
+
+            return web(), url
+        import fsspec  # 50 ms that local files need not pay
+
         return cast("tuple[Any, str]", fsspec.core.url_to_fs(url))
     except ImportError as error:  # its message names the package to install
         raise DataError(f"{url}: {error}") from error
     except Exception as error:
-        raise DataError(f"{url}: is no URL that fsspec can open: {_reason(error)}") from error
+        raise DataError(f"{url}: is no URL that fsspec can open: {reason_of(error)}") from error
 
 
 def _local_stamp(found: os.stat_result) -> Stamp:
@@ -162,8 +191,10 @@ def _local_stamp(found: os.stat_result) -> Stamp:
 def _remote_stamp(url: str, system: Any, path: str) -> Stamp:
     try:
         info = system.info(path)
+    except DataError:
+        raise
     except Exception as error:
-        raise DataError(f"{url}: {_reason(error)}") from error
+        raise DataError(f"{url}: {reason_of(error)}") from error
     if info.get("size") is None:
         raise DataError(
             f"{url}: the server does not say how long it is, so it cannot be read by ranges; copy it here first"
@@ -184,5 +215,9 @@ def _size(url: str, told: Any) -> int:
     return size
 
 
-def _reason(error: BaseException) -> str:
-    return "no such file" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
+def reason_of(error: BaseException) -> str:
+    """Return what a file system's error says, as a part of a message."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    text = str(error) if isinstance(error, WebError) else f"{type(error).__name__}: {error}"
+    return cut(" ".join(text.split()), 300)

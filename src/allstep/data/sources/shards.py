@@ -20,7 +20,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
-from allstep.data.sources.files import is_absent, is_remote, local_path, open_file, remote
+from allstep.data.sources.files import (
+    is_absent,
+    is_remote,
+    is_web,
+    local_path,
+    open_file,
+    reason_of,
+    remote,
+)
 from allstep.errors import DataError
 
 Where: TypeAlias = str | Path | Sequence[str | Path]
@@ -70,9 +78,7 @@ def read_classes(shard: str) -> tuple[str, ...]:
     try:
         found = open_file(place)
         if found.size > _MAX_CLASSES_NBYTES:
-            raise DataError(
-                f"{place}: has {found.size} bytes, expected names of classes in at most {_MAX_CLASSES_NBYTES}"
-            )
+            raise DataError(f"{place}: expected at most {_MAX_CLASSES_NBYTES} bytes, found {found.size}")
         return tuple(bytes(found.read(0, found.size)).decode().splitlines())
     except DataError as error:
         if is_absent(place, error.__cause__):
@@ -135,21 +141,33 @@ def list_folder(url: str) -> list[str] | None:
         if not system.isdir(path):
             return None
         return [system.unstrip_protocol(name) for name in system.ls(path, detail=False)]
+    except DataError:
+        raise
     except Exception as error:  # each of fsspec's many systems has errors of its own
-        raise DataError(f"{url}: cannot be listed: {error}") from error
+        raise DataError(f"{url}: cannot be listed: {reason_of(error)}") from error
 
 
 def _remote_matches(url: str, is_shard: Callable[[str], bool]) -> list[str]:
     system, path = remote(url)
     try:
-        if _GLOB.search(url):
+        if _is_pattern(url):
             return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+        # To a web server a folder is a file like others, which had to be read to tell.
+        if is_web(url) and is_shard(url.partition("?")[0].rpartition("/")[2]):
+            return [url]
         if not system.isdir(path):
             return [url]
         names = (entry["name"] for entry in system.ls(path, detail=True) if entry["type"] == "file")
         return sorted(system.unstrip_protocol(name) for name in names if is_shard(name.rsplit("/", 1)[-1]))
+    except DataError:
+        raise
     except Exception as error:  # each of fsspec's many systems has errors of its own
-        raise DataError(f"{url}: cannot be listed: {error}") from error
+        raise DataError(f"{url}: cannot be listed: {reason_of(error)}") from error
+
+
+def _is_pattern(url: str) -> bool:
+    # In a web address, a "?" begins the query.
+    return _GLOB.search(url.partition("?")[0] if is_web(url) else url) is not None
 
 
 def _what_instead(given: list[str | Path]) -> str:
