@@ -21,7 +21,6 @@ Equal states give equal files, byte for byte: there is no time, host or number o
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -33,9 +32,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save
 
-from allstep.bounded import MAX_JSON, parse_json, read_json, read_regular
+from allstep.bounded import MAX_JSON, open_regular, parse_json, read_json, read_regular
 from allstep.errors import CheckpointError
 from allstep.escaping import escaped
 from allstep.train.checkpoint_names import hidden_name, is_left_over, name_of, number_of
@@ -76,30 +75,33 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def read(path: Path) -> Snapshot:
-    """The checkpoint at `path`. Raises CheckpointError when it is not whole."""
+    """Return the checkpoint at `path`; CheckpointError when it is not whole."""
     if (samples := number_of(path.name)) is None:
         raise CheckpointError(f"{path}: is not the name of a checkpoint, which has 12 digits")
     try:
-        contents = _checked(path)
-        state = parse_json(contents[_STATE])
+        _check(path)
+        state = parse_json(read_regular(path / _STATE, MAX_JSON))
         if not isinstance(state, dict):
             raise ValueError(f"{_STATE}: expected keys and values, found {type(state).__name__}")
-        return Snapshot(samples, _tensors(contents, _WEIGHTS), _tensors(contents, _OPTIMIZER), state)
+        return Snapshot(samples, _tensors(path / _WEIGHTS), _tensors(path / _OPTIMIZER), state)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except MemoryError as error:
         raise CheckpointError(f"{path}: does not fit into memory") from error
     except ValueError as error:  # the checksums are right, so it was written like that
         raise CheckpointError(f"{path}: is not a checkpoint of this version of allstep: {error}") from error
 
 
-def _tensors(contents: Mapping[str, bytes], name: str) -> Tensors:
+def _tensors(file: Path) -> Tensors:
+    """The tensors in a file, in memory of their own: a mapped file that is cut short would end the process."""
     try:
-        return load(contents[name])
-    except MemoryError:
+        return {name: tensor.clone() for name, tensor in load_file(file).items()}
+    except (MemoryError, OSError):
         raise
     except Exception as error:
         # A header may hold anything, and what torch makes of it is an error of any kind.
         words = " ".join(str(error).split())[:200]
-        raise ValueError(f"{name}: holds no tensors that can be read ({type(error).__name__}: {words})") from error
+        raise ValueError(f"{file.name}: holds no tensors that can be read ({type(error).__name__}: {words})") from error
 
 
 def written(folder: Path) -> list[Path]:
@@ -209,17 +211,13 @@ def _rename(hidden: Path, final: Path) -> None:
     _sync(final.parent)
 
 
-def _checked(path: Path) -> dict[str, bytes]:
-    """The contents of the three parts, equal to what the manifest says."""
-    contents = {}
-    for name, entry in _manifest(path).items():
-        content = _content(path / name, entry.nbytes)
-        if (found := _hash(content)) != entry.sha256:
+def _check(path: Path) -> None:
+    """CheckpointError unless all parts have the bytes that the manifest says. Reads them piece by piece."""
+    for name, (nbytes, expected) in _manifest(path).items():
+        if (found := _digest(path / name, nbytes)) != expected:
             raise CheckpointError(
-                f"{path / name}: its bytes changed: SHA-256 is {found[:12]}, expected {entry.sha256[:12]}"
+                f"{path / name}: its bytes changed: SHA-256 is {found[:12]}, expected {expected[:12]}"
             )
-        contents[name] = content
-    return contents
 
 
 class _Entry(NamedTuple):
@@ -255,18 +253,19 @@ def _entry(plain: Any) -> _Entry:
     return _Entry(nbytes, sha256)
 
 
-def _content(file: Path, nbytes: int) -> bytes:
-    """The bytes of a part, which must be as many as its manifest says and fit into memory."""
-    limit = min(nbytes, MAX_JSON) if file.name == _STATE else min(nbytes, _memory())
+def _digest(file: Path, nbytes: int) -> str:
+    """The SHA-256 of a part, which must be as long as its manifest says and fit into memory."""
+    limit = MAX_JSON if file.name == _STATE else _memory()
     try:
-        content = read_regular(file, limit)
+        with open_regular(file) as opened:
+            found = os.fstat(opened.fileno()).st_size
+            if found != nbytes:
+                raise CheckpointError(f"{file}: expected {nbytes} bytes, found {found}")
+            if found > limit:
+                raise CheckpointError(f"{file}: is larger than {limit:,} bytes, the limit here")
+            return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        if error.errno == errno.EFBIG and limit == nbytes:
-            raise CheckpointError(f"{file}: expected {nbytes} bytes, found {file.stat().st_size}") from error
         raise CheckpointError(f"{file}: {error.strerror or error}") from error
-    if len(content) != nbytes:
-        raise CheckpointError(f"{file}: expected {nbytes} bytes, found {len(content)}")
-    return content
 
 
 def _memory() -> int:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.pictures.draws import Draws, Floats
-from allstep.errors import ConfigError
+from allstep.data.pictures.limit import MAX_PIXELS
+from allstep.errors import ConfigError, cut
 
 Picture = NDArray[np.uint8]
 
@@ -89,5 +90,7 @@ def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise ConfigError(f"{what} is a number of pixels, or (height, width), not {size!r}")
+        raise ConfigError(f"{what} is a number of pixels, or (height, width), not {cut(repr(size))}")
+    if height * width > MAX_PIXELS:
+        raise ConfigError(f"{what}: expected at most {MAX_PIXELS:,} pixels in all, found {cut(repr(size))}")
     return height, width
