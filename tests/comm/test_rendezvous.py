@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -190,7 +191,16 @@ def test_variables_set_by_hand(script, runtime: Path) -> None:
     assert "MASTER_PORT='x': expected the number of a port, 1 to 65535" in odd.stderr
 
 
-@pytest.mark.parametrize("text", ["99999", "-1", "1.5", " 80", "0x50", "\u0663", "1" * 5000])
+def test_a_runtime_folder_that_is_a_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for chosen in ("/dev/null", str(tmp_path / "missing"), ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", chosen)
+        assert rendezvous.runtime_folder() == tmp_path / f"allstep-{os.getuid()}"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert rendezvous.runtime_folder() == tmp_path / "allstep"
+
+
+@pytest.mark.parametrize("text", ["0", "99999", "-1", "1.5", " 80", "0x50", "\u0663", "1" * 5000])
 def test_a_port_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", text)
     with pytest.raises(WorldError, match="expected the number of a port"):

@@ -91,6 +91,8 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
     [
         ({"hosts": "a:1", "hostfile": "f"}, ValueError, "hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
+        ({"num_proc": True}, ValueError, "num_proc: expected a whole number, found True"),
+        ({"num_proc": 1.5}, ValueError, "num_proc: expected a whole number, found 1.5"),
         ({"num_proc": 3, "hosts": "localhost:2"}, ConfigError, "-np 3 asks for more workers than the 2 slots"),
         ({"start_timeout": -1}, ConfigError, "--start-timeout -1"),
         ({"executable": "no-such-python"}, ConfigError, "command not found: no-such-python"),

@@ -3,6 +3,7 @@
 import os
 import pwd
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -102,6 +103,14 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_a_discovery_script_may_leave_a_process_behind(tmp_path: Path) -> None:
+    """An ssh-agent, say, which holds the standard output of the script open."""
+    began = time.monotonic()
+    hosts = discover(f"sleep 40 & echo $! > {tmp_path}/pid; echo localhost:2; echo more >&2", 1)
+    assert hosts == [Host("localhost", 2)] and time.monotonic() - began < 20
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
 def test_a_discovery_script_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover("echo h1; echo h2:3", 2) == [Host("h1", 2), Host("h2", 3)]
     for script, complaint in (

@@ -121,7 +121,9 @@ def _torch_store(world: World, limits: Limits) -> Store:
 def runtime_folder() -> Path:
     """A folder of the user's own, for files that live as long as a run."""
     chosen = os.environ.get("XDG_RUNTIME_DIR", "")
-    if chosen and os.access(chosen, os.W_OK) and Path(chosen).stat().st_uid == os.getuid():
+    # os.path's, since Path's raises where a folder above may not be entered.
+    is_folder = os.path.isdir(chosen)  # noqa: PTH112
+    if is_folder and os.access(chosen, os.W_OK) and Path(chosen).stat().st_uid == os.getuid():
         folder = Path(chosen) / "allstep"
     else:
         folder = Path(tempfile.gettempdir()) / f"allstep-{os.getuid()}"
@@ -224,7 +226,7 @@ def _master_port() -> int:
     """The port that the environment names; WorldError when it is none."""
     text = os.environ["MASTER_PORT"]
     port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
-    if not 0 <= port < 65536:
+    if not 0 < port < 65536:
         raise WorldError(f"MASTER_PORT={text!a}: expected the number of a port, 1 to 65535")
     return port
 

@@ -48,7 +48,7 @@ def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
     assert process.stdout and process.stderr
     try:
         with process.stdout, process.stderr:
-            out, err = _read(process.stdout.fileno(), process.stderr.fileno(), end, source)
+            out, err = _read(process.pid, process.stdout.fileno(), process.stderr.fileno(), end, source)
         return process.wait(max(0.0, end - time.monotonic())), out, err
     except (TimeoutError, subprocess.TimeoutExpired):
         raise ConfigError(f"{source} did not end within {_SECONDS:.0f} s") from None
@@ -59,21 +59,46 @@ def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
             process.wait()
 
 
-def _read(out: int, err: int, end: float, source: str) -> tuple[bytes, bytes]:
-    """Read both pipes to their ends; TimeoutError at the time `end`."""
+def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes, bytes]:
+    """Read both pipes until the process has ended; TimeoutError at the time `end`.
+
+    Not until their ends: a process that the script has left behind may hold them open.
+    """
     found = {out: bytearray(), err: bytearray()}
-    with selectors.DefaultSelector() as selector:
-        for fd in found:
-            selector.register(fd, selectors.EVENT_READ)
-        while selector.get_map():
-            if (left := end - time.monotonic()) <= 0:
-                raise TimeoutError
-            for key, _ in selector.select(left):
-                chunk = os.read(key.fd, 1 << 16)
-                if not chunk:
-                    selector.unregister(key.fd)
-                elif key.fd == out or len(found[err]) < _KEPT_ERRORS:
-                    found[key.fd] += chunk
-            if len(found[out]) > _MAX_OUTPUT:
-                raise ConfigError(f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line")
+    life = os.pidfd_open(pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(life, selectors.EVENT_READ)
+            for fd in found:
+                os.set_blocking(fd, False)
+                selector.register(fd, selectors.EVENT_READ)
+            has_ended = False
+            while not has_ended:
+                if (left := end - time.monotonic()) <= 0:
+                    raise TimeoutError
+                ready = {key.fd for key, _ in selector.select(left)}
+                # Seen before the last read: what the script itself has printed is in the pipes by now.
+                has_ended = life in ready
+                for fd in [each for each in found if each in selector.get_map() and (has_ended or each in ready)]:
+                    if not _take(fd, found[fd], _MAX_OUTPUT if fd == out else _KEPT_ERRORS):
+                        selector.unregister(fd)
+                if len(found[out]) > _MAX_OUTPUT:
+                    raise ConfigError(f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line")
+    finally:
+        os.close(life)
     return bytes(found[out]), bytes(found[err])
+
+
+def _take(fd: int, found: bytearray, most: int) -> bool:
+    """Read what is in a pipe now, at most a little more than `most` bytes; False at its end."""
+    while True:
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        if len(found) > most:
+            # More is read only so that the writer can go on.
+            return True
+        found += chunk

@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -66,6 +67,8 @@ def run(
     min_num_proc = _renamed("min_np", min_np, "min_num_proc") or min_num_proc
     max_num_proc = _renamed("max_np", max_np, "max_num_proc") or max_num_proc
     network_interfaces = _renamed("network_interface", network_interface, "network_interfaces") or network_interfaces
+    if isinstance(num_proc, bool) or not isinstance(num_proc, Integral):
+        raise ValueError(f"num_proc: expected a whole number, found {num_proc!r}")
     if hosts and hostfile:
         raise ValueError("hosts and hostfile both name the hosts; give one of them")
     if use_gloo and use_mpi:

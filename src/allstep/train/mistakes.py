@@ -168,6 +168,9 @@ def _visible(picture: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _write(folder: Path, classes: Sequence[str], counts: NDArray[np.int64], entries: Sequence[dict[str, Any]]) -> None:
+    # Files of a folder elsewhere must not be replaced.
+    if folder.is_symlink():
+        folder.unlink()
     folder.mkdir(parents=True, exist_ok=True)
     for name in (_LIST, _MATRIX):
         (folder / name).unlink(missing_ok=True)

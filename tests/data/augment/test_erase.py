@@ -49,7 +49,7 @@ def test_a_rectangle_that_never_fits_leaves_the_picture_alone() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Cutout(0), "at least 1 pixel, not 0"),
+        (lambda: Cutout(0), "a whole number from 1 to 1000000, not 0"),
         (lambda: Cutout(8, value=300), "level from 0 to 255"),
         (lambda: Erase(p=2), "p of Erase"),
         (lambda: Erase(area=(0.5, 1.5)), "area of Erase"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from allstep.data.augment import CentreCrop, RandomResizedCrop, Resize
+from allstep.data.augment import CentreCrop, Cutout, PadAndCrop, RandomResizedCrop, Resize
 from allstep.data.augment.resize import resized
 from allstep.data.pictures.draws import Draws, Floats
 from allstep.errors import ConfigError
@@ -106,6 +106,13 @@ def test_resize_takes_all() -> None:
         (lambda: RandomResizedCrop(24, (0.5, 0.1)), r"within 1e-06 and 1.0, not \(0.5, 0.1\)"),
         (lambda: RandomResizedCrop(24, 0.5), "is a pair"),  # type: ignore[arg-type]
         (lambda: CentreCrop(224, shorter=200), "out of a shorter side of 200"),
+        (lambda: Resize(4_000_000_000), "at most 100,000,000 pixels in all, found 4000000000"),
+        (lambda: CentreCrop((1, 10**20)), "at most 100,000,000 pixels"),
+        (lambda: PadAndCrop(32, pad=1.5), "the pad of PadAndCrop is a whole number from 0 to 1000, not 1.5"),  # type: ignore[arg-type]
+        (lambda: PadAndCrop(32, pad=10**10), "from 0 to 1000"),
+        (lambda: PadAndCrop(32, pad=-1), "from 0 to 1000"),
+        (lambda: Cutout(1.5), "the size of Cutout is a whole number from 1"),  # type: ignore[arg-type]
+        (lambda: Cutout(0), "the size of Cutout is a whole number from 1"),
     ],
 )
 def test_wrong_arguments_are_named(make: object, says: str) -> None:

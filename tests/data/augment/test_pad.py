@@ -31,7 +31,7 @@ def test_without_a_size_the_picture_keeps_its_own() -> None:
     ("make", "says"),
     [
         (lambda: PadAndCrop(32, mode="zeros"), "no mode 'zeros'; did you mean 'zero'"),
-        (lambda: PadAndCrop(32, -1), "0 pixels or more, not -1"),
+        (lambda: PadAndCrop(32, -1), "a whole number from 0 to 1000, not -1"),
         (lambda: PadAndCrop(64).one(scene(32, 32), np.zeros(2)), "does not fit pictures of 32 x 32"),
         (lambda: PadAndCrop(pad=5, mode="reflect").one(scene(5, 5), np.zeros(2)), "does not fit pictures of 5 x 5"),
     ],

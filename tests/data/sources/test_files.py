@@ -283,6 +283,20 @@ def test_a_full_disk_is_seen_before_unpacking(tmp_path: Path, monkeypatch: pytes
         memory.rm("/some", recursive=True)
 
 
+@pytest.mark.parametrize("change", ["cut", "longer", "same length"])
+def test_an_unpacked_file_that_was_changed_is_unpacked_again(tmp_path: Path, change: str) -> None:
+    """An index made of it would lose samples, also when the cache is empty again."""
+    (tmp_path / "x.gz").write_bytes(gzip.compress(CONTENT))
+    notes: list[str] = []
+    first = unpacked(str(tmp_path / "x.gz"), notes.append)
+    assert unpacked(str(tmp_path / "x.gz"), notes.append) == first and len(notes) == 1
+    changed = {"cut": CONTENT[:-100], "longer": CONTENT + b"x", "same length": b"y" * len(CONTENT)}
+    first.write_bytes(changed[change])
+    os.utime(first, (1, 1)) if change == "same length" else None
+    assert unpacked(str(tmp_path / "x.gz"), notes.append).read_bytes() == CONTENT
+    assert len(notes) == 2 and len(list(first.parent.iterdir())) == 1
+
+
 def test_what_a_kill_left_in_the_cache_is_cleared_away(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "unpacked"
     folder.mkdir(parents=True)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allstep.data.augment.operation import InPlace, Picture, check_range, check_share
+from allstep.data.augment.operation import InPlace, Picture, check_range, check_share, check_whole
 from allstep.data.pictures.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 _TRIES = 10
+_MAX_SIDE = 1_000_000
 
 
 class _Painter(InPlace):
@@ -39,9 +40,7 @@ class Cutout(_Painter):
     num_draws = 2
 
     def __init__(self, size: int, value: int | Sequence[int] = 0) -> None:
-        if size < 1:
-            raise ConfigError(f"Cutout paints at least 1 pixel, not {size}")
-        self.size, self.value = size, _level(value)
+        self.size, self.value = check_whole("the size of Cutout", size, 1, _MAX_SIDE), _level(value)
 
     def rectangle(self, height: int, width: int, row: Floats) -> tuple[int, int, int, int] | None:
         """The square, cut off at the border."""

@@ -83,6 +83,17 @@ def check_range(what: str, pair: tuple[float, float], low: float, high: float) -
     return first, second
 
 
+def check_whole(what: str, value: int, low: int, high: int) -> int:
+    """`value`, which must be a whole number from `low` to `high`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if not low <= number <= high:
+        raise ConfigError(f"{what} is a whole number from {low} to {high}, not {cut(repr(value))}")
+    return number
+
+
 def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) of a size that was given as one number or two."""
     try:

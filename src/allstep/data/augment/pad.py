@@ -16,11 +16,13 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from allstep.data.augment.operation import Operation, Picture, check_size
+from allstep.data.augment.operation import Operation, Picture, check_size, check_whole
 from allstep.data.pictures.draws import Floats
 from allstep.errors import ConfigError, did_you_mean
 
 _MODES = {"zero": cv2.BORDER_CONSTANT, "reflect": cv2.BORDER_REFLECT_101}
+# A picture of 32 x 32 becomes 4 million pixels with it, of which 32 x 32 are taken.
+_MAX_PAD = 1000
 _NUMPY_MODES = {"zero": "constant", "reflect": "reflect"}
 
 
@@ -32,10 +34,8 @@ class PadAndCrop(Operation):
     def __init__(self, size: int | tuple[int, int] | None = None, pad: int = 4, mode: str = "zero") -> None:
         if mode not in _MODES:
             raise ConfigError(f"PadAndCrop has no mode {mode!r}; {did_you_mean(mode, _MODES)}")
-        if pad < 0:
-            raise ConfigError(f"PadAndCrop pads by 0 pixels or more, not {pad}")
         self.size = None if size is None else check_size("the size of PadAndCrop", size)
-        self.pad, self.mode = pad, mode
+        self.pad, self.mode = check_whole("the pad of PadAndCrop", pad, 0, _MAX_PAD), mode
 
     def one(self, picture: Picture, row: Floats) -> Picture:
         """One picture: always new memory."""

@@ -1,14 +1,18 @@
 """Files that are compressed as a whole (`x.tfrecord.gz`, `x.tar.gz`) cannot be read at any place. They are unpacked once, into the cache.
 
 ```
-ALLSTEP_CACHE/unpacked/<key>-<name>       key: a hash of the path or URL and its stamp, so a changed file is unpacked anew
+ALLSTEP_CACHE/unpacked/<key>-<bytes>-<time>-<name>    key: a hash of the path or URL and its stamp, so a changed file is unpacked again
 ```
 
-The unpacked file appears by a rename, whole. Of a packed file that is cut or damaged, all that came out before the damage is kept, and a
-mark is put behind it that is neither a record nor a member of a tar: its reader finds damage there, today and next time, instead of an end.
-There are two marks: of a file that was cut, what comes before is sound; where bytes or a checksum are wrong, nothing tells which of the
-bytes before are. Records have checksums of their own; a tar has none, and must take all of its samples for bad (`is_doubtful`).
-What kind of compression it is, the first bytes tell: gzip, or zlib as TensorFlow writes it.
+The unpacked file appears by a rename, whole. Its name holds its length and its time of change, so
+one that was cut or changed since (a full disk, a cleaner of caches) is unpacked again: an index
+that was made of it would lose samples. Of a packed file that is cut or damaged, all that came out
+before the damage is kept, and a mark is put behind it that is neither a record nor a member of a
+tar: its reader finds damage there, today and next time, instead of an end. There are two marks: of
+a file that was cut, what comes before is sound; where bytes or a checksum are wrong, nothing tells
+which of the bytes before are. Records have checksums of their own; a tar has none, and must take
+all of its samples for bad (`is_doubtful`). What kind of compression it is, the first bytes tell:
+gzip, or zlib as TensorFlow writes it.
 
 **Room.** A few megabytes can unpack to a thousand times as much. The free space of the disk is checked
 before and while a file is written here; 1 GB of it, or 5% of a small disk, stays free.
@@ -19,6 +23,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 
@@ -52,12 +57,32 @@ def unpacked(where: str, note: Note = print_notice) -> Path:
     packed = open_file(where)
     key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()
     name = Path(where).name.removesuffix(".gz").removesuffix(".tgz")
-    target = cache_folder() / "unpacked" / f"{key}-{name}"
+    folder = cache_folder() / "unpacked"
     with in_turn(where):
-        if not target.exists():
-            note(f"{where} is compressed; unpacking it once into {target}")
-            write_whole(target, _while_there_is_room(packed, target.parent, _pieces(packed, note)))
-    return target
+        found = _kept(folder, key, name)
+        if found is None:
+            note(f"{where} is compressed; unpacking it once into {folder}")
+            with _part_of(
+                folder / f"{key}-{name}", _while_there_is_room(packed, folder, _pieces(packed, note))
+            ) as part:
+                found = folder / _full_name(part, key, name)
+                part.replace(found)
+    return found
+
+
+def _kept(folder: Path, key: str, name: str) -> Path | None:
+    """The unpacked file from before; one that was changed since is removed."""
+    for path in folder.glob(f"{key}-*-{escape(name)}"):
+        if path.name == _full_name(path, key, name):
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _full_name(path: Path, key: str, name: str) -> str:
+    """What an unpacked file is called that has the length and time of the one at `path`."""
+    found = path.stat()
+    return f"{key}-{found.st_size}-{int(found.st_mtime)}-{name}"
 
 
 def open_content(where: str, packed: bool, stamp: Stamp) -> File:
@@ -84,12 +109,6 @@ def all_content(file: File, packed: bool) -> Iterator[memoryview]:
         yield _copy(file)
 
 
-def write_whole(target: Path, pieces: Iterator[bytes]) -> None:
-    """Writes a file that is there whole or not at all."""
-    with _part_of(target, pieces) as part:
-        part.replace(target)
-
-
 @contextmanager
 def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
     """A file with these `pieces`, on its way to `target`; gone afterwards, unless it got there."""
@@ -100,6 +119,9 @@ def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
         try:
             with part.open("wb") as out:
                 out.writelines(pieces)
+            # In even seconds: some file systems keep no others, and change the time later.
+            now = int(part.stat().st_mtime) // 2 * 2
+            os.utime(part, (now, now))
             yield part
         finally:
             part.unlink(missing_ok=True)
