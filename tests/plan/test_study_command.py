@@ -90,6 +90,7 @@ def test_runs_that_were_told_to_stop_are_named(tmp_path: Path, monkeypatch: pyte
         (["updates", "digits", "schedule.warmup=3"], "schedule.warmup=3: the study sets schedule.warmup in each run"),
         (["updates", "digits", "--batches", "0"], "--batches"),
         (["updates", "digits", "--every", "0"], "config key 'evaluation.every'"),
+        (["updates", "digits", "--every", "1e-320"], "config key 'evaluation.every'"),
         (["updates", "digits", "--data", "nowhere"], "nowhere"),
     ],
 )

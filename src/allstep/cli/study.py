@@ -111,7 +111,7 @@ def updates(
     epochs: Annotated[int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")] = None,
     every: Annotated[
         float,
-        typer.Option(min=1e-6, max=1e6, help="Epochs between two evaluations: how finely updates are counted."),
+        typer.Option(help="Epochs between two evaluations: how finely updates are counted."),
     ] = 0.05,
     out: Out = None,
     data: Data = None,
