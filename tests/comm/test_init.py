@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +24,23 @@ def test_places_on_one_host(ranks: Ranks, num_ranks: int) -> None:
     assert ranks(num_ranks, place) == [
         (rank, num_ranks, rank, num_ranks, 0, 1, "testhost") for rank in range(num_ranks)
     ]
+
+
+def from_two_threads() -> None:
+    import allstep
+
+    worlds: list[object] = []
+    threads = [threading.Thread(target=lambda: worlds.append(allstep.init())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(worlds) == 4 and len({id(world) for world in worlds}) == 1
+    allstep.shutdown()
+
+
+def test_threads_that_call_init_at_once_get_one_world(ranks: Ranks) -> None:
+    ranks(2, from_two_threads)
 
 
 def test_places_on_uneven_hosts(ranks: Ranks) -> None:

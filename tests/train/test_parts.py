@@ -24,6 +24,7 @@ from allstep.errors import ConfigError, DataError, UserError
 from allstep.train.config import DataConfig, RunConfig
 from allstep.train.loaders import make_sample_loader
 from allstep.train.parts import Parts, _split, _Whole, make_loaders, make_to_input, measure, open_parts
+from allstep.train.pictures import _check_label
 from allstep.world import World, places
 from picture_folders import CLASSES, encoded, make_folder
 
@@ -366,3 +367,10 @@ class TestLoaders:
         strict = self.loaders(tmp_path / "strict", config(**sizes, strict=True))
         with pytest.raises(DataError, match=r"003\.jpg"):
             [list(loader.batches()) for loader in strict.values()]
+
+
+@pytest.mark.parametrize("label", [1.5, float("nan"), np.array([0, 1]), True, np.float64(1.0)])
+def test_labels_that_are_no_classes_are_named(label: object) -> None:
+    with pytest.raises(DataError, match=r"^file: expected a label that is one whole number, the class, found "):
+        _check_label(label, "file")
+    _check_label(np.int64(3), "file")

@@ -10,6 +10,7 @@ the same picture: which ranks share a host, which cores they may use, from which
 import atexit
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -90,6 +91,7 @@ class _Running:
     made_group: bool
 
 
+_lock = threading.RLock()
 _joined: Joined | None = None
 _running: _Running | None = None
 _round = 0  # how often this process has met the others: keys of an earlier meeting must not be taken for this one's
@@ -147,29 +149,32 @@ def init(launcher: str | None = None) -> World:
     launcher: whom to believe about our place, instead of finding out (see `allstep.world`).
     """
     global _running
-    if _running is not None:
-        return _running.joined.world
-    joined = join(launcher)
-    try:
-        made_group = _make_group(joined)
-        joined.wait_for_all("joined")  # nobody leaves while another still connects to it
-    except BaseException:
-        part(joined)
-        raise
-    _running = _Running(joined, made_group)
-    _leave_at_exit()
-    return joined.world
+    # A second thread waits for the world that the first one joins.
+    with _lock:
+        if _running is not None:
+            return _running.joined.world
+        joined = join(launcher)
+        try:
+            made_group = _make_group(joined)
+            joined.wait_for_all("joined")  # nobody leaves while another still connects to it
+        except BaseException:
+            part(joined)
+            raise
+        _running = _Running(joined, made_group)
+        _leave_at_exit()
+        return joined.world
 
 
 def shutdown() -> None:
     """Leave the group. `init` may be called again."""
     global _running
-    if _running is None:
-        return
-    ended, _running = _running, None
-    if ended.made_group and dist.is_initialized():
-        dist.destroy_process_group()
-    part(ended.joined)
+    with _lock:
+        if _running is None:
+            return
+        ended, _running = _running, None
+        if ended.made_group and dist.is_initialized():
+            dist.destroy_process_group()
+        part(ended.joined)
 
 
 @cache

@@ -94,6 +94,8 @@ class Failure:
         except ValueError:
             name = ""
         hint = "; the kernel's out-of-memory killer was at work on that host" if self.out_of_memory else ""
+        if self.code == -signal.SIGBUS:
+            hint += "; a mapped file became shorter while it was read (a data file?), or its disk failed"
         return f"killed by signal {-self.code}{name}{hint}"
 
 

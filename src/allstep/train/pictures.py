@@ -13,6 +13,7 @@ JPEG, PNG ...               operations; "none" if of one size      Transform, 3 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.source import BadSample, Source
 from allstep.data.spelled import PRESETS, spelled
 from allstep.data.transform import BatchOperation, Transform
-from allstep.errors import ConfigError, DataError
+from allstep.errors import ConfigError, DataError, cut
 from allstep.train.config import DataConfig
 
 _ENOUGH = 50  # good pictures whose sizes are looked at
@@ -58,7 +59,9 @@ def look(source: Source, numbers: order.Numbers, section: DataConfig) -> Look:
     reason = "there is none"
     for number in tried.tolist():
         try:
-            seen.append(_look_at(source.read(number).data, source.place(number).file, section.max_pixels))
+            sample = source.read(number)
+            _check_label(sample.target, str(source.place(number)))
+            seen.append(_look_at(sample.data, source.place(number).file, section.max_pixels))
         except BadSample as error:
             reason = str(error)
         except ValueError as error:
@@ -69,6 +72,13 @@ def look(source: Source, numbers: order.Numbers, section: DataConfig) -> Look:
         raise DataError(f"no good picture among {len(tried)} that were tried; the last one: {reason}")
     sizes = {each.one_size for each in seen}
     return replace(seen[0], sizes=tuple(sorted(sizes, key=lambda size: size[0] * size[1])))
+
+
+def _check_label(target: Any, where: str) -> None:
+    """DataError unless a label is the number of a class: floats and several numbers are not."""
+    if isinstance(target, bool) or not isinstance(target, Integral):
+        found = cut(repr(target))
+        raise DataError(f"{where}: expected a label that is one whole number, the class, found {found}")
 
 
 def _ends_at_a_size(section: DataConfig) -> bool:

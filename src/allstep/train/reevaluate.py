@@ -19,6 +19,7 @@ from allstep.data.sources.opening import open_source
 from allstep.data.sources.source import Source
 from allstep.data.transform import Transform
 from allstep.errors import DataError
+from allstep.models.by_name import check_shape
 from allstep.train import agree
 from allstep.train.config import RunConfig
 from allstep.train.evaluate import evaluate
@@ -56,6 +57,9 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
         world, lambda: _opened(asked, config, trained) if world.local_rank == 0 else None
     )  # indexes are made once
     opened = agree.everyone(world, lambda: _opened(asked, config, trained))
+    if opened.transform is not None and opened.transform.shape is not None:
+        height, width, channels = opened.transform.shape
+        check_shape(config.model.name, trained.shape, (channels, height, width))
     loader = _loader(config, trained, opened, world, asked.device)
     try:
         score = evaluate(trained.net, loader, trained.to_input, mirror=config.evaluation.mirror)

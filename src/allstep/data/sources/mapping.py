@@ -8,7 +8,7 @@ open -> fstat -> mmap(2) -> close         what is left is memory; any view of it
 ```
 
 The size is taken from the open file. A file that is cut shorter afterwards, while it is mapped, ends the process when the lost part is
-touched (SIGBUS): sets are replaced by renaming a new file over the old one, never by writing into it.
+touched (SIGBUS): sets are replaced by renaming a new file over the old one, never by writing into it. docs/data.md says so.
 """
 
 import ctypes

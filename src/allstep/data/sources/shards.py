@@ -37,6 +37,8 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _MOST_DIGITS = 18
 _MOST_NAMES = 1_000_000
+# name-00002-of-00004.tfrecord
+_NUMBERED = re.compile(r"(.+)-([0-9]{5,7})-of-([0-9]{5,7})(\D.*|)")
 # Of `classes.txt`: a million names.
 _MAX_CLASSES_NBYTES = 64 << 20
 _GLOB = re.compile(r"[*?\[]")
@@ -125,13 +127,28 @@ def _matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
 def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     path = local_path(pattern)
     if path.is_dir():
-        names = (entry.name for entry in path.iterdir() if not entry.name.startswith(".") and is_shard(entry.name))
+        names = [entry.name for entry in path.iterdir() if not entry.name.startswith(".") and is_shard(entry.name)]
+        _check_complete(pattern, names)
         return [str(path.absolute() / name) for name in sorted(names)]
     if path.exists():
         return [str(path.absolute())]
     if _GLOB.search(pattern):
         return [str(Path(name).absolute()) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]  # noqa: PTH207
     raise DataError(f"{pattern}: no such file or folder")
+
+
+def _check_complete(folder: str, names: Iterable[str]) -> None:
+    """DataError when shards are missing in a folder: a copy may have stopped halfway."""
+    found: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            found.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (stem, total, suffix), numbers in found.items():
+        missing = sorted(set(range(min(int(total), _MOST_NAMES))) - numbers)
+        if missing:
+            first = f"{stem}-{missing[0]:0{len(total)}}-of-{total}{suffix}"
+            some = f"the first is {first}; copy them, or name those to read by a pattern: '{folder}/{stem}-*{suffix}'"
+            raise DataError(f"{folder}: {len(missing)} of {int(total)} shards are missing, {some}")
 
 
 def list_folder(url: str) -> list[str] | None:
