@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,12 +190,11 @@ def test_a_link_takes_little_memory_for_noise() -> None:
     """A host that prints without end instead of a hello."""
     reading, writing = os.pipe()
     link = Link(reading, os.open(os.devnull, os.O_WRONLY))
-    writer = threading.Thread(target=lambda: [os.write(writing, b"x" * 65536) for _ in range(500)])
-    writer.start()
-    while writer.is_alive():
+    for _ in range(100):
+        # What a pipe holds.
+        os.write(writing, b"x" * 65536)
         assert list(link.receive()) == []
-        assert len(link._inbox) <= 3 << 20
-    assert list(link.receive()) == []
+        assert len(link._inbox) <= 1 << 20
     assert len(link._inbox) == 1 << 20 and not link.ended
     assert link.what_came().startswith("it printed 'xxxx") and len(link.what_came()) < 120
     for descriptor in (reading, writing, link.write_fd):
