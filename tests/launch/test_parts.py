@@ -130,7 +130,7 @@ def test_log_files_have_the_bytes_that_the_worker_wrote(tmp_path: Path, capfd: p
     assert shown.endswith(b"\n[0] \n[0]  2%\n")
 
 
-NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,8}", fullmatch=True)
+NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,3}(\.[a-z0-9-]{1,4})?", fullmatch=True)
 HOSTS = st.lists(st.tuples(NAMES, st.integers(1, 9)), min_size=1, max_size=5, unique_by=lambda host: host[0])
 
 

@@ -32,7 +32,7 @@ from allstep.data.sources.checksum import crc32c, mask, masked
 from allstep.data.sources.framing import HEADER, OVERHEAD, data_at, length_at
 from allstep.data.sources.zeros import end_of_zeros
 
-_WINDOW = 1 << 17
+_FIRST_WINDOW, _WINDOW = 1 << 10, 1 << 17  # places that are looked at at once
 _TRIES = 1000
 _TIMES = 16  # the file's size, read in such tries
 _SHORT_RUN, _LONG_RUN = 8, 4096  # records compared at once; more only while that goes well: each one touches a page
@@ -146,10 +146,13 @@ def _agrees(view: memoryview, offset: int, length: int) -> bool:
 def _search(view: memoryview, offset: int) -> int:
     """The first place from `offset` on where a whole, sound record stands; the file's end if there is none."""
     tries, spent, start, end = 0, 0, offset, len(view) - OVERHEAD + 1
+    # Small at first: mostly the next record is near, and a file may be damaged at thousands of places.
+    window = _FIRST_WINDOW
     while start < end:
         # A header may begin with zeros, but at most with all of its bytes but one.
         start = max(start, min(end_of_zeros(view, start), end) - HEADER + 1)
-        count = min(_WINDOW, end - start)
+        count = min(window, end - start)
+        window = min(4 * window, _WINDOW)
         for place, length in _candidates(view, start, count):
             if _agrees(view, place, length):
                 return place
