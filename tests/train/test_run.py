@@ -143,7 +143,13 @@ def test_strict_and_budget_end_the_run(ranks: Any, word: str) -> None:
 
 def diverge() -> None:
     world = allstep.init()
-    train(read_config("digits", [*SHORT, "optimizer.lr=1e18", "schedule.warmup=0"]), world, Path())
+    train(
+        read_config(
+            "digits", [*SHORT, "optimizer.lr=1e9", "optimizer.bias_lr=1e9", "schedule.warmup=0", "precision=float32"]
+        ),
+        world,
+        Path(),
+    )
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(ranks: Any) -> None:
