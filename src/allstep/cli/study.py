@@ -110,8 +110,7 @@ def updates(
     goal: Annotated[float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")] = 0.85,
     epochs: Annotated[int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")] = None,
     every: Annotated[
-        float,
-        typer.Option(help="Epochs between two evaluations: how finely updates are counted."),
+        float, typer.Option(help="Epochs between two evaluations: how finely updates are counted.")
     ] = 0.05,
     out: Out = None,
     data: Data = None,

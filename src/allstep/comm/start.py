@@ -156,7 +156,8 @@ def init(launcher: str | None = None) -> World:
         joined = join(launcher)
         try:
             made_group = _make_group(joined)
-            joined.wait_for_all("joined")  # nobody leaves while another still connects to it
+            # A rank must not leave while another one still connects to it.
+            joined.wait_for_all("joined")
         except BaseException:
             part(joined)
             raise

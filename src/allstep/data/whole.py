@@ -28,7 +28,7 @@ def part_of(path: Path) -> Path:
 def write_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to (and to read back), which becomes `path` when all went well."""
     part = part_of(path)
-    # What a kill has left, or a link that somebody has put there: not to be written through.
+    # Left by a kill, or a link put there by another user, which must not be written through.
     part.unlink(missing_ok=True)
     try:
         with part.open("xb+") as file:

@@ -10,7 +10,7 @@ chooses among these:
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from allstep import machine
 from allstep.errors import ConfigError
@@ -28,7 +28,8 @@ def choose_address(label: str, theirs: Mapping[str, Sequence[str]], ours: Mappin
     if theirs == ours:
         return "127.0.0.1"
     outside = [address for name, found in theirs.items() if name != "lo" for address in found]
-    candidates = [address for address in outside if not _is_in(ours.values(), address) and machine.route_to(address)]
+    own = {address for found in ours.values() for address in found}
+    candidates = [address for address in outside if address not in own and machine.route_to(address)]
     if not candidates:
         known = ", ".join(outside) or "none"
         raise ConfigError(
@@ -39,10 +40,6 @@ def choose_address(label: str, theirs: Mapping[str, Sequence[str]], ours: Mappin
     # IPv4 first, as Gloo takes it on most machines.
     candidates.sort(key=lambda address: (address not in resolved, ipaddress.ip_address(address).version))
     return candidates[0]
-
-
-def _is_in(groups: Iterable[Sequence[str]], address: str) -> bool:
-    return any(address in group for group in groups)
 
 
 def _resolve(name: str) -> set[str]:

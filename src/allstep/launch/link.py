@@ -78,7 +78,7 @@ class Link:
         return f"it printed {ascii(begins)[1:]}" if begins else ""
 
     def _fill(self) -> None:
-        """At most 1 MB: whoever writes without end must not keep us here, nor fill the memory."""
+        """Read at most 1 MB: a peer that writes without end must neither block the caller nor fill the memory."""
         try:
             for _ in range(16):
                 chunk = os.read(self.read_fd, 1 << 16)

@@ -68,7 +68,7 @@ class Station:
         if self.process is None or self.process.stderr is None:
             return False
         with contextlib.suppress(BlockingIOError):
-            # So many reads at a time: whoever writes without end must not keep the launcher here.
+            # A bounded number of reads: output without end must not block the launcher.
             for _ in range(16):
                 chunk = os.read(self.process.stderr.fileno(), 1 << 16)
                 if not chunk:

@@ -24,7 +24,7 @@ def test_a_folder_without_some_of_its_shards_is_an_error(tmp_path: Path) -> None
         DataError, match=r"1 of 4 shards are missing, the first is x-00002-of-00004\.tar; copy them, or"
     ):
         listed(tmp_path)
-    # Whoever names them means them.
+    # A pattern or a range reads the shards that it names.
     assert len(listed(str(tmp_path / "x-*.tar"))) == 3
     assert len(listed(str(tmp_path / "x-0000{0..1}-of-00004.tar"))) == 2
     make(tmp_path, "x-00002-of-00004.tar")

@@ -76,9 +76,8 @@ def _prepare_tiff(image: Any, max_pixels: int) -> int | None:
 
 
 def _pixels(image: Image.Image, mode: str) -> Picture:
-    if image.mode.startswith("I;16"):
-        return _upper_half(np.array(image), mode)
-    if image.mode == "I" and image.format == "PPM":
+    # Pillow gives a PPM of 16 bits as integers of 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _upper_half(np.array(image), mode)
     if image.mode in ("I", "F"):
         kind = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"

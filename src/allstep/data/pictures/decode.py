@@ -126,9 +126,9 @@ def _with_channels(data: Any, channels: int) -> Picture:
 def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Picture:
     if not len(code):
         raise ValueError("no bytes at all")
-    check_size(size_of(code), max_pixels)
     if bytes(code[:4]) in _TIFF:
         return decode_by_pillow(code, channels, max_pixels)
+    check_size(size_of(code), max_pixels)
     try:
         picture = cv2.imdecode(np.frombuffer(without_profile(code), np.uint8), _FLAGS[channels])
     except cv2.error:

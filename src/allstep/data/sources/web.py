@@ -213,11 +213,11 @@ def _is_empty(response: _Response) -> bool:
 
 def _check_range(url: str, start: int, end: int, response: _Response) -> str:
     """Return the size of the file, or "*", if the answer is the range; else raise DataError."""
-    told = response.headers.get("Content-Range", "")
-    found = _RANGE.fullmatch(told.strip())
+    header = response.headers.get("Content-Range", "")
+    found = _RANGE.fullmatch(header.strip())
     if response.status == 206 and found and (int(found[1]), int(found[2])) == (start, end - 1):
         return found[3]
-    what = f"status {response.status}" + (f" with Content-Range {cut(told)!r}" if told else "")
+    what = f"status {response.status}" + (f" with Content-Range {cut(header)!r}" if header else "")
     asked = f"asked for bytes {start}-{end - 1}, found {what}"
     wrong = f"the server does not answer range requests ({asked})"
     raise DataError(f"{url}: {wrong}; copy the file here first")
