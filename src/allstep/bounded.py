@@ -5,6 +5,7 @@ read_regular    the bytes of a regular file, at most `limit` of them
 parse_json      plain values from JSON text, at most so deep, every number finite
 read_json       both
 read_lines      the lines of a regular file, one at a time, none longer than 16 MB
+open_to_append  a file in a folder that another person may have prepared, to add lines to it
 ```
 
 | refused | because |
@@ -26,7 +27,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def open_regular(path: Path) -> BufferedReader:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a file, or a new one, to append to it: not through a link, and without waiting for a pipe's reader."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return FileIO(os.open(path, flags, 0o666), "a")
 
 
 def check_regular(descriptor: int, path: Path) -> None:

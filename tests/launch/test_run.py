@@ -1,5 +1,6 @@
 """`allstep run` on one host: output, failures, signals, and that nothing is left."""
 
+import contextlib
 import os
 import pty
 import select
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from allstep.launch.agent import descendants
 from launch.command import ALLSTEP, processes_with, run, start
 from ranks import clean_environment, shared_memory_files, wait_until
 
@@ -274,6 +276,39 @@ def test_ctrl_c_stops_and_a_second_one_kills() -> None:
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
+
+
+QUICK_TO_GIVE_UP = (
+    "from allstep import cli; from allstep.launch import launcher; launcher._GIVE_UP_SECONDS = 1.0; cli.main()"
+)
+
+
+def test_a_stopped_agent_does_not_keep_a_run_that_is_told_to_end() -> None:
+    """As a debugger would stop it. The promise is 10 s after SIGKILL; here 1."""
+    worker = "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 19); time.sleep(1000)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", QUICK_TO_GIVE_UP, "run", "-np", "1", "--grace", "0.2", sys.executable, "-c", worker],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+        start_new_session=True,
+    )
+    # The agent may be stopped before it has passed the line on: then its worker is found otherwise.
+    wait_until(lambda: any(state == "T" for _, state in below(process.pid)))
+    family = [pid for pid, _ in below(process.pid)]
+    process.terminate()
+    process.communicate(timeout=50)
+    assert process.returncode == 143
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+
+
+def below(root: int) -> list[tuple[int, str]]:
+    """Pid and state of the processes below one."""
+    found = []
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            found.append((pid, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]))
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,16 +1,21 @@
 """Where lines are written: full disks, slow readers and closed pipes never end a run."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
 
-from allstep.launch.sink import Sink
+import pytest
+
+from allstep.launch.sink import Sink, without_blocking
 from launch.command import ALLSTEP, run
-from ranks import clean_environment
+from ranks import clean_environment, wait_until
 
 
 class Clock:
@@ -196,3 +201,85 @@ print("survived")
     go.touch()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "[0] survived\n"), err
+
+
+def test_a_writer_that_must_end_drops_what_nobody_reads() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    asked: list[int] = []
+
+    def wait(fd: int) -> bool:
+        asked.append(fd)
+        return len(asked) < 3
+
+    sink = Sink(writing, "standard output", lambda line: None, wait=wait)
+    sink.write(bytes(1 << 20))
+    sink.write(b"dropped\n")
+    assert asked == [writing] * 3
+    sink.close()
+    os.close(reading)
+
+
+def test_a_pipe_and_a_terminal_are_written_without_blocking() -> None:
+    """And keep their own mode, which other processes share."""
+    reading, writing = os.pipe()
+    main, terminal = pty.openpty()
+    for fd in (writing, terminal):
+        ours = without_blocking(fd)
+        assert ours != fd and not os.get_blocking(ours) and os.get_blocking(fd)
+        os.close(ours)
+    assert without_blocking(-1) == -1
+    for fd in (reading, writing, main, terminal):
+        os.close(fd)
+
+
+TALKS = 'if [ $RANK = 0 ]; then exec yes; fi; trap "touch saved; exit 0" TERM; touch up; while :; do sleep 0.05; done'
+
+
+@pytest.mark.parametrize("how", ["term", "two ctrl-c"])
+def test_signals_reach_the_workers_while_nobody_reads(tmp_path: Path, how: str) -> None:
+    """`| less` on a page, a hung `tee`: workers save all the same, and the run ends."""
+    quick = "from allstep import cli; from allstep.launch import launcher; launcher._GIVE_UP_SECONDS = 1.0; cli.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", quick, "run", "-np", "2", "--grace", "2", "sh", "-c", TALKS],
+        stdout=subprocess.PIPE,
+        env=clean_environment(),
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    wait_until((tmp_path / "up").exists)
+    wait_until(lambda: is_full(process.stdout))
+    if how == "term":
+        process.terminate()
+        wait_until((tmp_path / "saved").exists)
+    else:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(40) == (143 if how == "term" else 130)
+    process.stdout.close()
+
+
+def is_full(pipe: object) -> bool:
+    """Whether no more fits into a pipe, seen from the side that reads."""
+    count = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))  # type: ignore[call-overload]
+    return int.from_bytes(count, sys.byteorder) > 60_000
+
+
+def test_a_pipe_without_a_reader_as_a_log_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0.log")
+    done = run("run", "-np", "1", "--log-dir", tmp_path, "true")
+    assert done.code == 2 and "rank-0.log" in done.err
+
+
+def test_a_folder_that_was_removed(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m allstep run -np 1 true"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert done.returncode != 0
+    assert (
+        done.stderr
+        == "allstep: the current folder does not exist any more: change to another one (cd), and start again\n"
+    )

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from allstep.train.parts import open_parts
 from allstep.train.predict import load_run
 from allstep.train.standing import Standing
 from allstep.train.watch import Record, Result, Score
+from picture_folders import make_folder
 from ranks import Ranks
 
 # All that makes training differ from evaluation: running statistics, dropout, averaged weights, augmentation, label smoothing.
@@ -193,3 +195,39 @@ def test_early_stopping_has_one(ranks: Ranks) -> None:
     (result,) = ranks(1, run, ["evaluation.stop_at=0.01"])
     assert result.why.startswith("the validation accuracy is")
     assert result.train is not None and result.train.samples == NUM_TRAIN
+
+
+def go_on_with(out: Path, words: list[str]) -> str:
+    try:
+        run(words, out)
+    except allstep.UserError as error:
+        return str(error)
+    return ""
+
+
+def test_data_with_other_classes_does_not_continue_a_run(ranks: Ranks, tmp_path: Path) -> None:
+    """A class folder renamed between two sessions gives every label another number."""
+    folder, out = make_folder(tmp_path / "photos", 20), tmp_path / "out"
+    words = [f"data.train={folder}", "data.augment=CentreCrop(16)", "data.prepare=CentreCrop(16)", "batch=16"]
+    words += ["data.validation=10"]
+    out.mkdir()
+    ranks(1, run, [*words, "epochs=1"], out)
+    (folder / "cat").rename(folder / "zebra")
+    (complaint,) = ranks(1, go_on_with, out, [*words, "epochs=2"])
+    assert "only there: zebra; only in the run: cat" in complaint
+    (folder / "zebra").rename(folder / "cat")
+    assert ranks(1, go_on_with, out, [*words, "epochs=2"]) == [""]
+
+
+def test_the_best_checkpoint_is_looked_at_like_the_newest(ranks: Ranks, tmp_path: Path) -> None:
+    """One in the place of another is whole, and not the best."""
+    ((result,),) = (ranks(1, run_whose_first_evaluation_is_best, ["evaluation.choose=best"]),)
+    out = shutil.copytree(result.out, tmp_path / "out")
+    first, last = sorted(path for path in (out / "checkpoints").iterdir() if path.name.isdigit())
+    shutil.rmtree(first)
+    shutil.copytree(last, first)
+    snapshot, problem = ending._read_or_not(first, checkpoint.read(last).state["pictures"]["classes"])
+    assert snapshot is None and "as the folder's name has it" in problem
+    snapshot, problem = ending._read_or_not(last, ["other"] * 10)
+    assert snapshot is None and "not the same ones" in problem
+    assert ending._read_or_not(last, checkpoint.read(last).state["pictures"]["classes"])[0] is not None

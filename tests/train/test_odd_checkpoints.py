@@ -23,7 +23,7 @@ from allstep.train.checkpoint_names import hidden_name, is_left_over, number_of
 from allstep.train.divergence import LossWatch
 from allstep.train.evaluate import Tally
 from allstep.train.optimizer_state import flatten
-from allstep.train.restore import load_optimizer, load_weights
+from allstep.train.restore import load_optimizer, load_weights, parameter_names
 from allstep.train.standing import Standing
 from allstep.train.state import check_batch, check_resumed, check_used
 from allstep.train.watch import Score
@@ -183,12 +183,12 @@ def test_a_state_of_other_types(folder: Path, place: tuple[str, ...], value: Any
     ],
 )
 def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
-    """For `predict` and `eval`; a run that continues takes them from its data."""
+    """For `predict` and `eval`; a run that continues takes them from its data, but for the classes that it knows."""
     state = json.loads(json.dumps(snapshot(30).state))
     state["pictures"][key] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
     takes_the_one_before(folder, check_used)
-    assert newest(folder).complaints == ()
+    assert len(newest(folder).complaints) == (key == "classes")
 
 
 @pytest.mark.parametrize("check", [check_used, check_resumed])
@@ -377,3 +377,17 @@ def test_the_damage_is_damage() -> None:
             continue
     assert sum(each != json.dumps(good).encode() for each in made) > 150
     assert parsed > 60 and len(PLAIN) > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("momentum", "x"), ("lr", None), ("lr", True), ("weight_decay", [1]), ("nesterov", "yes")]
+)
+def test_a_setting_of_the_optimizer_of_another_kind(name: str, value: Any) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([("w", parameter)], lr=0.1, momentum=0.9)
+    state = optimizer.state_dict()
+    tensors, numbers = flatten(state, parameter_names(state))
+    load_optimizer(optimizer, Snapshot(1, {}, tensors, {"optimizer": numbers}))
+    numbers["groups"][0][name] = value
+    with pytest.raises(CheckpointError, match=f"{name} is .* expected something like"):
+        load_optimizer(optimizer, Snapshot(1, {}, tensors, {"optimizer": numbers}))

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import allstep
 from allstep import data, runlog
 from allstep.cli.app import app
-from allstep.cli.predict import check_json
+from allstep.cli.output_file import check_output
 from allstep.cli.predict_table import lines
 from allstep.errors import CheckpointError, ConfigError
 from allstep.train import build, checkpoint, read_config
@@ -275,6 +275,33 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
     ]
 
 
+def test_a_picture_is_not_written_over(tmp_path: Path) -> None:
+    """`--json` in front of a pattern takes the first picture as its file."""
+    make_run(tmp_path / "run")
+    first, second = store(tmp_path / "new", 2)
+    before = first.read_bytes()
+    result = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "--json", str(first), str(second)])
+    assert isinstance(result.exception, ConfigError)
+    assert "is there already and is not JSON" in str(result.exception)
+    assert first.read_bytes() == before
+    out = tmp_path / "out.json"
+    for _ in range(2):
+        assert (
+            CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "--json", str(out), str(second)]).exit_code == 0
+        )
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "config.yaml")])
+    assert "is there already and is not HTML" in str(result.exception)
+
+
+def test_files_of_a_folder_that_are_left_out_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    store(tmp_path / "new", 1)
+    (tmp_path / "new" / "x.heic").write_bytes(b"x")
+    result = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(tmp_path / "new")])
+    assert result.exit_code == 0
+    assert "1 files are left out" in result.stderr and ".heic (1)" in result.stderr
+
+
 def test_the_table_keeps_its_columns() -> None:
     found = [Prediction("a", (("cat", 0.9), ("dog", 0.1))), Prediction("long", problem="what a long reason")]
     found += [Prediction("b\udcff", (("mouse", 0.5), ("cat", 0.25)))]
@@ -297,7 +324,7 @@ def test_no_run_and_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml: is a file; expected a run folder"):
         load_run(tmp_path / "run" / "config.yaml")
     with pytest.raises(ConfigError, match="is a folder; expected a file to write"):
-        check_json(tmp_path)
+        check_output("--json", tmp_path, "JSON")
     checkpoint.remove(checkpoint.written(tmp_path / "run" / "checkpoints")[0])
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         load_run(tmp_path / "run")

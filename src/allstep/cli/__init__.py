@@ -9,6 +9,7 @@ import io
 import os
 import stat
 import sys
+from pathlib import Path
 
 from allstep.cli.app import app
 from allstep.cli.shortage import shortage
@@ -32,7 +33,7 @@ def main() -> None:
         print_notice(str(error))
         sys.exit(error.exit_code)
     except Exception as error:
-        line = _full_output(error) or _unusable_path(error) or shortage(error)
+        line = _full_output(error) or _unusable_path(error) or _no_folder_here(error) or shortage(error)
         if line is None:
             raise
         print_notice(line)
@@ -71,6 +72,16 @@ def _may_be_full(descriptor: int, reason: int) -> bool:
         return reason != errno.ENOSPC or not os.fstatvfs(descriptor).f_bavail
     except OSError:
         return True
+
+
+def _no_folder_here(error: Exception) -> str | None:
+    """Return one line for a command in a folder that was removed: any use of a relative path fails there."""
+    if isinstance(error, FileNotFoundError):
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return "the current folder does not exist any more: change to another one (cd), and start again"
+    return None
 
 
 def _unusable_path(error: Exception) -> str | None:

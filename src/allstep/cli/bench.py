@@ -1,6 +1,5 @@
 """`allstep bench`: measure allstep beside its peers on this machine."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
+from allstep.cli.output_file import STDOUT, check_output, write_text
 
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
@@ -138,25 +138,18 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 
 def _check(json: Path | None, plot: Path | None) -> None:
     """What would go wrong after a minute of measuring goes wrong now."""
-    from allstep.errors import ConfigError
-
-    for option, file in (("--json", json), ("--plot", plot)):
-        if file is not None and str(file) != "-" and not file.absolute().parent.is_dir():
-            raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
+    check_output("--json", json, "JSON")
+    check_output("--plot", plot, "a drawing")
 
 
 def _show(result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None) -> None:
     """The table on the terminal, out of the way of figures that go to standard output."""
     from rich.console import Console
 
-    to_stdout = str(json) == "-"
-    console = Console(stderr=to_stdout, highlight=False)
+    console = Console(stderr=str(json) == STDOUT, highlight=False)
     console.print(result.table())
     for line in result.absences():
         console.print(line, soft_wrap=True, markup=False)
-    if to_stdout:
-        sys.stdout.write(f"{result.to_json()}\n")
-    elif json is not None:
-        json.write_text(f"{result.to_json()}\n")
+    write_text("--json", json, f"{result.to_json()}\n")
     if plot is not None:
         result.plot(plot)

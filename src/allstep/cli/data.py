@@ -5,7 +5,6 @@ a URL, made-up pictures (synthetic:1000x224x224); or the name of a set that `get
 """
 
 import json as json_format
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
+from allstep.cli.output_file import STDOUT, check_output, write_text
 from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.escaping import escaped, print_line, print_notice
 
@@ -134,16 +134,11 @@ def info(
     from allstep.cli.data_table import info_table
     from allstep.data.info import info as look
 
-    to_stdout = str(json) == "-"
-    _check_folder("--json", None if to_stdout else json)
+    check_output("--json", json, "JSON")
     with _source(src, test) as source:
         found = look(source, src)
-    info_table(found, stderr=to_stdout)
-    text = json_format.dumps(found.to_json(), indent=2) + "\n"
-    if to_stdout:
-        sys.stdout.write(text)
-    elif json is not None:
-        _write(json, text)
+    info_table(found, stderr=str(json) == STDOUT)
+    write_text("--json", json, json_format.dumps(found.to_json(), indent=2) + "\n")
 
 
 @data.command()
@@ -181,7 +176,7 @@ def verify(
     from allstep.cli.data_table import bad_table
     from allstep.data.verify import verify as check
 
-    _check_folder("--list", list_file)
+    check_output("--list", list_file, "JSON")
     with _source(src, test) as source, bar("checking") as shown:
         found = check(
             source,
@@ -190,7 +185,7 @@ def verify(
             max_pixels=max_pixels,
         )
     if list_file is not None:
-        _write(list_file, "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad))
+        write_text("--list", list_file, "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad))
     if not found.bad:
         print_line(f"{src}: all {found.num_samples} samples are good")
         return
@@ -238,7 +233,9 @@ def show(
     from allstep.data.sheet import save, sheet
     from allstep.data.spelled import spelled
 
-    _check_folder("--out", out)
+    check_output("--out", out, "a drawing")
+    if src is not None:
+        _check_apart(src, out)
     src, text, its_seed, its_max_pixels = _shown(src, augment, recipe)
     transform = spelled(text)
     transform.max_pixels = max_pixels or its_max_pixels
@@ -323,6 +320,8 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
     try:
         if not len(source):
             raise DataError(f"{src}: is empty: expected samples, found none; give another place")
+        for note in source.notes:
+            print_notice(note)
         yield source
     finally:
         source.close()
@@ -341,11 +340,11 @@ def _place(src: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _check_apart(src: str, dst: Path) -> None:
-    """A packed set inside its source would be part of the source the next time."""
+    """What is written inside a source would be part of it the next time, or takes the place of a sample."""
     from allstep.errors import ConfigError
 
     if src and Path(src).is_dir() and dst.absolute().resolve().is_relative_to(Path(src).absolute().resolve()):
-        raise ConfigError(f"{dst} is inside {src}; pack into a folder of its own")
+        raise ConfigError(f"{dst} is inside {src}; write into another folder")
 
 
 def _absolute(src: str) -> str:
@@ -353,20 +352,3 @@ def _absolute(src: str) -> str:
 
     place, _ = _place(src)
     return place if "://" in place or is_synthetic(place) else str(Path(place).absolute())
-
-
-def _write(file: Path, text: str) -> None:
-    from allstep.errors import DataError
-
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be written: {error.strerror or error}") from error
-
-
-def _check_folder(option: str, file: Path | None) -> None:
-    """What would go wrong after an hour goes wrong now."""
-    from allstep.errors import ConfigError
-
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {file}: there is no folder {file.parent}")

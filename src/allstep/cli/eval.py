@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from allstep.cli.numbers import MOST, between
+from allstep.cli.output_file import check_output
 from allstep.cli.predict import (
     Device,
     Json,
     RunFolder,
     Trust,
     WhichWeights,
-    check_json,
     checked_which,
     tell,
     write_json,
@@ -66,7 +66,7 @@ def eval_(
 
     if part not in get_args(PartName):
         raise ConfigError(f"--part: expected test, validation or train, found {part!r}")
-    check_json(json)
+    check_output("--json", json, "JSON")
     asked = Evaluation(run, part, checked_which(which), data, words or [], device, trust)  # type: ignore[arg-type]  # looked at above
     asked.config()
     world = World.detect(launcher)

@@ -1,13 +1,14 @@
 """`allstep predict`: what the net of a run sees in pictures, as a table and as JSON."""
 
 import json as json_format
-import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from allstep.cli.output_file import check_output, write_text
 from allstep.escaping import print_notice
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def predict(
     from allstep.train.existing import run_config
 
     chosen = checked_which(which)
-    check_json(json)
+    check_output("--json", json, "JSON")
     run_config(run, trust=trust)  # what is wrong with the folder is said before torch is fetched
+    from allstep.data.sources.folder import left_out_notes
     from allstep.train.predict import find_pictures, load_run
     from allstep.train.predict import predict as look_at
 
@@ -61,7 +63,9 @@ def predict(
     if max_pixels is not None:
         trained.prepare.max_pixels = max_pixels
     tell(trained.notes)
-    files, found = find_pictures(pictures), []
+    left_out: Counter[str] = Counter()
+    files, found = find_pictures(pictures, left_out), []
+    tell(list(left_out_notes(", ".join(pictures), left_out)))
     with bar("predicting", "pictures") as shown:
         for prediction in look_at(trained, files, top):
             found.append(prediction)
@@ -87,30 +91,9 @@ def tell(notes: Sequence[str]) -> None:
         print_notice(note)
 
 
-def check_json(file: Path | None) -> None:
-    """What would go wrong at the end goes wrong now."""
-    from allstep.errors import ConfigError
-
-    if file is None or str(file) == "-":
-        return
-    if file.is_dir():
-        raise ConfigError(f"--json {file}: is a folder; expected a file to write")
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {file}: there is no folder {file.parent}")
-
-
 def write_json(file: Path | None, content: Any) -> None:
     """To a file, to standard output (-) or nowhere."""
-    from allstep.errors import ConfigError
-
-    text = json_format.dumps(content, indent=2) + "\n"
-    if str(file) == "-":
-        sys.stdout.write(text)
-    elif file is not None:
-        try:
-            file.write_text(text)
-        except OSError as error:
-            raise ConfigError(f"--json {file}: cannot be written: {error.strerror or error}") from error
+    write_text("--json", file, json_format.dumps(content, indent=2) + "\n")
 
 
 def _as_json(prediction: "Prediction") -> dict[str, Any]:

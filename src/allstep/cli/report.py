@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from allstep.cli.output_file import check_output
 from allstep.escaping import print_line
 
 
@@ -20,4 +21,5 @@ def report(
     """Draw what runs did and say what it means: one page, nothing to install or to fetch."""
     from allstep.report import write_report
 
+    check_output("--out", out, "HTML")
     print_line(str(write_report(runs, out)))

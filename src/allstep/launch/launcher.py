@@ -15,8 +15,10 @@ Everything happens in one loop over the links to the agents; two small threads s
 import contextlib
 import functools
 import json
+import select
 import selectors
 import signal
+import socket
 import threading
 import time
 from typing import IO, Any
@@ -31,6 +33,7 @@ from allstep.launch.job import Job
 from allstep.launch.link import Message
 from allstep.launch.output import Output
 from allstep.launch.signals import caught_signals
+from allstep.launch.sink import wait_for_reader
 from allstep.launch.station import Station, open_stations
 from allstep.limits import read_limits
 from allstep.world import places
@@ -41,6 +44,7 @@ _CAUSE_SECONDS = (
     2.0  # as long as all that failed blame a lost connection, or say nothing: the one that knows should turn up
 )
 _STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL when a rank failed, or after Ctrl-C
+_GIVE_UP_SECONDS = 10.0  # after SIGKILL to all: an agent that has not said by then how its workers ended is left
 _QUIET_SECONDS = 3.0  # a host silent for so long may be the cause
 
 
@@ -69,6 +73,7 @@ class Launcher:
         self.stopped = 0
         self.stopping = False
         self.kill_at: float | None = None
+        self.give_up_at: float | None = None
         self.signals: list[int] = []
         self.ended = threading.Event()
 
@@ -82,6 +87,7 @@ class Launcher:
                 self.selector.register(station.process.stderr, selectors.EVENT_READ, hear)
         with caught_signals() as signals, wire.Server(self.token, self._bind_address()) as self.store:
             self.selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64)))
+            self.output.wait = functools.partial(self._wait_for_reader, signals)
             try:
                 self._greet()
                 if self._may_go_on():
@@ -90,6 +96,7 @@ class Launcher:
                     self._turn()
             finally:
                 self._end_agents()
+                self.output.wait = wait_for_reader
         self.output.close()
         return self._conclude()
 
@@ -236,8 +243,40 @@ class Launcher:
                 self._lose(station, f"no sign of life for {now - station.heard:.0f} s")
         self._settle(now)
         if self.kill_at is not None and now > self.kill_at:
-            self.kill_at = None
-            self._tell_all("kill")
+            self._kill_all(now)
+        if self.give_up_at is not None and now > self.give_up_at:
+            self._give_up(now)
+
+    def _wait_for_reader(self, signals: socket.socket, fd: int) -> bool:
+        """Wait until the reader of our output reads. A signal to us is forwarded all the same; a run that must end drops the rest."""
+        waiting = select.poll()
+        waiting.register(fd, select.POLLOUT)
+        waiting.register(signals, select.POLLIN)
+        while True:
+            found = dict(waiting.poll(100 if self._clock_runs() else 1000))
+            if fd in found:
+                return True
+            if found:
+                self._on_signals(signals.recv(64))
+            now = time.monotonic()
+            if self.kill_at is not None and now > self.kill_at:
+                self._kill_all(now)
+            if self.give_up_at is not None and now > self.give_up_at:
+                return False
+            for station in self.stations:
+                station.link.flush()
+
+    def _kill_all(self, now: float) -> None:
+        self.kill_at = None
+        self.give_up_at = self.give_up_at or now + _GIVE_UP_SECONDS
+        self._tell_all("kill")
+
+    def _give_up(self, now: float) -> None:
+        """Leave agents that do not answer (stopped, or held up by the system): a run that was told to end must end."""
+        self.give_up_at = now + _GIVE_UP_SECONDS
+        for station in self.stations:
+            if not station.over and any(rank not in self.exits for rank in station.ranks):
+                self._lose(station, f"its agent did not answer within {_GIVE_UP_SECONDS:.0f} s")
 
     def _excuse(self, now: float) -> None:
         """While we stood still ourselves (stopped, or the whole machine was), nobody's silence counts."""
@@ -254,7 +293,7 @@ class Launcher:
             self._stop(signal.SIGKILL, 0.0)
 
     def _clock_runs(self) -> bool:
-        return bool(self.failures or self.signals or self.kill_at is not None)
+        return bool(self.failures or self.signals or self.kill_at or self.give_up_at)
 
     def _hear(self, station: Station) -> None:
         for message in station.link.receive():
@@ -372,7 +411,7 @@ class Launcher:
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGINT and signal.SIGINT in self.signals:
-                self._tell_all("kill")
+                self._kill_all(time.monotonic())
             elif number not in self.signals and number != signal.SIGCHLD:
                 self.signals.append(number)
                 self._tell_all("signal", number=number)

@@ -13,7 +13,7 @@ from typing import TextIO
 from allstep.errors import ConfigError
 from allstep.escaping import escaped
 from allstep.launch.lines import as_printed
-from allstep.launch.sink import Sink
+from allstep.launch.sink import Sink, wait_for_reader, without_blocking
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # of a terminal: cyan, yellow, green, ...
 _KEPT_LINES = 400  # of each rank's standard error, for the failure report
@@ -51,17 +51,25 @@ class Output:
         self.show = show
         self.errors: list[deque[str]] = [deque(maxlen=_KEPT_LINES) for _ in range(size)]
         self._colour = {"out": _takes_colour(sys.stdout), "err": _takes_colour(sys.stderr)}
+        self.wait: Callable[[int], bool] = wait_for_reader
+        """Called while a reader does not read, with the descriptor; False drops what was to be written there."""
         # What cannot be written to one of them is reported on the other.
         self._sinks = {
-            "out": Sink(_descriptor(sys.stdout), "standard output", partial(self._print, "err")),
-            "err": Sink(_descriptor(sys.stderr), "standard error", partial(self._print, "out")),
+            "out": self._sink(_descriptor(sys.stdout), "standard output", partial(self._print, "err")),
+            "err": self._sink(_descriptor(sys.stderr), "standard error", partial(self._print, "out")),
         }
         self._prefix = PREFIXES[prefix]
         self._timestamps = timestamps
         self._files = [
-            *([_open_logs(log_dir, size, self.say)] if log_dir is not None else []),
-            *([_open_streams(stream_dir, size, self.say)] if stream_dir is not None else []),
+            *([_open_logs(log_dir, size, self._log)] if log_dir is not None else []),
+            *([_open_streams(stream_dir, size, self._log)] if stream_dir is not None else []),
         ]
+
+    def _sink(self, fd: int, name: str, report: Callable[[str], None]) -> Sink:
+        return Sink(fd, name, report, wait=lambda fd: self.wait(fd))
+
+    def _log(self, fd: int, name: str) -> Sink:
+        return self._sink(fd, name, self.say)
 
     def write(self, rank: int, stream: str, pieces: list[str]) -> list[str]:
         """Take pieces of one worker's standard output ("out") or error ("err"), as `Lines` cuts them.
@@ -111,7 +119,7 @@ def _descriptor(stream: TextIO | None) -> int:
         return -1
     with contextlib.suppress(OSError):
         stream.flush()
-    return stream.fileno()
+    return without_blocking(stream.fileno())
 
 
 def _takes_colour(stream: TextIO | None) -> bool:
@@ -121,20 +129,20 @@ def _takes_colour(stream: TextIO | None) -> bool:
 
 
 Files = dict[tuple[int, str], Sink]  # by rank and stream
-Report = Callable[[str], None]
+MakeSink = Callable[[int, str], Sink]  # from a descriptor and its name
 
 
-def _open_logs(folder: Path, size: int, report: Report) -> Files:
+def _open_logs(folder: Path, size: int, make: MakeSink) -> Files:
     """One file per rank."""
     paths = [folder / f"rank-{_padded(rank, size)}.log" for rank in range(size)]
-    files = [_open(path, "--log-dir", report) for path in paths]
+    files = [_open(path, "--log-dir", make) for path in paths]
     return {(rank, stream): files[rank] for rank in range(size) for stream in ("out", "err")}
 
 
-def _open_streams(folder: Path, size: int, report: Report) -> Files:
+def _open_streams(folder: Path, size: int, make: MakeSink) -> Files:
     """Horovod's way: a folder per rank, a file per stream."""
     return {
-        (rank, stream): _open(folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", report)
+        (rank, stream): _open(folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", make)
         for rank in range(size)
         for stream in ("out", "err")
     }
@@ -144,13 +152,14 @@ def _padded(rank: int, size: int) -> str:
     return f"{rank:0{len(str(size - 1))}}"
 
 
-def _open(path: Path, option: str, report: Report) -> Sink:
+def _open(path: Path, option: str, make: MakeSink) -> Sink:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        # Not blocking: a pipe without a reader is an error at once (ENXIO).
     except (FileExistsError, NotADirectoryError) as error:
         blocking = next((each for each in path.parents if each.exists() and not each.is_dir()), path.parent)
         raise ConfigError(f"{option}: {blocking} is not a folder; name a folder, new or existing") from error
     except OSError as error:
         raise ConfigError(f"{option}: {path}: {error.strerror}") from error
-    return Sink(fd, escaped(str(path)), report)
+    return make(fd, escaped(str(path)))

@@ -2,15 +2,17 @@
 
 | what a write meets | what happens |
 |---|---|
-| a pipe or terminal that takes no more for now (non-blocking) | wait until it does, then continue |
+| a pipe or terminal that takes no more for now | wait until it does, then continue; the caller decides for how long |
 | the reader is gone (`| head`) | this and all later lines are dropped |
 | no space, a quota, an I/O error | one report on another stream; lines are dropped and counted; one try each second |
 | room again | a line with the number of missing lines, then lines as before |
 """
 
+import contextlib
 import errno
 import os
 import select
+import stat
 import time
 from collections.abc import Callable
 
@@ -18,10 +20,31 @@ _RETRY_SECONDS = 1.0
 _READER_IS_GONE = (errno.EPIPE, errno.EBADF)
 
 
+def wait_for_reader(fd: int) -> bool:
+    """Wait until the descriptor takes more, however long that takes. Returns True."""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLOUT)
+    waiting.poll()
+    return True
+
+
+def without_blocking(fd: int) -> int:
+    """Return a descriptor for the same pipe or terminal whose writes do not block; `fd` for other files.
+
+    The mode of `fd` itself belongs to all processes that share it, so it is opened once more.
+    """
+    with contextlib.suppress(OSError):
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode) or os.isatty(fd):
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    return fd
+
+
 class Sink:
     """Writes lines to a file descriptor.
 
-    name: what reports call it. report: prints one line elsewhere. clock: seconds, for tests.
+    name: what reports call it. report: prints one line elsewhere. clock: seconds, for tests. wait:
+    returns True when the descriptor takes more, False to drop this and all later lines.
     """
 
     def __init__(
@@ -30,8 +53,9 @@ class Sink:
         name: str,
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[int], bool] = wait_for_reader,
     ) -> None:
-        self.fd, self.name = fd, name
+        self.fd, self.name, self._wait = fd, name, wait
         self._report, self._clock = report, clock
         self._is_gone = False
         self._error: OSError | None = None
@@ -93,9 +117,8 @@ class Sink:
         try:
             return os.write(self.fd, data)
         except BlockingIOError:
-            waiting = select.poll()
-            waiting.register(self.fd, select.POLLOUT)
-            waiting.poll()
+            if not self._wait(self.fd):
+                raise BrokenPipeError(errno.EPIPE, "nobody reads") from None
             return 0
 
     def _fail(self, error: OSError) -> None:

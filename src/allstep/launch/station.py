@@ -92,7 +92,8 @@ class Station:
                     with contextlib.suppress(OSError):
                         pipe.close()
         else:
-            if not self.over:
+            # Also one that is lost: it may be stopped, and its end would be waited for without end.
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)

@@ -10,7 +10,7 @@
 Labels that are quick to read are held against the number of classes here; those of records when their turn comes in training.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -99,3 +99,27 @@ def _difference(train: Source, other: Source) -> str:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(map(repr, listed[:5])) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
+def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Raise DataError unless the data at `place` has the classes that a trained model knows.
+
+    Labels are numbers, so the classes must be the same in the same order; classes that are only
+    numbered may mean any.
+    """
+    theirs, ours = tuple(theirs), tuple(ours)
+    if not theirs or not ours or theirs == ours or (not given_names(ours) and len(theirs) <= len(ours)):
+        return
+    here, there = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
+    what = "; ".join(
+        f"only {whose}: {', '.join(only[:5])}" for whose, only in (("there", here), ("in the run", there)) if only
+    )
+    raise DataError(
+        f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones: {what or 'another order'}; "
+        "a class without pictures needs its folder, too"
+    )
+
+
+def given_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of classes; () where they are only numbered."""
+    return () if tuple(classes) == tuple(map(str, range(len(classes)))) else tuple(classes)

@@ -12,20 +12,22 @@ sample that cannot be read is an event.
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import nn
 
 from allstep.data import Loader
-from allstep.errors import CheckpointError, UserError
+from allstep.errors import CheckpointError, DataError, UserError
 from allstep.train import agree, checkpoint
 from allstep.train.agree import EndedElsewhere
 from allstep.train.checkpoint import Snapshot
+from allstep.train.classes import check_same_classes
 from allstep.train.evaluate import Interrupted
 from allstep.train.job import Job
 from allstep.train.loaders import make_sample_loader
 from allstep.train.restore import with_weights
+from allstep.train.state import check_used
 from allstep.train.watch import Score, TrainingScore, Watcher
 
 
@@ -35,7 +37,7 @@ def chosen_net(job: Job, watcher: Watcher) -> tuple[nn.Module, str]:
     if choose == "last" or job.standing.best_samples == job.standing.samples:
         return last, choose
     path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
-    snapshot, problem = agree.rank_0_decides(job.world, lambda: _read_or_not(path))
+    snapshot, problem = agree.rank_0_decides(job.world, lambda: _read_or_not(path, job.parts.classes))
     if snapshot is None:
         watcher.event(f"the best weights cannot be read, the last ones are tested: {problem}")
         return last, "last"
@@ -67,8 +69,11 @@ def _score_of_sample(job: Job, score: Callable[[Loader], Score]) -> Score | None
         loader.close()
 
 
-def _read_or_not(path: Path) -> tuple[Snapshot | None, str]:
+def _read_or_not(path: Path, classes: Sequence[str]) -> tuple[Snapshot | None, str]:
     try:
-        return checkpoint.read(path), ""
-    except CheckpointError as error:
+        snapshot = checkpoint.read(path)
+        check_used(snapshot)
+        check_same_classes(str(path), snapshot.state["pictures"]["classes"], classes)
+        return snapshot, ""
+    except (CheckpointError, DataError) as error:
         return None, str(error)

@@ -25,6 +25,7 @@ from allstep.train import agree, build, layout
 from allstep.train.average import Average
 from allstep.train.casting import cast
 from allstep.train.checkpoint import Snapshot
+from allstep.train.classes import check_same_classes
 from allstep.train.config import RunConfig
 from allstep.train.divergence import LossWatch
 from allstep.train.evaluate import ToInput
@@ -96,6 +97,8 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
     )
     if snapshot is not None:
+        known = snapshot.state.get("pictures", {}).get("classes", ())
+        agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
         agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
     dtype = dtype_of_weights(config.precision)
     to_input = make_to_input(parts.mean, parts.deviation, device, dtype, config.layout != "plain")
@@ -146,7 +149,13 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         layout=chosen.name,
-        notes=[*chosen.notes, *notes_on_it, *filter(None, [note(config)]), *notes(config, world.size, num_train)],
+        notes=[
+            *parts.notes,
+            *chosen.notes,
+            *notes_on_it,
+            *filter(None, [note(config)]),
+            *notes(config, world.size, num_train),
+        ],
     )
 
 

@@ -105,6 +105,12 @@ class Parts:
     deviation: Figures | None = None
 
     @property
+    def notes(self) -> list[str]:
+        """Lines for the user about the sets."""
+        sources = (self.train.source, self.validation.source, self.test.source)
+        return list(dict.fromkeys(note for source in sources for note in source.notes))
+
+    @property
     def num_classes(self) -> int:
         """How many classes there are."""
         return len(self.classes)

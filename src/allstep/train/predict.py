@@ -13,6 +13,7 @@ other pictures are stretched to that size, and made grey where those were grey.
 import errno
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -48,33 +49,39 @@ class Prediction:
     problem: str | None = None
 
 
-def find_pictures(words: Sequence[str]) -> list[Path]:
+def find_pictures(words: Sequence[str], left_out: Counter[str] | None = None) -> list[Path]:
     """The files that `words` name: a file, all pictures in and below a folder, or those that match a pattern.
 
-    A word that names nothing stays what it is, so that it gets its line among the others.
+    A word that names nothing stays what it is, so that it gets its line among the others. `left_out` counts the endings of files in
+    folders that are not taken for pictures.
     """
-    return [path for word in words for path in _named(word)]
+    counted: Counter[str] = Counter() if left_out is None else left_out
+    return [path for word in words for path in _named(word, counted)]
 
 
-def _named(word: str) -> list[Path]:
+def _named(word: str, left_out: Counter[str]) -> list[Path]:
     path = Path(word).expanduser()
     # Path's own tests raise where a folder above may not be entered.
     if os.path.isdir(path):  # noqa: PTH112
-        return sorted(_in_folder(path)) or [path]
+        return sorted(_in_folder(path, left_out)) or [path]
     if os.path.lexists(path):
         return [path]
     matches = (Path(match) for match in glob(str(path), recursive=True))  # noqa: PTH207  # Path's knows no absolute patterns
     return sorted(match for match in matches if match.is_file()) or [path]
 
 
-def _in_folder(folder: Path) -> Iterator[Path]:
+def _in_folder(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
     """Pictures in and below `folder`, and folders that may not be listed: each gets a line with the reason."""
     refused: list[Path] = []
     for here, inside, names in os.walk(folder, onerror=lambda error: refused.append(Path(error.filename))):
         inside[:] = [name for name in inside if not name.startswith(".")]
-        for name in names:
-            if not name.startswith(".") and Path(name).suffix.lower() in PICTURES:
+        if links := sum((Path(here) / name).is_symlink() for name in inside):
+            left_out["links to folders"] += links
+        for name in (name for name in names if not name.startswith(".")):
+            if (ending := Path(name).suffix.lower()) in PICTURES:
                 yield Path(here) / name
+            else:
+                left_out[ending] += 1
     yield from refused
 
 

@@ -18,9 +18,9 @@ from allstep.data.sources.arrays import CifarSource, IdxSource
 from allstep.data.sources.opening import open_source
 from allstep.data.sources.source import Source
 from allstep.data.transform import Transform
-from allstep.errors import DataError
 from allstep.models.by_name import check_shape
 from allstep.train import agree
+from allstep.train.classes import check_same_classes, given_names
 from allstep.train.config import RunConfig
 from allstep.train.evaluate import evaluate
 from allstep.train.existing import Evaluation, Which
@@ -93,7 +93,7 @@ def _opened(asked: Evaluation, config: RunConfig, trained: Trained) -> "_Opened"
 
 def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
     parts = open_parts(config)
-    _check_classes(parts.place, parts.classes, trained.classes)
+    check_same_classes(parts.place, parts.classes, trained.classes)
     part = {"test": parts.test, "validation": parts.validation, "train": parts.train}[asked.part]
     if config.overfit is not None:
         part = parts.train.first(config.overfit)
@@ -104,31 +104,12 @@ def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
     section = config.data
     source = open_source(
-        place, labels_from=section.labels_from, num_classes=section.num_classes, classes=_names(trained.classes)
+        place, labels_from=section.labels_from, num_classes=section.num_classes, classes=given_names(trained.classes)
     )
     if asked.part == "test" and isinstance(source, IdxSource | CifarSource) and Path(place).is_dir():
         source = open_source(place, train=False)
-    _check_classes(place, source.classes, trained.classes)
+    check_same_classes(place, source.classes, trained.classes)
     return _Opened(None, source, picture_transform(section.prepare, trained.shape, section.max_pixels), place)
-
-
-def _check_classes(place: str, theirs: tuple[str, ...], ours: tuple[str, ...]) -> None:
-    """Labels are numbers, so the classes must be the same in the same order; numbers alone may mean any."""
-    if not theirs or theirs == ours or (not _names(ours) and len(theirs) <= len(ours)):
-        return
-    here, there = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
-    what = "; ".join(
-        f"only {whose}: {', '.join(only[:5])}" for whose, only in (("there", here), ("in the run", there)) if only
-    )
-    raise DataError(
-        f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones: {what or 'another order'}; "
-        "a class without pictures needs its folder, too"
-    )
-
-
-def _names(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of classes; () where they are only numbered."""
-    return () if classes == tuple(map(str, range(len(classes)))) else classes
 
 
 def _loader(config: RunConfig, trained: Trained, opened: _Opened, world: World, device: str) -> Loader:

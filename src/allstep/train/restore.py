@@ -78,12 +78,26 @@ def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None
 def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
     names = parameter_names(optimizer.state_dict())
     state = optimizer_state.restore(optimizer_tensors(snapshot), snapshot.state["optimizer"], names)
+    for ours, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        _check_settings(ours, theirs)
     optimizer.load_state_dict(state)
     for parameter, entries in optimizer.state.items():
         for key, value in entries.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 # Laid out like it, as before: sums add in that order.
                 entries[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """TypeError for a setting of the checkpoint's optimizer that is not of the kind that this optimizer has."""
+    for name, value in ours.items():
+        found = theirs.get(name, value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = isinstance(found, int | float) and not isinstance(found, bool) if is_number else True
+        if isinstance(value, bool):
+            fits = found is None or isinstance(found, bool)
+        if not fits:
+            raise TypeError(f"{name} is {str(found)[:40]!r}, expected something like {value!r}")
 
 
 def parameter_names(state: Mapping[str, Any]) -> list[str]:

@@ -90,8 +90,11 @@ class _Average(_State):
     updates: _Whole
 
 
-class _Pictures(_State):
+class _Classes(_State):
     classes: Annotated[list[str], Field(min_length=1)]
+
+
+class _Pictures(_Classes):
     shape: _Shape
     trained_shape: _Shape | None = None
     mean: list[float]
@@ -107,6 +110,7 @@ class _Resumed(_State):
     growth: _Growth
     watch: _LossWatch
     layout: str
+    pictures: _Classes = _Classes.model_construct(classes=[])
     average: _Average | None = None
     noise: _Noise | None = None
 

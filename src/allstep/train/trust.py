@@ -55,6 +55,7 @@ def key_file() -> Path:
 
 def is_of_run(config: Path) -> bool:
     """Whether a config file is that of a run folder, and so may be another person's."""
+    config = config.resolve()
     return config.name == "config.yaml" and any(os.path.lexists(config.parent / mark) for mark in _MARKS)
 
 

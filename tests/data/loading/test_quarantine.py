@@ -1,6 +1,7 @@
 """Bad samples: skipped alike by any number of workers, listed, counted once, and too many of them an error."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,17 @@ def test_a_full_disk_is_a_warning() -> None:
 
 def test_budget() -> None:
     assert [default_budget(n) for n in (10, 100_000, 1_281_167)] == [100, 100, 1281]
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
+def test_what_stands_in_the_place_of_the_list_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    """A run folder may be another person's: a link there could lead to a file of the user's, a pipe would be waited for."""
+    path, target = tmp_path / "quarantine.jsonl", tmp_path / "other"
+    if kind == "link":
+        target.write_bytes(b"mine")
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(target)
+    quarantine = Quarantine(5, path=path)
+    with pytest.warns(RuntimeWarning, match="bad samples can no longer be listed"):
+        quarantine.note(BadSample(1, Place("x"), "odd"), epoch=0)
+    assert quarantine.num_bad == 1
+    assert target.read_bytes() == b"mine" if kind == "link" else not target.exists()

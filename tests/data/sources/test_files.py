@@ -1,5 +1,6 @@
 """Files by place, lists of shards, unpacking. References: the bytes that were written, Python's gzip and zlib."""
 
+import fcntl
 import gc
 import gzip
 import os
@@ -300,13 +301,14 @@ def test_an_unpacked_file_that_was_changed_is_unpacked_again(tmp_path: Path, cha
 def test_what_a_kill_left_in_the_cache_is_cleared_away(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "unpacked"
     folder.mkdir(parents=True)
-    old, young = folder / "0123-x.part", folder / "4567-y.part"
-    for part in (old, young):
+    left, owned = folder / "0123-x.part", folder / "4567-y.part"
+    for part in (left, owned):
         part.write_bytes(b"half")
-    os.utime(old, (1, 1))
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
-    target = unpacked(str(tmp_path / "x.gz"), lambda text: None)
-    assert sorted(path.name for path in folder.iterdir()) == sorted((target.name, young.name))  # it may have an owner
+    with owned.open() as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        target = unpacked(str(tmp_path / "x.gz"), lambda text: None)
+    assert sorted(path.name for path in folder.iterdir()) == sorted((target.name, owned.name))
 
 
 def test_the_copy_of_a_remote_file_has_no_name_while_it_is_read(tmp_path: Path) -> None:

@@ -131,3 +131,16 @@ def test_hidden_folders_in_a_class_do_not_count(root: Path) -> None:
     (root / "cat" / ".ipynb_checkpoints").mkdir()
     (root / "cat" / ".ipynb_checkpoints" / "a-checkpoint.jpg").write_bytes(b"copy")
     assert contents(FolderSource(root)) == TREE
+
+
+def test_files_that_may_be_meant_as_pictures_are_named(root: Path) -> None:
+    """Photos of a phone, say; text beside the pictures is no news."""
+    for name in ("cat/x.HEIC", "cat/y.heic", "dog/deep/z.dng", "dog/list.json"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"x")
+    (note,) = FolderSource(root).notes
+    assert "4 files are left out" in note and ".heic (2)" in note and ".dng (1)" in note and "none (1)" in note
+    assert FolderSource(root).notes == (note,)  # from the index
+    for name in ("cat/x.HEIC", "cat/y.heic", "dog/deep/z.dng", "empty/readme"):
+        (root / name).unlink()
+    assert FolderSource(root).notes == ()

@@ -1,6 +1,8 @@
 """Indexes: kept, checked, rebuilt. The reference is the walk itself."""
 
 import errno
+import fcntl
+import gzip
 import os
 import resource
 import signal
@@ -17,7 +19,9 @@ from allstep.data.sources import index as index_module
 from allstep.data.sources.framing import frame
 from allstep.data.sources.index import Index, find_index, index_places, indexed, read_index, write_index
 from allstep.data.sources.tfrecord import KIND, TFRecordSource
+from allstep.data.sources.unpack import unpacked
 from allstep.errors import DataError
+from ranks import wait_until
 
 RECORDS = [b"%d" % row * 10 for row in range(100)]
 
@@ -136,11 +140,49 @@ def test_columns_of_every_kind_come_back(tmp_path: Path) -> None:
 
 
 def test_a_part_left_by_a_kill_makes_way(tmp_path: Path) -> None:
+    """One that is locked has an owner; without a lock, its owner is gone."""
     part = tmp_path / "i.part"
     part.write_bytes(b"old")
-    assert write_index(tmp_path / "i", "kind", Index({})) and part.exists()  # it may have an owner
+    with part.open() as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        os.utime(part, (1, 1))
+        assert write_index(tmp_path / "i", "kind", Index({})) and part.exists()
+    assert write_index(tmp_path / "i", "kind", Index({})) and not part.exists()
+
+
+def test_without_locks_a_part_is_left_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    part = tmp_path / "i.part"
+    part.write_bytes(b"old")
+    assert write_index(tmp_path / "i", "kind", Index({})) and part.exists()
     os.utime(part, (1, 1))
     assert write_index(tmp_path / "i", "kind", Index({})) and not part.exists()
+
+
+UNPACK = "import sys; from allstep.data.sources.unpack import unpacked; unpacked(sys.argv[1])"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_unpacking_leaves_its_part_until_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
+    packed = tmp_path / "x.tar.gz"
+    with gzip.open(packed, "wb", compresslevel=1) as file:
+        for _ in range(400):
+            file.write(bytes(1 << 20))
+    process = subprocess.Popen([sys.executable, "-c", UNPACK, str(packed)])
+    wait_until(lambda: any((tmp_path / "cache").rglob("*.part")))
+    process.send_signal(number)
+    process.wait(60)
+    (left,) = (tmp_path / "cache").rglob("*.part")
+    with gzip.open(packed, "wb", compresslevel=1) as file:
+        file.write(bytes(1000))
+    unpacked(str(packed))
+    assert not left.exists()
 
 
 def test_a_thousand_shards_need_no_descriptors(shard: Path) -> None:

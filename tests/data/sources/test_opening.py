@@ -162,3 +162,48 @@ def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> N
 def test_opening_needs_no_torch() -> None:
     code = "import sys, allstep.data.sources.opening; sys.exit('torch' in sys.modules or 'fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
+    for number in (1, 2, 4, 5):
+        (folder / f"data_batch_{number}.bin").write_bytes(bytes(3073 * 2))
+    with pytest.raises(
+        DataError, match=r"data_batch_3\.bin is missing; copy it, or name the files to read by a pattern"
+    ):
+        open_source(folder)
+    assert len(open_source(str(folder / "data_batch_*.bin"))) == 8
+    (folder / "data_batch_3.bin").write_bytes(bytes(3073 * 2))
+    assert open_source(folder).notes == ()
+    (folder / "data_batch_5.bin").unlink()
+    (note,) = open_source(folder).notes
+    assert "has 4 of the 5 training files" in note
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["a.tar", "x.tfrecord"], r"holds TFRecord files and tar files \(a\.tar, x\.tfrecord\)"),
+        (["a.tar", "b.tar.xz"], r"b\.tar\.xz: tar files are read as \.tar, \.tar\.gz and \.tgz"),
+        (["a.tar", "a.tar.gz"], r"a\.tar and a\.tar\.gz hold the same samples"),
+        (["a.tar", "a.tgz"], r"a\.tar and a\.tgz hold the same samples"),
+        (["x-00000-of-00001.tar", "x-00000-of-00002.tar", "x-00001-of-00002.tar"], "holds shards of two sets"),
+        (["x-00000-of-00002.tar"], "1 of 2 shards are missing, the first is x-00001-of-00002.tar"),
+    ],
+)
+def test_a_folder_of_which_some_would_be_read_or_twice(folder: Path, names: list[str], words: str) -> None:
+    """Here and behind a URL."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    for name in names:
+        (folder / name).write_bytes(bytes(1024))
+        memory.pipe(f"/mixed/{name}", bytes(1024))
+    try:
+        for where in (folder, "memory://mixed/", "memory://mixed"):
+            with pytest.raises(DataError, match=words):
+                open_source(where)
+    finally:
+        memory.rm("/mixed", recursive=True)
+
+
+def test_endings_in_capitals(folder: Path) -> None:
+    (folder / "X.TAR").write_bytes(bytes(1024))
+    assert isinstance(open_source(folder), TarSource)

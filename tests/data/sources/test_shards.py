@@ -36,7 +36,7 @@ def test_a_folder_without_some_of_its_shards_is_an_error(tmp_path: Path) -> None
     [
         ["a.tar"],
         ["train-00000-of-00001.tar", "val-00000-of-00002.tar", "val-00001-of-00002.tar"],
-        ["x-00000-of-00001.tar", "x-00000-of-00001.tar.gz"],
+        ["x-00000-of-00001.tar", "y-00000-of-00001.tar.gz"],
         ["x-1-of-3.tar", "part-00007.tar", "x-00000-of-00000.tar"],
     ],
 )

@@ -185,6 +185,8 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
     if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
         found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"
         raise ValueError(f"{kind.name.lower()} needs a dense tensor, and was given {found}")
+    if not request.name.isprintable() and any("\ud800" <= character <= "\udfff" for character in request.name):
+        raise ValueError(f"{kind.name.lower()}: the name {request.name!r} is not text that can be sent (UTF-8)")
     if kind is Kind.BROADCAST and request.root not in members:
         raise ValueError(f"broadcast: invalid root rank {request.root}: it must be one of {list(members)}")
     if kind is Kind.REDUCESCATTER:
@@ -195,6 +197,13 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
     if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER, Kind.ADASUM):
         assert tensor is not None
         _check_arithmetic(kind, request.op, tensor.dtype, len(members))
+    if request.output is not None and any(
+        step == 0 and length > 1 for step, length in zip(request.output.stride(), request.output.shape, strict=True)
+    ):
+        raise ValueError(
+            f"{kind.name.lower()}: the result cannot be written into a tensor whose elements share memory (expand): "
+            "clone it first"
+        )
     if request.output is not None and tensor is not None and request.output.shape != tensor.shape:
         raise ValueError(
             f"{kind.name.lower()}: the output has shape {list(request.output.shape)}, the input {list(tensor.shape)}"

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from allstep.bounded import MAX_JSON, read_regular
+from allstep.bounded import MAX_JSON, open_to_append, read_regular
 from allstep.data.sources.source import BadSample, Place
 from allstep.errors import DataError
 from allstep.escaping import escaped
@@ -72,8 +72,8 @@ class Quarantine:
         line = json.dumps({**bad.to_json(), "epoch": epoch})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(line + "\n")
+            with open_to_append(self.path) as file:
+                file.write(f"{line}\n".encode())
         except OSError as error:
             self._can_write = False
             message = f"{self.path}: bad samples can no longer be listed: {error.strerror or error}; the run goes on"

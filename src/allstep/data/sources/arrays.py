@@ -15,6 +15,8 @@ Where the number of classes is known, a sample with another label than 0..classe
 """
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.errors import DataError
 
 KIND = "rows"
+_NUM_BATCHES = 5
+_BATCH = re.compile(r"data_batch_([1-9][0-9]{0,3})\.bin$")
 _MAX_NAMES_NBYTES = 1 << 20
 _MOST_CLASSES = 256
 
@@ -175,6 +179,8 @@ class CifarSource(_Rows):
         names = list_shards(
             where, lambda name: name.startswith("data_batch") and name.endswith(".bin"), "data_batch_*.bin"
         )
+        if isinstance(where, str | Path) and local_path(where).is_dir():
+            self.notes = _check_batches(where, names)
         self._stamps = [stamp_of(local_path(name)) for name in names]
         parts = [cifar.rows(local_path(name)) for name in names]
         target = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
@@ -187,6 +193,19 @@ class CifarSource(_Rows):
 
     def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
         return cifar.pictures(rows)
+
+
+def _check_batches(folder: str | Path, names: Sequence[str]) -> tuple[str, ...]:
+    """DataError when one of the files in a folder is missing; a note where there are fewer than are published."""
+    found = {int(match[1]) for name in names if (match := _BATCH.search(name))}
+    missing = sorted(set(range(1, max(found, default=0) + 1)) - found)
+    if missing:
+        raise DataError(
+            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or name the files to read by a pattern: "
+            f"'{folder}/data_batch_*.bin'"
+        )
+    few = f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files that CIFAR-10 is published in"
+    return (few,) if 0 < len(found) < _NUM_BATCHES else ()
 
 
 def _cifar_classes(name: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ CRC32C of each in the index, and every read is held against it, also of a file t
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +42,16 @@ from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
 
 KIND = "folder"
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff")
+PICTURES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".avif"),
+    *(".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff"),
+)
+# What usually lies beside pictures. Other files that are left out may be meant as pictures.
+_NO_PICTURES = (
+    *(".txt", ".md", ".html", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".log", ".npy", ".npz"),
+    *(".mat", ".pkl", ".db", ".ini", ".py", ".sh", ".zip", ".tar", ".gz", ".allstep-index"),
+)
+_MOST_ENDINGS = 5
 _EVERY = 4096
 _TICK_NS = 20_000_000
 
@@ -67,6 +77,7 @@ class FolderSource(Source):
         self.classes = tuple(index.extra["classes"])
         self._offsets, self._target, self._paths = index["offset"], index["label"], index["paths"]
         self._crcs = index.columns.get("crc")
+        self.notes = tuple(left_out_notes(str(root), index.extra.get("left_out")))
         if not len(self):
             raise DataError(
                 f"{root}: its {len(self.classes)} class folders hold no pictures ({', '.join(self._suffixes)})"
@@ -135,8 +146,9 @@ class FolderSource(Source):
         paths: list[bytes] = []
         labels: list[int] = []
         classes = _classes(self._root)
+        left_out: Counter[str] = Counter()
         for label, name in enumerate(classes):
-            found = sorted(os.fsencode(path) for path in _files(self._root, name, self._suffixes, folders))
+            found = sorted(os.fsencode(path) for path in _files(self._root, name, self._suffixes, folders, left_out))
             paths += found
             labels += [label] * len(found)
             if progress:
@@ -148,7 +160,7 @@ class FolderSource(Source):
         }
         if checksum or before:
             columns["crc"] = self._checksums(paths, _by_path(before) if before else {}, progress)
-        return Index(columns, {"classes": classes}, self._stamp(folders))
+        return Index(columns, {"classes": classes, "left_out": dict(left_out)}, self._stamp(folders))
 
     def _checksums(self, paths: list[bytes], before: dict[bytes, int], progress: Progress | None) -> NDArray[np.uint32]:
         """Those that were stored `before`, and for files that are new since, of what they hold now."""
@@ -173,8 +185,13 @@ def _classes(root: Path) -> list[str]:
         raise DataError(f"{error.filename or root}: {error.strerror or error}") from error
 
 
-def _files(root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str, int]) -> Iterator[str]:
-    """Paths from `root` on of all pictures in `folder`, at any depth; adds each folder's time, taken before it is listed."""
+def _files(
+    root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str, int], left_out: Counter[str]
+) -> Iterator[str]:
+    """Yield the paths, from `root` on, of all pictures in `folder`, at any depth.
+
+    Adds each folder's time, taken before it is listed, and the endings of files that are left out.
+    """
     _wait_until_settled(root / folder)
     folders[folder] = _changed(root / folder)
     inside = []
@@ -187,10 +204,30 @@ def _files(root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str
                     inside.append(f"{folder}/{entry.name}")
                 elif entry.name.lower().endswith(suffixes):
                     yield f"{folder}/{entry.name}"
+                elif entry.is_dir():
+                    left_out["links to folders"] += 1
+                else:
+                    left_out[Path(entry.name).suffix.lower()] += 1
     except OSError as error:
         raise DataError(f"{root / folder}: {error.strerror or error}") from error
     for name in inside:
-        yield from _files(root, name, suffixes, folders)
+        yield from _files(root, name, suffixes, folders, left_out)
+
+
+def left_out_notes(root: str, endings: Any) -> Iterator[str]:
+    """Yield a note on files that may be meant as pictures and have other endings than those that are read.
+
+    endings: how many files have each, as counted; from an index, which may hold anything.
+    """
+    given = endings.items() if isinstance(endings, dict) else ()
+    counts = Counter({ending: n for ending, n in given if ending not in _NO_PICTURES and isinstance(n, int)})
+    if counts:
+        some = [f"{ending or 'none'} ({number})" for ending, number in counts.most_common(_MOST_ENDINGS)]
+        more = f" and {len(counts) - _MOST_ENDINGS} more" if len(counts) > _MOST_ENDINGS else ""
+        yield (
+            f"{root}: {counts.total()} files are left out, by the ends of their names: "
+            f"{', '.join(some)}{more}; pictures end in {', '.join(PICTURES)}"
+        )
 
 
 def _changed(folder: Path) -> int:

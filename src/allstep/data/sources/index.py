@@ -160,22 +160,18 @@ def write_somewhere(where: str | Path, kind: str, index: Index, must: bool = Fal
 
 def write_index(place: Path, kind: str, index: Index) -> bool:
     """Writes `index` to the file `place`, whole or not at all; False where that is not possible."""
-    part = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = new_part(place)
-        with part.open("r+b") as file:
-            file.write(_HEAD.pack(_MAGIC, 0, 0))
-            length, crc = _write_body(file, kind, index)
-            file.seek(0)
-            file.write(_HEAD.pack(_MAGIC, length, crc))
-        part.replace(place)
+        with new_part(place) as part:
+            with part.open("r+b") as file:
+                file.write(_HEAD.pack(_MAGIC, 0, 0))
+                length, crc = _write_body(file, kind, index)
+                file.seek(0)
+                file.write(_HEAD.pack(_MAGIC, length, crc))
+            part.replace(place)
         return True
     except OSError:
         return False
-    finally:
-        if part:
-            part.unlink(missing_ok=True)
 
 
 def _is_whole(file: Any) -> bool:

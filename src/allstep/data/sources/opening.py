@@ -22,7 +22,7 @@ from allstep.data.sources.arrays import CifarSource, IdxSource
 from allstep.data.sources.files import is_remote, local_path
 from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.index import Progress
-from allstep.data.sources.shards import Where, expand_braces, list_folder
+from allstep.data.sources.shards import Where, check_complete, expand_braces, list_folder
 from allstep.data.sources.source import Source
 from allstep.data.sources.synthetic import is_synthetic, synthetic
 from allstep.data.sources.tar import TarSource, is_tar
@@ -30,6 +30,7 @@ from allstep.data.sources.tfrecord import TFRecordSource, is_tfrecord
 from allstep.errors import DataError
 
 _IMAGES, _LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
+_UNREAD = (".tar.xz", ".tar.bz2", ".tar.zst", ".tar.lz4", ".txz", ".tbz2")
 _TEST = ("t10k", "test_batch")
 _KINDS = "TFRecord files, tar files, idx files, CIFAR-10's *.bin files or class folders"
 
@@ -101,6 +102,7 @@ def _open_folder(
 ) -> Source:
     entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     names = [path.name for path in entries if path.is_file()]
+    _check_one_kind(str(folder), names)
     if any(map(is_tfrecord, names)):
         return _all_of(folder, records, train)
     if any(map(is_tar, names)):
@@ -112,6 +114,22 @@ def _open_folder(
     if any(path.is_dir() for path in entries):
         return _all_of(folder, lambda where: FolderSource(str(where), progress=progress), train)
     raise DataError(f"{folder}: expected {_KINDS}, found {_some([path.name for path in entries])}")
+
+
+def _check_one_kind(folder: str, names: Sequence[str]) -> None:
+    """DataError for a folder of which only some shards would be read."""
+    shards = [name for name in names if is_tfrecord(name) or is_tar(name)]
+    other = [name for name in shards if is_tfrecord(name) != is_tfrecord(shards[0])]
+    if other:
+        raise DataError(
+            f"{folder}: holds TFRecord files and tar files ({shards[0]}, {other[0]}): name those to read by a pattern"
+        )
+    unread = [name for name in names if name.lower().endswith(_UNREAD)]
+    if shards and unread:
+        raise DataError(
+            f"{folder}: {_some(unread)}: tar files are read as .tar, .tar.gz and .tgz; pack them so, or name those to "
+            "read by a pattern"
+        )
 
 
 def _is_cifar(names: Sequence[str]) -> bool:
@@ -156,8 +174,10 @@ def _open_remote(
 ) -> Source:
     """A folder behind a URL: of TFRecords or tars. What is read from the disk only, class folders and arrays, is said to be so."""
     names = {one.rstrip("/").rpartition("/")[2]: one for one in listed}
+    _check_one_kind(url, list(names))
     for is_shard, opened in ((is_tfrecord, records), (is_tar, tars)):
         if shards := [names[name] for name in sorted(names) if is_shard(name) and not name.startswith(".")]:
+            check_complete(url.rstrip("/"), [name for name in names if is_shard(name)])
             return opened(shards)
     remedy = "copy it to this machine (then `allstep data pack` makes such files)"
     raise DataError(f"{url}: behind a URL only TFRecord and tar files are read, found {_some(sorted(names))}; {remedy}")

@@ -128,7 +128,7 @@ def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     path = local_path(pattern)
     if path.is_dir():
         names = [entry.name for entry in path.iterdir() if not entry.name.startswith(".") and is_shard(entry.name)]
-        _check_complete(pattern, names)
+        check_complete(pattern, names)
         return [str(path.absolute() / name) for name in sorted(names)]
     if path.exists():
         return [str(path.absolute())]
@@ -137,8 +137,10 @@ def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     raise DataError(f"{pattern}: no such file or folder")
 
 
-def _check_complete(folder: str, names: Iterable[str]) -> None:
-    """DataError when shards are missing in a folder: a copy may have stopped halfway."""
+def check_complete(folder: str, names: Iterable[str]) -> None:
+    """DataError when shards in a folder are missing (a copy that stopped halfway), or there twice."""
+    names = list(names)
+    _check_once(folder, names)
     found: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         if match := _NUMBERED.fullmatch(name):
@@ -149,6 +151,24 @@ def _check_complete(folder: str, names: Iterable[str]) -> None:
             first = f"{stem}-{missing[0]:0{len(total)}}-of-{total}{suffix}"
             some = f"the first is {first}; copy them, or name those to read by a pattern: '{folder}/{stem}-*{suffix}'"
             raise DataError(f"{folder}: {len(missing)} of {int(total)} shards are missing, {some}")
+
+
+def _check_once(folder: str, names: Sequence[str]) -> None:
+    """DataError when the same samples are there twice: packed anew beside the old ones, or compressed and not."""
+    totals: dict[tuple[str, str], str] = {}
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            total = totals.setdefault((match[1], match[4]), match[3])
+            if total != match[3]:
+                raise DataError(
+                    f"{folder}: holds shards of two sets: {match[1]}-*-of-{total}{match[4]} and "
+                    f"{match[1]}-*-of-{match[3]}{match[4]}; remove the old ones, or name those to read by a pattern"
+                )
+    plain = set(names)
+    for name in names:
+        unpacked = f"{name[:-4]}.tar" if name.endswith(".tgz") else name.removesuffix(".gz")
+        if unpacked != name and unpacked in plain:
+            raise DataError(f"{folder}: {unpacked} and {name} hold the same samples: remove one of them")
 
 
 def list_folder(url: str) -> list[str] | None:
@@ -174,8 +194,10 @@ def _remote_matches(url: str, is_shard: Callable[[str], bool]) -> list[str]:
             return [url]
         if not system.isdir(path):
             return [url]
-        names = (entry["name"] for entry in system.ls(path, detail=True) if entry["type"] == "file")
-        return sorted(system.unstrip_protocol(name) for name in names if is_shard(name.rsplit("/", 1)[-1]))
+        files = [entry["name"] for entry in system.ls(path, detail=True) if entry["type"] == "file"]
+        shards = {name.rsplit("/", 1)[-1]: name for name in files if is_shard(name.rsplit("/", 1)[-1])}
+        check_complete(url.rstrip("/"), shards)
+        return sorted(map(system.unstrip_protocol, shards.values()))
     except DataError:
         raise
     except Exception as error:  # each of fsspec's many systems has errors of its own

@@ -77,6 +77,8 @@ class Source(ABC):
 
     classes: tuple[str, ...] = ()
     labeling: Labeling = AS_NUMBERS
+    notes: tuple[str, ...] = ()
+    """Lines for the user about a set that can be read, such as files that were left out."""
 
     @abstractmethod
     def __len__(self) -> int:

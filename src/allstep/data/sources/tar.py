@@ -47,7 +47,7 @@ _DOUBTFUL = "the compressed bytes of its shard are damaged, and nothing tells wh
 
 def is_tar(name: str) -> bool:
     """Whether a file is called as tar shards are."""
-    return name.endswith((".tar", ".tar.gz", ".tgz"))
+    return name.lower().endswith((".tar", ".tar.gz", ".tgz"))
 
 
 class Shard:

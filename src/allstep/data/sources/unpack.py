@@ -115,16 +115,13 @@ def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         clear_forgotten(target.parent)
-        part = new_part(target)
-        try:
+        with new_part(target) as part:
             with part.open("wb") as out:
                 out.writelines(pieces)
             # In even seconds: some file systems keep no others, and change the time later.
             now = int(part.stat().st_mtime) // 2 * 2
             os.utime(part, (now, now))
             yield part
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder") from error
