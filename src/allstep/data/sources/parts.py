@@ -23,7 +23,9 @@ def new_part(place: Path) -> Iterator[Path]:
 
     It has its usual name, or one of this thread's own where somebody else writes.
     """
-    clear_forgotten(place.parent, f"{glob.escape(place.name)}*.part")
+    # Looked for only then: listing a folder of many shards takes long.
+    if place.with_name(f"{place.name}.part").exists():
+        clear_forgotten(place.parent, f"{glob.escape(place.name)}*.part")
     part, descriptor = _create(place)
     try:
         yield part
