@@ -34,6 +34,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from allstep import machine, wire
+from allstep.comm.attendance import birth
 from allstep.comm.store import WireStore
 from allstep.errors import WorldError
 from allstep.limits import Limits
@@ -149,7 +150,7 @@ def _serve_by_file(file: Path, limits: Limits) -> Meeting:
     _sweep(file.parent)
     token = wire.new_token()
     server = wire.Server(token)
-    note = {"port": server.port, "token": token, "pid": os.getpid(), "born": _birth(os.getpid())}
+    note = {"port": server.port, "token": token, "pid": os.getpid(), "born": birth(os.getpid())}
     draft = file.with_suffix(f".{os.getpid()}")
     draft.touch(mode=0o600)
     draft.write_text(json.dumps(note))
@@ -163,7 +164,7 @@ def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
             note: dict[str, Any] = json.loads(file.read_text())
-            if _birth(note["pid"]) == note["born"]:
+            if birth(note["pid"]) == note["born"]:
                 return note
         time.sleep(0.01)
     raise WorldError(
@@ -172,21 +173,12 @@ def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]
     )
 
 
-def _birth(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None when it is gone. Tells it from a later one with its number."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
-
-
 def _sweep(folder: Path) -> None:
     """Remove what killed runs left."""
     for file in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(file.read_text())
-            if _birth(note["pid"]) != note["born"]:
+            if birth(note["pid"]) != note["born"]:
                 file.unlink()
 
 

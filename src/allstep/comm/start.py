@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
+from allstep.comm.attendance import attend, differing_programs, leave, program
 from allstep.comm.group import NAME
 from allstep.comm.leave import leave_alone
 from allstep.comm.rendezvous import Meeting, expected_host, find_store
@@ -31,6 +32,7 @@ from allstep.comm.store import WireStore, collect
 from allstep.comm.timeline import begin_if_asked, stop_timeline
 from allstep.comm.watch import watch
 from allstep.errors import WorldError
+from allstep.escaping import print_notice
 from allstep.limits import Limits, read_limits
 from allstep.liveness import namespace
 from allstep.world import World, local_variables, node_of, places
@@ -94,7 +96,6 @@ class _Running:
 _lock = threading.RLock()
 _joined: Joined | None = None
 _running: _Running | None = None
-_round = 0  # how often this process has met the others: keys of an earlier meeting must not be taken for this one's
 
 
 def join(launcher: str | None = None) -> Joined:
@@ -113,6 +114,7 @@ def part(joined: Joined) -> None:
     if joined.num_holders == 0:
         _joined = None
         stop_timeline()
+        leave(joined.meeting.store, joined.world, joined.number)
         _close(joined.meeting)
 
 
@@ -123,24 +125,25 @@ def _close(meeting: Meeting) -> None:
 
 
 def _meet_all(launcher: str | None) -> Joined:
-    global _round
     limits = read_limits()
     world = World.detect(launcher)
     meeting = find_store(world, limits)
     try:
-        _round += 1
-        cards = _meet(world, meeting.store, limits, _round)
+        number = attend(meeting.store, world)
+        cards = _meet(world, meeting.store, limits, number)
         meeting.all_here()
+        if world.rank == 0 and (line := differing_programs([card["program"] for card in cards])):
+            print_notice(line)
         if meeting.server is not None:
             watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down
         world = exact(world, cards)
         _take_cores(world, cards)
         _choose_interface(world, cards)
-        begin_if_asked(PrefixStore(f"allstep/{_round}", meeting.store), world.rank, world.size)
+        begin_if_asked(PrefixStore(f"allstep/{number}", meeting.store), world.rank, world.size)
     except BaseException:
         _close(meeting)
         raise
-    return Joined(world, meeting, limits, cards, _round)
+    return Joined(world, meeting, limits, cards, number)
 
 
 def init(launcher: str | None = None) -> World:
@@ -211,6 +214,7 @@ def _card(world: World, store: Store) -> dict[str, Any]:
         "node": node_of(world),
         "host": world.host,
         "pid": os.getpid(),
+        "program": program(),
         "namespace": namespace(),
         "local_rank": world.local_rank,
         "local_size": world.local_size,

@@ -27,9 +27,9 @@ def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
 
 def files() -> dict[str, bytes]:
     """A picture of each kind that a folder's files may be."""
-    pillows = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".pgm": "PPM"}
+    pillows = {**dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"), ".tif": "TIFF", ".pgm": "PPM"}
     made = {}
-    for suffix in folder.PICTURES:
+    for suffix in set(folder.PICTURES) - {".jp2", ".avif"}:
         file = io.BytesIO()
         mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
         picture(1, 20, 30).convert(mode).save(
@@ -53,11 +53,12 @@ def test_every_kind_keeps_its_bytes(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["tfrecord", "tar"])
-def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str) -> None:
-    content = encoded(1, kind="TGA")
+@pytest.mark.parametrize(("name", "kind"), [("a.tif", "TGA"), ("a.jp2", "JPEG2000"), ("a.avif", "AVIF")])
+def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str, name: str, kind: str) -> None:
+    content = encoded(1, kind=kind)
     assert kind_of(content) == "other"
     (tmp_path / "src" / "cat").mkdir(parents=True)
-    (tmp_path / "src" / "cat" / "a.tif").write_bytes(content)
+    (tmp_path / "src" / "cat" / name).write_bytes(content)
     pack(open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True)
     stored = open_source(tmp_path / "out").read(0).data
     assert kind_of(stored) == "png"
