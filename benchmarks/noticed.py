@@ -4,7 +4,7 @@
 
 Two ranks on this host. Rank 1 fills its memory, then sleeps; rank 0 waits for it in an all_reduce.
 Rank 1 is killed with SIGKILL. Milliseconds from the kill to the `PeerLost` of rank 0: with the
-flags of the killed rank's tasks (see `allstep.liveness`), and with its pidfd and sockets alone, in
+flags of the killed rank's tasks (see `allstep.process.liveness`), and with its pidfd and sockets alone, in
 turn. The third column is when the kernel had freed the memory, as the parent's pidfd shows it.
 Target: below 100 ms, the median of 9 rounds, with 2000 MB.
 
@@ -28,8 +28,9 @@ import torch.distributed as dist
 
 import allstep
 import allstep.torch as hvd
-from allstep import liveness, wire
+from allstep import wire
 from allstep.errors import PeerLost
+from allstep.process import liveness
 from allstep.world import places
 
 SETTLE = 0.3  # seconds that rank 0 has been waiting when rank 1 is killed

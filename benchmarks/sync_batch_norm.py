@@ -40,7 +40,7 @@ import allstep
 import allstep.torch as hvd
 from allstep.bench.result import Row, document, table_of
 from allstep.bench.script import parsed, positive, run_as_workers
-from allstep.comm import recorder
+from allstep.comm.timeline import recorder
 from allstep.models import resnet18
 from allstep.norm import convert
 from allstep.norm.among import ranks_of

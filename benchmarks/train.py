@@ -41,7 +41,7 @@ from rich.table import Table
 from allstep import data, runlog
 from allstep.data import order
 from allstep.train import read_config
-from allstep.train.parts import open_parts
+from allstep.train.input.splits import open_parts
 
 WORDS = [
     *("model=small-cnn", "model.norm=none", "model.options.widths=[16,32,64]", "model.options.hidden=128"),

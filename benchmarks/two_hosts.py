@@ -46,9 +46,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from allstep.bench.comm import CommFailed, Team, Turns, start_team, too_large
-from allstep.bench.comm_rank import serve
-from allstep.bench.comm_result import GLOO, KB, MB, PRIVATE, SHARED, CommRow, parse_sizes, show_size, show_time
+from allstep.bench.comm.measure import CommFailed, Team, Turns, start_team, too_large
+from allstep.bench.comm.rank import serve
+from allstep.bench.comm.result import GLOO, KB, MB, PRIVATE, SHARED, CommRow, parse_sizes, show_size, show_time
 from allstep.bench.result import Missing, absences, document
 from allstep.errors import AllstepError, UserError
 from allstep.world import World
@@ -206,7 +206,7 @@ def measure(options: argparse.Namespace, missing: dict[str, str]) -> list[Found]
         wire = _start(hosts, TCP, 1, [__file__, "--plain-tcp", ",".join(hosts.addresses)], folder, ending)
         _check_rate(wire, options)
         ranks = _start(
-            hosts, "ranks", options.ranks_per_host, ["-m", "allstep.bench.comm_rank", "torch"], folder, ending
+            hosts, "ranks", options.ranks_per_host, ["-m", "allstep.bench.comm.rank", "torch"], folder, ending
         )
         for nbytes in options.sizes:
             place = f"{num_ranks} ranks, {show_size(nbytes)}"

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from allstep.data import Loader, open_source
 from allstep.data.augment import CentreCrop
-from allstep.data.sources.example import encode
-from allstep.data.sources.framing import frame
-from allstep.data.transform import Transform
+from allstep.data.augment.transform import Transform
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.framing import frame
 from PIL import Image
 
 NAMES = [b"tench", b"goldfish", b"hen"]

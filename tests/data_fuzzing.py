@@ -37,16 +37,16 @@ import numpy as np
 from PIL import Image
 
 from allstep.data.augment import CentreCrop, RandomResizedCrop
-from allstep.data.info import info
+from allstep.data.augment.transform import Transform
+from allstep.data.inspect.info import info
+from allstep.data.inspect.verify import verify
 from allstep.data.loading.fill import Recipe, fill
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources import idx
-from allstep.data.sources.example import encode
-from allstep.data.sources.framing import FOOT, HEADER, frame, header
-from allstep.data.sources.opening import open_source
-from allstep.data.transform import Transform
-from allstep.data.verify import verify
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.framing import FOOT, HEADER, frame, header
 from allstep.errors import UserError
 from picture_folders import picture
 

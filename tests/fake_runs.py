@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from allstep.plan import Study, StudyFolder, Trial, run
-from allstep.plan.study import grid
-from allstep.plan.trial import FOLDER
+from allstep.study import Study, StudyFolder, Trial, run
+from allstep.study.study import grid
+from allstep.study.trial import FOLDER
 
 SCRIPT = """
 import json, os, pathlib, subprocess, sys, time

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-import allstep.comm.backend
-from allstep.comm.rendezvous import find_store
+import allstep.comm.group.backend
+from allstep.comm.join.rendezvous import find_store
 from allstep.limits import read_limits
 from allstep.world import World
 
@@ -24,7 +24,7 @@ def joined(backend: str = "allstep") -> Iterator[tuple[int, int]]:
     """Our rank and the number of ranks. At the end nobody leaves before all have come there."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if os.environ.get("ONLY_GLOO"):
-        allstep.comm.backend.join_hosts = lambda *_: None
+        allstep.comm.group.backend.join_hosts = lambda *_: None
     world = World.detect()
     meeting = find_store(world, read_limits())
     store = dist.PrefixStore("test", meeting.store)

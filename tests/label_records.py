@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.data.sources.example import encode
+from allstep.data.sources.tfrecord.example import encode
 from picture_folders import encoded
 from tfrecord_files import write_records
 

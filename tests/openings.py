@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allstep.train.config import DataConfig, OptimizerConfig, RunConfig
-from allstep.train.watch import Opening, Progress
+from allstep.train.config.run_config import DataConfig, OptimizerConfig, RunConfig
+from allstep.train.watch.events import Opening, Progress
 from allstep.world import World
 
 CONFIG = RunConfig(

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.data.augment.transform import Transform
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
-from allstep.data.transform import Transform
 
 
 class Arrays(Source):

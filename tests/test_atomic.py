@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.atomic import replace_file
+from allstep.files.replace import replace_file
 
 
 def test_the_file_is_replaced(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep import bounded
-from allstep.bounded import MAX_DEPTH, MAX_LINE, open_regular, parse_json, read_json, read_lines, read_regular
+from allstep.files import bounded
+from allstep.files.bounded import MAX_DEPTH, MAX_LINE, open_regular, parse_json, read_json, read_lines, read_regular
 from limited import limited
 
 PLAIN = st.recursive(

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from allstep.cli import main
-from allstep.cli.bar import _bar
+from allstep.console.escape import escaped, escaped_block, print_line, print_notice
+from allstep.console.progress_bar import _bar
 from allstep.errors import DataError
-from allstep.escaping import escaped, escaped_block, print_line, print_notice
-from allstep.plan.display import Lines, shown
-from allstep.plan.runner import State
+from allstep.study.display import Lines, shown
+from allstep.study.runner import State
 from picture_folders import make_folder
 from ranks import clean_environment
 

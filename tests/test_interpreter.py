@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import allstep
-from allstep.interpreter import run_module
+from allstep.process.python import run_module
 from ranks import clean_environment
 
 SHADOWS = ("allstep", "torch", "numpy", "rich", "json", "yaml", "typer", "cloudpickle")
@@ -53,7 +53,7 @@ def test_a_function_of_allstep_run(tmp_path: Path) -> None:
 
 
 def test_no_module_of_ours_is_started_otherwise() -> None:
-    """A new `python -m allstep...` must go through `allstep.interpreter`."""
+    """A new `python -m allstep...` must go through `allstep.process.python`."""
     found = []
     for path in Path(allstep.__file__).parent.rglob("*.py"):
         for number, line in enumerate(path.read_text().splitlines(), 1):

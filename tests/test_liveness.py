@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from allstep import liveness
-from allstep.liveness import Life, flags_of, life_of
+from allstep.process import liveness
+from allstep.process.liveness import Life, flags_of, life_of
 from ranks import wait_until
 
 LIVING, EXITING = 0x400040, 0x400044

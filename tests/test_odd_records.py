@@ -10,14 +10,14 @@ import pytest
 
 from allstep import runlog
 from allstep.errors import ConfigError, DataError
-from allstep.plan.folder import StudyFolder
-from allstep.plan.follow import Follower
-from allstep.plan.forecast import Forecast
-from allstep.plan.runs_read import figures
-from allstep.plan.trial import Outcome, Trial
 from allstep.report import write_report
-from allstep.train.folder import has_ended
-from allstep.train.hold import check_free
+from allstep.study.folder import StudyFolder
+from allstep.study.forecast import Forecast
+from allstep.study.results import figures
+from allstep.study.tail import Follower
+from allstep.study.trial import Outcome, Trial
+from allstep.train.folder.claim import has_ended
+from allstep.train.folder.lock import check_free
 from limited import limited, seeds
 from odd_json import RAW, odd
 from report.made_up import lines, write

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from allstep import runlog
 from allstep.train import read_config
-from allstep.train.fitting import check_config
+from allstep.train.config.check import check_config
 from ranks import clean_environment
 
 PAGE = (Path(__file__).parent.parent / "docs" / "own-data.md").read_text()

@@ -12,19 +12,19 @@ from typer.testing import CliRunner
 import allstep
 from allstep import runlog
 from allstep.cli.app import app
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
-from allstep.data.sources.opening import open_source
 from allstep.errors import ConfigError, DataError
 from allstep.train import read_config
-from allstep.train.config import DataConfig, RunConfig
-from allstep.train.existing import Evaluation
-from allstep.train.folder import claim_folder
-from allstep.train.parts import Parts, open_parts
-from allstep.train.predict import find_pictures, load_run, predict
-from allstep.train.reevaluate import reevaluate
-from allstep.train.run import train
-from allstep.train.watch import Record
+from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.folder.claim import claim_folder
+from allstep.train.folder.read import Evaluation
+from allstep.train.input.splits import Parts, open_parts
+from allstep.train.run.loop import train
+from allstep.train.use.evaluate import reevaluate
+from allstep.train.use.predict import find_pictures, load_run, predict
+from allstep.train.watch.events import Record
 from label_records import write_labels, write_tutorial
 from picture_folders import picture
 
@@ -102,7 +102,7 @@ class TestCommands:
         self, course: Path, tmp_path: Path
     ) -> None:
         from allstep.data.packing.source import with_all_features
-        from allstep.data.sources.tfrecord import TFRecordSource
+        from allstep.data.sources.tfrecord.source import TFRecordSource
 
         command("data", "pack", course, tmp_path / "packed", "--max-side", 20)
         fields = dict(with_all_features(TFRecordSource(tmp_path / "packed")).read(7).fields)

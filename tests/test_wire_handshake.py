@@ -217,7 +217,7 @@ def test_a_worker_of_allstep_run_calls_no_function_of_a_forged_caller(tmp_path: 
             "ALLSTEP_CALL_PORT": str(caller.port),
             "ALLSTEP_CALL_TOKEN": TOKEN,
         }
-        command = [sys.executable, "-m", "allstep.launch.called"]
+        command = [sys.executable, "-m", "allstep.launch.function_worker"]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, start_new_session=True)
         assert done.returncode != 0
         assert not (tmp_path / "done").exists()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
+from allstep.files.yaml import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
 from allstep.train import read_config
-from allstep.yaml_file import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
 from limited import limited, seeds
 
 values = st.recursive(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from allstep.data.sources.framing import OVERHEAD, data_at, frame, length_at
+from allstep.data.sources.tfrecord.framing import OVERHEAD, data_at, frame, length_at
 
 
 def write_records(path: Path, records: Iterable[Any]) -> Path:

@@ -13,7 +13,7 @@ What is changed, in all files that git tracks:
 * `from allstep.a import b`, where b is a module that moves: one statement per new parent, with
   `as b` where the last part of the name changes;
 * every other `allstep.a.b` in code, strings, docs and settings, by the longest name that moves;
-* paths such as `comm/group.py` in docs and comments.
+* paths such as `comm/group/process_group.py` in docs and comments.
 
 Nothing is formatted or sorted: run `ruff check --fix` and `ruff format` afterwards. The layers in
 pyproject.toml are changed by hand.

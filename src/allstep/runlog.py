@@ -30,7 +30,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from allstep.bounded import check_regular, open_regular, parse_json, read_lines
+from allstep.files.bounded import check_regular, open_regular, parse_json, read_lines
 
 Fields = Mapping[str, Any]
 

@@ -12,10 +12,12 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from allstep.bench import CommResult, Missing, Row, comm, comm_rank, launch
-from allstep.bench.comm import CommFailed
-from allstep.bench.comm_rank import Contender, Rank, check, fill
-from allstep.bench.comm_result import (
+from allstep.bench import CommResult, Missing, Row, launch
+from allstep.bench.comm import measure as comm
+from allstep.bench.comm import rank as comm_rank
+from allstep.bench.comm.measure import CommFailed
+from allstep.bench.comm.rank import Contender, Rank, check, fill
+from allstep.bench.comm.result import (
     CACHES,
     COLD,
     GLOO,
@@ -32,7 +34,7 @@ from allstep.bench.comm_result import (
     parse_sizes,
 )
 from allstep.cli.app import app
-from allstep.comm.algorithms import ALGORITHMS
+from allstep.comm.network.algorithms import ALGORITHMS
 from allstep.errors import ConfigError
 
 

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from allstep.bench import data, data_alone, data_peers, data_reader
-from allstep.bench.data_peers import PEERS, SMALL_PEERS, Settings
-from allstep.bench.data_reader import OURS, PACKED, RAW, Reader, count, readers
-from allstep.bench.data_result import STAGES, WHOLE, DataResult, DataRow
+from allstep.bench.data import ceiling as data_alone
+from allstep.bench.data import measure as data
+from allstep.bench.data import peers as data_peers
+from allstep.bench.data import reader as data_reader
+from allstep.bench.data.peers import PEERS, SMALL_PEERS, Settings
+from allstep.bench.data.reader import OURS, PACKED, RAW, Reader, count, readers
+from allstep.bench.data.result import STAGES, WHOLE, DataResult, DataRow
 from allstep.bench.result import Missing
 from allstep.data.loading.memory import Buffer
-from allstep.data.sources.opening import open_source
+from allstep.data.opening import open_source
 from allstep.errors import DataError
 
 

@@ -20,8 +20,8 @@ import pytest
 from torch import nn
 
 from allstep.bench import Row
-from allstep.bench.comm_result import GLOO, MB, PRIVATE, SHARED, CommRow
-from allstep.comm.algorithms import ALGORITHMS
+from allstep.bench.comm.result import GLOO, MB, PRIVATE, SHARED, CommRow
+from allstep.comm.network.algorithms import ALGORITHMS
 from hosts import why_not
 from launch.command import processes_with
 from ranks import Ranks, wait_until

@@ -22,12 +22,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import allstep
-from allstep.bench import Missing, comm, step, step_rank
-from allstep.bench.step import Rounds, StepFailed, check_losses, round_of
-from allstep.bench.step_rank import CONTENDERS, NETS, Lessons, Rank, memory_in_use, watching
-from allstep.bench.step_result import ALONE, DDP, GLOO, OPTIMIZER, PARTS, SHARED, TASKS, StepResult, StepRow
+from allstep.bench import Missing
+from allstep.bench.comm import measure as comm
+from allstep.bench.step import measure as step
+from allstep.bench.step import rank as step_rank
+from allstep.bench.step.measure import Rounds, StepFailed, check_losses, round_of
+from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, Rank, memory_in_use, watching
+from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, PARTS, SHARED, TASKS, StepResult, StepRow
 from allstep.cli.app import app
-from allstep.comm import recorder
+from allstep.comm.timeline import recorder
 from allstep.errors import ConfigError
 from ranks import Ranks, wait_until
 
@@ -74,7 +77,7 @@ def test_everybody_trains_turn_by_turn(
     assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception}"
 
     python = sys.executable
-    rank = [python, "-P", "-m", "allstep.bench.step_rank", "small-cnn", "3"]
+    rank = [python, "-P", "-m", "allstep.bench.step.rank", "small-cnn", "3"]
     assert forked == [[python, "-P", "-m", "allstep", "run", "-np", "2", *rank]]
     document = json.loads(file.read_text())
     assert document["benchmark"] == "step" and document["missing"] == []

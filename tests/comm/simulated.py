@@ -3,8 +3,8 @@
     run = simulate(4, lambda exchange, combine: ring.run(exchange, tensors[exchange.rank], combine), speed=Speed(...))
     run.seconds, run.ranks[0].num_sent, run.ranks[0].nbytes_sent, run.ranks[0].nbytes_added
 
-The clock is the model of `allstep.comm.algorithms.speed`: a message of n bytes holds the sender's way out and the receiver's way in for
-`speed.moving(n)` seconds; adding holds the rank. Nothing is measured, so the same run always takes the same time.
+The clock is the model of `allstep.comm.network.algorithms.speed`: a message of n bytes holds the sender's way out and the
+receiver's way in for `speed.moving(n)` seconds; adding holds the rank. Nothing is measured, so the same run always takes the same time.
 
 The network is as unkind as the rules of `Exchange` allow: a message is read at the last moment, when the receiver waits for it. If the
 sender has written over it by then, the test fails. So it does when a message is not received, or a receive has another size.
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.comm.algorithms import Speed
+from allstep.comm.network.algorithms import Speed
 
 SECONDS = 60  # a rank that waits longer than that waits for ever
 FREE = Speed(0.0, float("inf"), float("inf"))

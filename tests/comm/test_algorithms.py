@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.comm import algorithms
-from allstep.comm.algorithms import ALGORITHMS, Speed, choose, measure_speed, ring, wanted_algorithm
+from allstep.comm.network import algorithms
+from allstep.comm.network.algorithms import ALGORITHMS, Speed, choose, measure_speed, ring, wanted_algorithm
 from allstep.errors import CommError, ConfigError
 from comm.simulated import FREE, Run, SimulatedExchange, simulate
 from hosts import SshHosts
@@ -314,7 +314,7 @@ def test_over_gloo(ranks: Ranks, num_ranks: int) -> None:
 
 ACROSS = """
 import json, pathlib, allstep, torch, torch.distributed as dist
-from allstep.comm.algorithms import ALGORITHMS, GlooLink, measure_speed
+from allstep.comm.network.algorithms import ALGORITHMS, GlooLink, measure_speed
 world = allstep.init()
 torch.set_num_threads(1)
 link = GlooLink(dist.distributed_c10d._get_default_group().far, world.rank, world.size)

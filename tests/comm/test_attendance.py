@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.comm.attendance import differing_programs
+from allstep.comm.join.attendance import differing_programs
 from launch.command import Done, run
 
 PROGRAM = """

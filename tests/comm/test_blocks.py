@@ -11,7 +11,7 @@ from torch import Tensor
 
 from allstep import machine
 from allstep.comm import shared_empty
-from allstep.comm.arena import Arena, block_bytes
+from allstep.comm.memory.arena import Arena, block_bytes
 from groups import joined
 from ranks import Ranks
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import allstep
 import allstep.torch as hvd
 from allstep.errors import CommError
-from allstep.liveness import life_of
+from allstep.process.liveness import life_of
 from ranks import Ranks
 
 MEGABYTES = 800  # the kernel needs some tenths of a second to free them

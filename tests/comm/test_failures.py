@@ -23,11 +23,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import allstep.comm.backend
+import allstep.comm.group.backend
 from allstep import wire
-from allstep.comm.failure import Failure, from_json
-from allstep.comm.rendezvous import find_store
-from allstep.comm.stall import Answer, report
+from allstep.comm.health.failure import Failure, from_json
+from allstep.comm.health.stall import Answer, report
+from allstep.comm.join.rendezvous import find_store
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 from allstep.limits import read_limits
 from allstep.world import World, places
@@ -42,7 +42,7 @@ def form(name: str = "test", ranks: list[int] | None = None, **options: Any) -> 
     """A default group, of some ranks when told; our rank in it."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if os.environ.get("ONLY_GLOO"):
-        allstep.comm.backend.join_hosts = lambda *_: None
+        allstep.comm.group.backend.join_hosts = lambda *_: None
     world = World.detect()
     form.meeting = find_store(world, read_limits())  # the store must live as long as torch uses it
     ranks = ranks or list(range(world.size))
@@ -213,10 +213,10 @@ def test_a_rank_that_has_done_its_part_may_leave(ranks: Ranks) -> None:
 SCRIPT = """
     import sys, time
     import torch, torch.distributed as dist
-    import allstep, allstep.comm.backend
+    import allstep, allstep.comm.group.backend
     from allstep.errors import PeerLost
 
-    allstep.comm.backend.join_hosts = lambda *_: None
+    allstep.comm.group.backend.join_hosts = lambda *_: None
     world = allstep.init()
     dist.barrier()
     if world.rank == 1:

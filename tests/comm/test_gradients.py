@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from allstep.comm import gradients
-from allstep.comm.gradients import Gradients, Named, Rule
 from allstep.errors import CollectiveMismatch
+from allstep.parallel import gradients
+from allstep.parallel.gradients import Gradients, Named, Rule
 from groups import joined
 from ranks import Ranks
 

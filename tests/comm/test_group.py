@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allstep.comm.group import AllstepGroup
-from allstep.comm.mover import Mover
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.op.transport import Mover
 from groups import joined
 from ranks import Ranks, held_port, wait_until
 
@@ -66,7 +66,7 @@ def test_names_and_inner_backends(ranks: Ranks) -> None:
 
 def test_local_is_asked_first(ranks: Ranks) -> None:
     def work() -> list:
-        from allstep.comm.work import DONE
+        from allstep.comm.op.work import DONE
 
         class Local(Mover):
             seen: list = []  # noqa: RUF012
@@ -287,7 +287,7 @@ def test_other_argument_shapes(ranks: Ranks) -> None:
 
 def test_made_and_destroyed_again_and_again(ranks: Ranks) -> None:
     def work() -> list[float]:
-        from allstep.comm.rendezvous import find_store
+        from allstep.comm.join.rendezvous import find_store
         from allstep.limits import read_limits
         from allstep.world import World
 
@@ -367,7 +367,7 @@ def test_cuda_tensors_need_nccl(ranks: Ranks) -> None:
     """What can be seen without a GPU: CUDA calls go to `nccl`, whatever that is, under the names a Backend has."""
 
     def work() -> list[str]:
-        from allstep.comm.work import DONE
+        from allstep.comm.op.work import DONE
 
         class Recorder:
             names: list[str] = []  # noqa: RUF012
@@ -404,7 +404,7 @@ def test_the_methods_own_cost(ranks: Ranks, num_ranks: int) -> None:
     """`dist.all_reduce` with a mover that does nothing: ours beside torch's own. Generous: times on a shared machine say little."""
 
     def work() -> float:
-        from allstep.comm.work import DONE
+        from allstep.comm.op.work import DONE
 
         class Nothing(Mover):
             def all_reduce(self, tensor, opts):

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.comm.algorithms import ALGORITHMS
-from allstep.comm.crossing import Crossing
-from allstep.comm.layout import Layout
+from allstep.comm.group.across_hosts import Crossing
+from allstep.comm.group.host_map import Layout
+from allstep.comm.network.algorithms import ALGORITHMS
 from groups import joined
 from hosts import SshHosts
 from launch.command import run
@@ -220,14 +220,14 @@ def test_a_mismatch_on_one_of_several_hosts(ranks: Ranks) -> None:
 
 def test_one_host_that_cannot_share_leaves_it_to_gloo(ranks: Ranks) -> None:
     def work() -> bool:
-        import allstep.comm.host
+        import allstep.comm.group.build
         from allstep.errors import CommError
 
         def refuse(*_: object) -> None:
             raise CommError("no memory to share")
 
         if os.environ["ALLSTEP_HOST"] == "b":
-            allstep.comm.host.share = refuse
+            allstep.comm.group.build.share = refuse
         with joined() as (_, size):
             tensor = torch.ones(100_000)
             dist.all_reduce(tensor)

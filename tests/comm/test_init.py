@@ -188,7 +188,7 @@ def test_torchs_tests_of_a_store(ranks: Ranks) -> None:
         from torch.distributed import DistStoreError, PrefixStore
 
         from allstep import wire
-        from allstep.comm.store import WireStore
+        from allstep.comm.join.store import WireStore
 
         client = wire.Client(wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"])
         ours = WireStore(client, timedelta(seconds=5))

@@ -25,7 +25,7 @@ def group_of_ours():
 
     import allstep.comm  # noqa: F401
     from allstep import wire
-    from allstep.comm.store import WireStore
+    from allstep.comm.join.store import WireStore
     from allstep.world import World
 
     torch.set_num_threads(1)
@@ -291,7 +291,7 @@ def test_a_rank_that_dies_is_lost_for_the_others_within_a_second(ranks: Ranks, d
 def test_a_file_in_the_making_survives_the_sweep_of_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from allstep.comm import segment
+    from allstep.comm.memory import segment
 
     lock, swept = fcntl.flock, []
 
@@ -422,7 +422,7 @@ def test_a_scaled_sum_of_which_only_some_lies_in_shared_memory_is_scaled_once(ra
         import torch.distributed as dist
         from torch._C._distributed_c10d import _make_nccl_premul_sum
 
-        from allstep.comm.shared import shared_empty
+        from allstep.comm.group.shared_empty import shared_empty
 
         group_of_ours()
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -462,7 +462,7 @@ def test_without_memfd_a_file_is_used_and_nothing_stays(ranks: Ranks) -> None:
         import torch
         import torch.distributed as dist
 
-        from allstep.comm import segment
+        from allstep.comm.memory import segment
 
         def refuse(*_: object) -> tuple[int, str]:
             raise OSError("no memfd here")

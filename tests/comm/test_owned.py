@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from allstep.comm.delivering import filled
-from allstep.comm.gradients import Named, Rule
-from allstep.comm.owned import OwnedGradients
-from allstep.comm.ownership import Piece
 from allstep.errors import UserError
+from allstep.parallel.gradients import Named, Rule
+from allstep.parallel.owned_gradients import OwnedGradients
+from allstep.parallel.ownership import Piece
+from allstep.parallel.to_owners import filled
 from groups import joined
 from ranks import Ranks
 

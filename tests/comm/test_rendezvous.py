@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.comm import rendezvous
+from allstep.comm.join import rendezvous
 from allstep.errors import WorldError
 from hosts import SshHosts
 from ranks import clean_environment

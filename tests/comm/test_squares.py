@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from allstep.comm import gradients
-from allstep.comm.gradients import Gradients, Named, Rule
-from allstep.comm.owned import OwnedGradients
-from allstep.comm.squares import GradientNorms, Squares, Wanted, share_of, values_of
+from allstep.comm.op.norms import GradientNorms, Squares, Wanted, share_of, values_of
 from allstep.errors import CollectiveMismatch, UserError
+from allstep.parallel import gradients
+from allstep.parallel.gradients import Gradients, Named, Rule
+from allstep.parallel.owned_gradients import OwnedGradients
 from groups import joined
 from ranks import Ranks
 

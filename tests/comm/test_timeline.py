@@ -14,10 +14,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from allstep.comm import recorder
-from allstep.comm.plan import RedOpType, words
-from allstep.comm.recorder import Operation, Recorder, spans
-from allstep.comm.trace import described
+from allstep.comm.group.plan import RedOpType, words
+from allstep.comm.timeline import recorder
+from allstep.comm.timeline.chrome_trace import described
+from allstep.comm.timeline.recorder import Operation, Recorder, spans
 from hosts import Hosts
 from launch.command import run
 from ranks import Ranks, held_port, wait_until
@@ -225,7 +225,7 @@ def test_start_stop_and_start_again(ranks: Ranks, tmp_path: Path) -> None:
         import torch.distributed as dist
 
         import allstep.comm
-        from allstep.comm import timeline
+        from allstep.comm.timeline import timeline
 
         rank = int(os.environ["ALLSTEP_RANK"])
         with pytest.raises(allstep.UserError, match=r"call allstep.init\(\) first"):
@@ -265,7 +265,7 @@ def test_operations_that_come_too_fast_are_counted(ranks: Ranks, tmp_path: Path)
         import torch.distributed as dist
 
         import allstep
-        from allstep.comm import gathering
+        from allstep.comm.timeline import collect as gathering
 
         gathering.Recorder = lambda: Recorder(most=5)
         allstep.init()

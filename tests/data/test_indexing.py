@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
+from allstep.data.inspect.verify import verify
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources import idx
-from allstep.data.sources.opening import open_source
-from allstep.data.verify import verify
 from allstep.errors import DataError
 from picture_folders import make_folder
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data.info import Spread, files_of, info
+from allstep.data.inspect.info import Spread, files_of, info
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
-from allstep.data.sources.opening import open_source
 from allstep.errors import DataError
 from picture_folders import CLASSES, make_folder
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.data import Batch, Loader, Mixup, Normalise, augment
+from allstep.data.augment.transform import Transform
 from allstep.data.sources.arrays import ArraySource
 from allstep.data.sources.source import Sample
-from allstep.data.transform import Transform
 from allstep.errors import ConfigError, DataError
 from allstep.world import World, places
 from sources import Arrays, Singly, noise_transform, noisy, pictures

@@ -8,10 +8,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data.sheet import BAND, GAP, sheet, sheet_size
+from allstep.data.augment.parse import PRESETS, spelled
+from allstep.data.inspect.contact_sheet import BAND, GAP, sheet, sheet_size
+from allstep.data.opening import open_source
 from allstep.data.sources.arrays import ArraySource
-from allstep.data.sources.opening import open_source
-from allstep.data.spelled import PRESETS, spelled
 from allstep.errors import ConfigError
 from picture_folders import make_folder
 

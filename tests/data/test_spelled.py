@@ -9,7 +9,7 @@ import torch
 
 from allstep.data import ArraySource, Cutmix, Loader, Mixup, Transform
 from allstep.data.augment import Flip, PadAndCrop
-from allstep.data.spelled import check_mix, spelled, spelled_mix
+from allstep.data.augment.parse import check_mix, spelled, spelled_mix
 from allstep.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_mixed(text: str, words: str) -> None:
 
 def test_looking_needs_no_torch() -> None:
     code = (
-        "import sys\nfrom allstep.data.spelled import check_mix, spelled\n"
+        "import sys\nfrom allstep.data.augment.parse import check_mix, spelled\n"
         "spelled('Flip()'); check_mix('Mixup(0.2)')\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

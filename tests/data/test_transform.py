@@ -244,5 +244,5 @@ def test_the_batch_part_runs_in_order() -> None:
 
 def test_pictures_need_no_torch() -> None:
     """A worker process that only makes pictures should not pay for importing torch."""
-    code = "import sys, allstep.data.transform, allstep.data.augment; sys.exit('torch' in sys.modules)"
+    code = "import sys, allstep.data.augment.transform, allstep.data.augment; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0

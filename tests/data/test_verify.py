@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
-from allstep.data.sources.example import encode
-from allstep.data.sources.framing import frame
-from allstep.data.sources.opening import open_source
-from allstep.data.verify import verify
+from allstep.data.inspect.verify import verify
+from allstep.data.opening import open_source
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.framing import frame
 from picture_folders import encoded, make_folder
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from allstep.doctor import Asked, Report, Severity, checks, choice, examine
 from allstep.doctor.checks import Facts
-from allstep.doctor.engine import Engine
 from allstep.doctor.finding import Finding
+from allstep.doctor.hosts import visit
 from allstep.doctor.machine_facts import Network, SharedMemory
+from allstep.doctor.print import show
 from allstep.doctor.programs import Program
-from allstep.doctor.reach import visit
-from allstep.doctor.show import show
+from allstep.doctor.torch_probe import Engine
 from allstep.doctor.trial import try_run
 from allstep.launch import Host
 from allstep.machine import Memory
@@ -144,7 +144,7 @@ def test_wrong_use_is_one_line(arguments: list[str], complaint: str) -> None:
 
 
 def test_the_command_line_loads_no_torch() -> None:
-    check = "import sys, allstep.cli.app, allstep.doctor, allstep.doctor.show, allstep.doctor.probe; print('torch' in sys.modules)"
+    check = "import sys, allstep.cli.app, allstep.doctor, allstep.doctor.print, allstep.doctor.probe; print('torch' in sys.modules)"
     assert subprocess.run([PYTHON, "-c", check], capture_output=True, text=True).stdout.strip() == "False"
 
 

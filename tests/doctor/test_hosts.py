@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from allstep.doctor import Finding, Severity, host_checks
-from allstep.doctor.reach import THIS_MACHINE, Visit, visit
-from allstep.launch import ssh as launch_ssh
-from allstep.launch.hosts import parse_hosts
+from allstep.doctor.hosts import THIS_MACHINE, Visit, visit
+from allstep.launch.hosts import ssh as launch_ssh
+from allstep.launch.hosts.parse import parse_hosts
 from hosts import SshHosts
 
 PYTHON = sys.executable
@@ -94,7 +94,7 @@ def test_a_firewall_between_two_hosts_is_named_by_the_pair(
     two_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packets of h1 to h2 go to a network card that does not exist: lost in silence, as behind a firewall."""
-    monkeypatch.setattr("allstep.doctor.reach.CONNECT_SECONDS", 1.5)
+    monkeypatch.setattr("allstep.doctor.hosts.CONNECT_SECONDS", 1.5)
     nowhere = ["lladdr", "02:00:00:00:00:99", "dev", "eth0"]
     two_hosts.exec(0, "ip", "neigh", "replace", two_hosts.addresses[1], *nowhere, "nud", "permanent", check=True)
     try:
@@ -183,7 +183,7 @@ def test_hosts_on_which_no_probe_starts(
 ) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh").chmod(0o755)
-    monkeypatch.setattr("allstep.doctor.reach.HELLO_SECONDS", seconds)
+    monkeypatch.setattr("allstep.doctor.hosts.HELLO_SECONDS", seconds)
     with at_most(25):
         (what,) = problems(visit(parse_hosts("far.invalid"), str(tmp_path / "ssh")))
     assert complaint in what

@@ -4,8 +4,8 @@ import pytest
 
 from allstep import machine
 from allstep.errors import ConfigError
-from allstep.launch import addresses
-from allstep.launch.addresses import choose_address
+from allstep.launch.hosts import addresses
+from allstep.launch.hosts.addresses import choose_address
 
 OURS = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"], "docker0": ["172.17.0.1"]}
 

@@ -15,7 +15,7 @@ import pytest
 import allstep
 from allstep.errors import ConfigError
 from allstep.launch.horovod import FOLDER
-from allstep.launch.parcel import collect, pieces
+from allstep.launch.large_values import collect, pieces
 from hosts import Hosts
 from launch.command import processes_with
 from ranks import clean_environment, wait_until

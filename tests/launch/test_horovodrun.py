@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from allstep.cli.horovod_flags import takes_horovod_flags
-from allstep.cli.horovodrun import FLAGS, idle_line, read_config, variables
+from allstep.cli.horovod.flags import takes_horovod_flags
+from allstep.cli.horovod.flags_table import FLAGS, idle_line, read_config, variables
 from allstep.errors import ConfigError
 from allstep.launch.horovod import FOLDER
 from allstep.world import World

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
-from allstep.interpreter import module_flags
-from allstep.launch import lines
 from allstep.launch.agent import Agent, Worker
 from allstep.launch.failure import Failure, closing_words, first, last_words, report, teller
-from allstep.launch.hosts import Host, assign, is_here, parse_hosts, read_hostfile
-from allstep.launch.lines import Lines, as_printed
+from allstep.launch.hosts.parse import Host, assign, is_here, parse_hosts, read_hostfile
+from allstep.launch.hosts.ssh import command_on, complaint, forwarded, parse_env_only
 from allstep.launch.link import Link
-from allstep.launch.output import Output
-from allstep.launch.ssh import command_on, complaint, forwarded, parse_env_only
-from allstep.liveness import life_of
+from allstep.launch.output import lines
+from allstep.launch.output.lines import Lines, as_printed
+from allstep.launch.output.writer import Output
+from allstep.process.liveness import life_of
+from allstep.process.python import module_flags
 
 # Mostly what matters: ends of lines, redraws, and bytes that are not UTF-8.
 BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]), max_size=40)

@@ -12,8 +12,9 @@ import pytest
 
 from allstep import cli
 from allstep.errors import ConfigError
-from allstep.launch import Host, Job, discover, discovery, parse_hosts, read_hostfile
-from allstep.launch.hosts import is_here
+from allstep.launch import Host, Job, discover, parse_hosts, read_hostfile
+from allstep.launch.hosts import discovery
+from allstep.launch.hosts.parse import is_here
 from launch.command import run
 from ranks import clean_environment
 

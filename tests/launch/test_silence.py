@@ -9,11 +9,11 @@ import pytest
 
 from allstep import machine, wire
 from allstep.launch.agent import Agent
-from allstep.launch.hosts import Host
+from allstep.launch.host_connection import Station
+from allstep.launch.hosts.parse import Host
 from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
 from allstep.launch.link import Link
-from allstep.launch.station import Station
 from allstep.limits import read_limits
 
 HELLO = {"port": 1, "interfaces": {}, "address": None, "launcher_address": "127.0.0.1"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.launch.sink import Sink, without_blocking
+from allstep.launch.output.sink import Sink, without_blocking
 from launch.command import ALLSTEP, run
 from ranks import clean_environment, wait_until
 
@@ -59,7 +59,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
     """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own tells what is missing."""
     script = f"""
 import os, resource, signal
-from allstep.launch.sink import Sink
+from allstep.launch.output.sink import Sink
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 now = [0.0]
 sink = Sink(os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT), "log", print, lambda: now[0])

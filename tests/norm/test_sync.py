@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import allstep.torch as hvd
-from allstep.comm.group import AllstepGroup
+from allstep.comm.group.process_group import AllstepGroup
 from allstep.errors import ConfigError
 from allstep.norm import SyncBatchNorm
 from groups import joined

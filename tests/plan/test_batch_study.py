@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from allstep.errors import ConfigError
-from allstep.plan import StudyFolder, run
-from allstep.plan.batch_study import BatchGrid, parse_batches, parse_seeds
-from allstep.plan.batch_table import BatchTable, Choice
-from allstep.plan.findings import write_findings
-from allstep.plan.remedies import REMEDIES, chosen, words_for
-from allstep.plan.study import Study
-from allstep.plan.training import training
-from allstep.plan.trial import Outcome, Trial
-from allstep.train.source import read_config
+from allstep.study import StudyFolder, run
+from allstep.study.batch.remedies import REMEDIES, chosen, words_for
+from allstep.study.batch.study import BatchGrid, parse_batches, parse_seeds
+from allstep.study.batch.table import BatchTable, Choice
+from allstep.study.findings import write_findings
+from allstep.study.study import Study
+from allstep.study.train_trial import training
+from allstep.study.trial import Outcome, Trial
+from allstep.train.config.read import read_config
 from fake_runs import fake, lines
 
 

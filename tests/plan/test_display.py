@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from allstep.plan.display import Bar, Lines, in_a_line, shown
-from allstep.plan.runner import State
-from allstep.plan.trial import Outcome
 from allstep.runlog import RunRecord
+from allstep.study.display import Bar, Lines, in_a_line, shown
+from allstep.study.runner import State
+from allstep.study.trial import Outcome
 from fake_runs import fake
 
 RECORD = RunRecord(evals=({"part": "validation", "accuracy": 0.5}, {"part": "test", "accuracy": 0.9123}))

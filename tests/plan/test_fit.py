@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.plan.fit import fit
-from allstep.plan.published import PUBLISHED
+from allstep.study.fit import fit
+from allstep.study.updates.published import PUBLISHED
 
 BATCHES = [32, 128, 512, 2048, 8192]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep import runlog
-from allstep.plan.follow import Follower
+from allstep.study.tail import Follower
 
 LINES = st.sampled_from(
     [

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from allstep.plan.forecast import Forecast, in_lanes, in_words, measured
-from allstep.plan.trial import Outcome, Trial
 from allstep.runlog import RunRecord
+from allstep.study.forecast import Forecast, in_lanes, in_words, measured
+from allstep.study.trial import Outcome, Trial
 
 
 def record(seconds: float, done: float, ended: bool = False) -> RunRecord:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from allstep.plan import leash
-from allstep.plan.child import Child
+from allstep.study import leash
+from allstep.study.child import Child
 from fake_runs import SCRIPT, Steps
 
 PYTHON = (sys.executable, "-I", "-S", "-c")

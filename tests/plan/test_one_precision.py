@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from allstep.errors import ConfigError
-from allstep.plan import StudyFolder
-from allstep.plan import one_precision as module
-from allstep.plan.batch_study import BatchGrid
-from allstep.plan.one_precision import OnePrecision, one_precision, settled_apart
-from allstep.plan.updates_study import UpdatesSearch
+from allstep.study import StudyFolder
+from allstep.study import one_precision as module
+from allstep.study.batch.study import BatchGrid
+from allstep.study.one_precision import OnePrecision, one_precision, settled_apart
+from allstep.study.updates.study import UpdatesSearch
 from allstep.train import read_config
 
 AUTO = read_config("digits")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.plan.rates import next_step, rate
+from allstep.study.updates.lr_steps import next_step, rate
 
 
 def search(cost: dict[int, float], most: int, diverges_from: int | None = None) -> list[int]:

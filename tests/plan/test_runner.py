@@ -13,14 +13,14 @@ import pytest
 
 import fake_runs
 from allstep.errors import ConfigError
-from allstep.plan import Outcome, Study, StudyFolder, Trial, run
-from allstep.plan.batch_study import BatchGrid, parse_seeds
-from allstep.plan.batch_table import BatchTable
-from allstep.plan.remedies import chosen
-from allstep.plan.runner import State, Watcher, collect
-from allstep.plan.study import grid
-from allstep.plan.trial import Results
 from allstep.runlog import RunRecord
+from allstep.study import Outcome, Study, StudyFolder, Trial, run
+from allstep.study.batch.remedies import chosen
+from allstep.study.batch.study import BatchGrid, parse_seeds
+from allstep.study.batch.table import BatchTable
+from allstep.study.runner import State, Watcher, collect
+from allstep.study.study import grid
+from allstep.study.trial import Results
 from fake_runs import END, Steps, fake, lines
 
 

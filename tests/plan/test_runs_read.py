@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.plan.runs_read import figures, has_diverged, kept, num_updates, reached
-from allstep.plan.trial import Outcome, Status
 from allstep.runlog import RunRecord
+from allstep.study.results import figures, has_diverged, kept, num_updates, reached
+from allstep.study.trial import Outcome, Status
 from fake_runs import Steps, fake, lines
 
 

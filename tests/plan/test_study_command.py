@@ -48,7 +48,7 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("allstep.plan.run", interrupted)
+    monkeypatch.setattr("allstep.study.run", interrupted)
     (tmp_path / "runs").mkdir()
     result = CliRunner().invoke(
         app, ["study", "batch", "digits", "--remedies", "plain", "--batches", "64,1024", "--out", str(tmp_path)]
@@ -59,7 +59,7 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_runs_that_were_told_to_stop_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allstep.plan.run", lambda *_: {})
+    monkeypatch.setattr("allstep.study.run", lambda *_: {})
     (tmp_path / "runs").mkdir()
     words = ["study", "batch", "digits", "--remedies", "plain", "--batches", "64", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, words)

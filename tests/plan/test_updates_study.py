@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from allstep.plan.trial import Outcome, Trial
-from allstep.plan.updates_study import UpdatesSearch
-from allstep.plan.updates_table import UpdatesTable
 from allstep.runlog import RunRecord
+from allstep.study.trial import Outcome, Trial
+from allstep.study.updates.study import UpdatesSearch
+from allstep.study.updates.table import UpdatesTable
 
 SEARCH = UpdatesSearch(
     recipe="digits",

@@ -6,8 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from allstep.errors import ConfigError
-from allstep.plan.batch_plots import save_figure
-from allstep.plan.folder import write_whole
+from allstep.study.batch.plots import save_figure
+from allstep.study.folder import write_whole
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced(tmp_path: Path) -> None:

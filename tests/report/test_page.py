@@ -14,13 +14,13 @@ import pytest
 from matplotlib import colormaps
 from PIL import Image
 
+from allstep.console.quantities import count, figure, nbytes, seconds
 from allstep.errors import ConfigError
 from allstep.report import write_report
 from allstep.report.compare import compare
 from allstep.report.configs import rows
 from allstep.report.heat import trust_heat
 from allstep.report.run import read_runs
-from allstep.report.wording import count, figure, nbytes, seconds
 from allstep.train import RECIPES
 from report.checker import Checker
 from report.made_up import BEGAN, lines, write, write_rich

@@ -141,7 +141,7 @@ def test_as_one_worker(ranks: Ranks, num_ranks: int, name: str, share_weights: b
 @pytest.mark.parametrize("share_weights", [False, True])
 def test_as_one_worker_over_hosts(ranks: Ranks, share_weights: bool) -> None:
     def work() -> None:
-        from allstep.comm import gradients
+        from allstep.parallel import gradients
 
         gradients.BUCKET = 500  # several buckets
         together("momentum", False, 1, share_weights)

@@ -10,8 +10,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import allstep
 from allstep.errors import CheckpointError
-from allstep.train.average import Average
-from allstep.train.fingerprint import hash_of
+from allstep.train.health.replicas import hash_of
+from allstep.train.step.ema import Average
 from ranks import Ranks
 
 

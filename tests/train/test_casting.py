@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from allstep.train.casting import cast
+from allstep.train.precision.casting import cast
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from allstep.errors import CheckpointError
-from allstep.train import checkpoint
-from allstep.train.checkpoint import Snapshot
-from allstep.train.optimizer_state import flatten, restore
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.optimizer_state import flatten, restore
 
 
 def snapshot(samples: int = 100, seed: int = 0) -> Snapshot:
@@ -139,7 +139,7 @@ WRITER = """
 import sys, torch
 from pathlib import Path
 from allstep.train import checkpoint
-from allstep.train.checkpoint import Snapshot
+from allstep.train.checkpoint.format import Snapshot
 folder = Path(sys.argv[1])
 for samples in range(1, 10_000):
     weights = {f"w{i}": torch.full((20_000,), float(samples)) for i in range(5)}

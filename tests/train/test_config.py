@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from allstep.errors import ConfigError
 from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.train import RECIPES, RunConfig, read_config
-from allstep.train.build import make_optimizer
-from allstep.train.config import OWN, known_keys
-from allstep.train.source import ELSEWHERE
+from allstep.train.config.read import ELSEWHERE
+from allstep.train.config.run_config import OWN, known_keys
+from allstep.train.step.build import make_optimizer
 
 
 def complaint(*words: str, source: str = "digits") -> str:

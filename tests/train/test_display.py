@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from allstep.train import display
-from allstep.train.display import Display, banner, batch_sum, final_figures, rate_line, warnings
-from allstep.train.watch import Evaluated, Opening, Result, Score, TrainingScore
+from allstep.train.watch import terminal as display
+from allstep.train.watch.events import Evaluated, Opening, Result, Score, TrainingScore
+from allstep.train.watch.terminal import Display, banner, batch_sum, final_figures, rate_line, warnings
 from openings import CONFIG, opening, progress
 
 SCORE = Score(0.5, 0.9123, 360, 0.995)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.train import read_config
-from allstep.train.config import RunConfig, validated
-from allstep.train.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
-from allstep.train.fitting import check_config
+from allstep.train.config.check import check_config
+from allstep.train.config.run_config import RunConfig, validated
+from allstep.train.health.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
 
 FALLING = [2.3 * 0.97**step for step in range(100)]  # to 0.11
 

@@ -13,16 +13,17 @@ from torch import Tensor
 from torch.nn import functional
 
 import allstep
-import allstep.train.ending as ending
-import allstep.train.run as run_module
+import allstep.train.run.finish as ending
+import allstep.train.run.loop as run_module
 from allstep import runlog
 from allstep.data import Loader
 from allstep.errors import DataError
-from allstep.train import checkpoint, read_config
-from allstep.train.parts import open_parts
-from allstep.train.predict import load_run
-from allstep.train.standing import Standing
-from allstep.train.watch import Record, Result, Score
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.input.splits import open_parts
+from allstep.train.run.state import Standing
+from allstep.train.use.predict import load_run
+from allstep.train.watch.events import Record, Result, Score
 from picture_folders import make_folder
 from ranks import Ranks
 

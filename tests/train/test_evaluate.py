@@ -9,8 +9,8 @@ from torch import nn
 
 import allstep
 from allstep.data import Loader
-from allstep.train.evaluate import Tally, check_targets, evaluate, outputs
-from allstep.train.watch import Score
+from allstep.train.score.evaluate import Tally, check_targets, evaluate, outputs
+from allstep.train.watch.events import Score
 from sources import Arrays
 
 

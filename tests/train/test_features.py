@@ -15,11 +15,14 @@ import allstep.torch as hvd
 from allstep import runlog
 from allstep.data import Batch, Loader
 from allstep.norm import GhostBatchNorm, SyncBatchNorm
-from allstep.train import build, checkpoint, job, read_config
-from allstep.train.loop import accumulate_gradients
-from allstep.train.precision import Precision
-from allstep.train.run import train
-from allstep.train.watch import Record, Result, Watcher
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.precision.precision import Precision
+from allstep.train.run import setup as job
+from allstep.train.run.loop import train
+from allstep.train.step import build
+from allstep.train.step.step import accumulate_gradients
+from allstep.train.watch.events import Record, Result, Watcher
 from ranks import Outcome
 from sources import Arrays
 
@@ -112,7 +115,7 @@ class Meddler(Watcher):
 
 
 def run_with_meddler() -> None:
-    from allstep.train import run as running
+    from allstep.train.run import loop as running
 
     running._COMPARE_EVERY = 8
     run([], Meddler())
@@ -234,7 +237,7 @@ def test_a_batch_grows_by_larger_pieces_where_there_is_memory_and_resumes_so_whe
 
 def run_with_pieces(words: list[str]) -> tuple[Result, list[int], list[int]]:
     """With the pieces and the batch of each step."""
-    from allstep.train import run as running
+    from allstep.train.run import loop as running
 
     pieces, batches, step = [], [], running.step
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import allstep
 from allstep.errors import AllstepError
-from allstep.train.fingerprint import Fingerprint, hash_of, tensors_of
+from allstep.train.health.replicas import Fingerprint, hash_of, tensors_of
 from conftest import SOAK
 from ranks import Ranks
 

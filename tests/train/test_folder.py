@@ -13,12 +13,12 @@ import pytest
 
 import allstep
 from allstep.errors import ConfigError
-from allstep.train import hold as holding
 from allstep.train import read_config
-from allstep.train.config import RunConfig
-from allstep.train.folder import Claimed, _put, abandon, as_begun, claim_folder, expect_run, holds_run
-from allstep.train.hold import check_free, hold
-from allstep.train.worker import Asked, _watchers, work
+from allstep.train.config.run_config import RunConfig
+from allstep.train.folder import lock as holding
+from allstep.train.folder.claim import Claimed, _put, abandon, as_begun, claim_folder, expect_run, holds_run
+from allstep.train.folder.lock import check_free, hold
+from allstep.train.run.worker import Asked, _watchers, work
 
 
 def config(*words: str) -> RunConfig:
@@ -154,7 +154,7 @@ def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys; from pathlib import Path; from allstep.train.hold import hold\n"
+        "import sys; from pathlib import Path; from allstep.train.folder.lock import hold\n"
         "with hold(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

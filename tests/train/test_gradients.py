@@ -11,8 +11,8 @@ import allstep
 import allstep.torch as hvd
 from allstep.data import Loader
 from allstep.models import SmallCnn
-from allstep.train.loop import Clock, Trainer, accumulate_gradients, step
-from allstep.train.precision import Precision
+from allstep.train.precision.precision import Precision
+from allstep.train.step.step import Clock, Trainer, accumulate_gradients, step
 from sources import Arrays
 
 RANDOM = np.random.default_rng(0)

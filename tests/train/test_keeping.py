@@ -8,9 +8,11 @@ from typing import Any
 import allstep
 from allstep import runlog
 from allstep.errors import AllstepError
-from allstep.train import checkpoint, read_config, saving
-from allstep.train.run import Paused, train
-from allstep.train.watch import Record, Result
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint import writer as saving
+from allstep.train.run.loop import Paused, train
+from allstep.train.watch.events import Record, Result
 
 WORDS = ["epochs=2", "batch=100", "data.validation=37", "save.seconds=null", "save.epochs=0.5", "save.keep=1"]
 TOTAL = 2 * 1400
@@ -47,7 +49,7 @@ def on_a_disk(full_from: int, failures: int, max_seconds: float | None = None) -
 def and_again(*args: Any) -> list[tuple[str, list[str], Path]]:
     """Then a second time, when there is room."""
     first = on_a_disk(*args)
-    allstep.comm.barrier()
+    allstep.comm.join.barrier()
     return [first, on_a_disk(0, 0)]
 
 

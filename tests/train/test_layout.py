@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import allstep
 from allstep.norm import convert
-from allstep.train.layout import Chosen, applied, choose, decide, settle
-from allstep.train.trying import Trial, reason
+from allstep.train.step.execution import Chosen, applied, choose, decide, settle
+from allstep.train.step.timing import Trial, reason
 from ranks import Ranks
 
 

@@ -20,8 +20,8 @@ from PIL import Image
 import allstep
 from allstep.data import ArraySource, Loader, Transform
 from allstep.report.mistakes import read_confusion, read_mistakes
-from allstep.train.evaluate import evaluate
-from allstep.train.mistakes import Mistakes, to_png
+from allstep.train.score.evaluate import evaluate
+from allstep.train.score.mistakes import Mistakes, to_png
 from allstep.world import World
 
 NAMES = ("ankle boot", "bag", "coat", "dress", "5 é")
@@ -185,7 +185,7 @@ def test_a_full_disk_is_told_and_ends_nothing(alone: World, tmp_path: Path, monk
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("allstep.train.mistakes.replace_file", full)
+    monkeypatch.setattr("allstep.train.score.mistakes.replace_file", full)
     assert "No space left on device" in (collected(range(2)).write(tmp_path, alone) or "")
 
 

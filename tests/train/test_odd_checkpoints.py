@@ -17,16 +17,17 @@ from torch import nn
 
 from allstep.errors import CheckpointError
 from allstep.optim import RunningNoiseScale
-from allstep.train import checkpoint, read_config
-from allstep.train.checkpoint import Snapshot
-from allstep.train.checkpoint_names import hidden_name, is_left_over, number_of
-from allstep.train.divergence import LossWatch
-from allstep.train.evaluate import Tally
-from allstep.train.optimizer_state import flatten
-from allstep.train.restore import load_optimizer, load_weights, parameter_names
-from allstep.train.standing import Standing
-from allstep.train.state import check_batch, check_resumed, check_used
-from allstep.train.watch import Score
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.names import hidden_name, is_left_over, number_of
+from allstep.train.checkpoint.optimizer_state import flatten
+from allstep.train.checkpoint.restore import load_optimizer, load_weights, parameter_names
+from allstep.train.health.checkpoint_state import check_batch, check_resumed, check_used
+from allstep.train.health.divergence import LossWatch
+from allstep.train.run.state import Standing
+from allstep.train.score.evaluate import Tally
+from allstep.train.watch.events import Score
 from limited import limited, seeds
 from odd_json import PLAIN, RAW, odd
 from test_bounded import ODD
@@ -281,7 +282,7 @@ def test_what_is_left_over_is_told_from_what_is_being_written() -> None:
 
 def test_a_saver_removes_what_is_left_over_though_it_writes_nothing(folder: Path) -> None:
     """As in a run that was killed after its last checkpoint, while it removed an old one."""
-    from allstep.train.saving import Saver
+    from allstep.train.checkpoint.writer import Saver
 
     left = folder / ".000000000010.4194305-7.gone"
     left.mkdir()

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from allstep.data import ArraySource, Loader, load, named_set, order
 from allstep.data import find as find_set
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources import cifar, idx
-from allstep.data.sources.opening import open_source
 from allstep.errors import ConfigError, DataError, UserError
-from allstep.train.config import DataConfig, RunConfig
-from allstep.train.loaders import make_sample_loader
-from allstep.train.parts import Parts, _split, _Whole, make_loaders, make_to_input, measure, open_parts
-from allstep.train.pictures import _check_label
+from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.input.images import _check_label
+from allstep.train.input.loaders import make_sample_loader
+from allstep.train.input.splits import Parts, _split, _Whole, make_loaders, make_to_input, measure, open_parts
 from allstep.world import World, places
 from picture_folders import CLASSES, encoded, make_folder
 
@@ -128,7 +128,8 @@ class TestParts:
 
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
-            "import sys\nfrom allstep.train.config import DataConfig, RunConfig\nfrom allstep.train.parts import open_parts\n"
+            "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\n"
+            "from allstep.train.input.splits import open_parts\n"
             "data = DataConfig(name='mine', train='synthetic:50x16x16', num_classes=3, augment='Flip()', mix='Mixup(0.2)')\n"
             "assert open_parts(RunConfig(recipe='mine', data=data)).shape == (3, 16, 16)\nassert 'torch' not in sys.modules"
         )

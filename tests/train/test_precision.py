@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 import allstep
 from allstep import runlog
+from allstep.comm.group import decide as agree
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16
-from allstep.train import agree, checkpoint, precision_choice, read_config, trying
-from allstep.train.precision_choice import Settled, check_device, judge, settle, time_both
-from allstep.train.recipes import RECIPES
-from allstep.train.run import train
-from allstep.train.trying import Trial
-from allstep.train.watch import Opening, Record, Watcher
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.config.recipes import RECIPES
+from allstep.train.run.loop import train
+from allstep.train.step import precision_choice
+from allstep.train.step import timing as trying
+from allstep.train.step.precision_choice import Settled, check_device, judge, settle, time_both
+from allstep.train.step.timing import Trial
+from allstep.train.watch.events import Opening, Record, Watcher
 from allstep.world import World
 from ranks import Ranks
 

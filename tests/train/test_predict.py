@@ -24,15 +24,17 @@ from allstep.cli.app import app
 from allstep.cli.output_file import check_output
 from allstep.cli.predict_table import lines
 from allstep.errors import CheckpointError, ConfigError
-from allstep.train import build, checkpoint, read_config
-from allstep.train.checkpoint import Snapshot
-from allstep.train.existing import Evaluation
-from allstep.train.folder import claim_folder
-from allstep.train.predict import Prediction, find_pictures, load_run, predict
-from allstep.train.reevaluate import Reevaluated, reevaluate
-from allstep.train.run import train
-from allstep.train.trained import picture_transform
-from allstep.train.watch import Record
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint.format import Snapshot
+from allstep.train.folder.claim import claim_folder
+from allstep.train.folder.read import Evaluation
+from allstep.train.run.loop import train
+from allstep.train.step import build
+from allstep.train.use.evaluate import Reevaluated, reevaluate
+from allstep.train.use.load import picture_transform
+from allstep.train.use.predict import Prediction, find_pictures, load_run, predict
+from allstep.train.watch.events import Record
 from picture_folders import CLASSES, encoded, make_folder
 
 # A run, as it lies on the disk
@@ -129,7 +131,7 @@ def test_in_several_batches_they_are_the_same(tmp_path: Path, monkeypatch: pytes
     files.insert(2, tmp_path / "none.png")
     trained = load_run(tmp_path / "run", device="cpu")
     whole = list(predict(trained, files))
-    monkeypatch.setattr("allstep.train.predict._MOST", 3)
+    monkeypatch.setattr("allstep.train.use.predict._MOST", 3)
     pieces = list(predict(trained, files))
     assert [each.picture for each in pieces] == [str(file) for file in files]
     assert [each.problem for each in pieces] == [each.problem for each in whole]
@@ -224,7 +226,7 @@ def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from types import SimpleNamespace
-from allstep.train.predict import _read, find_pictures
+from allstep.train.use.predict import _read, find_pictures
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 trained = SimpleNamespace(prepare=SimpleNamespace(one=None))
 print([(path.name, _read(trained, None, None, 0, path)) for path in find_pictures(sys.argv[1:])])

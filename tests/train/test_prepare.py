@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import allstep.data.sets.known
-from allstep.data.sets.named import FILES, NAMED, NamedSet
+import allstep.data.sets.catalogue
+from allstep.data.sets.load import FILES, NAMED, NamedSet
 from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train import read_config
-from allstep.train.fitting import notes
-from allstep.train.folder import claim_folder
-from allstep.train.prepare import check, prepare
-from allstep.train.workers import choose_num_workers, count_gpus, default_num_workers
+from allstep.train.config.check import notes
+from allstep.train.config.num_workers import choose_num_workers, count_gpus, default_num_workers
+from allstep.train.folder.claim import claim_folder
+from allstep.train.run.prepare import check, prepare
 
 
 @pytest.fixture
 def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where Fashion-MNIST is nowhere, and its home does not answer."""
     nowhere = NamedSet("fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, ""))
-    monkeypatch.setattr(allstep.data.sets.known, "NAMED", {**NAMED, "fashion-mnist": nowhere})
+    monkeypatch.setattr(allstep.data.sets.catalogue, "NAMED", {**NAMED, "fashion-mnist": nowhere})
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
 
 
@@ -220,7 +220,8 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
 
 def test_no_torch_before_the_workers() -> None:
     code = (
-        "import sys\nfrom allstep.train.prepare import check, prepare\nimport allstep.train.workers, allstep.train.folder\n"
+        "import sys\nfrom allstep.train.run.prepare import check, prepare\n"
+        "import allstep.train.config.num_workers, allstep.train.folder.claim\n"
         "check(prepare('digits'))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

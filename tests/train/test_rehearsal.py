@@ -15,11 +15,13 @@ import allstep
 import allstep.torch as hvd
 from allstep.cli.app import app
 from allstep.errors import CheckpointError, UserError
-from allstep.train import by_heart, job, read_config
-from allstep.train.by_heart import Learned, learn, simplified, verdict
-from allstep.train.checkpoint import Snapshot
-from allstep.train.rehearsal import Rehearsed, Stage, _check_same, forecast, lasting, rehearse, table
-from allstep.train.watch import Score
+from allstep.train import read_config
+from allstep.train.check import overfit as by_heart
+from allstep.train.check.dry_run import Rehearsed, Stage, _check_same, forecast, lasting, rehearse, table
+from allstep.train.check.overfit import Learned, learn, simplified, verdict
+from allstep.train.checkpoint.format import Snapshot
+from allstep.train.run import setup as job
+from allstep.train.watch.events import Score
 from ranks import clean_environment
 
 STAGES = ["start", "data", "step", "evaluate", "save", "load"]
@@ -115,7 +117,7 @@ def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
 def _with_a_class_less(config: Any) -> Any:
     from dataclasses import replace
 
-    from allstep.train.parts import open_parts
+    from allstep.train.input.splits import open_parts
 
     parts = open_parts(config)
     return replace(parts, classes=parts.classes[:9])

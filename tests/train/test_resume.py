@@ -19,10 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-import allstep.train.run as run_module
+import allstep.train.run.loop as run_module
 from allstep import comm, runlog
-from allstep.train import checkpoint, read_config
-from allstep.train.watch import Score
+from allstep.train import read_config
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.watch.events import Score
 from ranks import clean_environment, shared_memory_files, wait_until
 
 # A net with all that could differ: running statistics, dropout, a moving average, random crops, uneven batches.

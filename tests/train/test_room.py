@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allstep.train.room import bytes_of_sample, memory_of_worker, samples_at_once
+from allstep.train.step.micro_batch import bytes_of_sample, memory_of_worker, samples_at_once
 from allstep.world import World
 
 

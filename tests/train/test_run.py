@@ -10,14 +10,15 @@ import torch
 import allstep
 import allstep.torch as hvd
 from allstep import comm, data, runlog
+from allstep.comm.group import decide as agree
 from allstep.data import Batch, Loader
-from allstep.train import agree, read_config
-from allstep.train.evaluate import evaluate
-from allstep.train.job import make_job
-from allstep.train.run import _Run, train
-from allstep.train.stopping import Stopping
-from allstep.train.watch import Record, Result, Watchers
-from allstep.train.worker import Asked, work
+from allstep.train import read_config
+from allstep.train.health.stop import Stopping
+from allstep.train.run.loop import _Run, train
+from allstep.train.run.setup import make_job
+from allstep.train.run.worker import Asked, work
+from allstep.train.score.evaluate import evaluate
+from allstep.train.watch.events import Record, Result, Watchers
 from sources import Arrays
 
 # float32, not auto: runs are compared with each other, on every CPU.

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.train.standing import crossed
+from allstep.train.run.state import crossed
 
 
 @given(

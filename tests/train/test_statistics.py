@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import allstep
-from allstep.train.statistics import Statistics
+from allstep.train.step.after_step import Statistics
 from ranks import Ranks
 
 WEIGHTS = [6, 0, 2]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
-from allstep.train.stopping import (
+from allstep.train.health.stop import (
     STARTED,
     Stopping,
     launched_now,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from allstep.train import tensorboard
-from allstep.train.tensorboard import TensorBoard
-from allstep.train.watch import Evaluated, Result, Score, TrainingScore, Watcher, Watchers
+from allstep.train.watch import tensorboard
+from allstep.train.watch.events import Evaluated, Result, Score, TrainingScore, Watcher, Watchers
+from allstep.train.watch.tensorboard import TensorBoard
 from openings import opening, progress
 
 
@@ -108,5 +108,8 @@ def test_a_board_that_was_never_told_of_a_start_closes(tmp_path: Path) -> None:
 
 
 def test_neither_torch_nor_tensorflow_is_imported() -> None:
-    code = "import sys, allstep.train.tensorboard, tensorboard.compat.proto.event_pb2; print({'torch', 'tensorflow'} & sys.modules.keys())"
+    code = (
+        "import sys, allstep.train.watch.tensorboard, tensorboard.compat.proto.event_pb2; "
+        "print({'torch', 'tensorflow'} & sys.modules.keys())"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

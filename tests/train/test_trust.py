@@ -10,10 +10,11 @@ import pytest
 
 from allstep.errors import ConfigError
 from allstep.models.by_name import check_name
-from allstep.train import read_config, trust
-from allstep.train.config import ModelConfig
-from allstep.train.existing import run_config
-from allstep.train.folder import claim_folder
+from allstep.train import read_config
+from allstep.train.config import trust
+from allstep.train.config.run_config import ModelConfig
+from allstep.train.folder.claim import claim_folder
+from allstep.train.folder.read import run_config
 from ranks import clean_environment
 
 NETS = """

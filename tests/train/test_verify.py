@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import allstep
 import allstep.torch as hvd
+from allstep.console.text_table import columns
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.agreement import (
+from allstep.train.check.compare import (
     Answer,
     Compared,
     Difference,
@@ -30,9 +31,8 @@ from allstep.train.agreement import (
     uneven,
     write_plan,
 )
-from allstep.train.columns import columns
-from allstep.train.config import RunConfig
-from allstep.train.verify import compare, run, size_of
+from allstep.train.check.verify import compare, run, size_of
+from allstep.train.config.run_config import RunConfig
 from ranks import clean_environment
 
 # One number of workers against another

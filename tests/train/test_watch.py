@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from allstep import runlog
-from allstep.train.watch import Evaluated, Progress, Record, Result, Score, TrainingScore, Watcher, Watchers
+from allstep.train.watch.events import Evaluated, Progress, Record, Result, Score, TrainingScore, Watcher, Watchers
 from openings import progress
 
 SCORE = Score(0.5, 0.9, 360, 0.99)

@@ -5,11 +5,11 @@ speed is left when ranks train together. `result` holds the figures of a benchma
 programs, a picture; `comm_result` and `step_result` those of `comm` and `step`.
 """
 
-from allstep.bench.comm import measure_comm
-from allstep.bench.comm_result import CommResult
+from allstep.bench.comm.measure import measure_comm
+from allstep.bench.comm.result import CommResult
 from allstep.bench.launch import measure_launch
 from allstep.bench.result import Missing, Result, Row
-from allstep.bench.step import measure_step
-from allstep.bench.step_result import StepResult
+from allstep.bench.step.measure import measure_step
+from allstep.bench.step.result import StepResult
 
 __all__ = ["CommResult", "Missing", "Result", "Row", "StepResult", "measure_comm", "measure_launch", "measure_step"]

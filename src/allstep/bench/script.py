@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from allstep.interpreter import run_module
+from allstep.process.python import run_module
 
 
 def positive(text: str) -> int:

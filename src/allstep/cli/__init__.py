@@ -13,8 +13,8 @@ from pathlib import Path
 
 from allstep.cli.app import app
 from allstep.cli.shortage import shortage
+from allstep.console.escape import print_notice
 from allstep.errors import AllstepError
-from allstep.escaping import print_notice
 
 __all__ = ["main"]
 

@@ -9,7 +9,7 @@ from allstep.cli.bench import bench
 from allstep.cli.data import data
 from allstep.cli.doctor import doctor
 from allstep.cli.eval import eval_
-from allstep.cli.horovod_path import horovod_path
+from allstep.cli.horovod.path import horovod_path
 from allstep.cli.predict import predict
 from allstep.cli.report import report
 from allstep.cli.run import run

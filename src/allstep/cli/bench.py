@@ -13,8 +13,8 @@ from allstep.cli.output_file import STDOUT, check_output, write_text
 
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
-    from allstep.bench.data_result import DataResult
-    from allstep.bench.step_result import StepResult
+    from allstep.bench.data.result import DataResult
+    from allstep.bench.step.result import StepResult
 
 bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
 
@@ -63,8 +63,8 @@ def comm(
     plot: Plot = None,
 ) -> None:
     """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each algorithm, Gloo, Open MPI."""
-    from allstep.bench.comm import measure_comm
-    from allstep.bench.comm_result import parse_caches, parse_ranks, parse_sizes
+    from allstep.bench.comm.measure import measure_comm
+    from allstep.bench.comm.result import parse_caches, parse_ranks, parse_sizes
 
     _check(json, plot)
     numbers, nbytes, state = parse_ranks(ranks), parse_sizes(sizes), parse_caches(caches)
@@ -88,7 +88,7 @@ def step(
     plot: Plot = None,
 ) -> None:
     """Train a net: DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies."""
-    from allstep.bench.step import NUM_EXTRA, measure_step
+    from allstep.bench.step.measure import NUM_EXTRA, measure_step
 
     _check(json, plot)
     with _bar(repetitions + NUM_EXTRA) as told:
@@ -116,7 +116,7 @@ def data(
     plot: Plot = None,
 ) -> None:
     """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI and tf.data."""
-    from allstep.bench.data import NUM_EXTRA, measure_data
+    from allstep.bench.data.measure import NUM_EXTRA, measure_data
 
     _check(json, plot)
     with _bar(repetitions + NUM_EXTRA) as told:

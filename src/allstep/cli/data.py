@@ -14,12 +14,12 @@ import typer
 
 from allstep.cli.numbers import MOST, between
 from allstep.cli.output_file import STDOUT, check_output, write_text
-from allstep.data.pictures.limit import MAX_PIXELS
-from allstep.escaping import escaped, print_line, print_notice
+from allstep.console.escape import escaped, print_line, print_notice
+from allstep.data.image.limit import MAX_PIXELS
 
 if TYPE_CHECKING:
     from allstep.data.packing.pack import Outcome
-    from allstep.data.sets.fetch import Progress
+    from allstep.data.sets.http import Progress
     from allstep.data.sources.source import Source
 
 data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
@@ -71,7 +71,7 @@ def pack(
     max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
     """Pack samples into a few large shards. The same command again goes on where it was stopped."""
-    from allstep.cli.bar import bar
+    from allstep.console.progress_bar import bar
     from allstep.data.packing.pack import pack as pack_all
     from allstep.data.packing.plan import Options
 
@@ -132,7 +132,7 @@ def info(
 ) -> None:
     """Say what is in a set: samples, files, sizes of pictures, balance of the classes."""
     from allstep.cli.data_table import info_table
-    from allstep.data.info import info as look
+    from allstep.data.inspect.info import info as look
 
     check_output("--json", json, "JSON")
     with _source(src, test) as source:
@@ -150,8 +150,8 @@ def index(
     test: Test = False,
 ) -> None:
     """Write the indexes now that the first run would write."""
-    from allstep.cli.bar import bar
-    from allstep.data.indexing import store_checksums
+    from allstep.console.progress_bar import bar
+    from allstep.data.inspect.indexing import store_checksums
 
     with _source(src, test) as source, bar("checksums") as shown:
         stored = checksum and store_checksums(
@@ -172,9 +172,9 @@ def verify(
     max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
     """Check every checksum and decode every picture. The exit status is 1 when one is bad."""
-    from allstep.cli.bar import bar
     from allstep.cli.data_table import bad_table
-    from allstep.data.verify import verify as check
+    from allstep.console.progress_bar import bar
+    from allstep.data.inspect.verify import verify as check
 
     check_output("--list", list_file, "JSON")
     with _source(src, test) as source, bar("checking") as shown:
@@ -229,9 +229,9 @@ def show(
     ] = None,
 ) -> None:
     """Draw samples beside what augmentation makes of them."""
+    from allstep.data.augment.parse import spelled
+    from allstep.data.inspect.contact_sheet import save, sheet
     from allstep.data.packing.plan import spread
-    from allstep.data.sheet import save, sheet
-    from allstep.data.spelled import spelled
 
     check_output("--out", out, "a drawing")
     if src is not None:
@@ -257,7 +257,7 @@ def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[st
         if src is None:
             raise ConfigError("whose pictures? give a set (SRC), or a recipe that has one (--recipe NAME)")
         return src, augment or "imagenet", 0, MAX_PIXELS
-    from allstep.train.source import read_config
+    from allstep.train.config.read import read_config
 
     config = read_config(recipe)
     section = config.data
@@ -274,8 +274,8 @@ def get(
 ) -> None:
     """Bring a named set here; every file's SHA-256 is checked."""
     from allstep.data.cache import cache_folder
-    from allstep.data.sets.getting import get as bring
-    from allstep.data.sets.known import named_set
+    from allstep.data.sets.catalogue import named_set
+    from allstep.data.sets.download import get as bring
 
     wanted = named_set(name)
     folder = to or cache_folder() / wanted.name
@@ -307,8 +307,8 @@ def _download() -> "Iterator[Progress]":
 @contextmanager
 def _source(src: str, test: bool = False) -> "Iterator[Source]":
     """The source, opened; its indexes are built now, with a bar. DataError when it has no samples."""
-    from allstep.cli.bar import bar
-    from allstep.data.sources.opening import open_source
+    from allstep.console.progress_bar import bar
+    from allstep.data.opening import open_source
     from allstep.errors import DataError
 
     place, classes = _place(src)
@@ -329,8 +329,8 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
 
 def _place(src: str) -> tuple[str, tuple[str, ...]]:
     """Where `src` is, and names of its classes where it is known by name: a set like cifar10, unless a file is called so."""
-    from allstep.data.sets.known import NAMED
-    from allstep.data.sets.named import find
+    from allstep.data.sets.catalogue import NAMED
+    from allstep.data.sets.load import find
 
     if src not in NAMED or Path(src).exists():
         return src, ()

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from allstep.escaping import escaped
+from allstep.console.escape import escaped
 
 if TYPE_CHECKING:
-    from allstep.data.info import Info, Spread
+    from allstep.data.inspect.info import Info, Spread
     from allstep.data.sources.source import BadSample
 
 _BAD_SHOWN = 20

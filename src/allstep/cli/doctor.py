@@ -25,7 +25,7 @@ def doctor(
 ) -> None:
     """Look at this machine, or at several hosts, and say what is wrong. The exit status is 1 when a run would fail."""
     from allstep.doctor import Asked, examine, follow
-    from allstep.doctor.show import show
+    from allstep.doctor.print import show
 
     asked = Asked(_hosts(hosts, hostfile), ssh, iface, quick, launcher)
     if follow(asked):

@@ -24,11 +24,11 @@ from allstep.cli.predict import (
     tell,
     write_json,
 )
-from allstep.interpreter import run_module
+from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.existing import Evaluation
-    from allstep.train.reevaluate import Reevaluated
+    from allstep.train.folder.read import Evaluation
+    from allstep.train.use.evaluate import Reevaluated
 
 _DONE = "ALLSTEP_EVAL_DONE"
 """Variable with the path of the file that proves to the launching process that there is a score."""
@@ -60,8 +60,8 @@ def eval_(
 ) -> None:
     """Evaluate the net of a run, every sample once: loss, accuracy, top-5 accuracy."""
     from allstep.errors import ConfigError
-    from allstep.train.existing import Evaluation, PartName
-    from allstep.train.workers import check_num_workers
+    from allstep.train.config.num_workers import check_num_workers
+    from allstep.train.folder.read import Evaluation, PartName
     from allstep.world import NONE, World
 
     if part not in get_args(PartName):
@@ -74,7 +74,7 @@ def eval_(
         raise typer.Exit(_start(workers))
     if world.launcher != NONE:
         check_num_workers(workers, world)
-    from allstep.train.reevaluate import work
+    from allstep.train.use.evaluate import work
 
     result = work(asked, launcher)
     if result is not None:
@@ -91,7 +91,7 @@ def _start(num_workers: int) -> int:
     Rank 0 leaves a file once it has shown the score: a status of 0 alone proves nothing.
     """
     from allstep.launch import launch
-    from allstep.train.workers import no_result
+    from allstep.train.config.num_workers import no_result
 
     command = run_module("allstep", *sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="allstep-eval-") as folder:
@@ -108,7 +108,7 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from allstep.escaping import escaped
+    from allstep.console.escape import escaped
 
     score = result.score
     table = Table(box=None, show_header=False, padding=(0, 3, 0, 0), pad_edge=False)

@@ -8,8 +8,8 @@ must not write over the first picture.
 import sys
 from pathlib import Path
 
-from allstep.atomic import replace_file
 from allstep.errors import ConfigError
+from allstep.files.replace import replace_file
 
 STDOUT = "-"
 _STARTS = {

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from allstep.cli.output_file import check_output, write_text
-from allstep.escaping import print_notice
+from allstep.console.escape import print_notice
 
 if TYPE_CHECKING:
-    from allstep.train.existing import Which
-    from allstep.train.predict import Prediction
+    from allstep.train.folder.read import Which
+    from allstep.train.use.predict import Prediction
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, of a run that has ended or is under way.")
@@ -48,16 +48,16 @@ def predict(
     trust: Trust = False,
 ) -> None:
     """Name the likeliest classes of pictures. The exit status is 1 when one of them cannot be read."""
-    from allstep.cli.bar import bar
     from allstep.cli.predict_table import show
-    from allstep.train.existing import run_config
+    from allstep.console.progress_bar import bar
+    from allstep.train.folder.read import run_config
 
     chosen = checked_which(which)
     check_output("--json", json, "JSON")
     run_config(run, trust=trust)  # what is wrong with the folder is said before torch is fetched
     from allstep.data.sources.folder import left_out_notes
-    from allstep.train.predict import find_pictures, load_run
-    from allstep.train.predict import predict as look_at
+    from allstep.train.use.predict import find_pictures, load_run
+    from allstep.train.use.predict import predict as look_at
 
     trained = load_run(run, chosen, device, trust)
     if max_pixels is not None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Console
 
-from allstep.escaping import escaped
+from allstep.console.escape import escaped
 
 if TYPE_CHECKING:
-    from allstep.train.predict import Prediction
+    from allstep.train.use.predict import Prediction
 
 
 def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:

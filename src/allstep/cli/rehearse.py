@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allstep.atomic import replace_file
-from allstep.escaping import print_line, print_notice
-from allstep.interpreter import run_module
+from allstep.console.escape import print_line, print_notice
+from allstep.files.replace import replace_file
+from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.config import RunConfig
+    from allstep.train.config.run_config import RunConfig
     from allstep.world import World
 
 
@@ -37,7 +37,7 @@ class Rehearsal:
 
 def rehearse(asked: Rehearsal, workers: int | None, launcher: str | None) -> int:
     """Outside a world start the workers, inside be one; the exit status."""
-    from allstep.train.workers import check_num_workers
+    from allstep.train.config.num_workers import check_num_workers
     from allstep.world import NONE, World
 
     world = World.detect(launcher)
@@ -49,9 +49,9 @@ def rehearse(asked: Rehearsal, workers: int | None, launcher: str | None) -> int
 
 def _start(asked: Rehearsal, workers: int | None) -> int:
     from allstep.launch import launch
-    from allstep.train.prepare import check, prepare
-    from allstep.train.scratch import make_scratch
-    from allstep.train.workers import default_num_workers, no_result
+    from allstep.train.config.num_workers import default_num_workers, no_result
+    from allstep.train.folder.scratch import make_scratch
+    from allstep.train.run.prepare import check, prepare
 
     prepared = prepare(asked.source, asked.words, asked.data)
     check(prepared)
@@ -82,9 +82,9 @@ def _work(asked: Rehearsal, launcher: str | None) -> int:
     """As a worker; the exit status."""
     import allstep.torch as hvd
     from allstep import comm
-    from allstep.train import agree
-    from allstep.train.prepare import prepare
-    from allstep.train.scratch import scratch
+    from allstep.comm.group import decide as agree
+    from allstep.train.folder.scratch import scratch
+    from allstep.train.run.prepare import prepare
 
     world = comm.init(launcher)
     hvd.init()
@@ -114,7 +114,7 @@ def _left(asked: Rehearsal, world: "World", code: int) -> int:
 
 
 def _learn(config: "RunConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]) -> int:
-    from allstep.train.by_heart import learn, simplified, verdict
+    from allstep.train.check.overfit import learn, simplified, verdict
 
     simple, off = simplified(config, count)
     tell(f"learning {count} samples by heart, in batches of {simple.global_batch}")
@@ -126,8 +126,8 @@ def _learn(config: "RunConfig", count: int, world: "World", folder: Path, tell: 
 
 
 def _dry_run(config: "RunConfig", world: "World", folder: Path, tell: Callable[[str], None]) -> int:
-    from allstep.train.columns import columns
-    from allstep.train.rehearsal import forecast, rehearse, table
+    from allstep.console.text_table import columns
+    from allstep.train.check.dry_run import forecast, rehearse, table
 
     tell(f"dry run with {world.size} worker{'s' if world.size > 1 else ''}")
     rehearsed = rehearse(config, world, folder)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from allstep.cli.output_file import check_output
-from allstep.escaping import print_line
+from allstep.console.escape import print_line
 
 
 def report(

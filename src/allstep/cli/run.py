@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from allstep.cli.horovod_flags import takes_horovod_flags
-from allstep.cli.horovodrun import CONTROLLERS, idle_line, read_config, variables
+from allstep.cli.horovod.flags import takes_horovod_flags
+from allstep.cli.horovod.flags_table import CONTROLLERS, idle_line, read_config, variables
+from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
-from allstep.escaping import print_notice
 
 if TYPE_CHECKING:
     from allstep.launch import Host
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _check_build(asked: bool) -> None:
     if asked:
-        from allstep.cli.check_build import table
+        from allstep.cli.horovod.check_build import table
 
         print(table())
         raise typer.Exit

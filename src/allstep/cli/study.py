@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
-from allstep.escaping import escaped, print_notice
+from allstep.console.escape import escaped, print_notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from allstep.plan import Study, StudyFolder
-    from allstep.plan.findings import Findings
-    from allstep.plan.trial import Results
+    from allstep.study import Study, StudyFolder
+    from allstep.study.findings import Findings
+    from allstep.study.trial import Results
     from allstep.train import RunConfig
 
 study = typer.Typer(
@@ -75,11 +75,11 @@ def batch(
     trust: Trust = False,
 ) -> None:
     """Accuracy by batch and remedy, after the same number of epochs."""
-    from allstep.plan import StudyFolder
-    from allstep.plan.batch_study import SET, BatchGrid, parse_batches, parse_seeds
-    from allstep.plan.batch_table import BatchTable
-    from allstep.plan.remedies import chosen
-    from allstep.plan.training import check_data, found, refuse_words
+    from allstep.study import StudyFolder
+    from allstep.study.batch.remedies import chosen
+    from allstep.study.batch.study import SET, BatchGrid, parse_batches, parse_seeds
+    from allstep.study.batch.table import BatchTable
+    from allstep.study.train_trial import check_data, found, refuse_words
 
     recipe, words = _split(arguments, trust)
     refuse_words(words, SET)
@@ -120,11 +120,11 @@ def updates(
     trust: Trust = False,
 ) -> None:
     """Updates to a goal by batch, with the best of a few rates each, beside the published shape."""
-    from allstep.plan import StudyFolder
-    from allstep.plan.batch_study import parse_batches
-    from allstep.plan.training import check_data, found, refuse_words
-    from allstep.plan.updates_study import SET, UpdatesSearch
-    from allstep.plan.updates_table import UpdatesTable
+    from allstep.study import StudyFolder
+    from allstep.study.batch.study import parse_batches
+    from allstep.study.train_trial import check_data, found, refuse_words
+    from allstep.study.updates.study import SET, UpdatesSearch
+    from allstep.study.updates.table import UpdatesTable
 
     recipe, words = _split(arguments, trust)
     refuse_words(words, SET)
@@ -152,7 +152,7 @@ def updates(
 
 def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
     from allstep.errors import ConfigError
-    from allstep.train.source import split_arguments
+    from allstep.train.config.read import split_arguments
 
     sources, words = split_arguments(arguments)
     if len(sources) != 1:
@@ -168,7 +168,7 @@ def _usual_folder(recipe: str, question: str) -> Path:
 
 def _one_precision(config: "RunConfig", folder: "StudyFolder") -> str | None:
     """The same for every run; a line states which, where the recipe leaves it to the machine."""
-    from allstep.plan.one_precision import one_precision
+    from allstep.study.one_precision import one_precision
 
     precision = one_precision(config, folder)
     if precision is None:
@@ -188,11 +188,11 @@ def _answer(
     """Runs the study and writes what it found, also when it was interrupted."""
     from allstep.launch import RESUBMIT
     from allstep.machine import allowed_cores
-    from allstep.plan import run
-    from allstep.plan.display import shown
-    from allstep.plan.findings import write_findings
-    from allstep.plan.runner import collect
-    from allstep.plan.runs_read import has_diverged
+    from allstep.study import run
+    from allstep.study.display import shown
+    from allstep.study.findings import write_findings
+    from allstep.study.results import has_diverged
+    from allstep.study.runner import collect
 
     lanes, interrupted = jobs or allowed_cores(), False
     try:

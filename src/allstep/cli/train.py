@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from allstep.cli.numbers import MOST, between
-from allstep.escaping import print_line, print_notice
-from allstep.interpreter import run_module
+from allstep.console.escape import print_line, print_notice
+from allstep.process.python import run_module
 
 _AUTO = "auto"
 
@@ -93,8 +93,8 @@ def train(
     request = _request(arguments or [], words, out, data, resume, max_time)
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
-    from allstep.train.stopping import leave_when_told
-    from allstep.train.workers import check_num_workers
+    from allstep.train.config.num_workers import check_num_workers
+    from allstep.train.health.stop import leave_when_told
 
     world = World.detect(launcher)
     with leave_when_told():
@@ -117,7 +117,7 @@ def _rehearse(request: _Request, overfit: int | None, dry_run: bool, workers: in
 
 
 def _list() -> None:
-    from allstep.train.recipes import RECIPES
+    from allstep.train.config.recipes import RECIPES
 
     for name, recipe in RECIPES.items():
         print(f"{name:<20} {(recipe.__doc__ or '').partition(chr(10))[0]}")
@@ -133,7 +133,7 @@ def _request(
 ) -> _Request:
     """The words of the command line, checked against each other."""
     from allstep.errors import ConfigError
-    from allstep.train.source import default_source, split_arguments
+    from allstep.train.config.read import default_source, split_arguments
 
     sources, keys = split_arguments(arguments)
     words = [*keys, *words]
@@ -157,12 +157,12 @@ def _start(request: _Request, workers: int | None) -> int:
     """Check everything, then start the workers; their exit status."""
     from allstep.errors import DataError
     from allstep.launch import launch
-    from allstep.train.folder import CONFIG, RECORD, Claimed, abandon, claim_folder, expect_run, has_ended
-    from allstep.train.hold import check_free
-    from allstep.train.prepare import check, prepare
-    from allstep.train.stopping import STARTED, launched_now, parse_time
-    from allstep.train.trust import checked_word
-    from allstep.train.workers import default_num_workers, no_result
+    from allstep.train.config.num_workers import default_num_workers, no_result
+    from allstep.train.config.trust import checked_word
+    from allstep.train.folder.claim import CONFIG, RECORD, Claimed, abandon, claim_folder, expect_run, has_ended
+    from allstep.train.folder.lock import check_free
+    from allstep.train.health.stop import STARTED, launched_now, parse_time
+    from allstep.train.run.prepare import check, prepare
 
     if request.max_time is not None:
         parse_time(request.max_time)
@@ -204,9 +204,9 @@ def _start(request: _Request, workers: int | None) -> int:
 def _work(request: _Request, launcher: str | None) -> int:
     """As a worker; the exit status."""
     from allstep.launch import RESUBMIT
-    from allstep.train.run import Paused
-    from allstep.train.stopping import parse_time
-    from allstep.train.worker import Asked, work
+    from allstep.train.health.stop import parse_time
+    from allstep.train.run.loop import Paused
+    from allstep.train.run.worker import Asked, work
 
     seconds = parse_time(request.max_time) if request.max_time is not None else None
     asked = Asked(request.source, request.words, request.data, request.out, request.resume, request.must_exist, seconds)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from allstep.atomic import replace_file
-from allstep.escaping import print_line
-from allstep.interpreter import run_module
+from allstep.console.escape import print_line
+from allstep.files.replace import replace_file
+from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.agreement import Answer, Plan
-    from allstep.train.config import RunConfig
+    from allstep.train.check.compare import Answer, Plan
+    from allstep.train.config.run_config import RunConfig
 
 
 def verify(
@@ -39,7 +39,7 @@ def verify(
 ) -> None:
     """Run a few steps in float64 with each number of workers and show that all compute the same, or where they part."""
     from allstep.errors import ConfigError
-    from allstep.train.source import default_source, split_arguments
+    from allstep.train.config.read import default_source, split_arguments
     from allstep.world import NONE, World
 
     sources, words = split_arguments(arguments or [])
@@ -59,16 +59,16 @@ def verify(
 
 
 def _work(source: str, answers: Path) -> None:
-    from allstep.train.source import read_config
-    from allstep.train.verify import work
+    from allstep.train.check.verify import work
+    from allstep.train.config.read import read_config
 
     work(read_config(source), answers)
 
 
 def _start(source: str, words: list[str], workers: str, data: Path | None) -> int:
     """One number of workers after the other; 0 when all agree, 1 when not."""
-    from allstep.train.agreement import made_exact, make_plan, parse_workers, write_plan
-    from allstep.train.prepare import Prepared, check, prepare
+    from allstep.train.check.compare import made_exact, make_plan, parse_workers, write_plan
+    from allstep.train.run.prepare import Prepared, check, prepare
 
     numbers = parse_workers(workers)
     prepared = prepare(source, words, data)
@@ -91,8 +91,8 @@ def _start(source: str, words: list[str], workers: str, data: Path | None) -> in
 def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answers: "list[Answer]") -> int:
     """Starts the workers and adds their answer; the exit status if they have none."""
     from allstep.launch import launch
-    from allstep.train.agreement import named, read_answer
-    from allstep.train.workers import no_result
+    from allstep.train.check.compare import named, read_answer
+    from allstep.train.config.num_workers import no_result
 
     steps = f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and {plan.evaluated} of the validation part"
     print(f"{named(number)}: {steps} ...", flush=True)
@@ -114,8 +114,8 @@ def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answer
 
 def _tell(plan: "Plan", answers: "Sequence[Answer]") -> int:
     """The table and the verdict."""
-    from allstep.train.agreement import named, partings, table
-    from allstep.train.columns import columns
+    from allstep.console.text_table import columns
+    from allstep.train.check.compare import named, partings, table
 
     for line in columns(list(table(plan, answers))):
         print_line(line)

@@ -3,12 +3,12 @@
 Importing this package makes the backend "allstep" known to torch.distributed.
 """
 
-from allstep.comm.backend import register as _register
-from allstep.comm.barrier import barrier
-from allstep.comm.host import Options
-from allstep.comm.shared import shared_empty
-from allstep.comm.start import init, shutdown
-from allstep.comm.timeline import start_timeline, stop_timeline
+from allstep.comm.group.backend import register as _register
+from allstep.comm.group.build import Options
+from allstep.comm.group.init import init, shutdown
+from allstep.comm.group.shared_empty import shared_empty
+from allstep.comm.join.barrier import barrier
+from allstep.comm.timeline.timeline import start_timeline, stop_timeline
 
 __all__ = ["Options", "barrier", "init", "shared_empty", "shutdown", "start_timeline", "stop_timeline"]
 

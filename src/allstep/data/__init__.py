@@ -16,11 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from allstep.data.loader import Batch, Loader
+    from allstep.data.augment.mix import Cutmix, Mixup
+    from allstep.data.augment.normalize import Normalise
+    from allstep.data.augment.transform import Transform
     from allstep.data.loading.dataset import as_dataset
-    from allstep.data.pictures.mix import Cutmix, Mixup
-    from allstep.data.pictures.normalise import Normalise
-    from allstep.data.sets.named import (
+    from allstep.data.loading.loader import Batch, Loader
+    from allstep.data.opening import open_source
+    from allstep.data.sets.load import (
         NAMED,
         Found,
         ImageSet,
@@ -33,12 +35,10 @@ if TYPE_CHECKING:
     )
     from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
     from allstep.data.sources.folder import FolderSource
-    from allstep.data.sources.opening import open_source
     from allstep.data.sources.source import BadSample, Sample, Source
     from allstep.data.sources.synthetic import SyntheticSource
-    from allstep.data.sources.tar import TarSource
-    from allstep.data.sources.tfrecord import TFRecordSource
-    from allstep.data.transform import Transform
+    from allstep.data.sources.tar.source import TarSource
+    from allstep.data.sources.tfrecord.source import TFRecordSource
 
 __all__ = [
     "NAMED",
@@ -74,31 +74,31 @@ __all__ = [
 _LATER = {
     "ArraySource": "allstep.data.sources.arrays",
     "BadSample": "allstep.data.sources.source",
-    "Batch": "allstep.data.loader",
+    "Batch": "allstep.data.loading.loader",
     "CifarSource": "allstep.data.sources.arrays",
-    "Cutmix": "allstep.data.pictures.mix",
+    "Cutmix": "allstep.data.augment.mix",
     "FolderSource": "allstep.data.sources.folder",
-    "Found": "allstep.data.sets.named",
+    "Found": "allstep.data.sets.load",
     "IdxSource": "allstep.data.sources.arrays",
-    "ImageSet": "allstep.data.sets.named",
-    "Loader": "allstep.data.loader",
-    "Mixup": "allstep.data.pictures.mix",
-    "NAMED": "allstep.data.sets.named",
-    "NamedSet": "allstep.data.sets.named",
-    "Normalise": "allstep.data.pictures.normalise",
-    "Pictures": "allstep.data.sets.named",
+    "ImageSet": "allstep.data.sets.load",
+    "Loader": "allstep.data.loading.loader",
+    "Mixup": "allstep.data.augment.mix",
+    "NAMED": "allstep.data.sets.load",
+    "NamedSet": "allstep.data.sets.load",
+    "Normalise": "allstep.data.augment.normalize",
+    "Pictures": "allstep.data.sets.load",
     "Sample": "allstep.data.sources.source",
     "Source": "allstep.data.sources.source",
     "SyntheticSource": "allstep.data.sources.synthetic",
-    "TFRecordSource": "allstep.data.sources.tfrecord",
-    "TarSource": "allstep.data.sources.tar",
-    "Transform": "allstep.data.transform",
+    "TFRecordSource": "allstep.data.sources.tfrecord.source",
+    "TarSource": "allstep.data.sources.tar.source",
+    "Transform": "allstep.data.augment.transform",
     "as_dataset": "allstep.data.loading.dataset",
-    "cache_folder": "allstep.data.sets.named",
-    "find": "allstep.data.sets.named",
-    "load": "allstep.data.sets.named",
-    "named_set": "allstep.data.sets.named",
-    "open_source": "allstep.data.sources.opening",
+    "cache_folder": "allstep.data.sets.load",
+    "find": "allstep.data.sets.load",
+    "load": "allstep.data.sets.load",
+    "named_set": "allstep.data.sets.load",
+    "open_source": "allstep.data.opening",
 }
 
 

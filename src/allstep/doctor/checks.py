@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from allstep.doctor.choice import Choice, user_threads
-from allstep.doctor.engine import Engine
 from allstep.doctor.finding import Finding, note, problem, warning
 from allstep.doctor.machine_facts import Cores, Folder, Network, SharedMemory
 from allstep.doctor.packages import Package, at_least
 from allstep.doctor.programs import Program
+from allstep.doctor.torch_probe import Engine
 from allstep.errors import ConfigError
 from allstep.limits import read_limits
 from allstep.machine import Memory, threads_by_user

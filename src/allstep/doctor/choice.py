@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.doctor.engine import Engine
+from allstep.doctor.torch_probe import Engine
 from allstep.launch import Host
 from allstep.machine import allowed_cores, threads_by_user
 from allstep.world import NONE, World
@@ -42,8 +42,8 @@ def choose(world: World | None, engine: Engine, hosts: Sequence[Host]) -> Choice
 
 
 def _workers_of_train() -> int:
-    from allstep.train.recipes import DEFAULT, RECIPES
-    from allstep.train.workers import default_num_workers
+    from allstep.train.config.num_workers import default_num_workers
+    from allstep.train.config.recipes import DEFAULT, RECIPES
 
     return default_num_workers(RECIPES[DEFAULT]())
 
@@ -72,7 +72,7 @@ _LAUNCHERS_STORE = "in the launcher's own store, which outlives every rank"
 
 
 def _meeting(world: World) -> str:
-    """As `allstep.comm.rendezvous` finds the store."""
+    """As `allstep.comm.join.rendezvous` finds the store."""
     address = os.environ.get("MASTER_ADDR")
     if world.launcher == "allstep":
         return _LAUNCHERS_STORE

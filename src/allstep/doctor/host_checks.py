@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from allstep._version import __version__
 from allstep.doctor.finding import Finding, note, problem, warning
+from allstep.doctor.hosts import THIS_MACHINE, Connection, Station, Visit
 from allstep.doctor.packages import version_of
-from allstep.doctor.reach import THIS_MACHINE, Connection, Station, Visit
 
 _CLOCK_SECONDS = 5.0
 _MOST_PAIRS = 6

@@ -10,14 +10,14 @@ from typing import Any
 
 from allstep import machine
 from allstep._version import __version__
+from allstep.console.escape import print_notice
 from allstep.doctor import checks, choice, host_checks, machine_facts, packages, programs, trial
 from allstep.doctor.checks import Facts, environment
-from allstep.doctor.engine import Look
 from allstep.doctor.finding import Finding, Severity
-from allstep.doctor.reach import Visit, visit
+from allstep.doctor.hosts import Visit, visit
+from allstep.doctor.torch_probe import Look
 from allstep.doctor.trial import Trial
 from allstep.errors import WorldError
-from allstep.escaping import print_notice
 from allstep.launch import Host
 from allstep.world import World
 

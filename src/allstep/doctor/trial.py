@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.doctor.finding import Finding, problem
-from allstep.doctor.rank import MARK, take_part
-from allstep.interpreter import run_module
+from allstep.doctor.trial_rank import MARK, take_part
 from allstep.launch import Host
 from allstep.limits import read_limits
+from allstep.process.python import run_module
 from allstep.wire.patience import bounded
 from allstep.world import LAUNCHERS
 
@@ -54,7 +54,7 @@ def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = No
     where += ["--iface", iface] if used and iface else []
     command = run_module("allstep", "run", "-np", str(ranks), *where, "--grace", "2", "--")
     began = time.monotonic()
-    code, out, err = _run([*command, *run_module("allstep.doctor.rank")])
+    code, out, err = _run([*command, *run_module("allstep.doctor.trial_rank")])
     seconds = time.monotonic() - began
     said = [line.partition(MARK)[2] for line in out.splitlines() if MARK in line]
     if code == 0 and said:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from allstep.comm import engine
+from allstep import engine
 from allstep.hvd import attached, timeline, util
 from allstep.hvd import process_sets as sets
 from allstep.hvd.place import (

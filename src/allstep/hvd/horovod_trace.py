@@ -24,12 +24,12 @@ from typing import Any
 
 from torch import Tensor
 
-from allstep.comm.engine.hooks import Hooks
-from allstep.comm.engine.request import Ask, Key, Kind
-from allstep.comm.gradients import Named
-from allstep.comm.trace import TraceFile
+from allstep.comm.timeline.chrome_trace import TraceFile
+from allstep.console.escape import print_notice
+from allstep.engine.hooks import Hooks
+from allstep.engine.request import Ask, Key, Kind
 from allstep.errors import ConfigError
-from allstep.escaping import print_notice
+from allstep.parallel.gradients import Named
 
 _CLOSING = "\n]\n"
 _PERIOD = 0.03  # seconds between two writings: whoever looks a tenth of a second later finds what happened

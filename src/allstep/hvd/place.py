@@ -4,8 +4,8 @@ A process is initialised from its own `init()` to its own `shutdown()`. That a p
 not change our place: `rank()` and `size()` go on working, collectives raise.
 """
 
-from allstep.comm import engine
-from allstep.comm.engine import Engine
+from allstep import engine
+from allstep.engine import Engine
 
 NOT_INITIALIZED = "Horovod has not been initialized; call hvd.init() first"
 

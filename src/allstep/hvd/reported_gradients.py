@@ -7,8 +7,8 @@ row under the name that Horovod would give it.
 
 import time
 
-from allstep.comm.gradients import Bucket, Gradients, Header
 from allstep.hvd import timeline
+from allstep.parallel.gradients import Bucket, Gradients, Header
 
 
 class ReportedGradients(Gradients):

@@ -7,7 +7,7 @@ written is an error here and now. What is in it is in `horovod_trace`; it hears 
 
 import os
 
-from allstep.comm.engine import Engine, Hooks
+from allstep.engine import Engine, Hooks
 from allstep.errors import ConfigError
 from allstep.hvd.horovod_trace import HorovodTrace
 from allstep.hvd.place import rank, running

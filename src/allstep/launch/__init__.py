@@ -3,12 +3,12 @@
 `launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it; `run` calls a function on workers.
 """
 
-from allstep.launch.discovery import discover
 from allstep.launch.function import run
-from allstep.launch.hosts import Host, assign, parse_hosts, read_hostfile
+from allstep.launch.hosts.discovery import discover
+from allstep.launch.hosts.parse import Host, assign, parse_hosts, read_hostfile
+from allstep.launch.hosts.ssh import parse_env_only
 from allstep.launch.job import Job
 from allstep.launch.launcher import RESUBMIT, Launcher
-from allstep.launch.ssh import parse_env_only
 
 __all__ = [
     "RESUBMIT",

@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 from allstep import machine, wire
 from allstep._version import __version__
 from allstep.launch import horovod
-from allstep.launch.lines import Lines
 from allstep.launch.link import FULL, Link, Message
+from allstep.launch.output.lines import Lines
 from allstep.limits import read_limits
-from allstep.liveness import Life, life_of
+from allstep.process.liveness import Life, life_of
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

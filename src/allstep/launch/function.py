@@ -23,8 +23,8 @@ from typing import IO, Any, TextIO
 
 from allstep import wire
 from allstep.errors import ConfigError
-from allstep.interpreter import run_module
-from allstep.launch.parcel import collect, pieces
+from allstep.launch.large_values import collect, pieces
+from allstep.process.python import run_module
 
 _OWN = ("allstep run: ", "allstep: ")  # how a line of the launcher itself begins
 _KEPT_LINES = 500
@@ -97,7 +97,7 @@ def run(
         else ",".join(network_interfaces),
     }
     command = run_module("allstep", "run", *_arguments(options))
-    command += run_module("allstep.launch.called", executable=executable)
+    command += run_module("allstep.launch.function_worker", executable=executable)
     everywhere = bool(hosts or hostfile or host_discovery_script)
     return _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allstep.errors import ConfigError
-from allstep.launch.hosts import Host, check_counts
+from allstep.launch.hosts.parse import Host, check_counts
 
 MAX_GRACE = 86_400.0
 """Seconds: a day. What is to be saved after a signal takes minutes."""

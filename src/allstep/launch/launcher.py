@@ -26,15 +26,16 @@ from typing import IO, Any
 from allstep import machine, wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
-from allstep.launch import failure, horovod, ssh
-from allstep.launch.addresses import choose_address
+from allstep.launch import failure, horovod
 from allstep.launch.failure import Failure
+from allstep.launch.host_connection import Station, open_stations
+from allstep.launch.hosts import ssh
+from allstep.launch.hosts.addresses import choose_address
 from allstep.launch.job import Job
 from allstep.launch.link import Message
-from allstep.launch.output import Output
+from allstep.launch.output.sink import wait_for_reader
+from allstep.launch.output.writer import Output
 from allstep.launch.signals import caught_signals
-from allstep.launch.sink import wait_for_reader
-from allstep.launch.station import Station, open_stations
 from allstep.limits import read_limits
 from allstep.world import places
 

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from allstep.comm import engine
-from allstep.comm.engine import Engine
+from allstep import engine
+from allstep.engine import Engine
 from allstep.errors import ConfigError
 
 

@@ -3,10 +3,10 @@
 import math
 from typing import Literal
 
+from allstep.console.quantities import count, figure, percent, plural
 from allstep.report.glance import Glance, glance
 from allstep.report.judgement import Judgement
 from allstep.report.run import Run
-from allstep.report.wording import count, figure, percent, plural
 
 
 def compare(runs: list[Run]) -> list[Judgement]:

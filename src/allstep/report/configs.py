@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allstep.train.recipes import BASES
+from allstep.train.config.recipes import BASES
 
 _ABSENT = "–"
 

@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from allstep.console.quantities import figure, seconds
 from allstep.report.series import Series, thinned
-from allstep.report.wording import figure, seconds
 
 WIDTH, HEIGHT = 400, 234
 LEFT, RIGHT, TOP, BOTTOM = 46, 392, 10, 198

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from allstep.console.quantities import count, nbytes, percent, plural, seconds, times
 from allstep.report.ending import last_word
 from allstep.report.glance import glance
 from allstep.report.run import Run
 from allstep.report.series import Clock, steps
-from allstep.report.wording import count, nbytes, percent, plural, seconds, times
 from allstep.runlog import number
 
 _NOT_KNOWN = "–"

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from allstep.console.quantities import count, figure, percent, plural
 from allstep.report.compared import Compared, Measured, compared
 from allstep.report.ending import divergence, is_finished
 from allstep.report.judgement import Judgement
 from allstep.report.series import counts, samples_per_epoch, steps, validations
-from allstep.report.wording import count, figure, percent, plural
 from allstep.runlog import Fields, RunRecord, number
 
 HIGH_TRAINING_ERROR = 0.10

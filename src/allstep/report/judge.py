@@ -10,13 +10,13 @@ A rule is a pure function from a record to a judgement, or to None when it has n
 from collections.abc import Sequence
 from statistics import mean, median
 
+from allstep.console.quantities import figure, percent, seconds
 from allstep.report import fit
 from allstep.report.compared import Compared
 from allstep.report.ending import divergence, is_finished, last_word, noise_advice, patience, pause
 from allstep.report.judgement import Judgement, Rule
 from allstep.report.series import samples_per_epoch, steps, whole
 from allstep.report.split import slowest_by_line, split
-from allstep.report.wording import figure, percent, seconds
 from allstep.runlog import Fields, RunRecord, number
 
 SPIKE_FACTOR, SPIKE_OF_FIRST, SPIKE_WINDOW = 2.0, 0.1, 10

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allstep.bounded import MAX_JSON, read_json, read_regular
+from allstep.files.bounded import MAX_JSON, read_json, read_regular
 
 _SHOWN = 24
 _LARGEST = 40_000  # bytes of one picture, so that all of them stay below a megabyte

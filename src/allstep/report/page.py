@@ -13,10 +13,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from allstep._version import __version__
-from allstep.atomic import replace_file
+from allstep.console import quantities as wording
+from allstep.console.escape import escaped
 from allstep.errors import ConfigError
-from allstep.escaping import escaped
-from allstep.report import configs, curves, wording
+from allstep.files.replace import replace_file
+from allstep.report import configs, curves
 from allstep.report.charts import charts
 from allstep.report.compare import compare, speed_up
 from allstep.report.ending import Status, status

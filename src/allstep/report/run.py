@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from allstep import runlog
-from allstep.bounded import open_regular, parse_json, read_json, read_lines
 from allstep.errors import ConfigError, DataError
+from allstep.files.bounded import open_regular, parse_json, read_json, read_lines
+from allstep.files.yaml import read_yaml
 from allstep.report.mistakes import Confusion, Mistake, read_confusion, read_mistakes
 from allstep.runlog import RunRecord
-from allstep.train.checkpoint_names import number_of
-from allstep.yaml_file import read_yaml
+from allstep.train.checkpoint.names import number_of
 
 _SHOWN_BAD = 10
 _LARGEST_HASHED = 1 << 30  # bytes; a larger record is shown without its checksum

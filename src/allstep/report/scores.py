@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from allstep.console.quantities import count, figure, percent
 from allstep.report.compared import Compared, Measured, compared
-from allstep.report.wording import count, figure, percent
 from allstep.runlog import RunRecord
 
 _NOT_KNOWN = "–"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from allstep.comm.gradients import Named
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.process_sets import ProcessSet, global_process_set
+from allstep.parallel.gradients import Named
+from allstep.parallel.subclass import wrapped
 from allstep.torch.mpi_ops import Adasum, allreduce_async_, synchronize
-from allstep.torch.wrapping import wrapped
 
 
 def make_adasum(

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from allstep.hvd.place import rank
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.torch.asynchronous import allgather_async, broadcast_async_
 from allstep.torch.handles import synchronize
-from allstep.torch.synchronous import broadcast_
+from allstep.torch.ops import broadcast_
+from allstep.torch.ops_async import allgather_async, broadcast_async_
 
 
 def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: int) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from allstep.comm import engine
-from allstep.comm.engine import Engine, Request
+from allstep import engine
+from allstep.engine import Engine, Request
 from allstep.errors import CommError
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import NOT_INITIALIZED

@@ -31,25 +31,8 @@ from allstep.hvd.basics import (
 )
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from allstep.torch.asynchronous import (
-    allgather_async,
-    allreduce_async,
-    allreduce_async_,
-    alltoall_async,
-    barrier,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter_async,
-    join,
-    reducescatter_async,
-    sparse_allreduce_async,
-)
 from allstep.torch.handles import _handle_map, poll, synchronize
-from allstep.torch.requests import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
-from allstep.torch.synchronous import (
+from allstep.torch.ops import (
     HorovodAllgather,
     HorovodAllreduce,
     HorovodAlltoall,
@@ -70,6 +53,23 @@ from allstep.torch.synchronous import (
     grouped_reducescatter,
     reducescatter,
 )
+from allstep.torch.ops_async import (
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    join,
+    reducescatter_async,
+    sparse_allreduce_async,
+)
+from allstep.torch.requests import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 
 __all__ = [
     "Adasum",

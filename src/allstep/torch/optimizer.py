@@ -7,7 +7,7 @@
 What comes back is a new object of a new class: a subclass of the wrapped optimizer's, with the same name, whose `step` synchronises first.
 It shares the parameter groups and the state of the wrapped one.
 
-The gradients do not go through the engine: nothing is negotiated in a step (see `allstep.comm.gradients`). Only sparse gradients,
+The gradients do not go through the engine: nothing is negotiated in a step (see `allstep.parallel.gradients`). Only sparse gradients,
 whose sizes differ from rank to rank, are gathered by name.
 
 Beyond Horovod: `optimizer.weight = n` before a backward says how many samples are behind this rank's (mean) loss; the result is then the
@@ -27,21 +27,21 @@ from torch._C._distributed_c10d import ReduceOp
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from allstep.comm.gradients import Gradients, Named, Rule
-from allstep.comm.squares import values_of
+from allstep.comm.op.norms import values_of
 from allstep.errors import CommError
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.reported_gradients import ReportedGradients
+from allstep.parallel.gradients import Gradients, Named, Rule
+from allstep.parallel.subclass import wrapped
+from allstep.parallel.two_part_step import TwoParts
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
-from allstep.torch.groups import gradient_group
+from allstep.torch.gradient_group import gradient_group
 from allstep.torch.mpi_ops import Adasum, Average, Max, Min, Product, Sum, allreduce, sparse_allreduce_async
 from allstep.torch.parameter_names import check_names, split_groups
-from allstep.torch.two_parts import TwoParts
-from allstep.torch.wrapping import wrapped
 
 _KINDS = {Average: ReduceOp.SUM, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: ReduceOp.MAX, Product: ReduceOp.PRODUCT}
 _TWICE = (
@@ -118,8 +118,8 @@ def _shared_weights(optimizer: Optimizer, op: int, compression: Any) -> type:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("share_weights does not work with LBFGS, which moves all parameters as one")
-    from allstep.torch.shared_ratios import SharedRatios
-    from allstep.torch.shared_weights import SharedWeights
+    from allstep.parallel.shared_trust_ratios import SharedRatios
+    from allstep.parallel.shared_weights import SharedWeights
 
     return SharedRatios if hasattr(optimizer, "trust_ratios") else SharedWeights
 

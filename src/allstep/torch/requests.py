@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from allstep.comm.engine import Kind, Op, Request
+from allstep.engine import Kind, Op, Request
 from allstep.hvd.place import size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.hvd.util import get_average_backwards_compatibility_fun, num_rank_is_power_2

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from allstep.comm import engine
-from allstep.comm.engine import Kind, Op, Request
-from allstep.comm.engine.autotune import CANDIDATES, MB, MEASUREMENTS, Autotune, Log, read_autotune
-from allstep.comm.engine.request import Ask, decode, encode
+from allstep import engine
+from allstep.engine import Kind, Op, Request
+from allstep.engine.autotune import CANDIDATES, MB, MEASUREMENTS, Autotune, Log, read_autotune
+from allstep.engine.request import Ask, decode, encode
 from allstep.errors import AllstepError, ConfigError
 from ranks import Ranks
 

@@ -9,9 +9,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from allstep.comm import sockets
-from allstep.comm.engine import socket_board
-from allstep.comm.engine.socket_board import SocketBoard, connect
+from allstep.comm.health import sockets
+from allstep.engine import socket_board
+from allstep.engine.socket_board import SocketBoard, connect
 from allstep.errors import CommError
 from allstep.limits import read_limits
 from allstep.wire.frames import pack, receive, receive_frame, unpack

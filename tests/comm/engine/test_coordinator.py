@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.comm.engine import messages as say
-from allstep.comm.engine.coordinator import Coordinator
-from allstep.comm.engine.request import Kind, Op, Request, decode, encode
+from allstep.engine import messages as say
+from allstep.engine.coordinator import Coordinator
+from allstep.engine.request import Kind, Op, Request, decode, encode
 
 WORLD = {0: (0, 1, 2)}
 

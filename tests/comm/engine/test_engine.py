@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from allstep.comm import engine
-from allstep.comm.engine import DuplicateName, Engine, EngineStopped, Kind, Op, Request
+from allstep import engine
+from allstep.engine import DuplicateName, Engine, EngineStopped, Kind, Op, Request
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError
 from ranks import Ranks, wait_until
 
@@ -147,7 +147,7 @@ def test_in_place(ranks: Ranks) -> None:
 
 
 def adasum() -> None:
-    from allstep.comm.engine.adasum import pair
+    from allstep.engine.adasum import pair
 
     with running() as (e, rank, size):
         torch.manual_seed(0)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from allstep import wire
-from allstep.comm import engine
-from allstep.comm.engine import Engine, Kind, Op, Request
+from allstep import engine, wire
+from allstep.engine import Engine, Kind, Op, Request
 from allstep.errors import CommError
 from allstep.world import places
 from hosts import SshHosts
@@ -84,7 +83,7 @@ def test_what_was_ready_is_done(ranks: Ranks) -> None:
 SCRIPT = """
 import os, sys, torch
 from allstep.comm import engine
-from allstep.comm.engine import Request, Kind
+from allstep.engine import Request, Kind
 e = engine.start()
 e.perform(Request(Kind.ALLREDUCE, "x", torch.ones(100_000)))
 if os.fork() == 0:
@@ -264,7 +263,7 @@ def test_one_hangs(ranks: Ranks) -> None:
 WORKER = """
 import sys, time, torch
 from allstep.comm import engine
-from allstep.comm.engine import Request, Kind
+from allstep.engine import Request, Kind
 e = engine.start()
 e.perform(Request(Kind.ALLREDUCE, "x", torch.ones(10)))
 print("begun", flush=True)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from allstep.comm import engine
-from allstep.comm.engine import Engine, Kind, Op, Request
+from allstep import engine
+from allstep.engine import Engine, Kind, Op, Request
 from allstep.errors import CollectiveMismatch
 from ranks import Ranks
 

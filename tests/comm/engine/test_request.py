@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.comm.engine import Kind, Op, Request
-from allstep.comm.engine.request import check, decode, encode, full_names
+from allstep.engine import Kind, Op, Request
+from allstep.engine.request import check, decode, encode, full_names
 from allstep.errors import CommError
 
 factors = st.floats(allow_nan=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allstep.comm.engine.settings import Settings, read_settings
+from allstep.engine.settings import Settings, read_settings
 from allstep.errors import ConfigError
 from allstep.limits import read_limits
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance
 
 from allstep.data.augment import Brightness, ColourJitter, Contrast, Hue, Saturation
 from allstep.data.augment.operation import Operation
-from allstep.data.pictures.draws import Draws
+from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 from data.augment.scenes import Picture, distance, scene
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from allstep.data.augment import Cutout, Erase
-from allstep.data.pictures.draws import Draws
+from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 from data.augment.scenes import scene
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from allstep.data.augment import Flip
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 from data.augment.scenes import scene
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from allstep.data.augment import CentreCrop, Cutout, PadAndCrop, RandomResizedCrop, Resize
-from allstep.data.augment.resize import resized
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.image.resize import resized
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 from data.augment.scenes import distance, scene
 

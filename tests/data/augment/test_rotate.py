@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from allstep.data.augment import Rotate
-from allstep.data.pictures.draws import Draws
+from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 from data.augment.scenes import distance, scene
 

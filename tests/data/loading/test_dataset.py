@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from allstep.data import Loader
+from allstep.data.augment.transform import Transform
 from allstep.data.loading.dataset import SourceDataset, as_dataset
 from allstep.data.sources.source import BadSample
-from allstep.data.transform import Transform
 from allstep.errors import ConfigError
 from sources import Arrays, noise_transform, pictures
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from allstep.data import Loader
+from allstep.data.augment.transform import Transform
 from allstep.data.loading.quarantine import Quarantine, default_budget
 from allstep.data.sources.source import BadSample, Place, Sample
-from allstep.data.transform import Transform
 from allstep.errors import DataError
 from allstep.world import places
 from sources import Arrays, Singly, pictures

@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 
 from allstep.data import ArraySource, Cutmix, Loader, Mixup
 from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
-from allstep.data.loading import fill, machinery, prefetch, workers, workers_process
+from allstep.data.augment.transform import Transform
+from allstep.data.loading import fill, prefetch, workers
+from allstep.data.loading import pipeline as machinery
+from allstep.data.loading import processes as workers_process
 from allstep.data.loading.fill import Recipe, Stopped
 from allstep.data.loading.memory import Memory, SharedBuffer
+from allstep.data.loading.processes import Processes
 from allstep.data.loading.share import Layout, Share
-from allstep.data.loading.workers_process import Processes
 from allstep.data.order import Span
 from allstep.data.sources.source import Block, Sample
-from allstep.data.transform import Transform
 from allstep.errors import AllstepError, ConfigError
 from allstep.world import places
 from sources import Arrays, Singly, Unwilling, noise_transform, pictures
@@ -63,7 +65,7 @@ def children() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"workers_main" in (folder / "cmdline").read_bytes():
+            if parent == os.getpid() and b"worker_process" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -217,7 +219,7 @@ class TestProcesses:
 
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
         """Each would be megabytes and tenths of a second for every process."""
-        code = "import sys, allstep.data.loading.workers_main; print(*{'torch', 'http.client'} & set(sys.modules))"
+        code = "import sys, allstep.data.loading.worker_process; print(*{'torch', 'http.client'} & set(sys.modules))"
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == ""
 
@@ -250,7 +252,7 @@ class TestProcesses:
             import os, signal, sys, time
             import numpy as np
             from allstep.data import Loader
-            from allstep.data.transform import Transform
+            from allstep.data.augment.transform import Transform
             from sources import Singly, pictures
             def slow(picture):  # of __main__, without a guard
                 time.sleep(0.02)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from allstep.data.image.decode import decode
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.picture import SUFFIXES, kind_of
 from allstep.data.packing.plan import Options
-from allstep.data.pictures.decode import decode
-from allstep.data.sources import folder, tar
-from allstep.data.sources.opening import open_source
+from allstep.data.sources import folder
+from allstep.data.sources.tar import source as tar
 from picture_folders import encoded, picture
 
 

@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.cli.app import app
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
-from allstep.data.sources.example import decode
-from allstep.data.sources.opening import open_source
+from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
-from allstep.train.classes import settle
-from allstep.train.config import DataConfig
+from allstep.train.config.run_config import DataConfig
+from allstep.train.input.classes import settle
 from picture_folders import encoded
 from tfrecord_files import read_records
 

@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 
 from allstep.cli.app import app
 from allstep.data import NAMED, find, load
+from allstep.data.opening import open_source
 from allstep.data.packing.journal import opened
 from allstep.data.packing.pack import Outcome, pack
 from allstep.data.packing.plan import Options, Origin, Plan, num_shards
 from allstep.data.sources.arrays import ArraySource
-from allstep.data.sources.example import decode, encode
-from allstep.data.sources.framing import frame
-from allstep.data.sources.opening import open_source
 from allstep.data.sources.source import Source
+from allstep.data.sources.tfrecord.example import decode, encode
+from allstep.data.sources.tfrecord.framing import frame
 from allstep.errors import ConfigError, DataError
 from picture_folders import CLASSES, encoded, make_folder
 from tfrecord_files import read_records
@@ -221,7 +221,7 @@ import os, signal, sys
 from pathlib import Path
 from allstep.data.packing import pack as packing
 from allstep.data.packing import journal
-from allstep.data.sources.opening import open_source
+from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 folder, target, when, shards = sys.argv[1:]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.data.pictures.draws import Draws, Floats, _key
+from allstep.data.random.draws import Draws, Floats, _key
 
 RECORDED = [
     [0.09367056049131517, 0.09859369607056756],

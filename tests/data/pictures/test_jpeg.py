@@ -16,10 +16,10 @@ from PIL import Image
 
 from allstep.data.augment import CentreCrop
 from allstep.data.augment.frame import Region
-from allstep.data.augment.resize import cut_out
-from allstep.data.pictures import decode, jpeg
-from allstep.data.pictures.jpeg_cut import cut
-from allstep.data.pictures.jpeg_header import Odd, read_header
+from allstep.data.image import decode, jpeg
+from allstep.data.image.jpeg_cut import cut
+from allstep.data.image.jpeg_header import Odd, read_header
+from allstep.data.image.resize import cut_out
 from data.augment.scenes import by_pillow, distance, encoded, scene
 
 RESTARTS: list[dict[str, int]] = [

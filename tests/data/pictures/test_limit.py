@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from allstep.cli.app import app
 from allstep.data import Loader, open_source
 from allstep.data.augment import CentreCrop
+from allstep.data.augment.transform import Transform
+from allstep.data.image import size
+from allstep.data.image.decode import cropped, decode
+from allstep.data.image.limit import MAX_PIXELS, check_size
 from allstep.data.packing.picture import Recoding
-from allstep.data.pictures import size
-from allstep.data.pictures.decode import cropped, decode
-from allstep.data.pictures.limit import MAX_PIXELS, check_size
-from allstep.data.transform import Transform
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.pictures import look, make_transform
+from allstep.train.input.images import look, make_transform
 from data.augment.scenes import encoded, scene
 from picture_folders import make_folder
 

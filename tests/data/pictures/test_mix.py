@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.data.pictures.draws import Draws
-from allstep.data.pictures.mix import Cutmix, Mixup
-from allstep.data.transform import Transform
+from allstep.data.augment.mix import Cutmix, Mixup
+from allstep.data.augment.transform import Transform
+from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
 DRAWS = Draws(3, 1, np.arange(40))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allstep.data.pictures import decode, limit
+from allstep.data.image import decode, limit
 from allstep.data.sources.checksum import crc32c, crc32c_on
 
 

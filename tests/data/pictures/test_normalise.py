@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.data.pictures.draws import Draws
-from allstep.data.pictures.normalise import Normalise
+from allstep.data.augment.normalize import Normalise
+from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.data.pictures.decode import decode
-from allstep.data.pictures.png import without_profile
+from allstep.data.image.decode import decode
+from allstep.data.image.png import without_profile
 
 HOSTILE = b"\x1b]0;title\x07\x1b[31mred\x1b[2J"
 
@@ -46,7 +46,7 @@ def test_nothing_of_a_profile_is_printed() -> None:
     """In a process of its own: libpng writes to the file descriptor. The plain decoder shows that it would."""
     code = f"""
 import cv2, numpy as np, sys
-from allstep.data.pictures.decode import decode
+from allstep.data.image.decode import decode
 data = bytes.fromhex("{png(PROFILE).hex()}")
 cv2.imdecode(np.frombuffer(data, np.uint8), 1) if sys.argv[1] == "plain" else decode(data)
 """

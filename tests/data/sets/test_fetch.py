@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from allstep.data.sets import fetch as fetching
-from allstep.data.sets.fetch import fetch, locked
-from allstep.data.sets.known import NAMED
+from allstep.data.sets import http as fetching
+from allstep.data.sets.catalogue import NAMED
+from allstep.data.sets.http import fetch, locked
 from allstep.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000

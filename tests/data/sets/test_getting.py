@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from allstep.cli.app import app
 from allstep.data import NAMED, find, load
-from allstep.data.sets import known
-from allstep.data.sets.getting import get
-from allstep.data.sets.known import CIFAR_FILES, FILES, Archive, NamedSet
+from allstep.data.sets import catalogue as known
+from allstep.data.sets.catalogue import CIFAR_FILES, FILES, Archive, NamedSet
+from allstep.data.sets.download import get
 from allstep.errors import DataError
 
 N = 4
@@ -200,7 +200,7 @@ def test_kill_leaves_nothing_that_stays(toy: NamedSet, home: Path, tmp_path: Pat
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from allstep.data.sets.fetch import locked, writing\n"
+        "from allstep.data.sets.http import locked, writing\n"
         "folder = Path(sys.argv[1])\n"
         "with locked(folder), writing(folder / '.toy.tar.gz') as a, writing(folder / 'test_batch.bin') as b:\n"
         "    b.write(b'half')\n"

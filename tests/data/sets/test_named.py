@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from allstep.data import NAMED, Loader, NamedSet, find, load, named_set
-from allstep.data.sets.named import FILES, cache_folder
+from allstep.data.sets.load import FILES, cache_folder
 from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError
 from sources import Arrays

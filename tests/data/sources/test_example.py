@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.data.sources.example import decode, encode, varint
+from allstep.data.sources.tfrecord.example import decode, encode, varint
 
 OFTEN = settings() if os.environ.get("ALLSTEP_SOAK") else settings(max_examples=50)
 NAMES = st.text(max_size=12)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from allstep.data.sources import index as index_module
-from allstep.data.sources.framing import frame
 from allstep.data.sources.index import Index, find_index, index_places, indexed, read_index, write_index
-from allstep.data.sources.tfrecord import KIND, TFRecordSource
+from allstep.data.sources.tfrecord.framing import frame
+from allstep.data.sources.tfrecord.source import KIND, TFRecordSource
 from allstep.data.sources.unpack import unpacked
 from allstep.errors import DataError
 from ranks import wait_until
@@ -42,7 +42,7 @@ def shard(tmp_path: Path) -> Path:
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each walk through a shard."""
-    from allstep.data.sources import tfrecord
+    from allstep.data.sources.tfrecord import source as tfrecord
 
     walk, done = tfrecord.walk, list[int]()
     monkeypatch.setattr(tfrecord, "walk", lambda *given: (done.append(1), walk(*given))[1])
@@ -202,7 +202,7 @@ def test_a_thousand_shards_need_no_descriptors(shard: Path) -> None:
 
 AT_ONCE = """
 import sys
-from allstep.data.sources.tfrecord import TFRecordSource
+from allstep.data.sources.tfrecord.source import TFRecordSource
 print("ready", flush=True)
 sys.stdin.readline()
 source = TFRecordSource(sys.argv[1], features={})
@@ -241,7 +241,7 @@ def test_who_waits_takes_what_the_other_made(shard: Path, monkeypatch: pytest.Mo
 KILLED = """
 import sys, os
 from allstep.data.sources import index
-from allstep.data.sources import tfrecord
+from allstep.data.sources.tfrecord import source as tfrecord
 write, calls = index._write_body, [0]
 def stop(*given):
     if sys.argv[2] == "write":
@@ -286,7 +286,7 @@ def test_ten_million_samples_open_quickly_and_in_little_memory(tmp_path: Path) -
     write_index(beside(path), KIND, Index(columns, {"packed": False, "lost": []}, stamp))
     code = f"""
 import resource, time, numpy
-from allstep.data.sources.tfrecord import TFRecordSource
+from allstep.data.sources.tfrecord.source import TFRecordSource
 def memory(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, start = memory(), time.perf_counter()
 source = TFRecordSource({str(path)!r}, features={{}})
@@ -304,13 +304,13 @@ print(len(source), seconds, memory() - before)
 
 
 def test_labels_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from allstep.data.sources.example import encode
+    from allstep.data.sources.tfrecord.example import encode
 
     path = tmp_path / "x.tfrecord"
     path.write_bytes(b"".join(frame(encode({"image": b"x", "label": row % 3})) for row in range(30)))
     expected = [row % 3 for row in range(30)]
     assert TFRecordSource(path).targets().tolist() == expected
-    monkeypatch.setattr("allstep.data.sources.tfrecord.Shard._label", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("allstep.data.sources.tfrecord.source.Shard._label", lambda *_: pytest.fail("read again"))
     assert TFRecordSource(path).targets().tolist() == expected
     with pytest.raises(pytest.fail.Exception):  # other labels are not these
         TFRecordSource(path, labels_from=1).targets()
@@ -319,7 +319,7 @@ def test_labels_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_large_labels_and_another_number_of_classes(tmp_path: Path) -> None:
-    from allstep.data.sources.example import encode
+    from allstep.data.sources.tfrecord.example import encode
 
     path, labels = tmp_path / "x.tfrecord", [0, 1 << 32, 2, -(1 << 40)]
     path.write_bytes(b"".join(frame(encode({"image": b"x", "label": label})) for label in labels))

@@ -14,16 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.data import Loader
+from allstep.data.inspect.verify import verify
+from allstep.data.opening import open_source
 from allstep.data.sources import index as index_module
-from allstep.data.sources import record_labels, unpack
-from allstep.data.sources.example import encode
+from allstep.data.sources import unpack
 from allstep.data.sources.index import index_places, read_index
 from allstep.data.sources.labels import INTEGERS, NAMES, NUMBERS, Labeling, Stored, Tally, decide, text_of
-from allstep.data.sources.opening import open_source
 from allstep.data.sources.source import BadSample, Source
-from allstep.data.sources.tar import TarSource
-from allstep.data.sources.tfrecord import KIND, TFRecordSource
-from allstep.data.verify import verify
+from allstep.data.sources.tar.source import TarSource
+from allstep.data.sources.tfrecord import labels as record_labels
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.source import KIND, TFRecordSource
 from allstep.errors import DataError
 from label_records import tutorial_features, write_labels, write_tutorial
 from picture_folders import encoded
@@ -244,7 +245,7 @@ class TestIndex:
         assert source.classes == ("a", "x") and source.read(301).target == 0
 
     def test_an_index_of_the_format_before_is_completed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from allstep.data.sources import tfrecord
+        from allstep.data.sources.tfrecord import source as tfrecord
 
         path = write_labels(tmp_path / "x.tfrecord", [b"b", b"a"])
         monkeypatch.setattr(index_module, "FORMAT", 1)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from allstep.data.opening import open_source
 from allstep.data.sources import idx
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
-from allstep.data.sources.example import encode
 from allstep.data.sources.folder import FolderSource
-from allstep.data.sources.framing import frame
-from allstep.data.sources.opening import open_source
-from allstep.data.sources.tar import TarSource
-from allstep.data.sources.tfrecord import TFRecordSource
+from allstep.data.sources.tar.source import TarSource
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.framing import frame
+from allstep.data.sources.tfrecord.source import TFRecordSource
 from allstep.errors import DataError
 
 
@@ -160,7 +160,7 @@ def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> N
 
 
 def test_opening_needs_no_torch() -> None:
-    code = "import sys, allstep.data.sources.opening; sys.exit('torch' in sys.modules or 'fsspec' in sys.modules)"
+    code = "import sys, allstep.data.opening; sys.exit('torch' in sys.modules or 'fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allstep.data.sources.opening import open_source
+from allstep.data.opening import open_source
 from allstep.data.sources.synthetic import SyntheticSource
 from allstep.errors import ConfigError
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allstep.data.sources.source import BadSample, Sample
-from allstep.data.sources.tar import TarSource
-from allstep.data.sources.tarwalk import Lost, members
+from allstep.data.sources.tar.scan import Lost, members
+from allstep.data.sources.tar.source import TarSource
 from allstep.errors import DataError
 
 OFTEN = settings() if os.environ.get("ALLSTEP_SOAK") else settings(max_examples=40)

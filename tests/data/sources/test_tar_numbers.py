@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from allstep.data.info import info
+from allstep.data.inspect.info import info
 from allstep.data.sources.source import BadSample
-from allstep.data.sources.tar import TarSource
-from allstep.data.sources.tarwalk import Lost, Member, members
+from allstep.data.sources.tar.scan import Lost, Member, members
+from allstep.data.sources.tar.source import TarSource
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

@@ -11,11 +11,11 @@ import pytest
 
 from allstep.data.packing.source import with_all_features
 from allstep.data.sources import unpack
-from allstep.data.sources.example import encode
 from allstep.data.sources.files import RemoteFile
-from allstep.data.sources.framing import frame
 from allstep.data.sources.source import BadSample
-from allstep.data.sources.tfrecord import TFRecordSource, is_tfrecord
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.framing import frame
+from allstep.data.sources.tfrecord.source import TFRecordSource, is_tfrecord
 from allstep.errors import DataError
 from tfrecord_files import read_records, write_records
 

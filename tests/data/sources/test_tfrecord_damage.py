@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.data.sources.framing import frame
 from allstep.data.sources.source import BadSample, Place
-from allstep.data.sources.tfrecord import TFRecordSource
-from allstep.data.sources.walk import walk
+from allstep.data.sources.tfrecord.framing import frame
+from allstep.data.sources.tfrecord.scan import walk
+from allstep.data.sources.tfrecord.source import TFRecordSource
 from allstep.errors import DataError
 from tfrecord_files import read_records
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allstep.data.sources import example
-from allstep.data.sources.tfrecord import TFRecordSource
-from allstep.data.verify import verify
+from allstep.data.inspect.verify import verify
+from allstep.data.sources.tfrecord import example
+from allstep.data.sources.tfrecord.source import TFRecordSource
 from label_records import tutorial_features
 from tfrecord_files import write_records
 

@@ -17,11 +17,11 @@ from urllib.parse import urlparse
 import pytest
 
 from allstep.cli import main
+from allstep.data.opening import open_source
 from allstep.data.sources import files, shards
 from allstep.data.sources.files import open_file, stamp_of
-from allstep.data.sources.opening import open_source
 from allstep.data.sources.shards import list_shards, read_classes
-from allstep.data.sources.tar import TarSource, is_tar
+from allstep.data.sources.tar.source import TarSource, is_tar
 from allstep.errors import DataError
 
 pytest.importorskip("aiohttp")

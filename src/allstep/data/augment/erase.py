@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from allstep.data.augment.operation import InPlace, Picture, check_range, check_share, check_whole
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 _TRIES = 10

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from allstep.data.augment.operation import Operation, Picture, check_share
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from allstep.data.augment.operation import Operation, Picture, check_range, check_size
-from allstep.data.augment.resize import resized
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.image.resize import resized
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 _TRIES = 10

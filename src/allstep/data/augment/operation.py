@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.pictures.draws import Draws, Floats
-from allstep.data.pictures.limit import MAX_PIXELS
+from allstep.data.image.limit import MAX_PIXELS
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError, cut
 
 Picture = NDArray[np.uint8]

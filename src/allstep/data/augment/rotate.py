@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from allstep.data.augment.operation import InPlace, Picture, check_range
-from allstep.data.pictures.draws import Draws, Floats
+from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 

@@ -1,1 +1,1 @@
-"""What works behind `allstep.data.loader`: memory, threads, processes, bad samples."""
+"""What works behind `allstep.data.loading.loader`: memory, threads, processes, bad samples."""

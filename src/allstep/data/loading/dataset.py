@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill
 from allstep.data.loading.batch import pictures_first
 from allstep.data.order import Numbers, some_of
 from allstep.data.sources.source import BadSample, Source
-from allstep.data.transform import Transform
 
 
 class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):

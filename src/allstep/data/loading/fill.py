@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.data.augment.transform import Transform
 from allstep.data.order import Numbers
-from allstep.data.pictures.draws import Draws
+from allstep.data.random.draws import Draws
 from allstep.data.sources.source import BadSample, Block, Sample, Source
-from allstep.data.transform import Transform
 from allstep.errors import ConfigError, DataError
 
 _TRIED = 8  # samples, to see whether they can be had in blocks

@@ -15,10 +15,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from allstep.bounded import MAX_JSON, open_to_append, read_regular
+from allstep.console.escape import escaped
 from allstep.data.sources.source import BadSample, Place
 from allstep.errors import DataError
-from allstep.escaping import escaped
+from allstep.files.bounded import MAX_JSON, open_to_append, read_regular
 
 _SHOWN = 3  # bad samples that an error quotes
 _FEW = 10  # samples of a worker that may all be bad by chance

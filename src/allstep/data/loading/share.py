@@ -18,7 +18,7 @@ from allstep.data.loading import fill
 from allstep.data.loading.fill import Recipe, Rows
 from allstep.data.loading.memory import Buffer, Memory
 from allstep.data.order import Numbers, Span
-from allstep.data.pictures.draws import Draws
+from allstep.data.random.draws import Draws
 from allstep.data.sources.source import BadSample, Sample
 
 

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from allstep import machine
 from allstep.data.loading.fill import Recipe, Rows, fill, look, picture_shape
 from allstep.data.loading.prefetch import Finish, Stop
+from allstep.data.loading.processes import cannot_travel
 from allstep.data.loading.share import Share
-from allstep.data.loading.workers_process import cannot_travel
 from allstep.data.order import Numbers
 from allstep.errors import ConfigError
 

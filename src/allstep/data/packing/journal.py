@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from allstep.bounded import check_regular
 from allstep.data.packing.plan import Plan
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
-from allstep.data.whole import PART
 from allstep.errors import DataError
+from allstep.files.atomic import PART
+from allstep.files.bounded import check_regular
 
 NAME = "pack.jsonl"
 CLASSES, QUARANTINE = BESIDE = ("classes.txt", "quarantine.jsonl")

@@ -33,8 +33,8 @@ from allstep.data.packing.record import FORMS, Item
 from allstep.data.packing.source import with_all_features
 from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import BadSample, Source
-from allstep.data.whole import write_small, write_whole
 from allstep.errors import DataError
+from allstep.files.atomic import write_small, write_whole
 
 _CHUNK_NBYTES = 1 << 20
 _MOST_IN_CHUNK = 64

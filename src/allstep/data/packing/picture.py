@@ -23,10 +23,10 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from allstep.data.pictures.decode import decode
-from allstep.data.pictures.limit import MAX_PIXELS, check_size
-from allstep.data.pictures.size import Size
-from allstep.data.pictures.size import size_of as header_size
+from allstep.data.image.decode import decode
+from allstep.data.image.limit import MAX_PIXELS, check_size
+from allstep.data.image.size import Size
+from allstep.data.image.size import size_of as header_size
 from allstep.errors import ConfigError, did_you_mean
 
 FORMATS = ("keep", "jpeg", "png", "webp")

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.data.image.limit import MAX_PIXELS
 from allstep.data.order import permute
 from allstep.data.packing.picture import Recoding
 from allstep.data.packing.record import FORMS
-from allstep.data.pictures.limit import MAX_PIXELS
 from allstep.data.sources.files import stamp_of
 from allstep.data.sources.source import Source
 from allstep.errors import ConfigError, DataError, did_you_mean

@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from allstep.data.packing.picture import SUFFIXES, Stored
-from allstep.data.sources import tar, tfrecord
-from allstep.data.sources.example import encode
 from allstep.data.sources.folder import PICTURES
-from allstep.data.sources.framing import frame
 from allstep.data.sources.source import Place, Sample
+from allstep.data.sources.tar import source as tar
+from allstep.data.sources.tfrecord import source as tfrecord
+from allstep.data.sources.tfrecord.example import encode
+from allstep.data.sources.tfrecord.framing import frame
 
 _MADE_ANEW = frozenset(
     (

@@ -6,9 +6,9 @@ They go into `Sample.fields`, whichever of them a record happens to have.
 
 from typing import Any
 
-from allstep.data.sources import example
 from allstep.data.sources.source import BadSample, Place, Sample, Source
-from allstep.data.sources.tfrecord import TFRecordSource
+from allstep.data.sources.tfrecord import example
+from allstep.data.sources.tfrecord.source import TFRecordSource
 
 
 class AllFeatures(Source):

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.bounded import read_regular
 from allstep.data.sources import cifar, idx
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, check_unchanged, local_path, stamp_of
@@ -31,6 +30,7 @@ from allstep.data.sources.index import Index, Progress, not_as_stored, stored_ch
 from allstep.data.sources.shards import Where, list_shards
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.errors import DataError
+from allstep.files.bounded import read_regular
 
 KIND = "rows"
 _NUM_BATCHES = 5

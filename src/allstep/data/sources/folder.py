@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.bounded import read_regular
-from allstep.data.pictures.limit import MAX_NBYTES
+from allstep.data.image.limit import MAX_NBYTES
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, local_path
 from allstep.data.sources.index import (
@@ -40,6 +39,7 @@ from allstep.data.sources.index import (
 )
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.errors import DataError
+from allstep.files.bounded import read_regular
 
 KIND = "folder"
 PICTURES = (

@@ -32,13 +32,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.bounded import open_regular
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import Stamp, is_remote, local_path
 from allstep.data.sources.mapping import map_file
-from allstep.data.sources.parts import new_part
-from allstep.data.sources.turns import in_turn
 from allstep.errors import DataError
+from allstep.files.bounded import open_regular
+from allstep.files.lock import in_turn
+from allstep.files.partial import new_part
 
 FORMAT = 2
 _READABLE = 1  # the format before this one: the same, but without what labels are stored as

@@ -17,8 +17,8 @@ from typing import Any
 from allstep.data.sources.files import check_unchanged, open_file
 from allstep.data.sources.index import Index, index_places, read_index, write_index
 from allstep.data.sources.labels import Stored
-from allstep.data.sources.turns import in_turn
 from allstep.data.sources.unpack import all_content
+from allstep.files.lock import in_turn
 
 
 def noted(place: str, stored: Stored, whole: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import os
 import weakref
 from pathlib import Path
 
-from allstep.bounded import check_regular
+from allstep.files.bounded import check_regular
 
 _PROT_READ, _MAP_SHARED = 1, 1
 _FAILED = ctypes.c_void_p(-1).value

@@ -27,12 +27,12 @@ from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 
+from allstep.console.escape import print_notice
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import File, LocalFile, Stamp, open_file
-from allstep.data.sources.parts import clear_forgotten, new_part
-from allstep.data.sources.turns import in_turn
 from allstep.errors import DataError
-from allstep.escaping import print_notice
+from allstep.files.lock import in_turn
+from allstep.files.partial import clear_forgotten, new_part
 
 CUT = b"allstep: the packed file is cut off here\n"
 DAMAGED = b"allstep: the packed file is damaged before or here\n"

@@ -1,0 +1,260 @@
+"""How long does it take to sum a tensor over the ranks of one host?
+
+==================  ======================================================================================================
+allstep, shared     a tensor that lives in shared memory (`allstep.comm.shared_empty`), by `dist.all_reduce`
+allstep, private    an ordinary tensor, the same call
+Gloo                the same tensor and call, in the same processes; only the group differs
+Open MPI            mpi4py's `Allreduce` in place, in processes that mpirun started, on the same kind of memory
+allstep, ring       the private tensor again, on a group where one algorithm carries every sum, over Gloo's messages instead of
+allstep, tree       shared memory; a row for each algorithm of `allstep.comm.network.algorithms`. They are meant for the step between hosts
+...                 and stand here for study: nothing is promised
+==================  ======================================================================================================
+
+MPI wants to start its own processes, so there are two sets of ranks, one under `allstep run` and one under mpirun. Both are alive all the
+time and asleep: every rank waits for a word on a socket. The bench gives the word to one contender at a time, and gives everybody a turn
+before anybody takes the next one; a busy moment of the machine hits all alike, and nobody runs beside the one who is timed.
+
+A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, behind a barrier. Each call is timed; the turn counts with its
+median call on its slowest rank. A rare call that takes milliseconds (Gloo has them) therefore does not count; the mean of all calls,
+where it does, is in the JSON. Every sum is checked (see `comm_rank`). One torch thread per rank.
+
+Calls that follow each other find the tensor in the caches, as training does not. With `caches="written"` each rank writes its tensor
+before every call; with "cold" it then also reads more than the largest cache holds. The preparation is the same for all contenders and
+not timed; a barrier stands between it and the call.
+"""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, median
+from typing import IO, Any
+
+from allstep import machine
+from allstep.bench import launch
+from allstep.bench.comm.result import FOREMOST, HOT, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
+from allstep.bench.result import Missing, Row
+from allstep.errors import AllstepError
+from allstep.process.python import run_module
+
+SIZES = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB, 100 * MB, 256 * MB)
+RANKS = (2, 4)
+REPETITIONS = 9
+_SECONDS_PER_TURN = 0.04
+_MOST_CALLS = 1000
+_MOST_PREPARED_CALLS = 25  # preparing one may take 10 ms
+_SECONDS_TO_START = 60.0
+_SECONDS_TO_ANSWER = 120.0
+_COPIES = 4  # tensors that a rank number may hold: private, shared, MPI's, and room for what MPI and Gloo keep
+
+Progress = Callable[[str], None]
+
+
+class CommFailed(AllstepError):
+    """Ranks of the bench ended, were too slow, or summed wrongly."""
+
+
+@dataclass
+class Team:
+    """Ranks that one launcher started, and a line to each."""
+
+    name: str
+    process: subprocess.Popen[str]
+    output: Path
+    lines: list[IO[str]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def tell(self, word: dict[str, Any]) -> list[dict[str, Any]]:
+        """Give all ranks the word; their answers."""
+        try:
+            for line in self.lines:
+                line.write(f"{json.dumps(word)}\n")
+                line.flush()
+            answers = [json.loads(line.readline()) for line in self.lines]
+        except TimeoutError:
+            raise CommFailed(f"{self.name} did not answer {word} within {_SECONDS_TO_ANSWER:.0f} s") from None
+        except (OSError, ValueError):
+            raise CommFailed(f"{self.name} ended after {word}:\n{self.said()}") from None
+        for answer in answers:
+            if "error" in answer:
+                raise CommFailed(answer["error"])
+        return answers
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace").strip() or "it said nothing"
+
+
+def measure_comm(
+    ranks: Sequence[int] = RANKS,
+    sizes: Sequence[int] = SIZES,
+    repetitions: int = REPETITIONS,
+    progress: Progress = lambda text: None,
+    caches: str = HOT,
+) -> CommResult:
+    """Time everybody at every size. caches: one of `comm_result.CACHES`, what a call finds there.
+
+    `progress` is told where we are, repetitions + 1 times for each size and number of ranks.
+    """
+    rows: list[CommRow] = []
+    missing: dict[str, str] = {}
+    for num_ranks in ranks:
+        with _teams(num_ranks, missing) as teams:
+            for nbytes in sizes:
+                place = f"{num_ranks} ranks, {show_size(nbytes)}"
+                if reason := too_large(num_ranks, nbytes):
+                    missing[place] = reason
+                else:
+                    turns = Turns(teams, nbytes, place, missing, caches)
+                    progress(place)
+                    turns.warm_up()
+                    for _ in range(repetitions):
+                        progress(place)
+                        turns.take()
+                    rows += turns.rows(num_ranks)
+    return CommResult(tuple(rows), tuple(Missing(name, reason) for name, reason in missing.items()))
+
+
+def too_large(num_ranks: int, nbytes: int) -> str:
+    needed, free = _COPIES * num_ranks * nbytes, machine.memory().available
+    return "" if needed < free else f"it needs {needed >> 20} MB of memory, {free >> 20} MB are free"
+
+
+class Turns:
+    """All contenders at one size: the foremost, then the others as their team names them."""
+
+    def __init__(
+        self, teams: Sequence[Team], nbytes: int, place: str, missing: dict[str, str], caches: str = HOT
+    ) -> None:
+        self._nbytes = nbytes
+        self._caches = caches
+        self._most_calls = _MOST_CALLS if caches == HOT else _MOST_PREPARED_CALLS
+        self._seconds: dict[str, list[float]] = {}
+        self._means: dict[str, list[float]] = {}
+        self._calls: dict[str, int] = {}
+        team_of: dict[str, Team] = {}
+        for team in teams:
+            absent = {name: why for answer in team.tell({"prepare": nbytes}) for name, why in answer["absent"].items()}
+            missing.update({f"{name}, {place}": why for name, why in absent.items()})
+            team_of.update({name: team for name in team.names if name not in absent})
+        names = sorted(team_of, key=lambda name: FOREMOST.index(name) if name in FOREMOST else len(FOREMOST))
+        self._team_of = {name: team_of[name] for name in names}
+
+    def warm_up(self) -> None:
+        """Touch the memory, and see how many calls make a turn."""
+        for name in self._team_of:
+            seconds = median(self.measure(name, 3)[0])
+            self._calls[name] = max(1, min(self._most_calls, round(_SECONDS_PER_TURN / seconds)))
+
+    def take(self) -> None:
+        for name in self._team_of:
+            by_rank = self.measure(name, self._calls[name])
+            self._seconds.setdefault(name, []).append(max(median(calls) for calls in by_rank))
+            self._means.setdefault(name, []).append(max(fmean(calls) for calls in by_rank))
+
+    def measure(self, name: str, calls: int) -> list[list[float]]:
+        """The seconds of each call, of each rank."""
+        answers = self._team_of[name].tell({"measure": name, "calls": calls, "caches": self._caches})
+        return [answer["seconds"] for answer in answers]
+
+    def rows(self, num_ranks: int) -> list[CommRow]:
+        return [
+            CommRow(num_ranks, self._nbytes, Row(name, tuple(seconds)), fmean(self._means[name]), self._caches)
+            for name, seconds in self._seconds.items()
+        ]
+
+
+@contextlib.contextmanager
+def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
+    """The ranks under `allstep run` and, where there is an Open MPI that works, those under mpirun. They end with the context."""
+    with contextlib.ExitStack() as ending:
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
+        rank = run_module("allstep.bench.comm.rank")
+        allstep_run = run_module("allstep", "run", "-np", str(num_ranks), *rank, "torch")
+        teams = [start_team("allstep run", allstep_run, num_ranks, folder, ending)]
+        if reason := _no_mpi():
+            missing[OPEN_MPI] = reason
+        else:
+            mpirun = (*launch.mpirun_command()[:-1], str(num_ranks), *rank, "mpi")
+            try:
+                teams.append(start_team("mpirun", mpirun, num_ranks, folder, ending))
+            except CommFailed as error:
+                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = f"it fails here: {str(error).splitlines()[-1]}"
+        yield teams
+
+
+def _no_mpi() -> str:
+    """Why Open MPI cannot be measured; empty when it can."""
+    if not shutil.which("mpirun"):
+        return "mpirun is not installed"
+    if "Open MPI" not in launch.output_of("mpirun", "--version"):
+        return "mpirun is another MPI's"
+    return "" if find_spec("mpi4py") else "mpi4py is not installed"
+
+
+def start_team(name: str, command: Sequence[str], num_ranks: int, folder: Path, ending: contextlib.ExitStack) -> Team:
+    """Start ranks and wait until all of them have called. The command gets the path of the socket as its last argument."""
+    door = ending.enter_context(socket.socket(socket.AF_UNIX))
+    path = folder / f"{name}.socket"
+    door.bind(str(path))
+    door.listen(num_ranks)
+    door.settimeout(0.2)
+    output = folder / f"{name}.txt"
+    env = {**launch.environment_of(launch.Contender(name, ())), "OMP_NUM_THREADS": "1"}
+    with output.open("w") as sink:
+        process = subprocess.Popen(
+            [*command, str(path)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+    ending.callback(_end, process)
+    team = Team(name, process, output)
+    _gather(team, door, num_ranks, ending)
+    return team
+
+
+def _gather(team: Team, door: socket.socket, num_ranks: int, ending: contextlib.ExitStack) -> None:
+    """A line to every rank, in their order. At the end they are hung up on, and leave by themselves."""
+    lines: dict[int, IO[str]] = {}
+    started = time.monotonic()
+    while len(lines) < num_ranks:
+        try:
+            link, _ = door.accept()
+        except TimeoutError:
+            if team.process.poll() is not None:
+                raise CommFailed(f"{team.name} ended before its ranks were ready:\n{team.said()}") from None
+            if time.monotonic() - started > _SECONDS_TO_START:
+                raise CommFailed(
+                    f"{len(lines)} of {num_ranks} ranks of {team.name} were ready after {_SECONDS_TO_START:.0f} s:\n{team.said()}"
+                ) from None
+            continue
+        link.settimeout(_SECONDS_TO_ANSWER)
+        line = link.makefile("rw")
+        link.close()  # the file keeps it open
+        ending.callback(_hang_up, line)
+        card = json.loads(line.readline())
+        lines[card["rank"]] = line
+        team.names = card["names"]
+    team.lines = [line for _, line in sorted(lines.items())]
+
+
+def _hang_up(line: IO[str]) -> None:
+    with contextlib.suppress(OSError):
+        line.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ranks that were hung up on leave by themselves; whoever does not is ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+    launch.end(process)

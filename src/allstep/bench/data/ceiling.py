@@ -1,0 +1,159 @@
+"""What the loader's workers could deliver if nothing were handed over: the ceiling in `allstep bench data`.
+
+```
+loader           plan -> pieces -> queue or socket -> read, decode, crop, flip into batch memory -> assemble -> Batch
+plain threads                                         the same work on the same samples              (counted, nothing else)
+plain processes                                       the same, each in an interpreter of its own
+```
+
+Each of N workers fills its own batch memory, over and over, with its share of a shuffled epoch. The
+work is `loading.fill`, the memory is of the loader's own kinds, recycled and touched before the clock
+starts. Threads share the GIL, so they can be slower than processes; both are measured. Neither is
+N times one thread: cores share memory, caches and, on many machines, clock and arithmetic units.
+"""
+
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from allstep.bench.comm.rank import serve
+from allstep.bench.data.peers import Settings
+from allstep.bench.data.reader import FOLDERS, operations
+from allstep.data.augment.transform import Transform
+from allstep.data.loading import fill
+from allstep.data.loading.fill import Recipe
+from allstep.data.loading.memory import Buffer, SharedBuffer
+from allstep.data.loading.pipeline import Machinery
+from allstep.data.loading.workers import Crew
+from allstep.data.opening import open_source
+
+Kind = Literal["threads", "processes"]
+KINDS: tuple[Kind, ...] = ("threads", "processes")
+# A worker that fails before the others begin must not keep them waiting for ever.
+_SECONDS_TO_START = 60.0
+# Batches that the loader has in memory: those ahead, the one in use and the one under way.
+_NUM_BUFFERS = 5
+
+
+def recipe_of(settings: Settings, name: str) -> Recipe:
+    """The work of one of our own contenders."""
+    source = open_source(str(settings.path / FOLDERS[name]))
+    transform = Transform(*operations(settings))
+    blocks = fill.gives_blocks(source, transform, np.arange(len(source)))
+    return Recipe(source, transform, blocks=blocks)
+
+
+class Plain:
+    """One worker: fills its part of each batch, in memory that it uses again and again."""
+
+    def __init__(self, recipe: Recipe, batch: int, rank: int, size: int, make: type[Buffer]) -> None:
+        self.recipe, self.rank, self.size = recipe, rank, size
+        shape, dtype = fill.picture_shape(self._transform, fill.look(recipe.source, np.arange(len(recipe.source))))
+        self.piece = _piece(recipe, batch, size)
+        nbytes = self.piece * int(np.prod(shape)) * dtype.itemsize
+        self._buffers = [make(nbytes) for _ in range(_NUM_BUFFERS)]
+        self._outs = [
+            np.frombuffer(memoryview(each.raw), dtype, nbytes // dtype.itemsize).reshape(self.piece, *shape)
+            for each in self._buffers
+        ]
+        for out in self._outs:
+            out[...] = 0
+
+    @property
+    def _transform(self) -> Transform:
+        assert self.recipe.transform is not None
+        return self.recipe.transform
+
+    def speed(self, seconds: float) -> float:
+        """Pictures a second, over the whole pieces of about `seconds`."""
+        start = now = time.perf_counter()
+        number = done = 0
+        while now < start + seconds:
+            done += self._fill(number)
+            number, now = number + 1, time.perf_counter()
+        return done / (now - start)
+
+    def _fill(self, number: int) -> int:
+        """Fills piece `number` of this worker."""
+        per_epoch = max(1, len(self.recipe.source) // (self.piece * self.size))
+        epoch, place = divmod(number, per_epoch)
+        order = np.random.default_rng(epoch).permutation(len(self.recipe.source))
+        samples = order[(place * self.size + self.rank) * self.piece :][: self.piece]
+        out = self._outs[number % _NUM_BUFFERS][: len(samples)]
+        fill.fill(self.recipe, samples, out, self.recipe.draw(epoch, samples))
+        return len(samples)
+
+
+def _piece(recipe: Recipe, batch: int, size: int) -> int:
+    """Samples that are filled at once, as in the loader: blocks of small pictures must fit the cache."""
+    like = fill.look(recipe.source, np.arange(len(recipe.source)))
+    machinery = Machinery(recipe, Crew(size, "processes", "as asked"), like, None, pin=False)
+    return min(machinery.layout(batch).piece, max(1, batch // size))
+
+
+def speed_of_threads(recipe: Recipe, settings: Settings, seconds: float) -> float:
+    """Pictures a second of plain threads, together."""
+    speeds = [0.0] * settings.num_threads
+    barrier = threading.Barrier(settings.num_threads)
+
+    def run(rank: int) -> None:
+        worker = Plain(recipe, settings.batch, rank, settings.num_threads, Buffer)
+        barrier.wait(_SECONDS_TO_START)
+        speeds[rank] = worker.speed(seconds)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(settings.num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(speeds)
+
+
+def speed_of_processes(recipe: Recipe, settings: Settings, seconds: float) -> float:
+    """Pictures a second of plain processes, together."""
+    context = multiprocessing.get_context("fork")
+    barrier, speeds = context.Barrier(settings.num_threads), context.SimpleQueue()
+
+    def run(rank: int) -> None:
+        worker = Plain(recipe, settings.batch, rank, settings.num_threads, SharedBuffer)
+        barrier.wait(_SECONDS_TO_START)
+        speeds.put(worker.speed(seconds))
+
+    processes = [context.Process(target=run, args=(rank,), daemon=True) for rank in range(settings.num_threads)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise ChildProcessError(f"a plain process of the benchmark ended with status {process.exitcode}")
+    return sum(float(speeds.get()) for _ in processes)
+
+
+_SPEEDS: dict[Kind, Callable[[Recipe, Settings, float], float]] = {
+    "threads": speed_of_threads,
+    "processes": speed_of_processes,
+}
+
+
+class Alone:
+    """What the bench talks to, as `data_reader.Reader`: both kinds of workers of one form, in turn."""
+
+    rank, size = 0, 1
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.names = [name]
+        self._settings, self._recipe = settings, recipe_of(settings, name)
+
+    def answer(self, word: dict[str, Any]) -> dict[str, Any]:
+        seconds = word["seconds"] / len(KINDS)
+        return {kind: _SPEEDS[kind](self._recipe, self._settings, seconds) for kind in KINDS}
+
+
+if __name__ == "__main__":
+    form, text, path = sys.argv[1:]
+    serve(path, Alone(form, Settings.from_json(text)))

@@ -1,0 +1,183 @@
+"""What `allstep bench data` found: pictures a second of each contender, and of each stage of our own pipeline.
+
+Ratios are taken round by round: our speed over the peer's in the same round, and the median of those counts. `PROMISES` holds what we
+promise, for pictures of 224x224 on two threads; peers read the originals, we the originals, pictures packed with their longer side cut to
+400, or decoded ones of 256.
+
+The stages are measured on one thread, one after the other: `read` takes a record out of its file and checks it, `decode` makes pixels of
+all of it, `augment` crops, resizes and flips pixels, `collate` copies them into a batch, `one picture` is what a thread of the loader
+really does (it decodes only what the crop needs, straight into the batch). The slowest of the first four is the bottleneck.
+
+What the loader delivers is also given as a share of what as many plain threads, or plain processes,
+do with the same work in the same round (`data_alone`), and of so many times one thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from allstep.bench.data.reader import OURS, PACKED, RAW
+from allstep.bench.result import Missing, absences, document, save_plot, table_of
+
+STAGES = ("read", "decode", "augment", "collate")
+WHOLE = "one picture"
+PROMISES: Mapping[tuple[str, str], float] = {
+    (OURS, "DataLoader, Pillow"): 1.6,
+    (OURS, "DataLoader, OpenCV"): 1.1,
+    (OURS, "WebDataset, Pillow"): 1.7,
+    (OURS, "DALI"): 1.4,
+    (OURS, "tf.data"): 1.1,
+    (PACKED, "tf.data"): 2.2,
+    (RAW, "tf.data"): 8.0,
+}
+KEPT: Mapping[str, float] = {OURS: 0.9, PACKED: 0.9, RAW: 0.75}
+"""Shares of plain threads and of plain processes that we promise to deliver."""
+PROMISED_SIZE, PROMISED_THREADS = 224, 2
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """One contender. speeds: pictures a second, turn by turn; first: seconds to the first batch; nbytes: memory it took."""
+
+    name: str
+    speeds: Sequence[float]
+    first: float
+    nbytes: float
+
+    @property
+    def speed(self) -> float:
+        return median(self.speeds)
+
+
+@dataclass(frozen=True)
+class DataResult:
+    """All rows, in the order of the table. stages: pictures a second on one thread, of each of our forms."""
+
+    where: str
+    num_samples: int
+    size: int
+    batch: int
+    num_threads: int
+    rows: Sequence[DataRow]
+    stages: Mapping[str, Mapping[str, float]]
+    missing: Sequence[Missing]
+    alone: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """Pictures a second of plain threads and processes, turn by turn, for each of our forms."""
+
+    def ratios(self, ours: DataRow, peer: DataRow) -> list[float]:
+        return _ratios(ours.speeds, peer.speeds)
+
+    def promise(self, ours: str, peer: str) -> float | None:
+        """How many times the peer's speed we promise here; None where nothing."""
+        return PROMISES.get((ours, peer)) if self._is_promised else None
+
+    @property
+    def _is_promised(self) -> bool:
+        return (self.size, self.num_threads) == (PROMISED_SIZE, PROMISED_THREADS)
+
+    @property
+    def ours(self) -> list[DataRow]:
+        return [row for row in self.rows if row.name in (OURS, PACKED, RAW)]
+
+    def bottleneck(self, name: str) -> str:
+        """The stage that lets the fewest pictures through."""
+        return min(STAGES, key=lambda stage: self.stages[name][stage])
+
+    def kept(self, row: DataRow) -> dict[str, float]:
+        """The shares of what plain threads, plain processes and so many single threads do that the loader delivers."""
+        alone = {kind: median(_ratios(row.speeds, speeds)) for kind, speeds in self.alone.get(row.name, {}).items()}
+        return {**alone, "times one thread": row.speed / (self.num_threads * self.stages[row.name][WHOLE])}
+
+    def table(self) -> Group:
+        """For people."""
+        each = f"{self.num_samples} pictures, {self.size}x{self.size} out, batch {self.batch}"
+        title = f"{self.where}: {each}, {self.num_threads} threads or processes"
+        words = [self._words(row) for row in self.ours]
+        return Group(title, self._speeds(), self._ratios(), self._stages(), *words)
+
+    def _words(self, row: DataRow) -> str:
+        stage = self.bottleneck(row.name)
+        shares = ", ".join(self._share(row.name, kind, share) for kind, share in self.kept(row).items())
+        return f"{row.name}: {stage}-bound; the loader delivers {shares} alone"
+
+    def _share(self, name: str, kind: str, share: float) -> str:
+        promise = KEPT[name]
+        judged = self._is_promised and kind in self.alone.get(name, {})
+        verdict = f" ({'met' if share >= promise else 'not met'}: {promise:.0%})" if judged else ""
+        return f"{share:.0%} of {self.num_threads} {kind}{verdict}"
+
+    def _speeds(self) -> Table:
+        table = table_of("", "images/s", "min", "max", "first batch s", "MB")
+        for row in self.rows:
+            figures = [f"{value:,.0f}" for value in (row.speed, min(row.speeds), max(row.speeds))]
+            table.add_row(row.name, *figures, f"{row.first:.2f}", f"{row.nbytes / (1 << 20):.0f}")
+        return table
+
+    def _ratios(self) -> Table:
+        table = table_of("times as fast as", *(row.name for row in self.ours))
+        for row in self.rows:
+            if row not in self.ours:
+                table.add_row(row.name, *(self._ratio(ours, row) for ours in self.ours))
+        return table
+
+    def _ratio(self, ours: DataRow, peer: DataRow) -> str:
+        ratio, promise = median(self.ratios(ours, peer)), self.promise(ours.name, peer.name)
+        verdict = "" if promise is None else f" ({'met' if ratio >= promise else 'not met'}: {promise:g})"
+        return f"{ratio:.2f}{verdict}"
+
+    def _stages(self) -> Table:
+        table = table_of("pictures/s on one thread", *STAGES, WHOLE)
+        for name, speeds in self.stages.items():
+            table.add_row(name, *(f"{speeds[stage]:,.0f}" for stage in (*STAGES, WHOLE)))
+        return table
+
+    def absences(self) -> list[str]:
+        """A line for each contender that is missing from the table."""
+        return absences(self.missing)
+
+    def to_json(self) -> str:
+        """Every figure of the table, the speeds behind it and the machine."""
+        return document("data", [self._as_json(row) for row in self.rows], self.missing)
+
+    def _as_json(self, row: DataRow) -> dict[str, Any]:
+        ratios = {ours.name: self.ratios(ours, row) for ours in self.ours if row not in self.ours}
+        return {
+            "name": row.name,
+            "samples": self.num_samples,
+            "size": self.size,
+            "batch": self.batch,
+            "threads": self.num_threads,
+            "speeds": list(row.speeds),
+            "speed": row.speed,
+            "first": row.first,
+            "bytes": row.nbytes,
+            "ratios": ratios,
+            "promises": {name: self.promise(name, row.name) for name in ratios},
+            "stages": dict(self.stages.get(row.name, {})),
+            "alone": {kind: list(speeds) for kind, speeds in self.alone.get(row.name, {}).items()},
+            "kept": self.kept(row) if row in self.ours else {},
+        }
+
+    def plot(self, file: Path) -> None:
+        """Bars of the speeds, with a line from the slowest turn to the quickest."""
+        from matplotlib.figure import Figure  # takes a while to import
+
+        figure = Figure(figsize=(8, 0.5 * len(self.rows) + 1.4), layout="constrained")
+        axes = figure.subplots()
+        around = [(row.speed - min(row.speeds), max(row.speeds) - row.speed) for row in self.rows]
+        colours = ["C0" if row in self.ours else "C7" for row in self.rows]
+        names, speeds = [row.name for row in self.rows], [row.speed for row in self.rows]
+        axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3, color=colours)
+        axes.invert_yaxis()
+        axes.set_xlabel("pictures a second: median, slowest and quickest turn")
+        axes.set_title(f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or processes")
+        save_plot(figure, file)
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]

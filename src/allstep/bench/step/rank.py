@@ -1,0 +1,234 @@
+"""One rank of `allstep bench step`: trains with each contender when the bench says so over a socket, and sleeps there in between.
+
+    python -m allstep.bench.step.rank MODEL BATCH SOCKET
+
+It is started by `allstep run` and speaks lines of JSON with the bench::
+
+    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]}
+    bench -> {"prepare": "DDP on Gloo"}
+    rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two steps, and takes so much memory
+    bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5}
+    rank  -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready
+    bench -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5}
+    rank  -> {"parts": {"waiting": 0.01, ...}}            seconds of a step that go into working together
+    bench -> {"drop": "DDP on Gloo"}                      it failed somewhere
+    rank  -> {}
+
+Whatever goes wrong with a contender is answered by {"failed": why}.
+
+A contender is a function that takes the net and its SGD and gives back what is to be called in their place. All have the same net with
+the same weights, and at the same step of the same turn the same pictures and the same dropout, so that their losses are the same.
+"""
+
+import ctypes
+import os
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import allstep.comm
+from allstep.bench.comm.rank import serve
+from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, SHARED, Task, task_of
+from allstep.comm.timeline import recorder
+from allstep.models import AlexNet, SmallCnn, resnet18
+
+_SECONDS_TO_WAIT = 60  # for another rank; less than the bench waits for an answer
+_STEPS_TO_PREPARE = 2  # DDP lays its buckets out anew after the first one
+
+Wrap = Callable[[nn.Module, Optimizer], tuple[Callable[[Tensor], Tensor], Optimizer]]
+
+NETS: Mapping[str, Callable[[], nn.Module]] = {
+    "alexnet": AlexNet,
+    "resnet18": lambda: resnet18(10, small_pictures=True),
+    "small-cnn": lambda: SmallCnn(10, (1, 28, 28), widths=(32, 64), hidden=250),
+}
+
+
+def _alone(net: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
+    return net, sgd
+
+
+def _ddp(backend: str) -> Wrap:
+    def wrap(net: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=_SECONDS_TO_WAIT))
+        return DistributedDataParallel(net, process_group=group), sgd
+
+    return wrap
+
+
+def _distributed(share_weights: bool) -> Wrap:
+    def wrap(net: nn.Module, sgd: Optimizer) -> tuple[nn.Module, Optimizer]:
+        import allstep.torch as hvd
+
+        hvd.init()
+        return net, hvd.DistributedOptimizer(sgd, net.named_parameters(), share_weights=share_weights)
+
+    return wrap
+
+
+CONTENDERS: Mapping[str, Wrap] = {
+    ALONE: _alone,
+    GLOO: _ddp("gloo"),
+    DDP: _ddp("allstep"),
+    OPTIMIZER: _distributed(share_weights=False),
+    SHARED: _distributed(share_weights=True),
+}
+
+
+@dataclass
+class Trainee:
+    """A copy of the net, and the optimizer that a script would call."""
+
+    net: Callable[[Tensor], Tensor]
+    optimizer: Optimizer
+
+    def step(self, pictures: Tensor, labels: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.net(pictures), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Rank:
+    """Answers the lines of the bench."""
+
+    def __init__(
+        self, rank: int, size: int, model: str, batch: int, contenders: Mapping[str, Wrap] = CONTENDERS
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.names = list(contenders)
+        self._contenders = contenders
+        self._model, self._task, self._batch = model, task_of(model), batch
+        self._trainees: dict[str, Trainee] = {}
+        self._lessons = Lessons(self._task, rank, size, batch)
+        self._trainees[ALONE] = self._make(_alone)  # what torch keeps for itself from its first step on is nobody's
+        self._train(ALONE, 0, _STEPS_TO_PREPARE)
+        self._drop(ALONE)
+
+    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+        (verb, name), *rest = order.items()
+        act: Callable[..., dict[str, Any]] = getattr(self, f"_{verb}")
+        try:
+            return act(name, **dict(rest))
+        except Exception as error:
+            reason = [*str(error).strip().splitlines(), "no reason given"][0]
+            return {"failed": f"{type(error).__name__}: {reason}"}
+
+    def _prepare(self, name: str) -> dict[str, Any]:
+        dist.barrier()
+        before = memory_in_use()
+        self._trainees[name] = self._make(self._contenders[name])
+        losses = [self._trainees[name].step(*lesson).item() for lesson in self._lessons.of(0, _STEPS_TO_PREPARE)]
+        dist.barrier()  # all have mapped what they share
+        nbytes = memory_in_use() - before
+        self._trainees[name].optimizer.zero_grad()
+        return {"nbytes": nbytes, "losses": losses}
+
+    def _make(self, wrap: Wrap) -> Trainee:
+        torch.manual_seed(0)
+        net = NETS[self._model]()
+        # A low rate: rounding then takes longer to grow, and losses can be compared.
+        return Trainee(*wrap(net, torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)))
+
+    def _train(
+        self, name: str, turn: int, steps: int, watching: AbstractContextManager[Any] | None = None
+    ) -> dict[str, Any]:
+        trainee, lessons = self._trainees[name], self._lessons.of(turn, steps)
+        dist.barrier()
+        with watching or nullcontext():
+            started = time.perf_counter()
+            losses = [trainee.step(*lesson) for lesson in lessons]
+            seconds = time.perf_counter() - started
+        trainee.optimizer.zero_grad()  # gives memory back to those who come next
+        return {"seconds": seconds, "losses": [loss.item() for loss in losses]}
+
+    def _watch(self, name: str, turn: int, steps: int) -> dict[str, Any]:
+        parts: dict[str, float] = defaultdict(float)
+        self._train(name, turn, steps, watching(parts))
+        return {"parts": {part: seconds / steps for part, seconds in parts.items()}}
+
+    def _drop(self, name: str) -> dict[str, Any]:
+        self._trainees.pop(name, None)
+        return {}
+
+
+class Lessons:
+    """Pictures and labels, made up before the clock starts; the same whenever this rank asks for this turn."""
+
+    def __init__(self, task: Task, rank: int, size: int, batch: int) -> None:
+        self._task, self._rank, self._size, self._batch = task, rank, size, batch
+        self._made: list[tuple[Tensor, Tensor]] = []
+        self._made_for = (-1, -1)
+
+    def of(self, turn: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One for each step. Drawing it also sets the seed of what the net draws in that step."""
+        if self._made_for != (turn, steps):
+            chance = torch.Generator().manual_seed(turn * self._size + self._rank)
+            self._made, self._made_for = [self._draw(chance) for _ in range(steps)], (turn, steps)
+        return self._seeded(turn)
+
+    def _draw(self, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+        pictures = torch.randn(self._batch, *self._task.shape, generator=chance)
+        return pictures, torch.randint(self._task.num_classes, (self._batch,), generator=chance)
+
+    def _seeded(self, turn: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, lesson in enumerate(self._made):
+            torch.manual_seed((turn * len(self._made) + step) * self._size + self._rank)
+            yield lesson
+
+
+@contextmanager
+def watching(parts: dict[str, float]) -> Iterator[None]:
+    """Adds up where the seconds go: in collectives by what they do, and in the steps of torch's own optimizers."""
+    marks: list[float] = []
+
+    def begin(*_: Any) -> None:
+        marks.append(time.perf_counter())
+
+    def end(*_: Any) -> None:
+        parts["updating"] += time.perf_counter() - marks.pop()
+
+    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
+    before, recorder.active = recorder.active, recorder.Recorder()
+    try:
+        yield
+    finally:
+        operations, _ = recorder.active.take()
+        recorder.active = before
+        for hook in hooks:
+            hook.remove()
+    for operation in operations:
+        for kind, began, ended in recorder.spans(operation):
+            parts[kind] += (ended - began) / 1e9
+
+
+def memory_in_use() -> int:
+    """Bytes of memory of this process, without what it has only read from files. Of what it shares, its share counts (PSS)."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed and kept for later is not in use
+    found = re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    return sum(map(int, found)) << 10
+
+
+def main(model: str, batch: str, path: str) -> None:
+    os.environ.setdefault("ALLSTEP_TIMEOUT", str(_SECONDS_TO_WAIT))
+    world = allstep.comm.init()
+    torch.set_num_threads(1)
+    serve(path, Rank(world.rank, world.size, model, int(batch)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,160 @@
+"""The hosts of a group: which ranks share memory, and the lanes between hosts.
+
+Every rank leaves a card in the group's store; from all cards every rank computes the same picture (`layout`).
+
+==================  ================================================================================================================
+one host            one arena for all ranks
+several             an arena on each host, and a lane for each slice. When one host cannot share memory, all ranks use Gloo
+one, for study      with an algorithm named, every rank counts as a host of its own: the algorithm carries everything, over Gloo
+==================  ================================================================================================================
+"""
+
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from allstep import machine
+from allstep.comm.group.across_hosts import Crossing
+from allstep.comm.group.host_map import Layout
+from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.health.guard import Guard
+from allstep.comm.join.store import collect
+from allstep.comm.memory.arena import WORDS, Arena, block_bytes, segment_bytes
+from allstep.comm.memory.flags import Flags, control_bytes, spins_for
+from allstep.comm.memory.segment import Segment, parts, share
+from allstep.comm.network.algorithms import VARIABLE, wanted_algorithm
+from allstep.comm.network.guarded_gloo import connected
+from allstep.comm.network.lane import Lane
+from allstep.errors import CommError, ConfigError, WorldError
+from allstep.limits import read_limits
+from allstep.process.liveness import namespace
+from allstep.world import World, node_of
+
+DEFAULT_POOL_MB = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a group of backend "allstep" can be told: `new_group(backend="allstep", pg_options=Options(algorithm="ring"))`.
+
+    algorithm: of the step between hosts: ring, tree, butterfly, star, native or auto. Other than auto, it carries all_reduce on
+    one host as well, instead of shared memory: to study it. nccl: `ProcessGroupNCCL.Options` for CUDA tensors.
+    """
+
+    algorithm: str | None = None
+    nccl: Any = None
+
+
+def join_hosts(
+    store: Store, rank: int, size: int, timeout: timedelta, options: Options, guard: Guard
+) -> LocalMover | None:
+    """What the ranks of a group move through memory that they share, and across hosts by slice.
+
+    None when a host cannot share memory: then it is all Gloo's. All ranks agree on which. A rank alone has an arena to itself, which is
+    quicker than Gloo with nobody.
+    """
+    start = read_limits().start
+    wanted = wanted_algorithm(options.algorithm)
+    own = {
+        "node": _node(),
+        "pid": os.getpid(),
+        "namespace": namespace(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "pool": pool_bytes(),
+        "block": block_bytes(machine.cache_sizes().get(2)),
+        "algorithm": wanted.name if wanted else "auto",
+        "study": wanted is not None and (options.algorithm is not None or _is_alone()),
+    }
+    cards = [json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)]
+    _check_same_algorithm(cards)
+    guard.watch_processes(_neighbours(rank, cards))
+    layout = Layout.of(rank, [card["node"] for card in cards])
+    if len(layout.hosts) == 1 and all(card["study"] for card in cards):
+        layout = Layout.of(rank, [str(each) for each in range(size)])
+    arena = _make_arena(store, layout, cards, start, guard)
+    if len(layout.hosts) > 1 and "no" in collect(store, "shared", rank, size, "yes" if arena else "no", start):
+        return None
+    if arena is None:
+        return None
+    guard.share(arena)
+    way = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
+    return LocalMover(arena, layout, guard, way)
+
+
+def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
+    """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+    own = cards[rank]["node"], namespace() or None
+    same = [other for other, card in enumerate(cards) if (card["node"], card["namespace"]) == own]
+    return {other: cards[other]["pid"] for other in same if other != rank}
+
+
+def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
+    named: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        named.setdefault(card["algorithm"], []).append(rank)
+    if len(named) > 1:
+        told = "; ".join(f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items())
+        raise ConfigError(f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere")
+
+
+def _make_arena(store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard) -> Arena | None:
+    """The memory of our host; None when it cannot be shared."""
+    ours = [cards[rank] for rank in layout.neighbours]
+    rank, size = layout.local_rank, len(ours)
+    pool = min(card["pool"] for card in ours)
+    if size == 1:
+        nbytes = segment_bytes(size, pool)
+        segment = Segment(memoryview(mmap.mmap(-1, nbytes)), nbytes)
+    else:
+        try:
+            segment = share(PrefixStore(f"segment/{layout.host}", store), rank, size, segment_bytes(size, pool), start)
+        except CommError:
+            return None
+    control, words, *pools = parts(segment, control_bytes(size), size * WORDS, *[pool] * size)
+    num_cores = len(set().union(*(card["cores"] for card in ours)))
+    spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
+    flags = Flags(control, rank, [card["pid"] for card in ours], spins, guard, layout.neighbours)
+    # A container may hide the caches from one rank and show them to another.
+    return Arena(flags, words, pools, min(card["block"] for card in ours))
+
+
+def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Options, guard: Guard) -> Crossing:
+    if not layout.lane:
+        return Crossing(layout.num_lanes, None)
+    lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
+    mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
+    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm), guard.check_while_waiting))
+
+
+def pool_bytes() -> int:
+    """The pool of each rank, for tensors that do not live in shared memory: ALLSTEP_POOL_MB, 8 when not set."""
+    text = os.environ.get("ALLSTEP_POOL_MB", str(DEFAULT_POOL_MB))
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 1024:
+        raise ConfigError(f"ALLSTEP_POOL_MB={text!r} is not a number of megabytes from 1 to 1024")
+    return int(value * (1 << 20)) // 4096 * 4096
+
+
+def _node() -> str:
+    """The host in the launcher's words where there is a launcher."""
+    return node_of(_world())
+
+
+def _is_alone() -> bool:
+    """Whether the whole world is on one host, so that an algorithm named for everybody can only be meant for study."""
+    return _world().cross_size == 1
+
+
+def _world() -> World:
+    try:
+        return World.detect()
+    except WorldError:
+        return World.alone()

@@ -1,0 +1,53 @@
+"""Tensors that all ranks of a host can see: collectives use them where they lie.
+
+`shared_empty` is called by all ranks of a group together, like a collective. Each gets a tensor of its own, with a storage of just its
+size (so that saving it saves no more). It is ordinary memory otherwise: views, in-place operations and autograd work on it. The memory is
+free when the tensors of all ranks are gone.
+"""
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.memory.segment import parts, rounded, share
+from allstep.errors import CommError
+from allstep.limits import read_limits
+
+
+def shared_empty(
+    shape: int | Sequence[int], dtype: torch.dtype = torch.float32, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """An uninitialised tensor on every rank of `group`, which all ranks of the host can see. All ranks call it together.
+
+    Where a rank shares no memory with others (one rank on its host, another backend) it is an ordinary tensor, and collectives copy it.
+    """
+    size = torch.Size([shape] if isinstance(shape, int) else shape)
+    chosen = group if group is not None else dist.distributed_c10d._get_default_group()
+    local = chosen.local if isinstance(chosen, AllstepGroup) else None
+    if not isinstance(local, LocalMover) or local.arena.size == 1 or not size.numel():
+        return torch.empty(size, dtype=dtype)
+    return _in_segment(chosen, local, size, dtype)
+
+
+def _in_segment(group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    nbytes = shape.numel() * dtype.itemsize
+    rank, size = local.arena.rank, local.arena.size
+    store = PrefixStore(f"shared/{local.num_blocks}/{local.layout.host}", group.get_group_store())
+    try:
+        segment = share(store, rank, size, size * rounded(nbytes), read_limits().start)
+    except CommError as error:
+        raise CommError(
+            f"shared_empty({list(shape)}, {dtype}): {nbytes} bytes on each of {size} ranks: {error}"
+        ) from error
+    pieces = list(parts(segment, *[nbytes] * size))
+    tensor = torch.frombuffer(pieces[rank], dtype=dtype, count=shape.numel()).view(shape)
+    storage = tensor.untyped_storage()
+    local.add_block(pieces, storage.data_ptr())
+    weakref.finalize(storage, local.forget_block, storage.data_ptr())
+    return tensor

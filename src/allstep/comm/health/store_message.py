@@ -1,0 +1,51 @@
+"""What a rank leaves in the group's store at its end: why the group failed, or that it just left.
+
+```
+word/<rank>      a `Failure`; its kind is "left" when nothing went wrong
+```
+
+The store may be on a host that is gone: no call waits longer than two seconds for it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from allstep.comm.health.failure import Failure, from_json
+from allstep.comm.health.threads import watch
+
+STORE_SECONDS = 2.0
+
+
+class Words:
+    """The words of one group. store: of this group alone."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store, self._rank = store, rank
+        self._seconds = STORE_SECONDS
+
+    def write(self, word: Failure) -> None:
+        """Leave our word. May hang, since the store may."""
+        self._store.set(f"word/{self._rank}", word.to_json())
+
+    def leave(self, word: Failure) -> None:
+        """Leave our word, if the store can be reached in time."""
+        self.at_store(lambda: self.write(word))
+
+    def of(self, ranks: Sequence[int]) -> dict[int, Failure]:
+        """The words that these ranks have left, by rank; none when the store cannot be reached."""
+        return (self.at_store(lambda: self._read(ranks)) or {}) if ranks else {}
+
+    def _read(self, ranks: Sequence[int]) -> dict[int, Failure]:
+        found = [rank for rank in ranks if self._store.check([f"word/{rank}"])]
+        return {rank: from_json(self._store.get(f"word/{rank}").decode()) for rank in found}
+
+    def at_store(self, act: Callable[[], Any]) -> Any:
+        """None when the store cannot be reached: then each side takes the other for dead."""
+        try:
+            return watch().send(act, self._seconds)
+        except TimeoutError:
+            self._seconds = 0.1  # it will not be back in time
+        except Exception:
+            return None

@@ -1,0 +1,86 @@
+"""Which meeting a process comes to, when several programs of one launch share a store.
+
+    allstep run -np 2 sh -c "python train.py; python evaluate.py"
+
+The store outlives the first program, and so do its keys. Each rank therefore counts its meetings
+in the store: the n-th time that it joins, in whichever process, it meets the others at their n-th.
+
+Two programs at once (`a.py & b.py`, or a process that forks and joins in both halves) would meet at
+random and add up each other's numbers. So each process leaves its pid, and takes it back when it
+leaves; a second one that finds the first still there is refused. A rank whose first program ended
+before it joined meets the others with its second: nothing forbids ranks of different programs, but
+rank 0 tells that they are (`differing_programs`).
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch._C._distributed_c10d import Store
+
+from allstep.errors import WorldError
+from allstep.process.liveness import namespace
+from allstep.world import World
+
+_LONGEST = 200
+_NUMBERS = re.compile(r"[0-9]+")
+
+
+def attend(store: Store, world: World) -> int:
+    """Return the number of the next meeting of this rank, from 1. WorldError when another process is at it."""
+    number = int(store.add(f"allstep/joins/{world.rank}", 1))
+    store.set(_key(world, number), json.dumps([namespace(), os.getpid(), birth(os.getpid())]))
+    # A process that was killed between the two lines above has left nothing.
+    if number > 1 and store.check([_key(world, number - 1)]):
+        _check_gone(world, store.get(_key(world, number - 1)))
+    return number
+
+
+def leave(store: Store, world: World, number: int) -> None:
+    """Tell that this process is through with meeting `number`: another one may join as this rank."""
+    with contextlib.suppress(RuntimeError, OSError):  # the store may be gone
+        store.set(_key(world, number), "")
+
+
+def program() -> str:
+    """Return what this process runs, as the others are told."""
+    return " ".join(sys.argv)[:_LONGEST]
+
+
+def differing_programs(programs: Sequence[str]) -> str | None:
+    """Return a line about ranks that run different programs; numbers may differ (`--local_rank=3`)."""
+    for rank, other in enumerate(programs):
+        if _NUMBERS.sub("0", other) != _NUMBERS.sub("0", programs[0]):
+            return (
+                f"rank 0 runs `{programs[0]}`, rank {rank} `{other}`: if these are two programs of one launch, the "
+                "first has ended before it joined on one of them, and the results are of neither"
+            )
+    return None
+
+
+def birth(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None when it is gone. Tells it from a later one with its number."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _key(world: World, number: int) -> str:
+    return f"allstep/joins/{world.rank}/{number}"
+
+
+def _check_gone(world: World, left: bytes) -> None:
+    if not left:
+        return
+    where, pid, born = json.loads(left)
+    if where == namespace() and pid != os.getpid() and birth(pid) == born:
+        raise WorldError(
+            f"rank {world.rank} has joined already, as process {pid}, which still runs; this is process {os.getpid()}. "
+            "Two programs of one launch cannot be one rank at the same time: let one end first, or launch them apart"
+        )

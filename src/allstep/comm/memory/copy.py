@@ -1,0 +1,61 @@
+"""Collectives that only move, in shared memory: broadcast, all_gather, all_to_all.
+
+All of them work in blocks and two turns: block k is put into one half of the pool while the others may still read block k-1 from the
+other; a `meet` stands between.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from allstep.comm.memory.arena import TURNS, Arena, Call
+
+_LARGE_BLOCK = 1 << 20
+
+
+def broadcast(arena: Arena, flat: Tensor, root: int, call: Call) -> None:
+    """The root's tensor, on every rank."""
+    numel = arena.block_numel(flat.dtype, 1, flat.numel(), _LARGE_BLOCK)
+    blocks = arena.blocks(flat.dtype, numel, 1)
+    for k in range(-(-flat.numel() // numel)):
+        part = flat[k * numel : (k + 1) * numel]
+        place = blocks[k % TURNS][root][0][: part.numel()]
+        if arena.rank == root:
+            place.copy_(part)
+        arena.meet(call)
+        if arena.rank != root:
+            part.copy_(place)
+    arena.meet(call)
+
+
+def all_gather(arena: Arena, outputs: Sequence[Tensor], flat: Tensor, call: Call) -> None:
+    """outputs[i] becomes rank i's tensor; all flat. `flat` may be the memory of our own output."""
+    most = max(output.numel() for output in outputs)
+    numel = arena.block_numel(flat.dtype, 1, most, _LARGE_BLOCK)
+    blocks = arena.blocks(flat.dtype, numel, 1)
+    for k in range(-(-most // numel)):
+        now = blocks[k % TURNS]
+        mine = flat[k * numel : (k + 1) * numel]
+        now[arena.rank][0][: mine.numel()].copy_(mine)
+        arena.meet(call)
+        for rank, output in enumerate(outputs):
+            part = output[k * numel : (k + 1) * numel]
+            part.copy_(now[rank][0][: part.numel()])
+    arena.meet(call)
+
+
+def all_to_all(arena: Arena, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Call) -> None:
+    """outputs[i] becomes what rank i has for us; all flat and of one size."""
+    size, rank, total = arena.size, arena.rank, inputs[0].numel()
+    numel = arena.block_numel(inputs[0].dtype, size, total)
+    blocks = arena.blocks(inputs[0].dtype, numel, size)
+    for k in range(-(-total // numel)):
+        now = blocks[k % TURNS]
+        for owner in range(size):
+            part = inputs[owner][k * numel : (k + 1) * numel]
+            now[rank][owner][: part.numel()].copy_(part)
+        arena.meet(call)
+        for source in range(size):
+            part = outputs[source][k * numel : (k + 1) * numel]
+            part.copy_(now[source][rank][: part.numel()])
+    arena.meet(call)

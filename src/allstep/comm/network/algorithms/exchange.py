@@ -1,0 +1,164 @@
+"""What an algorithm needs of a network: send to a rank, receive from a rank, wait. And that over Gloo.
+
+An algorithm is written against `Exchange`, five names, so the same lines run between hosts, on one host for study, and in a test where
+all ranks are threads of one process. The rules that algorithms rely on:
+
+* `send` and `recv` return at once. The tensor belongs to the transfer until its handle was waited for.
+* Messages from one rank to another arrive in the order in which they were sent, each in the receive that was posted in the same place.
+* A posted receive writes into its tensor when the message comes, not before. So a receive may be posted into memory that an earlier
+  send still reads, as long as the message to come depends on that send having arrived.
+* Empty messages are not sent: both ends know the size and leave them out.
+
+Over Gloo a message leaves when its receive has been posted at the other end. So algorithms post the receive of an answer before they
+send what is to be answered: that saves Gloo's question whether it may send, and Gloo's own thread fills the buffer while ours adds.
+`received` is that habit in one place.
+
+```
+GlooLink    one per group: counts operations
+  .operation() -> GlooExchange    one all-reduce: its messages carry its own tag, so a rank that is ahead by an
+                                  operation, or two operations under way at once, cannot be mixed up
+```
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, Work
+
+from allstep.comm.op.reduction import FOLD
+from allstep.comm.op.transport import Mover
+from allstep.errors import CommError
+
+Combine = Callable[..., Tensor]  # torch.add and its like: combine(a, b, out=a)
+
+FIRST_TAG = 1 << 30  # above any tag that a person would give a message
+NUM_TAGS = (1 << 30) - 1  # the last tag, 2**31 - 1, is taken: see gloo.PRIVATE_TAG
+
+
+class Handle(Protocol):
+    """A transfer under way."""
+
+    def wait(self) -> Any:
+        """Return when the tensor may be used again (sent) or used at all (received). Raises when the peer is gone."""
+
+
+class Exchange(Protocol):
+    """The ranks of one operation, seen from one of them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def send(self, tensor: Tensor, peer: int) -> Handle: ...
+
+    def recv(self, tensor: Tensor, peer: int) -> Handle: ...
+
+
+@runtime_checkable
+class HasAllReduce(Protocol):
+    """An exchange on a network that can all-reduce by itself."""
+
+    def all_reduce(self, flat: Tensor, combine: Combine) -> Handle: ...
+
+
+class Message(NamedTuple):
+    """A message to come: `place` is where it belongs. It is written there if `direct`, else shown in a buffer of its size."""
+
+    peer: int
+    place: Tensor
+    direct: bool = False
+
+
+Posted = tuple[Message, Tensor, Handle]  # and where it will be, and the transfer
+
+
+def received(exchange: Exchange, messages: Iterable[Message], ahead: int = 2) -> Iterator[tuple[Message, Tensor]]:
+    """Each message and what came, in the order given. The receives of the first `ahead` of them are posted at once, before the
+    first is asked for, and those of later ones in good time.
+
+    A buffer is used again for a later message as soon as the next one is asked for.
+    """
+    coming = iter(messages)
+    posted = deque(_post(exchange, message, deque()) for message in itertools.islice(coming, ahead))
+    return _arriving(exchange, posted, coming)
+
+
+def _arriving(exchange: Exchange, posted: deque[Posted], coming: Iterator[Message]) -> Iterator[tuple[Message, Tensor]]:
+    buffers: deque[Tensor] = deque()
+    while posted:
+        message, data, handle = posted.popleft()
+        handle.wait()
+        yield message, data
+        if not message.direct:
+            buffers.append(data)
+        posted.extend(_post(exchange, following, buffers) for following in itertools.islice(coming, 1))
+
+
+def _post(exchange: Exchange, message: Message, buffers: deque[Tensor]) -> Posted:
+    data = message.place if message.direct else _buffer(message.place, buffers)
+    return message, data, exchange.recv(data, message.peer)
+
+
+def _buffer(like: Tensor, buffers: deque[Tensor]) -> Tensor:
+    """One that was used before, if it is large enough; one that is not is dropped."""
+    used = buffers.popleft() if buffers else None
+    return torch.empty_like(like) if used is None or used.numel() < like.numel() else used[: like.numel()]
+
+
+def wait_for(handles: Iterable[Handle]) -> None:
+    for handle in handles:
+        handle.wait()
+
+
+# Over Gloo
+
+_KINDS: dict[Combine, Any] = {combine: kind for kind, combine in FOLD.items()}
+
+
+class GlooLink:
+    """Makes the exchange of each operation. All ranks must begin their operations in the same order, as with every collective.
+
+    `mover` is a `GlooMover`, or any other whose `send`, `recv` and `all_reduce` never say "not mine".
+    """
+
+    def __init__(self, mover: Mover, rank: int, size: int) -> None:
+        self.mover = mover
+        self.rank = rank
+        self.size = size
+        self._count = itertools.count()
+
+    def operation(self) -> "GlooExchange":
+        return GlooExchange(self, FIRST_TAG + next(self._count) % NUM_TAGS)
+
+
+class GlooExchange:
+    """The messages of one operation."""
+
+    def __init__(self, link: GlooLink, tag: int) -> None:
+        self.rank, self.size = link.rank, link.size
+        self._mover, self._tag = link.mover, tag
+
+    def send(self, tensor: Tensor, peer: int) -> Handle:
+        return _taken(self._mover.send(tensor, peer, self._tag))
+
+    def recv(self, tensor: Tensor, peer: int) -> Handle:
+        return _taken(self._mover.recv(tensor, peer, self._tag))
+
+    def all_reduce(self, flat: Tensor, combine: Combine) -> Handle:
+        kind = _KINDS.get(combine)
+        if kind is None:
+            raise CommError(f"Gloo has no reduction like {combine!r}: choose another algorithm", op="all_reduce")
+        opts = AllreduceOptions()
+        opts.reduceOp = kind
+        return _taken(self._mover.all_reduce(flat, opts))
+
+
+def _taken(work: Work | None) -> Handle:
+    assert work is not None, "the mover of a link takes every operation"
+    return work

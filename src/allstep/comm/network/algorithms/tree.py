@@ -1,0 +1,61 @@
+"""Tree: sums climb a binomial tree to rank 0, the result climbs down. Few messages, each with the whole tensor. Best for small tensors.
+
+Eight ranks; each arrow is one message:
+
+```
+round 1     0 <-- 1    2 <-- 3    4 <-- 5    6 <-- 7        reduce: the receiver adds
+round 2     0 <------- 2          4 <------- 6
+round 3     0 <--------------------- 4
+                                                            rank 0 has the sum
+round 4     0 ---------------------> 4
+round 5     0 -------> 2          4 -------> 6              broadcast: the same arrows, backwards
+round 6     0 --> 1    2 --> 3    4 --> 5    6 --> 7
+```
+
+In other words: the parent of a rank is its number without the lowest set bit; 6 = 110 has parent 4 = 100, and 4 has parent 0. With a number
+of ranks that is no power of two some arrows are missing, nothing else. One rank computes the sum, so all get the same bits.
+
+Cost: ceil(log2 p) rounds up, each one message and one adding of n bytes; the same number of rounds down.
+
+    ceil(log2 p) (2 (alpha + n beta) + n gamma)
+
+Whole tensors travel in each round, so there is nothing to gain for large ones by cutting them: the ring moves log2 p times less.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from allstep.comm.network.algorithms.exchange import Combine, Exchange, Message, received, wait_for
+from allstep.comm.network.algorithms.speed import Speed
+
+
+def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
+    """All-reduce `flat`, contiguous and one-dimensional, in place."""
+    if exchange.size == 1 or not flat.numel():
+        return
+    children = list(children_of(exchange.rank, exchange.size))
+    for _, data in received(exchange, (Message(child, flat) for child in children)):
+        combine(flat, data, out=flat)
+    if exchange.rank:
+        parent = exchange.rank & (exchange.rank - 1)
+        result = exchange.recv(
+            flat, parent
+        )  # into what we send: it holds our part, so it cannot come before that was read
+        wait_for([exchange.send(flat, parent), result])
+    # The child with the most ranks below it first.
+    wait_for([exchange.send(flat, child) for child in reversed(children)])
+
+
+def children_of(rank: int, size: int) -> Iterator[int]:
+    """Those who send to us, in the order of the rounds."""
+    bit = 1
+    while not rank & bit and rank + bit < size:
+        yield rank + bit
+        bit *= 2
+
+
+def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
+    """Seconds."""
+    rounds = (num_ranks - 1).bit_length()  # log2, rounded up
+    return rounds * (2 * speed.moving(nbytes) + speed.combining(nbytes)) if nbytes else 0.0

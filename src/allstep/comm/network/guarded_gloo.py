@@ -1,0 +1,148 @@
+"""Gloo under the eyes of the group's guard: its connections, and the operations over them."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+from torch.futures import Future
+
+from allstep.comm.group.plan import words, words_of_any
+from allstep.comm.health.failure import Operation
+from allstep.comm.health.guard import Guard
+from allstep.comm.health.helper_thread import aside
+from allstep.comm.health.sockets import found
+from allstep.comm.network.gloo import GlooMover
+from allstep.comm.op.work import NO_TIMEOUT, Underway
+from allstep.errors import CollectiveTimeout, CommError
+from allstep.limits import read_limits
+
+_TRANSFERS = ("send", "recv", "recv_any")
+
+
+def connected(
+    store: Store, rank: int, size: int, timeout: timedelta, guard: Guard, ranks: Sequence[int] = ()
+) -> GlooMover:
+    """A Gloo group whose connections the guard watches over. ranks: what its ranks are in the guard's group, where they differ."""
+    limits = read_limits()
+    gloo, sockets = found(
+        lambda: ProcessGroupGloo(store, rank, size, timeout=timeout), store, rank, size, limits.start, limits.lost
+    )
+    guard.watch_over(gloo, sockets, ranks)
+    return GlooMover(gloo, timeout)
+
+
+def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Work:
+    """Start an operation of a mover. On a group that has failed it raises at once."""
+    number = 0 if name in _TRANSFERS else guard.begun
+    operation = Operation(lambda: _said(name, args, guard.names), number, _limit(args[-1]))
+    guard.check(operation)
+    try:
+        work: Work = move(*args)
+    except RuntimeError as error:  # Gloo's word for a wrong argument as well as for a lost peer
+        if guard.any_closed():
+            raise guard.explain(error, operation) from error
+        raise
+    return Guarded(work, guard, operation)
+
+
+class _Impatient(Exception):
+    """The caller of `wait` is."""
+
+
+class Promise:
+    """A future that is fulfilled by Gloo or by the failure of the group, whichever comes first."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+        self.value: Future[Any] | None = None  # Gloo's; None when the group failed first
+        self._first = threading.Lock()
+
+    def keep(self, value: Future[Any] | None = None) -> None:
+        if self._first.acquire(blocking=False):
+            self.value = value
+            self.future.set_result(None)
+
+
+def _limit(opts: Any) -> float | None:
+    """The seconds that a call gives itself; torch's "not set" is negative."""
+    timeout = getattr(opts, "timeout", NO_TIMEOUT)
+    return timeout.total_seconds() if timeout > NO_TIMEOUT else None
+
+
+def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
+    if name not in _TRANSFERS:
+        return words_of_any(name, args)
+    tensor = args[0]
+    peer = {"send": ", to ", "recv": ", from "}.get(name)
+    return words(name, tensor.dtype, tensor.shape, more=f"{peer}{names[args[1]]}" if peer else "")
+
+
+class Guarded(Underway):
+    """The Work of such an operation. An error of Gloo ends the group and is raised as what it means: `PeerLost`, for one."""
+
+    def __init__(self, inner: Work, guard: Guard, operation: Operation) -> None:
+        super().__init__()
+        self._inner = inner
+        self._guard = guard
+        self._operation = operation
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """timeout: of the caller. When it is over he gets `CollectiveTimeout`, and the operation goes on."""
+        if self._error is not None:
+            raise self._error
+        until = time.monotonic() + timeout.total_seconds() if timeout else None
+        try:
+            with self._guard.waiting(self._operation):
+                aside(self._inner.wait, lambda: self._check(until))
+        except _Impatient:
+            said = f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait` was given"
+            raise CollectiveTimeout(said, rank=self._guard.names[self._guard.rank]) from None
+        except BaseException as error:
+            self._error = error
+            raise
+        return True
+
+    def _check(self, until: float | None) -> None:
+        self._guard.check_while_waiting(self._operation)
+        if until is not None and time.monotonic() > until:
+            raise _Impatient
+
+    def get_future(self) -> Future[Any]:
+        promise = Promise()
+        self._operation.begin()
+        self._operation.on_failure = promise.keep
+        self._guard.begin(self._operation)
+        self._inner.get_future().add_done_callback(promise.keep)
+        return promise.future.then(lambda _: self._value(promise.value))
+
+    def _value(self, inner: Future[Any] | None) -> Any:
+        self._guard.end(self._operation)
+        try:
+            self._guard.check(self._operation)
+            assert inner is not None
+            return inner.value()
+        except CommError as error:
+            self._error = error
+            raise
+        except RuntimeError as error:
+            self._error = self._guard.explain(error, self._operation)
+            raise self._error from error
+
+    def result(self) -> list[Tensor]:
+        return self._inner.result()
+
+    def is_completed(self) -> bool:
+        if self._error is None:
+            if self._guard.failure is None and not self._inner.is_completed():
+                return False
+            with contextlib.suppress(Exception):  # kept for `exception` and `wait`
+                self.wait()
+        return True
+
+    def source_rank(self) -> int:
+        return self._inner.source_rank()

@@ -1,0 +1,142 @@
+"""The timeline as a file: Chrome's trace format, which Perfetto and chrome://tracing read.
+
+A JSON array with one event per line. A rank is a "process", a group of ranks a "thread" of it; an operation is an event with a beginning
+and a length (`"ph": "X"`), and so are the spans within it. Times are microseconds since the timeline began, on rank 0's clock.
+
+The array may lack its closing bracket: the viewers accept that, so the file of a run that was killed is good up to its last line. It is
+written in whole lines, also when the disk fills up.
+
+`Chrome` makes the lines of one rank, `TraceFile` writes lines. Another format is another class like `Chrome`.
+"""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from allstep.comm.timeline.recorder import Operation, spans
+from allstep.errors import ConfigError
+
+_WORDS = re.compile(r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?")  # see plan.words
+
+
+class Chrome:
+    """Lines for one rank. offset: nanoseconds to add to this rank's clock."""
+
+    def __init__(self, rank: int, offset: int) -> None:
+        self._rank = rank
+        self._offset = offset
+        self._tracks: dict[str, int] = {}
+
+    def introduction(self, host: str, clock_error: int) -> str:
+        """Who the rank is. clock_error: nanoseconds by which its clock may be off."""
+        lines = [
+            self._about("process_name", {"name": f"rank {self._rank} on {host}"}),
+            self._about("process_sort_index", {"sort_index": self._rank}),
+        ]
+        if clock_error:
+            label = f"clock within {clock_error / 1e6:.3f} ms of rank 0's"
+            lines.append(self._about("process_labels", {"labels": label}))
+        return "".join(lines)
+
+    def operations(self, ended: Iterable[Operation]) -> str:
+        return "".join(line for operation in ended for line in self._lines(operation))
+
+    def left_out(self, count: int, now: int) -> str:
+        """A note that operations are missing before this moment."""
+        name = f"{count} operations are missing: they came faster than they could be written"
+        event = {"name": name, "ph": "i", "s": "p", "ts": self.time(now), "pid": self._rank, "tid": 0}
+        return json.dumps(event) + ",\n"
+
+    def _lines(self, operation: Operation) -> Iterable[str]:
+        if operation.group not in self._tracks:
+            yield self._introduce_track(operation.group)
+        tid = self._tracks[operation.group]
+        name, details = described(operation.said)
+        args = {**details, "group": operation.group, **({"error": operation.error} if operation.error else {})}
+        yield self._span(name, "operation", operation.marks[0][0], operation.ended, tid, json.dumps(args))
+        for kind, start, end in spans(operation):
+            yield self._span(kind, "part", start, end, tid, "{}")
+
+    def _introduce_track(self, group: str) -> str:
+        tid = self._tracks[group] = len(self._tracks) + 1
+        return self._about("thread_name", {"name": f"group {group}"}, tid)
+
+    def _span(self, name: str, category: str, start: int, end: int, tid: int, args: str) -> str:
+        # Written out, because json.dumps of the whole takes four times as long.
+        return (
+            f'{{"name": "{name}", "cat": "{category}", "ph": "X", "ts": {self.time(start):.3f}, '
+            f'"dur": {(end - start) / 1e3:.3f}, "pid": {self._rank}, "tid": {tid}, "args": {args}}},\n'
+        )
+
+    def _about(self, name: str, args: dict[str, Any], tid: int = 0) -> str:
+        return json.dumps({"name": name, "ph": "M", "pid": self._rank, "tid": tid, "args": args}) + ",\n"
+
+    def time(self, nanoseconds: int) -> float:
+        """A moment of this rank's clock as the trace counts it."""
+        return (nanoseconds + self._offset) / 1e3
+
+
+@lru_cache(maxsize=1000)
+def described(said: str) -> tuple[str, dict[str, Any]]:
+    """The name of a call and its details, out of its words: all_reduce(float32 [3, 4], SUM)."""
+    found = _WORDS.fullmatch(said)
+    if found is None:
+        return said.partition("(")[0], {"call": said}
+    name, dtype, shape, reduction = found.groups()
+    details: dict[str, Any] = {"call": said}
+    if dtype:
+        details["dtype"] = dtype
+    if shape is not None:
+        details["shape"] = json.loads(f"[{shape}]")
+        details["bytes"] = torch.Size(details["shape"]).numel() * getattr(torch, dtype).itemsize
+    if reduction:
+        details["reduction"] = reduction
+    return name, details
+
+
+class TraceFile:
+    """A trace that grows. Raises ConfigError, with the reason, when it cannot be written."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._problem(error) from error
+        self._num_bytes = 0
+        try:
+            self.write("[\n")
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write(self, lines: str) -> None:
+        """All of the lines, or none of them."""
+        left = memoryview(lines.encode())
+        total = len(left)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # what is no file cannot be cut
+                os.ftruncate(self._fd, self._num_bytes)
+                os.lseek(self._fd, self._num_bytes, os.SEEK_SET)
+            raise self._problem(error) from error
+        self._num_bytes += total
+
+    def close(self, now: float) -> None:
+        """Close the array: its last event has no comma behind it. now: as the trace counts time."""
+        end = {"name": "the timeline ends", "ph": "i", "s": "g", "ts": now, "pid": 0, "tid": 0}
+        try:
+            self.write(json.dumps(end) + "\n]\n")
+        finally:
+            os.close(self._fd)
+
+    def _problem(self, error: OSError) -> ConfigError:
+        return ConfigError(f"the timeline {self.path!r} cannot be written: {error.strerror}")

@@ -1,0 +1,164 @@
+"""How the lines of all ranks come into one file.
+
+A thread on every rank takes what the recorder has, twice a second and at the end. Rank 0's writes its own lines and those it finds in
+the store; the others' put theirs there, but not when the last few chunks were not taken yet. A recorder that is not emptied counts what
+it leaves out. So neither the store nor a rank's memory fills up, however slow rank 0 is.
+
+At the end rank 0 waits a moment for the last lines of the others, but not for the dead. A disk that fills up ends the timeline on all
+ranks with a line on standard error; a store that is gone ends it quietly, since the run goes with it. Neither stops the run.
+"""
+
+import contextlib
+import threading
+import time
+import zlib
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from allstep.comm.timeline import recorder
+from allstep.comm.timeline.chrome_trace import Chrome, TraceFile
+from allstep.comm.timeline.recorder import Recorder
+from allstep.console.escape import print_notice
+from allstep.errors import ConfigError
+
+_PERIOD = 0.5  # seconds; what a rank did is in the file after two of them
+_LAST_LINES = 2.0  # seconds that rank 0 waits at the end for those of the others
+_PATIENCE = 2 * _LAST_LINES  # seconds after which a thread that does not end is left alone
+_MOST_CHUNKS = 3  # of a rank in the store
+_OVER = "over"  # the key that tells the others that nobody reads any more
+_STORE_IS_GONE = (OSError, dist.DistError)
+
+
+class Part:
+    """One rank's part in a timeline."""
+
+    def __init__(self, chrome: Chrome, room: Store) -> None:
+        self._chrome = chrome
+        self._room = room
+        self._recorder = Recorder()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="allstep-timeline", daemon=True)
+
+    def start(self, introduction: str) -> None:
+        self._put(introduction)
+        recorder.active = self._recorder
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join(_PATIENCE)
+
+    def _serve(self) -> None:
+        try:
+            while not self._ending.wait(_PERIOD):
+                self._turn()
+            self._finish()
+        except ConfigError as error:
+            print_notice(f"{error}; the timeline ends here, the run goes on")
+        except _STORE_IS_GONE:
+            pass  # and the run with it
+        finally:
+            if recorder.active is self._recorder:
+                recorder.active = None
+
+    def _put(self, lines: str) -> None:
+        raise NotImplementedError
+
+    def _turn(self) -> None:
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        raise NotImplementedError
+
+    def _put_new(self) -> None:
+        operations, num_left_out = self._recorder.take()
+        lines = self._chrome.operations(operations)
+        if num_left_out:
+            lines += self._chrome.left_out(num_left_out, recorder.clock())
+        if lines:
+            self._put(lines)
+
+
+class Sender(Part):
+    """Of every rank but the first: the lines go into the store, a chunk at a time."""
+
+    def __init__(self, chrome: Chrome, room: Store, rank: int) -> None:
+        super().__init__(chrome, room)
+        self._rank = rank
+        self._num_sent = 0
+
+    def _put(self, lines: str) -> None:
+        data = zlib.compress(lines.encode(), 1)
+        self._room.set(_chunk(self._rank, self._num_sent), data)  # type: ignore[arg-type]  # bytes are fine, torch's stub is not
+        self._num_sent += 1
+
+    def _turn(self) -> None:
+        if self._room.check([_OVER]):
+            self._ending.set()
+            recorder.active = None
+        elif not self._room.check([_chunk(self._rank, self._num_sent - _MOST_CHUNKS)]):
+            self._put_new()
+
+    def _finish(self) -> None:
+        if not self._room.check([_OVER]):
+            self._put_new()
+            self._room.set(_end(self._rank), str(self._num_sent))
+
+
+class Writer(Part):
+    """Rank 0's: writes its own lines and those of the others."""
+
+    def __init__(self, chrome: Chrome, room: Store, size: int, file: TraceFile) -> None:
+        super().__init__(chrome, room)
+        self._file = file
+        self._num_taken = dict.fromkeys(range(1, size), 0)  # chunks, of the ranks that have not ended
+
+    def _put(self, lines: str) -> None:
+        try:
+            self._file.write(lines)
+        except ConfigError:
+            self._tell_others()
+            raise
+
+    def _turn(self) -> None:
+        self._put_new()
+        self._take()
+
+    def _finish(self) -> None:
+        self._put_new()
+        until = time.monotonic() + _LAST_LINES
+        while self._num_taken and time.monotonic() < until:
+            self._take()
+            time.sleep(0.01)
+        self._file.close(self._chrome.time(recorder.clock()))
+        self._tell_others()
+
+    def _take(self) -> None:
+        """What the others have sent. When the store is gone, our own lines are still written."""
+        try:
+            for rank in list(self._num_taken):
+                self._take_from(rank)
+        except _STORE_IS_GONE:
+            self._num_taken.clear()
+
+    def _take_from(self, rank: int) -> None:
+        while self._room.check([key := _chunk(rank, self._num_taken[rank])]):
+            self._put(zlib.decompress(self._room.get(key)).decode())
+            self._room.delete_key(key)
+            self._num_taken[rank] += 1
+        if self._room.check([_end(rank)]) and int(self._room.get(_end(rank))) == self._num_taken[rank]:
+            del self._num_taken[rank]
+
+    def _tell_others(self) -> None:
+        with contextlib.suppress(*_STORE_IS_GONE):
+            self._room.set(_OVER, "")
+
+
+def _chunk(rank: int, number: int) -> str:
+    return f"{rank}/{number}"
+
+
+def _end(rank: int) -> str:
+    """The key that tells how many chunks a rank has sent in all."""
+    return f"{rank}/end"

@@ -1,0 +1,128 @@
+"""The timeline: one trace of every collective on every rank (`ALLSTEP_TIMELINE=FILE`, or `start_timeline` and `stop_timeline`).
+
+```
+rank 1   collectives -> recorder -> thread: lines -> store, timeline/<n>/1/<chunk> --.
+rank 2   collectives -> recorder -> thread: lines -> store, timeline/<n>/2/<chunk> --+-> rank 0's thread -> the file
+rank 0   collectives -> recorder -> thread: lines -----------------------------------'
+```
+
+A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them (`trace`), on rank 0's clock
+(`clocks`), and brings them to the file (`gathering`). Here it starts and ends.
+
+Rank 0 asks for a timeline and its word counts for all, so a variable that does not reach every host does no harm. A file that cannot be
+written is an error on all ranks, at the start. Nothing that goes wrong later stops the run.
+"""
+
+import atexit
+import json
+import os
+from datetime import timedelta
+from functools import cache
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from allstep.comm.join.barrier import host_name
+from allstep.comm.join.clocks import offset_to_first
+from allstep.comm.timeline import recorder
+from allstep.comm.timeline.chrome_trace import Chrome, TraceFile
+from allstep.comm.timeline.collect import Part, Sender, Writer
+from allstep.errors import ConfigError, WorldError
+from allstep.limits import read_limits
+
+VARIABLE = "ALLSTEP_TIMELINE"
+
+_running: Part | None = None
+_number = 0  # of timelines begun by this process: keys of an earlier one must not be taken for this one's
+
+
+def start_timeline(path: str | os.PathLike[str]) -> None:
+    """Write every collective from now on to `path`, a file on rank 0's host. All ranks call it together; rank 0's path counts."""
+    if not dist.is_initialized():
+        raise WorldError("start_timeline needs a process group: call allstep.init() first")
+    if _running is not None:
+        raise ConfigError(
+            f"start_timeline({os.fspath(path)!r}): one is being written already; call stop_timeline() first"
+        )
+    group = dist.distributed_c10d._get_default_group()
+    begin(os.fspath(path), group.get_group_store(), dist.get_rank(), dist.get_world_size())
+
+
+def stop_timeline() -> None:
+    """End the timeline; on rank 0 the file is whole afterwards. All ranks call it together. Nothing happens when there is none."""
+    global _running
+    if _running is not None:
+        ended, _running = _running, None
+        atexit.unregister(stop_timeline)
+        recorder.active = None
+        ended.end()
+
+
+def is_running() -> bool:
+    return _running is not None
+
+
+def begin_if_asked(store: Store, rank: int, size: int) -> None:
+    """Whoever makes the default group calls this: a timeline starts when rank 0's ALLSTEP_TIMELINE says so."""
+    stop_timeline()  # of a default group that is gone
+    room = _new_room(store)
+    if rank == 0:
+        room.set("asked", os.environ.get(VARIABLE, ""))
+    path = _hear(room, "asked", read_limits().start)
+    if path:
+        begin(path, store, rank, size)
+
+
+def begin(path: str, store: Store, rank: int, size: int) -> None:
+    """All ranks of `store` together. Raises the same error on all of them when rank 0 cannot write the file."""
+    global _running
+    seconds, room = read_limits().start, _new_room(store)
+    file = _open(path, room) if rank == 0 else None
+    try:
+        problem, origin = json.loads(_hear(room, "start", seconds))
+        if problem:
+            raise ConfigError(problem)
+        offset = offset_to_first(room, rank, size, seconds, recorder.clock)
+    except dist.DistError as error:
+        raise WorldError(
+            f"timeline {path}: not all {size} ranks came to its start in {seconds:.0f} s: {error}"
+        ) from error
+    chrome = Chrome(rank, offset.add - origin)
+    _running = Sender(chrome, room, rank) if file is None else Writer(chrome, room, size, file)
+    _running.start(chrome.introduction(host_name(), offset.error))
+    atexit.register(stop_timeline)
+    _forget_in_children()
+
+
+def _new_room(store: Store) -> Store:
+    """Keys of one timeline."""
+    global _number
+    _number += 1
+    return PrefixStore(f"timeline/{_number}", store)
+
+
+def _open(path: str, room: Store) -> TraceFile | None:
+    """The file, and a word to all about how it went and when it was."""
+    file, problem = None, ""
+    try:
+        file = TraceFile(path)
+    except ConfigError as error:
+        problem = str(error)
+    room.set("start", json.dumps([problem, recorder.clock()]))
+    return file
+
+
+def _hear(room: Store, key: str, seconds: float) -> str:
+    room.wait([key], timedelta(seconds=seconds))
+    return room.get(key).decode()
+
+
+@cache
+def _forget_in_children() -> None:
+    """A forked child (a worker of a data loader) is no rank: it records nothing and ends nothing."""
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    global _running
+    _running = recorder.active = None

@@ -1,0 +1,127 @@
+"""Mixup and cutmix: two samples in one picture, and their two classes in one target.
+
+```
+mixup    data_i = lam_i * data_i + (1 - lam_i) * data_j                       Zhang et al. 2017
+cutmix   data_i = data_i, but inside a box data_j; lam_i = share outside it   Yun et al. 2019
+both     target_i = lam_i * target_i + (1 - lam_i) * target_j                 (n, num_classes), float
+```
+
+j is the sample before i in the batch (before the first comes the last): the order is random already. **A batch here is the share of one
+worker**, so these two are the only operations whose outcome depends on the number of workers. lam and the box belong to (seed,
+epoch, sample), like all random numbers.
+
+lam is drawn from Beta(alpha, alpha) by inverting its distribution function. That is tabulated once: with x = s^(1/alpha) / 2, the
+lower half of the distribution is an integral over s of (1 - x)^(alpha - 1), which is smooth, while the density itself is infinite at 0
+for alpha < 1. The upper half is its mirror image.
+"""
+
+from copy import copy
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from allstep.data.random.draws import Draws, Floats
+from allstep.errors import ConfigError
+
+_NODES = 4097
+
+
+class _Mix:
+    """What the two have in common: lam, the partner, and the target."""
+
+    on_batches = True
+
+    def __init__(self, alpha: float, num_classes: int | None = None) -> None:
+        if not alpha > 0:
+            raise ConfigError(f"the alpha of {type(self).__name__} must be above 0, not {alpha}")
+        if num_classes is not None and num_classes < 1:
+            raise ConfigError(f"{type(self).__name__} needs at least 1 class, not {num_classes}")
+        self.alpha, self.num_classes = alpha, num_classes
+        self._below_half = _lower_half(alpha)
+
+    def for_classes(self, num_classes: int | None) -> "_Mix":
+        """The same for a set of so many classes."""
+        if num_classes is None:
+            name = type(self).__name__
+            raise ConfigError(f"{name} must know the number of classes: {name}({self.alpha}, num_classes=...)")
+        same = copy(self)  # with its table, which takes longer to make than a batch
+        same.num_classes = num_classes
+        return same
+
+    def lam(self, shares: Floats) -> Floats:
+        """Beta(alpha, alpha) from uniform numbers."""
+        below = 0.5 * np.interp(np.minimum(shares, 1 - shares), *self._below_half) ** (1 / self.alpha)
+        return np.where(shares < 0.5, below, 1 - below)
+
+    def __repr__(self) -> str:
+        classes = "" if self.num_classes is None else f", num_classes={self.num_classes}"
+        return f"{type(self).__name__}({self.alpha}{classes})"
+
+    def _mixed_target(self, target: Tensor, lam: Tensor) -> Tensor:
+        soft = self._soft(target)
+        return lam[:, None] * soft + (1 - lam[:, None]) * soft.roll(1, 0)
+
+    def _soft(self, target: Tensor) -> Tensor:
+        """(n, num_classes); what is soft already stays."""
+        if target.is_floating_point() and target.ndim == 2:
+            return target.float()
+        assert self.num_classes is not None
+        if target.ndim != 1:
+            raise ConfigError(f"{self!r} mixes targets that are one class each, (n,), not {tuple(target.shape)}")
+        known = target.numel() and target.device.type == "cpu"  # elsewhere to look is to wait
+        if known and not 0 <= int(target.min()) <= int(target.max()) < self.num_classes:
+            raise ConfigError(f"{self!r}: the targets {int(target.min())} to {int(target.max())} are not all classes")
+        return one_hot(target.long(), self.num_classes).float()
+
+
+class Mixup(_Mix):
+    """Blends each picture with the one before it. Gives float pictures on the scale 0 to 255 and targets (n, num_classes).
+
+    `num_classes` may be left out where the loader's source knows its classes.
+    """
+
+    def __call__(self, data: Tensor, target: Tensor, draws: Draws, stream: str) -> tuple[Tensor, Tensor]:
+        """Mixed data and target."""
+        lam = torch.from_numpy(self.lam(draws.uniform(stream, 1)[:, 0]).astype(np.float32)).to(data.device)
+        share = lam.view(-1, 1, 1, 1)
+        pictures = data if data.is_floating_point() else data.float()
+        return torch.lerp(pictures.roll(1, 0), pictures, share.to(pictures.dtype)), self._mixed_target(target, lam)
+
+
+class Cutmix(_Mix):
+    """Puts a box of the picture before it into each picture. Pictures keep their type; targets become (n, num_classes).
+
+    The box has 1 - lam of the area and the picture's aspect, lies around any pixel, and is cut off at the border; the target counts what
+    is left of it. `num_classes` may be left out where the loader's source knows its classes.
+    """
+
+    def __call__(self, data: Tensor, target: Tensor, draws: Draws, stream: str) -> tuple[Tensor, Tensor]:
+        """Mixed data and target."""
+        height, width = data.shape[-2:]
+        table = draws.uniform(stream, 3)
+        side = np.sqrt(1 - self.lam(table[:, 0]))
+        rows, columns = (_inside(table[:, 1 + i], side, length) for i, length in enumerate((height, width)))
+        lam = 1 - rows.sum(1) * columns.sum(1) / (height * width)
+        box = torch.from_numpy(rows[:, None, :, None] & columns[:, None, None, :]).to(data.device)
+        share = torch.from_numpy(lam.astype(np.float32)).to(data.device)
+        return torch.where(box, data.roll(1, 0), data), self._mixed_target(target, share)
+
+
+def _inside(shares: Floats, side: Floats, length: int) -> NDArray[np.bool_]:
+    """Which of `length` pixels lie in an interval of `side` (share of the length) around the pixel at `shares`: (n, length)."""
+    centre, extent = np.floor(shares * length), np.floor(side * length)
+    first = centre - extent // 2
+    pixel = np.arange(length)
+    inside: NDArray[np.bool_] = (pixel >= first[:, None]) & (pixel < (first + extent)[:, None])
+    return inside
+
+
+def _lower_half(alpha: float) -> tuple[Floats, Floats]:
+    """The distribution function up to 1/2, and s at these values."""
+    s = np.linspace(0, 1, _NODES)
+    density = (1 - 0.5 * s ** (1 / alpha)) ** (alpha - 1)
+    area = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return area * (0.5 / area[-1]), s

@@ -1,0 +1,87 @@
+"""Pad and crop: the usual augmentation of small pictures (He et al. 2015, section 4.2).
+
+```
++-----------------+
+| pad             |     the picture is given a border of `pad` pixels, black or its own mirror image,
+|  +-----------+  |     and a part of `size` is cut out of that, anywhere
+|  |  picture  |  |
+|  |           |  |     mode "reflect" mirrors without repeating the edge, as numpy and torchvision do: c b | a b c | b a
+|  +-----------+  |
++-----------------+
+```
+"""
+
+import cv2
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from allstep.data.augment.operation import Operation, Picture, check_size, check_whole
+from allstep.data.random.draws import Floats
+from allstep.errors import ConfigError, did_you_mean
+
+_MODES = {"zero": cv2.BORDER_CONSTANT, "reflect": cv2.BORDER_REFLECT_101}
+# A picture of 32 x 32 becomes 4 million pixels with it, of which 32 x 32 are taken.
+_MAX_PAD = 1000
+_NUMPY_MODES = {"zero": "constant", "reflect": "reflect"}
+
+
+class PadAndCrop(Operation):
+    """Pads by `pad` pixels on all sides, then cuts `size` out at random; without a `size`, that of the picture."""
+
+    num_draws = 2
+
+    def __init__(self, size: int | tuple[int, int] | None = None, pad: int = 4, mode: str = "zero") -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"PadAndCrop has no mode {mode!r}; {did_you_mean(mode, _MODES)}")
+        self.size = None if size is None else check_size("the size of PadAndCrop", size)
+        self.pad, self.mode = check_whole("the pad of PadAndCrop", pad, 0, _MAX_PAD), mode
+
+    def one(self, picture: Picture, row: Floats) -> Picture:
+        """One picture: always new memory."""
+        (height, width), tops, lefts = self._places(picture.shape[:2], row[None])
+        pad, top, left = self.pad, int(tops[0]), int(lefts[0])
+        padded = np.asarray(cv2.copyMakeBorder(picture, pad, pad, pad, pad, _MODES[self.mode], value=(0, 0, 0, 0)))
+        padded = padded.reshape(*padded.shape[:2], picture.shape[2])
+        return padded[top : top + height, left : left + width].astype(np.uint8)
+
+    def many(self, pictures: Picture, table: Floats) -> Picture | None:
+        """All windows of all padded pictures are one view, from which each picks its own."""
+        pad = self.pad
+        (height, width), tops, lefts = self._places(pictures.shape[1:3], table)
+        borders = [(0, 0), (pad, pad), (pad, pad), (0, 0)]
+        return _windows(_padded(pictures, borders, self.mode), height, width)[np.arange(len(pictures)), tops, lefts]
+
+    def resizes(self) -> tuple[int, int] | None:
+        """`size`, when there is one."""
+        return self.size
+
+    def _places(
+        self, shape: tuple[int, ...], table: Floats
+    ) -> tuple[tuple[int, int], NDArray[np.int64], NDArray[np.int64]]:
+        """The size of the windows, and their upper left corners in the padded pictures."""
+        size = self.size or (shape[0], shape[1])
+        room = [side + 2 * self.pad - wanted for side, wanted in zip(shape, size, strict=True)]
+        if min(room) < 0 or (self.mode == "reflect" and self.pad >= min(shape)):
+            raise ConfigError(f"{self!r} does not fit pictures of {shape[0]} x {shape[1]} pixels")
+        tops, lefts = ((table[:, i] * (room[i] + 1)).astype(np.int64) for i in (0, 1))
+        return size, tops, lefts
+
+
+def _padded(pictures: Picture, borders: list[tuple[int, int]], mode: str) -> Picture:
+    """np.pad; zeros by hand, because it is called for every batch."""
+    if mode != "zero":
+        return np.pad(pictures, borders, mode="reflect")
+    pad = borders[1][0]
+    n, height, width, channels = pictures.shape
+    padded = np.zeros((n, height + 2 * pad, width + 2 * pad, channels), np.uint8)
+    padded[:, pad : pad + height, pad : pad + width] = pictures
+    return padded
+
+
+def _windows(padded: Picture, height: int, width: int) -> Picture:
+    """A view (n, tops, lefts, height, width, channels) of all windows of this size."""
+    n, rows, columns, channels = padded.shape
+    a, b, c, d = padded.strides
+    shape = (n, rows - height + 1, columns - width + 1, height, width, channels)
+    return as_strided(padded, shape, (a, b, c, b, c, d), writeable=False)

@@ -1,0 +1,90 @@
+"""Pictures by Pillow: TIFF, and whatever the faster decoders refuse.
+
+Pillow decides some things otherwise than the rest of `pictures`, and this module puts them right:
+
+* A TIFF is turned as its orientation asks. Here it is turned back: orientation is ignored everywhere.
+* Values of more than 8 bits are cut off at 255. Here the upper 8 of 16 bits stay. Pixels of 32 bits and
+  floats have no range that a file states, so they are refused.
+* The size of a TIFF's tiles is not limited, though memory is taken for a whole one.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image
+
+from allstep.data.augment.operation import Picture
+from allstep.data.image.jpeg_header import check_scans
+from allstep.data.image.limit import check_size
+from allstep.data.image.size import opened
+
+# What is wrong with a picture is in the error about it, or does no harm: notices of damaged EXIF data,
+# and of sizes that exceed Pillow's own limit.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+_MODES = {1: "L", 3: "RGB"}
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
+# Orientation, and what undoes the turn that it asks for.
+_TURN_BACK: dict[int, Callable[[Picture], Picture]] = {
+    2: np.fliplr,
+    3: lambda picture: np.rot90(picture, 2),
+    4: np.flipud,
+    5: lambda picture: picture.swapaxes(0, 1),
+    6: np.rot90,
+    7: lambda picture: np.rot90(picture.swapaxes(0, 1), 2),
+    8: lambda picture: np.rot90(picture, -1),
+}
+
+
+def decode_by_pillow(code: memoryview, channels: int, max_pixels: int) -> Picture:
+    """Return the picture as (height, width, channels); ValueError when it is broken or too large."""
+    with opened(code) as image:
+        check_size((image.height, image.width), max_pixels)
+        if image.format in ("JPEG", "MPO"):
+            check_scans(code)
+        try:
+            orientation = _prepare_tiff(image, max_pixels) if image.format == "TIFF" else None
+            picture = _pixels(image, _MODES[channels])
+        except _Refused:
+            raise
+        # Pillow's plugins raise OSError, SyntaxError, struct.error, EOFError ... for broken files.
+        except Exception as error:
+            raise ValueError(f"broken picture: {error}") from None
+    picture = picture.reshape(*picture.shape[:2], channels)
+    turn_back = _TURN_BACK.get(orientation or 1)
+    return np.ascontiguousarray(turn_back(picture)) if turn_back else picture
+
+
+class _Refused(ValueError):
+    """A picture that is whole, and that we do not take."""
+
+
+def _prepare_tiff(image: Any, max_pixels: int) -> int | None:
+    """Check the tiles, which Pillow does not, and take the memory itself; return the orientation."""
+    tags = image.tag_v2
+    if _TILE_WIDTH in tags and _TILE_LENGTH in tags:
+        try:
+            check_size((int(tags[_TILE_LENGTH]), int(tags[_TILE_WIDTH])), max_pixels)
+        except ValueError as error:
+            raise _Refused(f"tiles of this TIFF: {error}") from None
+    orientation: int | None = tags.get(ExifTags.Base.Orientation)
+    width, height = image.size[::-1] if orientation in (5, 6, 7, 8) else image.size
+    # Pillow would compare the size with its own limit first.
+    image.im = Image.new(image.mode, (width, height)).im
+    return orientation
+
+
+def _pixels(image: Image.Image, mode: str) -> Picture:
+    # Pillow gives a PPM of 16 bits as integers of 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return _upper_half(np.array(image), mode)
+    if image.mode in ("I", "F"):
+        kind = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
+        raise _Refused(f"its pixels are {kind}, and no file states their range; store 8 or 16 bits")
+    return np.array(image.convert(mode))
+
+
+def _upper_half(values: np.ndarray[Any, Any], mode: str) -> Picture:
+    grey = (values.astype(np.int64) >> 8).astype(np.uint8)
+    return grey if mode == "L" else np.repeat(grey[..., None], 3, axis=2)

@@ -1,0 +1,138 @@
+"""From what a source stores to a picture: uint8 (height, width, channels), 3 channels RGB or 1 grey.
+
+| first bytes | by | when that fails |
+|---|---|---|
+| JPEG | simplejpeg (`jpeg`), only what a crop needs | Pillow: CMYK, odd sampling, harmless complaints. Broken files are errors at once |
+| TIFF | Pillow: OpenCV hands out strips that it could not unpack, and multiplies by the transparency | |
+| anything else (PNG, WebP, BMP ...) | OpenCV | Pillow |
+| arrays | as they are | |
+
+A file's name does not matter. All decoders give the same pixels for the same JPEG. Transparency is
+dropped, not blended; palettes and grey become RGB; of 16 bits the upper 8 stay; 32 bits and floats
+are refused. The orientation that a camera wrote into EXIF is ignored everywhere. A picture of more
+than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays
+are in memory already.
+
+OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
+simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures
+is switched off, too (the error says it), unless OPENCV_LOG_LEVEL asks for it. libpng's own lines go straight
+to standard error and stay, but for those about color profiles (`png`).
+"""
+
+import os
+from functools import partial
+from typing import Any
+
+import cv2
+import numpy as np
+
+from allstep.data.augment.frame import Frame
+from allstep.data.augment.operation import Picture
+from allstep.data.image import jpeg
+from allstep.data.image.by_pillow import decode_by_pillow
+from allstep.data.image.jpeg_header import Odd
+from allstep.data.image.limit import MAX_NBYTES, MAX_PIXELS, check_size
+from allstep.data.image.png import without_profile
+from allstep.data.image.resize import Box, cut_out
+from allstep.data.image.size import size_of
+from allstep.data.random.draws import Floats
+
+cv2.setNumThreads(1)
+if "OPENCV_LOG_LEVEL" not in os.environ:
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+_FLAGS = {
+    1: cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION,
+    3: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
+}
+_TIFF = (b"II*\0", b"MM\0*")
+
+
+def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Picture:
+    """Return the whole picture, in memory of its own.
+
+    ValueError when `data` is not a picture, a broken one, or one of more than `max_pixels`.
+    """
+    if _is_array(data):
+        return _with_channels(data, channels).copy()
+    code = _bytes(data)
+    if not jpeg.is_jpeg(code):
+        return _by_opencv(code, channels, max_pixels)
+    try:
+        return jpeg.decode_whole(code, channels, max_pixels)
+    except Odd:
+        return decode_by_pillow(code, channels, max_pixels)
+
+
+def cropped(
+    data: Any,
+    frame: Frame,
+    row: Floats,
+    channels: int = 3,
+    out: Picture | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Picture:
+    """The part that `frame` takes with this sample's random numbers `row`, in the frame's size; written to `out` when given.
+
+    ValueError when `data` is not a picture, a broken one, or too large.
+    """
+    picture, box = _part(data, frame, row, channels, max_pixels)
+    return cut_out(picture, box, frame.size, out)
+
+
+def _part(data: Any, frame: Frame, row: Floats, channels: int, max_pixels: int) -> tuple[Picture, Box]:
+    """A picture and what `frame` takes of it. It may be the data itself, or memory that will be used again."""
+    if _is_array(data):
+        picture = _with_channels(data, channels)
+    elif not jpeg.is_jpeg(code := _bytes(data)):
+        picture = _by_opencv(code, channels, max_pixels)
+    else:
+        try:
+            return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels, max_pixels)
+        except Odd:
+            picture = decode_by_pillow(code, channels, max_pixels)
+    return picture, Box(*frame.region(picture.shape[0], picture.shape[1], row))
+
+
+def _is_array(data: Any) -> bool:
+    """Whether this is a picture already; a flat array of bytes is an encoded one."""
+    return isinstance(data, np.ndarray) and data.ndim > 1
+
+
+def _bytes(data: Any) -> memoryview:
+    try:
+        code = memoryview(data).cast("B")
+    except TypeError:
+        raise ValueError(f"{type(data).__name__} is neither an encoded picture nor an array of pixels") from None
+    if len(code) > MAX_NBYTES:
+        raise ValueError(f"too large: {len(code)} bytes, expected at most {MAX_NBYTES}")
+    return code
+
+
+def _with_channels(data: Any, channels: int) -> Picture:
+    """An array as (height, width, channels): grey repeated, or RGB made grey."""
+    picture: Picture = data[..., None] if data.ndim == 2 else data
+    if picture.dtype != np.uint8 or picture.ndim != 3:
+        raise ValueError(f"a stored picture is uint8 (height, width, channels), not {data.dtype} {data.shape}")
+    if picture.shape[2] == channels:
+        return picture
+    if picture.shape[2] == 1:
+        return np.repeat(picture, channels, axis=2)
+    if picture.shape[2] == 3 and channels == 1:
+        return np.asarray(cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY), np.uint8)[..., None]
+    raise ValueError(f"a picture of {picture.shape[2]} channels cannot be given as {channels}")
+
+
+def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Picture:
+    if not len(code):
+        raise ValueError("no bytes at all")
+    if bytes(code[:4]) in _TIFF:
+        return decode_by_pillow(code, channels, max_pixels)
+    check_size(size_of(code), max_pixels)
+    try:
+        picture = cv2.imdecode(np.frombuffer(without_profile(code), np.uint8), _FLAGS[channels])
+    except cv2.error:
+        picture = None
+    if picture is None:
+        return decode_by_pillow(code, channels, max_pixels)
+    return np.asarray(picture, np.uint8).reshape(*picture.shape[:2], channels)

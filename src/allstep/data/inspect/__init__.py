@@ -1,0 +1,4 @@
+"""What `allstep data info|verify|index|show` look at.
+
+May import: everything in `data`. Start with `info`.
+"""

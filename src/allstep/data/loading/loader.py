@@ -1,0 +1,283 @@
+"""Batches for training: this rank's share of each global batch, read, decoded and augmented ahead of time.
+
+```
+order.plan          which samples, batch after batch           pure functions of (seed, epoch, position)
+   |
+share.Share         a share on its way, cut into pieces        rows in recycled batch memory (memory)
+   |
+machinery           threads, or processes, fill the pieces     some shares ahead, no more (prefetch, fill, workers, workers_process)
+   |
+loader.Loader       bad samples out (quarantine), to the device, the transform's batch part
+   |
+Batch
+```
+
+Position counts samples of the run and is the loader's whole state: `for batch in loader` goes on where a run with any number of workers
+stopped. It counts what was delivered, not what was read ahead. Within an epoch every sample comes once, and a sample that is bad leaves its
+batch one smaller, so neither moves the others.
+"""
+
+import logging
+import operator
+import os
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from allstep.data import order
+from allstep.data.augment.transform import Transform
+from allstep.data.loading import fill, workers
+from allstep.data.loading.batch import Batch, Mover, pictures_first, to_tensor
+from allstep.data.loading.fill import Recipe
+from allstep.data.loading.pipeline import Machinery
+from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank
+from allstep.data.loading.share import Filled, Share
+from allstep.data.loading.workers import Kind
+from allstep.data.order import Partition, Reader, Span
+from allstep.data.sources.source import Source
+from allstep.errors import ConfigError, DataError
+from allstep.world import World
+
+__all__ = ["Batch", "Loader"]
+
+_LOG = logging.getLogger("allstep.data")
+
+
+class Loader:
+    """Reads `source` in an order that is keyed by `seed` and the epoch, and gives out batches.
+
+    `batch` counts the samples of all workers together; `batch_per_worker` is the other way to say it. `seed=None` keeps the samples
+    as they lie (evaluation). `numbers` restricts the loader to some samples of the source. `partition` is explained in `order`.
+    `workers` threads or processes (`kind`) fill at most `ahead` batches ahead of time; "auto" measures. Bad samples are skipped and
+    listed in the file `quarantine`, up to `budget` of them; with `strict` the first is an error. `fields` names further features to
+    deliver. Batches come on `device`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: Transform | None = None,
+        *,
+        batch: int | None = None,
+        batch_per_worker: int | None = None,
+        world: World | None = None,
+        seed: int | None = 0,
+        partition: Partition = "share",
+        numbers: order.Numbers | None = None,
+        workers: int | str = "auto",
+        kind: Kind = "auto",
+        ahead: int | None = None,
+        strict: bool = False,
+        budget: int | None = None,
+        quarantine: Path | str | None = None,
+        device: torch.device | str | None = None,
+        fields: Sequence[str] = (),
+    ) -> None:
+        world = world or World.alone()
+        seed = None if seed is None else _whole("seed", seed)
+        self.source, self.transform, self.seed = source, transform, seed
+        self.numbers = None if numbers is None else order.some_of(numbers, len(source))
+        self.num_samples = len(source) if self.numbers is None else len(self.numbers)
+        self.position = 0
+        self._world, self._reader = world, _reader(self.num_samples, seed, world, partition)
+        self.batch = _global_batch(batch, batch_per_worker, world.size)
+        self._workers, self._kind, self._ahead, self._fields = (
+            _checked(workers, kind, ahead),
+            kind,
+            ahead,
+            tuple(fields),
+        )
+        self._mover = Mover(device)
+        path = path_of_rank(quarantine, world.rank) if quarantine is not None else None
+        self._quarantine = Quarantine(
+            default_budget(self.num_samples) if budget is None else budget, strict=strict, path=path
+        )
+        self._ready: Machinery | None = None
+
+    @property
+    def batch(self) -> int:
+        """Samples of one global batch. A new value counts from the next batch on, also within an epoch."""
+        return self._batch
+
+    @batch.setter
+    def batch(self, batch: int) -> None:
+        self._batch = _whole("batch", batch)
+        if self._batch < 1:
+            raise ConfigError(f"a batch has at least 1 sample, not {batch}")
+
+    @property
+    def position(self) -> int:
+        """Samples of the run that were delivered, over all workers. It may be set; a loop that is under way then ends."""
+        return self._position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._position = _not_negative("position", position)
+
+    @property
+    def num_bad(self) -> int:
+        """Samples that this worker found bad and skipped, with those of an earlier run's list that it goes on with."""
+        return self._quarantine.num_bad
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return -(-self.num_samples // self.batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches from `position` to the end of its epoch; `position` moves along. A loop in which somebody else moves it ends."""
+        if not self.num_samples:
+            return
+        with closing(self._stream(self.position, self._epoch_end(self.position))) as stream:
+            for batch, end in stream:
+                self.position = end
+                yield batch
+                del batch
+                if self.position != end:
+                    return
+
+    def batches(self, position: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """The batches from `position` to `stop` of the run, for those who keep the position themselves.
+
+        When nobody says, `stop` is the end of the epoch that `position` is in.
+        """
+        position = _not_negative("position", position)
+        return self._only_batches(position, self._epoch_end(position) if stop is None else _whole("stop", stop))
+
+    def _only_batches(self, position: int, stop: int) -> Iterator[Batch]:
+        with closing(self._stream(position, stop)) as stream:
+            for batch, _ in stream:
+                yield batch
+                del batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what must be the same for it to mean the same."""
+        return {"position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where a loader of the same set, with any number of workers and any batch, was when `state` was taken."""
+        for name, ours in self._identity().items():
+            if state.get(name, ours) != ours:
+                raise DataError(
+                    f"the loader's state was saved with {name}={state[name]!r}, this loader has {name}={ours!r}: "
+                    f"its position {state['position']} would name other samples; use the set and the seed of the earlier run"
+                )
+        self.position = state["position"]
+
+    def describe(self) -> str:
+        """One line: what is read, in which batches, by whom."""
+        steps = "as they are" if self.transform is None else repr(self.transform)
+        mine = f", of which this worker is {self._world.rank} of {self._world.size}" if self._world.size > 1 else ""
+        return f"{self.num_samples} samples in batches of {self.batch}{mine}; {steps}; {self._machinery().crew}"
+
+    def close(self) -> None:
+        """Ends worker processes, if there are any. They also end with the loader."""
+        if self._ready is not None:
+            self._ready.close()
+        self._ready = None
+
+    def _epoch_end(self, position: int) -> int:
+        return (position // self.num_samples + 1) * self.num_samples if self.num_samples else 0
+
+    def _identity(self) -> dict[str, Any]:
+        return {"num_samples": self.num_samples, "seed": self.seed, "partition": self._reader.partition}
+
+    def _stream(self, position: int, stop: int) -> Generator[tuple[Batch, int], None, None]:
+        """Batches, each with the position after it. What was read ahead is dropped when the size of batches changes."""
+        whole_epoch = WholeEpoch(self.num_samples)
+        while self.num_samples and position < stop:
+            size = self.batch
+            with closing(self._shares(position, stop, size)) as filled_shares:
+                for span, filled in filled_shares:
+                    position = span.end
+                    batch = self._to_batch(span, filled)
+                    whole_epoch.check(span.start, span.stop, filled.bad, batch.weight)
+                    del filled
+                    yield batch, position
+                    del batch
+                    if self.batch != size:
+                        break
+
+    def _shares(self, position: int, stop: int, size: int) -> Generator[tuple[Span, Filled], None, None]:
+        machinery = self._machinery()
+        layout = machinery.layout(-(-size // self._world.size))
+        plan = order.plan(self._reader, position, stop, size)
+        shares = (Share(machinery.recipe, layout, span, self._named(mine)) for span, mine in plan)
+        return machinery.run(shares)
+
+    def _named(self, numbers: order.Numbers) -> order.Numbers:
+        return numbers if self.numbers is None else self.numbers[numbers]
+
+    def _machinery(self) -> Machinery:
+        if self._ready is None or self._ready.pid != os.getpid():
+            self._ready = self._made_ready()
+        return self._ready
+
+    def _made_ready(self) -> Machinery:
+        some = self._named(np.arange(min(self.num_samples, workers.ENOUGH)))
+        blocks = not self._fields and fill.gives_blocks(self.source, self.transform, some)
+        recipe = Recipe(self.source, self.transform, self.seed or 0, self._fields, blocks)
+        like = fill.look(self.source, some)
+        fill.check_fit(recipe, like)
+        cores = workers.cores_per_rank(self._world.local_size)
+        crew = workers.choose(self._workers, self._kind, cores, recipe, some)
+        _LOG.info("loader: %s", crew)
+        machinery = Machinery(recipe, crew, like, self._ahead, pin=self._mover.pins)
+        weakref.finalize(self, machinery.close)
+        return machinery
+
+    def _to_batch(self, span: Span, filled: Filled) -> Batch:
+        for bad in filled.bad:
+            self._quarantine.note(bad, span.epoch)
+        data = _as_it_is(filled.data) if self.transform is None else pictures_first(filled.data)
+        data, target = self._mover(data), self._mover(to_tensor(filled.target))
+        if self.transform is not None and filled.draws is not None:
+            data, target = self.transform.on_batch(data, target, filled.draws, len(self.source.classes) or None)
+        weight = len(filled.samples)
+        return Batch(data, target, filled.samples, weight, span.epoch, span.position, filled.fields)
+
+
+def _as_it_is(array: Any) -> torch.Tensor:
+    """An array of the source's as a tensor: in the machine's byte order, and not the source's own memory."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(native if native.flags.writeable else native.copy())
+
+
+def _checked(count: int | str, kind: str, ahead: int | None) -> int | str:
+    workers.check(count, kind)
+    if ahead is not None and ahead < 1:
+        raise ConfigError(f"at least 1 batch is made ready ahead of time, not {ahead}; without any of it: workers=0")
+    return count
+
+
+def _reader(n: int, seed: int | None, world: World, partition: Partition) -> Reader:
+    if partition not in ("share", "whole"):
+        raise ConfigError(f"partition is 'share' or 'whole', not {partition!r}")
+    if partition == "whole" and seed is None:
+        raise ConfigError("partition='whole' gives each worker an order of its own, so it needs a seed")
+    return Reader(n, seed, world.rank, world.size, partition)
+
+
+def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:
+    if (batch is None) == (per_worker is None):
+        given = f"batch={batch} and batch_per_worker={per_worker}"
+        raise ConfigError(f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'} there")
+    return batch if batch is not None else _whole("batch_per_worker", per_worker) * size
+
+
+def _whole(name: str, value: Any) -> int:
+    """`value` as Python's own int: numpy's would pass for it, but not everywhere."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a whole number, not {value!r}") from None
+
+
+def _not_negative(name: str, value: Any) -> int:
+    if (number := _whole(name, value)) < 0:
+        raise ConfigError(f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}")
+    return number

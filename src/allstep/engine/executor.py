@@ -1,0 +1,309 @@
+"""Carries out what the coordinator says: the arithmetic of the operations, on one group of backend "allstep" per process set.
+
+    result = postscale * reduce(prescale * tensor)          Average is Sum with postscale / number of ranks
+
+Scaling follows Horovod: integers are multiplied in float64 and cut off towards zero, half precision in float32 and rounded once, a factor
+of 1 is no pass at all. Several reductions that came as one answer are packed into one buffer, reduced there and unpacked.
+
+Tensors are read and written through `.data`: autograd neither sees it nor counts it as a change, as with Horovod.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ReduceScatterOptions,
+    Store,
+    _DistributedBackendOptions,
+)
+
+from allstep.comm.group import backend
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.health.failure import Failure
+from allstep.engine.adasum import combine
+from allstep.engine.coordinator import rows_of
+from allstep.engine.hooks import Hooks
+from allstep.engine.request import Ask, Kind, Op, Request, numbers
+
+_REDUCTIONS = {
+    Op.AVERAGE: dist.ReduceOp.SUM,
+    Op.SUM: dist.ReduceOp.SUM,
+    Op.MIN: dist.ReduceOp.MIN,
+    Op.MAX: dist.ReduceOp.MAX,
+    Op.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _waited(options: Any, **values: Any) -> Any:
+    """Options of a collective that is over when the call returns."""
+    options.asyncOp = False
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+_ALL_REDUCE = {op: _waited(AllreduceOptions(), reduceOp=kind) for op, kind in _REDUCTIONS.items()}
+_REDUCE_SCATTER = _waited(ReduceScatterOptions(), reduceOp=dist.ReduceOp.SUM)
+_ALL_GATHER = _waited(AllgatherOptions())
+_ALL_TO_ALL = _waited(AllToAllOptions())
+
+
+class Executor:
+    """The groups of the sets that this rank belongs to, and the operations on them.
+
+    store: for making the groups. start, timeout: seconds for connecting, and for an operation.
+    """
+
+    def __init__(self, store: Store, rank: int, start: float, timeout: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._start, self._timeout = timedelta(seconds=start), timedelta(seconds=timeout)
+        self._groups: dict[int, AllstepGroup] = {}
+        self._further: dict[tuple[str, int], AllstepGroup] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {}
+        self._num_made = 0
+        self._places: dict[int, str] = {}  # of each set, in the store: numbers of sets are used again, places are not
+        self.device_of_zeros = -1  # where a rank that has joined makes them, when the others' tensors are on a GPU
+
+    # Groups
+
+    def add_set(self, number: int, ranks: tuple[int, ...]) -> None:
+        """Called on all ranks in the same order; those of the set connect to each other."""
+        self._num_made += 1
+        self._ranks[number] = ranks
+        self._places[number] = place = f"set/{self._num_made}"
+        if self._rank in ranks:
+            self._groups[number] = self._make(f"{place}/engine", f"allstep engine, set {number}", ranks)
+
+    def _make(self, place: str, name: str, ranks: tuple[int, ...]) -> AllstepGroup:
+        options = _DistributedBackendOptions()
+        options.store = PrefixStore(place, self._store)
+        options.group_rank, options.group_size = ranks.index(self._rank), len(ranks)
+        options.global_ranks_in_group = list(ranks)
+        options.group_id = name
+        options.timeout = self._start
+        group = backend.create(options)
+        group.set_timeout(self._timeout)
+        return group
+
+    def has_group(self, purpose: str, number: int) -> bool:
+        return (purpose, number) in self._further
+
+    def group(self, purpose: str, number: int) -> AllstepGroup:
+        """A further group of a set's members, for whoever must not wait for the engine. The members ask for it together."""
+        key = (purpose, number)
+        if key not in self._further:
+            place, name = f"{self._places[number]}/{purpose}", f"allstep {purpose}, set {number}"
+            self._further[key] = self._make(place, name, self._ranks[number])
+        return self._further[key]
+
+    def remove_set(self, number: int) -> None:
+        del self._ranks[number]
+        gone = [self._groups.pop(number, None)]
+        gone += [self._further.pop(key) for key in list(self._further) if key[1] == number]
+        for group in gone:
+            if group is not None:
+                group.shutdown()
+
+    def close(self) -> None:
+        for number in list(self._ranks):
+            self.remove_set(number)
+
+    def abandon(self, reason: str, peer: int | None) -> None:
+        """This rank takes part no more: end whatever other ranks wait for on our groups."""
+        for group in self.groups:
+            group.guard.fail(Failure("CommError" if peer is None else "PeerLost", reason, peer, self._rank))
+
+    @property
+    def groups(self) -> list[AllstepGroup]:
+        return [*self._groups.values(), *self._further.values()]
+
+    # Operations
+
+    def run(
+        self, asks: Sequence[Ask], more: Sequence[bytes], requests: Sequence[Request | None], hooks: Hooks
+    ) -> list[Any]:
+        """The results, one for each ask. A request that is None: this rank has joined and gives zeros."""
+        first = asks[0]
+        group = self._groups[first.process_set]
+        wanted = [request or _zeros(ask, self.device_of_zeros) for ask, request in zip(asks, requests, strict=True)]
+        with torch.no_grad():
+            if len(asks) > 1 and first.kind is Kind.ALLREDUCE:
+                results = _fused_all_reduce(group, wanted, partial(hooks.activity, asks))
+            else:
+                hooks.activity(asks, first.kind.name)
+                results = [
+                    _OPERATIONS[first.kind](group, request, ask, each)
+                    for request, ask, each in zip(wanted, asks, more, strict=True)
+                ]
+        if first.device == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return results
+
+
+def _zeros(ask: Ask, number: int) -> Request:
+    device = "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
+    tensor = torch.zeros(ask.shape, dtype=getattr(torch, ask.dtype), device=device)
+    return Request(ask.kind, ask.name, tensor, tensor, ask.op, ask.prescale, ask.postscale)
+
+
+def _given(request: Request) -> Tensor:
+    assert request.tensor is not None
+    return request.tensor.data
+
+
+def _target(request: Request) -> Tensor:
+    """Where the result goes."""
+    if request.output is not None:
+        return request.output.data
+    return torch.empty_like(_given(request), memory_format=torch.contiguous_format)
+
+
+def scale(tensor: Tensor, factor: float) -> Tensor:
+    """The tensor times a factor, in its own dtype. In place where that is the same."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype in _HALVES:
+        return tensor.copy_(tensor.float().mul_(factor))
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor)
+    return tensor.copy_(tensor.double().mul_(factor))
+
+
+def _factor_after(request: Request, size: int) -> float:
+    return request.postscale / size if request.op is Op.AVERAGE else request.postscale
+
+
+def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    given, target = _given(request), _target(request)
+    work = target if target.is_contiguous() else torch.empty_like(given, memory_format=torch.contiguous_format)
+    if work.data_ptr() != given.data_ptr():
+        work.copy_(given)
+    _reduce(group, work, request)
+    if work is not target:
+        target.copy_(work)
+    return request.output if request.output is not None else target
+
+
+def _fused_all_reduce(
+    group: AllstepGroup, requests: Sequence[Request], activity: Callable[[str], None]
+) -> list[Tensor]:
+    """All of one dtype, device, reduction and factors."""
+    activity("MEMCPY_IN_FUSION_BUFFER")
+    flat = torch.cat([_given(request).reshape(-1) for request in requests])
+    activity(Kind.ALLREDUCE.name)
+    _reduce(group, flat, requests[0])
+    activity("MEMCPY_OUT_FUSION_BUFFER")
+    results, at = [], 0
+    for request in requests:
+        target = _target(request)
+        target.copy_(flat[at : at + target.numel()].view(target.shape))
+        at += target.numel()
+        results.append(request.output if request.output is not None else target)
+    return results
+
+
+def _reduce(group: AllstepGroup, tensor: Tensor, request: Request) -> None:
+    scale(tensor, request.prescale)
+    if tensor.numel():
+        group.allreduce([tensor], _ALL_REDUCE[request.op]).wait()
+    scale(tensor, _factor_after(request, group._size))
+
+
+def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    """more: how many rows each rank gives. A rank without rows has nothing to say, and equal ones go in one step."""
+    rows = numbers(more.decode())
+    given = _given(request).contiguous()
+    output = torch.empty((sum(rows), *given.shape[1:]), dtype=given.dtype, device=given.device)
+    if not output.numel():
+        return output
+    if min(rows) == max(rows):
+        group.all_gather_single(output, given, _ALL_GATHER).wait()
+    elif min(rows):
+        group.allgather([list(torch.split(output, list(rows)))], [given], _ALL_GATHER).wait()
+    else:
+        for root, part in enumerate(torch.split(output, list(rows))):
+            if rows[root]:
+                if root == group._rank:
+                    part.copy_(given)
+                group.broadcast([part], _waited(BroadcastOptions(), rootRank=root)).wait()
+    return output
+
+
+def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    root = group.guard.names.index(ask.root)  # of the world
+    given, target = _given(request), _target(request)
+    if group._rank == root and target.data_ptr() != given.data_ptr():
+        target.copy_(given)
+    work = target.contiguous()
+    if work.numel():
+        group.broadcast([work], _waited(BroadcastOptions(), rootRank=root)).wait()
+    if work is not target:
+        target.copy_(work)
+    return request.output if request.output is not None else target
+
+
+def _all_to_all(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> tuple[Tensor, Tensor]:
+    splits = rows_of(more)  # [i][j]: rows that rank i sends to rank j
+    outgoing, incoming = list(splits[group._rank]), [each[group._rank] for each in splits]
+    given = _given(request)[: sum(outgoing)].contiguous()
+    output = torch.empty((sum(incoming), *given.shape[1:]), dtype=given.dtype, device=given.device)
+    if any(map(any, splits)) and all(given.shape[1:]):
+        even = len({count for each in splits for count in each}) == 1
+        sizes = ([], []) if even else (incoming, outgoing)
+        group.all_to_all_single(output, given, *sizes, _ALL_TO_ALL).wait()
+    return output, torch.tensor(incoming, dtype=torch.int32)
+
+
+def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    """Rows are dealt out in order; the first ranks get one more where they do not divide evenly."""
+    size, rank = group._size, group._rank
+    given = _given(request)
+    num_rows = given.shape[0]
+    rows = [num_rows // size + (each < num_rows % size) for each in range(size)]
+    work = scale(given.clone(memory_format=torch.contiguous_format), request.prescale)
+    output = torch.empty((rows[rank], *given.shape[1:]), dtype=given.dtype, device=given.device)
+    if not work.numel():
+        return output
+    parts = list(torch.split(work, rows))
+    if min(rows):
+        group.reduce_scatter([output], [parts], _REDUCE_SCATTER).wait()
+    else:
+        group.allreduce([work], _ALL_REDUCE[Op.SUM]).wait()
+        output.copy_(parts[rank])
+    return scale(output, _factor_after(request, size))
+
+
+def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+    given, target = _given(request), _target(request)
+    work = scale(given.clone(memory_format=torch.contiguous_format), request.prescale)
+    if work.numel():
+        work = combine(group, work)
+    target.copy_(scale(work, request.postscale))
+    return request.output if request.output is not None else target
+
+
+def _barrier(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> None:
+    """That all have asked is all there is to it."""
+
+
+_OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, Ask, bytes], Any]] = {
+    Kind.ALLREDUCE: _all_reduce,
+    Kind.ALLGATHER: _all_gather,
+    Kind.BROADCAST: _broadcast,
+    Kind.ALLTOALL: _all_to_all,
+    Kind.REDUCESCATTER: _reduce_scatter,
+    Kind.ADASUM: _adasum,
+    Kind.BARRIER: _barrier,
+}

@@ -1,0 +1,198 @@
+"""The board of ranks on one host: mailboxes and a log in shared memory.
+
+    segment   | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
+
+A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the log and rings everybody. Rings and bells are explained in
+`ring`.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+
+from allstep.comm.health.processes import Lives
+from allstep.comm.memory.segment import rounded
+from allstep.engine.board import Board
+from allstep.engine.byte_ring import (
+    ASLEEP,
+    AWAY,
+    BELL,
+    CALLER,
+    CLOSED,
+    LINE,
+    LOG_READ,
+    LOOKING,
+    NEEDS_ROOM,
+    READ,
+    THREAD,
+    WRITTEN,
+    Fence,
+    Ringer,
+    RingReader,
+    RingWriter,
+    sleep_on_bell,
+)
+
+MAILBOX, LOG = 64 << 10, 256 << 10
+_LONGER = 20  # an answer takes this many times as long as a hand-over: up to 70 us of looking
+_YIELDS = 10
+
+
+def board_bytes(size: int) -> int:
+    """How large the segment must be."""
+    return rounded(size * LINE * 8) + size * MAILBOX + LOG
+
+
+class SharedBoard(Board):
+    """Ranks of one host. pids: of all ranks. spins: how often one looks in a hand-over before he gives the core away."""
+
+    def __init__(self, memory: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
+        super().__init__(rank, len(pids))
+        size = self.size
+        self._memory = memory
+        self._numbers = numbers = memory[: size * LINE * 8].cast("q")
+        self._line = rank * LINE
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._spins = spins * _LONGER
+        self._posting = threading.Lock()
+        self._poster = Ringer(numbers, self._address, rank + 1, 2 * size)
+        self._driver = Ringer(numbers, self._address, size + rank + 1, 2 * size)
+        self._fence, self._thread_fence = Fence(), Fence()
+        self._seen = 0
+        start = rounded(size * LINE * 8)
+        boxes = [memory[start + each * MAILBOX : start + (each + 1) * MAILBOX] for each in range(size)]
+        log = memory[start + size * MAILBOX :][:LOG]
+        others = range(1, size)
+        self._log_writer: RingWriter | None = None
+        self._mail_readers: list[tuple[int, RingReader]] = []
+        if rank == 0:
+            if size > 1:
+                self._log_writer = RingWriter(log, numbers, WRITTEN, [each * LINE + LOG_READ for each in others])
+            self._mail_readers = [
+                (each, RingReader(boxes[each], numbers, each * LINE + WRITTEN, each * LINE + READ)) for each in others
+            ]
+        else:
+            self._mail_writer = RingWriter(boxes[rank], numbers, self._line + WRITTEN, [self._line + READ])
+            self._log_reader = RingReader(log, numbers, WRITTEN, self._line + LOG_READ)
+        watched = others if rank == 0 else [0]
+        self._lives = Lives({each: pids[each] for each in watched if each != rank})
+
+    # Posts
+
+    def post(self, frame: bytes, driving: bool = False) -> None:
+        with self._posting:
+            if self.rank == 0:
+                self._own_posts.append(frame[4:])
+            else:
+                self._mail_writer.write(frame)
+                self._numbers[self._line + NEEDS_ROOM] = bool(self._mail_writer.unsent)
+            if self.rank or not driving:
+                self._poster.ring(0)
+
+    def posts(self) -> list[tuple[int, bytes]]:
+        found = self._take_own_posts()
+        numbers = self._numbers
+        for rank, reader in self._mail_readers:
+            if reader.has_news():
+                found += [(rank, message) for message in reader.messages()]
+                if numbers[rank * LINE + NEEDS_ROOM]:
+                    self._driver.ring(rank)
+        return found
+
+    # The log
+
+    def tell(self, frames: Sequence[bytes]) -> None:
+        self._own_told.extend(frame[4:] for frame in frames)
+        if self._log_writer is not None:
+            self._log_writer.write(b"".join(frames))
+            self._ring_readers(self._log_writer)
+
+    def _ring_readers(self, log: RingWriter) -> None:
+        self._numbers[NEEDS_ROOM] = bool(log.unsent)
+        for rank in range(1, self.size):
+            self._driver.ring(rank)
+
+    def told(self) -> list[bytes]:
+        if self.rank == 0:
+            return self._take_own_told()
+        found = self._log_reader.messages()
+        if found and self._numbers[NEEDS_ROOM]:
+            self._driver.ring(0)
+        return found
+
+    # Waiting
+
+    def look(self) -> None:
+        self._seen = self._numbers[self._line + BELL]
+        self._fence()
+        if self.rank:
+            if self._mail_writer.unsent:
+                self.post(b"")
+        elif self._log_writer is not None and self._log_writer.flush():
+            self._ring_readers(self._log_writer)
+
+    def has_news(self) -> bool:
+        if self.rank:
+            return self._log_reader.has_news() or _can_flush(self._mail_writer)
+        if self._own_posts or self._own_told or _can_flush(self._log_writer):
+            return True
+        return any(reader.has_news() for _, reader in self._mail_readers)
+
+    def attend(self) -> None:
+        self._numbers[self._line + CALLER] = LOOKING
+
+    def leave(self) -> None:
+        self._numbers[self._line + CALLER] = AWAY
+        self._fence()
+        if self.has_news():
+            self._driver.ring(self.rank)
+
+    def wait(self, seconds: float) -> None:
+        numbers, bell, seen = self._numbers, self._line + BELL, self._seen
+        for _ in range(self._spins):
+            if numbers[bell] != seen:
+                return
+        for _ in range(_YIELDS):
+            if numbers[bell] != seen:
+                return
+            os.sched_yield()
+        numbers[self._line + CALLER] = ASLEEP
+        self._fence()
+        if numbers[bell] == seen:
+            sleep_on_bell(self._address + self._line * 8, seen, seconds, is_caller=True)
+        numbers[self._line + CALLER] = LOOKING
+
+    def sleep(self, seconds: float) -> None:
+        numbers, line = self._numbers, self._line
+        numbers[line + THREAD] = ASLEEP
+        self._thread_fence()
+        seen = numbers[line + BELL]
+        self._thread_fence()
+        if numbers[line + CALLER] != AWAY or not self.has_news():
+            sleep_on_bell(self._address + line * 8, seen, seconds, is_caller=False)
+        numbers[line + THREAD] = AWAY
+
+    def wake(self) -> None:
+        with self._posting:
+            self._poster.wake_thread(self.rank)
+
+    def nudge(self) -> None:
+        with self._posting:
+            self._poster.ring(self.rank)
+
+    # The others
+
+    def lost(self, closely: bool = False) -> int | None:
+        for rank in range(1, self.size) if self.rank == 0 else (0,):
+            if rank != self.rank and self._numbers[rank * LINE + CLOSED]:
+                return rank
+        return self._lives.lost(closely)
+
+    def close(self) -> None:
+        self._numbers[self._line + CLOSED] = 1
+        self._lives.close()
+
+
+def _can_flush(writer: RingWriter | None) -> bool:
+    return writer is not None and bool(writer.unsent) and writer.room > 0

@@ -1,0 +1,48 @@
+"""What a worker of `allstep.run` runs: fetch the call, make it, put the result back. It ends when its caller is gone."""
+
+import os
+import signal
+import sys
+import threading
+
+from allstep import wire
+from allstep.launch.large_values import collect, pieces
+
+_HOUR = 3600.0
+# The caller's store is there before any worker starts: one that does not answer is gone.
+_CALLER_SECONDS = 10.0
+
+
+def main() -> None:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    rank, size = int(os.environ["ALLSTEP_RANK"]), os.environ["ALLSTEP_SIZE"]
+    ((host, _), *_) = wire.parse_addresses(os.environ["ALLSTEP_STORE"])
+    caller = wire.Client(
+        [(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))], os.environ.pop("ALLSTEP_CALL_TOKEN"), _CALLER_SECONDS
+    )
+    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
+    caller.set("size", size.encode())
+    data = collect("call", lambda key: caller.get(key, 30.0))
+    assert data is not None
+    path, call = cloudpickle.loads(data)
+    sys.path[:0] = [entry for entry in path if entry not in sys.path]
+    func, args, kwargs = cloudpickle.loads(call)
+    result = func(*args, **kwargs)
+    for key, piece in pieces(f"result/{rank}", cloudpickle.dumps(result)):
+        caller.set(key, piece)
+
+
+def _end_with(caller: wire.Client) -> None:
+    """The caller never sets this key: only its end ends the wait."""
+    while True:
+        try:
+            caller.wait(["end"], _HOUR)
+        except wire.KeysLate:
+            continue
+        except OSError:
+            os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

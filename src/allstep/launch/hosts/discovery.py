@@ -1,0 +1,104 @@
+"""The hosts that a script prints: horovodrun's `--host-discovery-script`.
+
+The script is a command of the user's for the shell. It prints `host` or `host:slots`, one per line,
+and ends. It has 60 s, may print 1 MB, and is killed with its children when it exceeds either. Of
+standard error the first 64 KB are kept, for the error that names the script.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+
+from allstep.errors import ConfigError
+from allstep.launch.hosts.parse import Host, parse_hosts
+
+_SECONDS = 60.0
+_MAX_OUTPUT = 1 << 20
+_KEPT_ERRORS = 1 << 16
+
+
+def discover(script: str, slots_per_host: int) -> list[Host]:
+    """Run the script and return the hosts it prints.
+
+    slots_per_host: slots of a host that the script prints without a number.
+    """
+    source = f"--host-discovery-script {script}"
+    code, out, err = _run(script, source)
+    try:
+        names = out.decode().split()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{source} printed bytes that are not UTF-8; expected one host per line") from None
+    if code or not names:
+        said = err.decode(errors="replace").partition("\n")[0]
+        raise ConfigError(f"{source} named no host: it ended with {code} and said {said!r}")
+    text = ",".join(name if ":" in name else f"{name}:{slots_per_host}" for name in names)
+    return parse_hosts(text, source)
+
+
+def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
+    """Return exit status, standard output and the start of standard error."""
+    end = time.monotonic() + _SECONDS
+    # A session of its own: what the script has started can be killed with it.
+    process = subprocess.Popen(
+        script, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout and process.stderr
+    try:
+        with process.stdout, process.stderr:
+            out, err = _read(process.pid, process.stdout.fileno(), process.stderr.fileno(), end, source)
+        return process.wait(max(0.0, end - time.monotonic())), out, err
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise ConfigError(f"{source} did not end within {_SECONDS:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes, bytes]:
+    """Read both pipes until the process has ended; TimeoutError at the time `end`.
+
+    Not until their ends: a process that the script has left behind may hold them open.
+    """
+    found = {out: bytearray(), err: bytearray()}
+    life = os.pidfd_open(pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(life, selectors.EVENT_READ)
+            for fd in found:
+                os.set_blocking(fd, False)
+                selector.register(fd, selectors.EVENT_READ)
+            has_ended = False
+            while not has_ended:
+                if (left := end - time.monotonic()) <= 0:
+                    raise TimeoutError
+                ready = {key.fd for key, _ in selector.select(left)}
+                # Seen before the last read: what the script itself has printed is in the pipes by now.
+                has_ended = life in ready
+                for fd in [each for each in found if each in selector.get_map() and (has_ended or each in ready)]:
+                    if not _take(fd, found[fd], _MAX_OUTPUT if fd == out else _KEPT_ERRORS):
+                        selector.unregister(fd)
+                if len(found[out]) > _MAX_OUTPUT:
+                    raise ConfigError(f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line")
+    finally:
+        os.close(life)
+    return bytes(found[out]), bytes(found[err])
+
+
+def _take(fd: int, found: bytearray, most: int) -> bool:
+    """Read what is in a pipe now, at most a little more than `most` bytes; False at its end."""
+    while True:
+        try:
+            chunk = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        if len(found) > most:
+            # More is read only so that the writer can go on.
+            return True
+        found += chunk

@@ -1,0 +1,55 @@
+"""Small gradients that travel together: one flat buffer that the ranks share, with a view of it for each parameter.
+
+```
+flat     | conv1.weight | conv1.bias | norm1.weight | ...
+views      one for each, with the parameter's shape and strides
+```
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.group.shared_empty import shared_empty
+from allstep.parallel.parameter_order import Named
+
+
+@dataclass
+class Pack:
+    """Gradients of one dtype and device."""
+
+    flat: Tensor
+    views: dict[int, Tensor]  # by the number of the parameter
+
+
+def make_pack(group: AllstepGroup, named: Sequence[Named], numbers: Sequence[int]) -> Pack:
+    """For the parameters with these numbers, which are of one dtype and device. All ranks of the group call it together."""
+    shapes = [named[number].parameter for number in numbers]
+    dtype, device = shapes[0].dtype, shapes[0].device
+    total = sum(parameter.numel() for parameter in shapes)
+    real = torch.view_as_real(torch.empty(0, dtype=dtype)).dtype if dtype.is_complex else dtype
+    count = total * (2 if dtype.is_complex else 1)
+    flat = shared_empty(count, real, group) if device.type == "cpu" else torch.empty(count, dtype=real, device=device)
+    whole = torch.view_as_complex(flat.view(-1, 2)) if dtype.is_complex else flat
+    views, start = {}, 0
+    for number, parameter in zip(numbers, shapes, strict=True):
+        views[number] = whole.as_strided(parameter.shape, dense_strides(parameter), start)
+        start += parameter.numel()
+    return Pack(flat, views)
+
+
+def dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """Those of a new tensor like it: its own, if it fills its memory without gaps."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def flat_in_memory(gradient: Tensor) -> Tensor:
+    """The elements as they lie in memory: they lie as on the other ranks, so their order does not matter."""
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient)
+    if gradient.is_contiguous():
+        return gradient.view(-1)
+    return gradient.as_strided((gradient.numel(),), (1,))

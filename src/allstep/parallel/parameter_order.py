@@ -1,0 +1,67 @@
+"""Before gradients travel for the first time: all ranks mean the same parameters, in the same order.
+
+Each rank leaves a list of its parameters (name, shape, strides, dtype, kind of device) in the group's store and reads those of all
+others. The order is rank 0's. A parameter that some rank has not, or has otherwise, is an error on all ranks, which names it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch.nn import Parameter
+
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.join.store import collect
+from allstep.errors import CollectiveMismatch, CommError
+from allstep.limits import read_limits
+
+
+class Named(NamedTuple):
+    """A parameter under the name that it has on all ranks."""
+
+    name: str
+    parameter: Parameter
+
+
+def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[Named]:
+    """The parameters in the order that the first rank has them. CollectiveMismatch on all ranks when they are not the same ones."""
+    rank, size, seconds = group.rank(), group.size(), read_limits().start
+    own = json.dumps([_described(each) for each in named])
+    try:
+        words = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
+    except RuntimeError as error:
+        raise CommError(
+            f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f} s: do all ranks make the same "
+            f"optimizers, and change their parameters together? ({error})",
+            rank=rank,
+            op="gradients",
+        ) from error
+    described = [{name: rest for name, *rest in json.loads(word)} for word in words]
+    for other, theirs in enumerate(described):
+        _check_same(described[0], theirs, other, rank)
+    by_name = {each.name: each for each in named}
+    return [by_name[name] for name in described[0]]
+
+
+def _check_same(first: dict[str, Any], theirs: dict[str, Any], other: int, rank: int) -> None:
+    for name in {**first, **theirs}:
+        if first.get(name) != theirs.get(name):
+            raise CollectiveMismatch(
+                f"parameter {name!r} is {_in_words(first.get(name))} on rank 0 and {_in_words(theirs.get(name))} on rank {other}",
+                rank=rank,
+                op="gradients",
+                tensor=name,
+                peer=other,
+            )
+
+
+def _described(each: Named) -> list[Any]:
+    parameter = each.parameter
+    return [each.name, list(parameter.shape), list(parameter.stride()), str(parameter.dtype), parameter.device.type]
+
+
+def _in_words(described: list[Any] | None) -> str:
+    if described is None:
+        return "not there"
+    shape, stride, dtype, device = described
+    return f"{dtype.removeprefix('torch.')} {shape} with strides {stride} on {device}"

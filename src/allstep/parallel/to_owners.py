@@ -1,0 +1,119 @@
+"""Gradients to their owners, in shared memory: the first half of an all-reduce, for owners that need no second half.
+
+Every rank has gradients of everything; the owner of a piece wants the sum of all ranks' gradients of it. In turns of one block::
+
+    stage      my gradients of what others own -> my pool, one block for each owner
+    meet
+    add        what the others staged for me, to my own gradient, where it lies
+
+A block holds parts of one large piece, or many small ones side by side; which, is worked out once (`Schedule`). Where squared norms are
+wanted (`squares`), each part is squared right before it is scaled and right after it was added, while it is in the cache.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from allstep.comm.memory.arena import TURNS, Arena, Call
+from allstep.comm.memory.reduce import add_up
+from allstep.comm.op.norms import Squares
+from allstep.comm.timeline import recorder
+from allstep.parallel.ownership import Piece
+
+
+class Part(NamedTuple):
+    """Elements `start` to `end` of a parameter, at `at` in a block."""
+
+    number: int
+    start: int
+    end: int
+    at: int
+
+
+class Schedule:
+    """What travels when. Made alike on all ranks of a host, for the pieces of one dtype."""
+
+    def __init__(self, arena: Arena, owned: Sequence[Sequence[Piece]], dtype: torch.dtype) -> None:
+        most = max((piece.end - piece.start for share in owned for piece in share), default=0)
+        total = max((sum(piece.end - piece.start for piece in share) for share in owned), default=0)
+        self.numel = arena.block_numel(dtype, arena.size, max(most, total))
+        self.blocks = arena.blocks(dtype, self.numel, arena.size)
+        self.turns = [filled(share, self.numel) for share in owned]
+        self.num_turns = max(map(len, self.turns), default=0)
+
+    def parts(self, owner: int, turn: int) -> Sequence[Part]:
+        """What the owner gets in this turn."""
+        return self.turns[owner][turn] if owner < len(self.turns) and turn < len(self.turns[owner]) else ()
+
+
+def filled(pieces: Sequence[Piece], numel: int) -> list[list[Part]]:
+    """Pieces cut and laid side by side in blocks of at most `numel` elements."""
+    blocks: list[list[Part]] = []
+    room = 0
+    for number, start, end in pieces:
+        while start < end:
+            if not room:
+                blocks.append([])
+                room = numel
+            count = min(room, end - start)
+            blocks[-1].append(Part(number, start, start + count, numel - room))
+            start += count
+            room -= count
+    return blocks
+
+
+def deliver(
+    arena: Arena,
+    schedule: Schedule,
+    gradients: Mapping[int, Tensor],
+    scale: float,
+    call: Call,
+    own: Squares | None = None,
+    mean: Squares | None = None,
+) -> None:
+    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners' own are added to in place.
+
+    own, mean: are shown all of our gradients, and the sums that we own.
+    """
+    for turn in range(schedule.num_turns):
+        blocks = schedule.blocks[turn % TURNS]
+        for owner in arena.others:
+            _stage(blocks[arena.rank][owner], schedule.parts(owner, turn), gradients, scale, own)
+        arena.meet(call)
+        for part in schedule.parts(arena.rank, turn):
+            if part.number in gradients:
+                mine = gradients[part.number][part.start : part.end]
+                if own is not None:
+                    own.add(mine)
+                recorder.during(recorder.ADDING, _add, arena, blocks, part, mine, scale)
+                if mean is not None:
+                    mean.add(mine)
+    arena.meet(call)  # nobody may stage the next operation while another still reads this one
+
+
+def _stage(
+    block: Tensor, parts: Sequence[Part], gradients: Mapping[int, Tensor], scale: float, own: Squares | None
+) -> None:
+    for number, start, end, at in parts:
+        if number in gradients:
+            part = gradients[number][start:end]
+            if own is not None:
+                own.add(part)
+            torch.mul(part, scale, out=block[at : at + end - start])
+
+
+def _add(arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float) -> None:
+    """In the order of ranks. Our own block for ourselves is free: with more than two ranks the sum is made there."""
+    own.mul_(scale)
+    values = [
+        own if rank == arena.rank else blocks[rank][arena.rank][part.at : part.at + own.numel()]
+        for rank in range(arena.size)
+    ]
+    if arena.size == 2:
+        torch.add(values[0], values[1], out=own)
+        return
+    place = blocks[arena.rank][arena.rank][: own.numel()]
+    add_up(values, torch.add, place)
+    own.copy_(place)

@@ -1,0 +1,25 @@
+"""Studies and searches: many runs, asked for together and judged together.
+
+```
+Study (study)      what is asked: trials, in an order that may depend on results, and a rule that stops one early
+  Trial (trial)      a command with a run folder of its own; Outcome: how it ended
+  run (runner)       one trial per core at a time; goes on where it was cut; tells how far it is
+    StudyFolder (folder)   where all of it lies, and whose turn it is
+    Child (child, leash)   a process that cannot outlive us
+    Follower (follow)      a run record, read while it is written
+    Forecast (forecast)    how long the rest will take
+
+batch_study        remedies by batch size:   grid -> runs -> batch_table, batch_plots      (remedies, runs_read, fit)
+updates_study      updates to a goal by batch size, the best of a few rates each            (rates, published)
+one_precision      the same for all runs of a study, where the recipe leaves it to the machine
+```
+
+Everything above the gap knows nothing of batches, rates or nets: it reads run records, nothing else. No torch in here.
+"""
+
+from allstep.study.folder import StudyFolder
+from allstep.study.runner import run
+from allstep.study.study import Study
+from allstep.study.trial import Outcome, Trial
+
+__all__ = ["Outcome", "Study", "StudyFolder", "Trial", "run"]

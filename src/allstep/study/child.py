@@ -1,0 +1,56 @@
+"""A trial's process, seen from the runner. The other end is `leash`."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from allstep.study import leash
+
+_ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Child:
+    """A command that runs on one core and writes to `output`, after what is there already. It ends when we end."""
+
+    def __init__(self, command: Sequence[str], output: Path, lock: Path, env: Mapping[str, str]) -> None:
+        self.began_at = time.time()
+        """The time, as records have it."""
+        self._began = time.monotonic()
+        with output.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", leash.__file__, str(lock), *command],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C at the terminal is for the runner, which then lets go of the leash
+                env={**env, **_ONE_CORE},
+            )
+        self._pidfd = os.pidfd_open(self._process.pid)
+
+    def fileno(self) -> int:
+        """Is readable when the command has ended."""
+        return self._pidfd
+
+    @property
+    def seconds(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self._began
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def let_go(self) -> None:
+        """The leash kills the command and all that it started."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def close(self) -> int:
+        """Waits until nothing of it is left; how it ended."""
+        self.let_go()
+        code = self._process.wait()
+        os.close(self._pidfd)
+        return code

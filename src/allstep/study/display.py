@@ -1,0 +1,120 @@
+"""Shows a study while it runs: a bar and what runs on a terminal, elsewhere a plain line now and then. Both go to standard error.
+
+Whatever ends gets a line that stays. As soon as enough has been measured, one line says how many runs there are and how long they take.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from textwrap import indent
+from typing import Any
+
+from allstep.console.escape import escaped
+from allstep.study.forecast import in_words
+from allstep.study.runner import State, Watcher
+from allstep.study.trial import Outcome
+
+_SECONDS = 60.0  # between two plain lines
+
+
+@contextmanager
+def shown(lanes: int) -> Iterator[Watcher]:
+    """A watcher for the length of the block."""
+    if not sys.stderr.isatty():
+        yield Lines(lanes)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[more]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+        yield Bar(lanes, progress)
+
+
+class Lines(Watcher):
+    """Plain lines."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self._announced = self._counted = False
+        self._last = time.monotonic()
+
+    def state(self, state: State) -> None:
+        self._announce(state)
+        if time.monotonic() - self._last >= _SECONDS:
+            self._last = time.monotonic()
+            self.say(summary(state))
+
+    def ended(self, outcome: Outcome, seconds: float) -> None:
+        self.say(f"{outcome.trial.name}: {in_a_line(outcome)}, after {in_words(seconds)}")
+        if outcome.status == "failed":
+            self.say(indent(outcome.reason, "    "))
+
+    def say(self, line: str) -> None:
+        print(escaped(line, keep="\n"), file=sys.stderr, flush=True)
+
+    def _announce(self, state: State) -> None:
+        """The number of runs at once; the time as soon as it is known."""
+        if not state.running:
+            return
+        if not self._counted:
+            self._counted = True
+            self.say(opening(state, self.lanes))
+        if not self._announced and state.seconds_left is not None:
+            self._announced = True
+            which = "the rest" if state.results else "they"
+            self.say(f"{which} will take {'at most ' if state.at_most else ''}about {in_words(state.seconds_left)}")
+
+
+class Bar(Lines):
+    """A bar over all runs and one for each that runs now; the lines of `Lines` stay above them."""
+
+    def __init__(self, lanes: int, progress: Any) -> None:
+        super().__init__(lanes)
+        self._progress = progress
+        self._whole = progress.add_task("study", total=None, more="")
+        self._tasks: dict[str, Any] = {}
+
+    def state(self, state: State) -> None:
+        self._announce(state)
+        part = sum(fraction or 0.0 for fraction in state.running.values())
+        self._progress.update(
+            self._whole, completed=len(state.results) + part, total=max(1, state.total), more=summary(state)
+        )
+        for name in set(self._tasks) - set(state.running):
+            self._progress.remove_task(self._tasks.pop(name))
+        for name, fraction in state.running.items():
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(escaped(name), total=1.0, more="")
+            self._progress.update(self._tasks[name], completed=fraction or 0.0)
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(escaped(line, keep="\n"), markup=False, soft_wrap=True)
+
+
+def opening(state: State, lanes: int) -> str:
+    """What is to be done, in words."""
+    ended = f"{len(state.results)} of them ended before, " if state.results else ""
+    runs = f"{'at most ' if state.at_most else ''}{state.total} runs"
+    more = "" if state.seconds_left is not None else "; the first ones will tell how long they take"
+    return f"{runs}, {ended}{lanes} at a time{more}"
+
+
+def summary(state: State) -> str:
+    """How far it is, in words."""
+    left = "" if state.seconds_left is None else f", about {in_words(state.seconds_left)} left"
+    return f"{len(state.results)} of {'at most ' if state.at_most else ''}{state.total} runs ended{left}"
+
+
+def in_a_line(outcome: Outcome) -> str:
+    """How a trial ended, and how good it was then."""
+    held_out = [line for line in outcome.record.evals if line.get("part") != "train"]
+    scores = [line for line in held_out if isinstance(line.get("accuracy"), int | float)]
+    why = f" ({outcome.reason})" if outcome.status == "stopped" else ""
+    good = f", {scores[-1].get('part', '')} accuracy {scores[-1]['accuracy']:.2%}" if scores else ""
+    return f"{outcome.status}{why}{good}"

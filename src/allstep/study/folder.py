@@ -1,0 +1,264 @@
+"""The folder of a study.
+
+```
+DIR/
+  study.json             what is asked; whoever goes on must ask the same. And the precision of all its runs, where it was chosen
+  study.lock             held by the process that runs it
+  runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
+  output/<trial>.txt     what a trial printed
+  output/<trial>.lock    held as long as a process of that trial lives
+  output/<trial>.digest  of the settings it was begun with
+  ended/<trial>.json     of a trial that did not end by itself: whether it was stopped or failed, and why
+  table.md, ...          what the study found
+```
+
+How a trial stands is read from here and nowhere else: an `end` line in its record, a note in `ended/`, or neither; then it was cut, or
+never begun.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from allstep import runlog
+from allstep._version import __version__
+from allstep.errors import ConfigError
+from allstep.files.bounded import read_json, read_regular
+from allstep.files.replace import replace_file
+from allstep.runlog import RunRecord
+from allstep.study.study import Study
+from allstep.study.trial import Outcome, Status, Trial
+
+_TAIL_LINES = 12
+_TAIL_BYTES = 4000
+
+
+class StudyFolder:
+    """Where a study lies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @contextmanager
+    def held(self, study: Study) -> Iterator[None]:
+        """For one process at a time, and for one study."""
+        lock = self._take()
+        try:
+            self._agree(study)
+            yield
+        finally:
+            lock.release()
+
+    def _take(self) -> FileLock:
+        try:
+            for part in ("runs", "output", "ended"):
+                (self.path / part).mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / "study.lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{self.path}: another process runs a study here; wait for its end, or give another folder with --out"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename or self.path}: cannot be written: {error.strerror or error}; give another folder with --out"
+            ) from error
+        return lock
+
+    def _agree(self, study: Study) -> None:
+        """Writes down what is asked, or sees that it is what was asked before."""
+        file = self.path / "study.json"
+        asked = json.loads(json.dumps(dict(study.arguments)))
+        if file.exists():
+            problems = list(_differences(_arguments(file), asked, study.growing))
+            if problems:
+                raise ConfigError(
+                    f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give another folder with --out"
+                )
+        kept = {} if study.precision is None else {"precision": study.precision}
+        write_whole(file, json.dumps({"version": __version__, "arguments": asked, **kept}, indent=2) + "\n")
+
+    def precision(self) -> str | None:
+        """The precision of all runs of the study that is here; None where there is none yet.
+
+        Study folders from before it was recorded have it in the configs of their runs.
+        """
+        file = self.path / "study.json"
+        if not file.exists():
+            return None
+        _arguments(file)
+        recorded = _description(file).get("precision")
+        records = (
+            runlog.read(each)
+            for each in sorted(self.path.glob("runs/*/run.jsonl"))
+            if recorded is None and each.is_file()
+        )
+        return recorded or next((found for each in records if (found := _precision_of(each))), None)
+
+    def run(self, trial: Trial) -> Path:
+        """Its run folder."""
+        return self.path / "runs" / trial.name
+
+    def output(self, trial: Trial) -> Path:
+        """The file with what it printed."""
+        return self.path / "output" / f"{trial.name}.txt"
+
+    def lock(self, trial: Trial) -> Path:
+        """The file that its processes keep locked."""
+        return self.path / "output" / f"{trial.name}.lock"
+
+    def _note(self, trial: Trial) -> Path:
+        return self.path / "ended" / f"{trial.name}.json"
+
+    def _digest(self, trial: Trial) -> Path:
+        return self.path / "output" / f"{trial.name}.digest"
+
+    def _check_settings(self, trial: Trial) -> None:
+        """A run that was made with other settings is no result of this one, whatever it is called."""
+        file = self._digest(trial)
+        if trial.settings and file.exists() and _read_text(file) != trial.settings:
+            raise ConfigError(
+                f"{self.run(trial)}: was begun with other settings than it would have now: the recipe, or the program, has changed since; "
+                "give another folder with --out, or remove that run to have it again"
+            )
+
+    def outcome(self, trial: Trial) -> Outcome | None:
+        """How it ended; None when it has not."""
+        self._check_settings(trial)
+        note, record = self._note(trial), self.record(trial)
+        if note.exists():
+            status, reason = _read_note(note)
+            return Outcome(trial, status, record, reason)
+        return Outcome(trial, "done", record) if record.end is not None else None
+
+    def record(self, trial: Trial) -> RunRecord:
+        """As far as it got."""
+        file = self.run(trial) / "run.jsonl"
+        try:
+            return runlog.read(file)
+        except FileNotFoundError:
+            return RunRecord()
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error.strerror or error}; move that run away") from error
+
+    def write_note(self, outcome: Outcome) -> None:
+        """Of a trial that did not end by itself."""
+        said = {"status": outcome.status, "reason": outcome.reason}
+        write_whole(self._note(outcome.trial), json.dumps(said, indent=2) + "\n")
+
+    def forget_failures(self) -> None:
+        """Trials that failed may be tried again."""
+        for note in (self.path / "ended").glob("*.json"):
+            if _read_note(note)[0] == "failed":
+                note.unlink()
+
+    def make_ready(self, trial: Trial) -> bool:
+        """Whether there is something to go on from; what a trial that cannot go on has left is removed."""
+        begun = (self.run(trial) / "run.jsonl").exists()
+        if begun and trial.resume:
+            return True
+        if self.run(trial).exists():
+            shutil.rmtree(self.run(trial))
+        self.output(trial).unlink(missing_ok=True)
+        write_whole(self._digest(trial), trial.settings + "\n")
+        return False
+
+    def tail(self, trial: Trial) -> str:
+        """The last lines that it printed."""
+        try:
+            with self.output(trial).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+                text = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:])
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file of the study; ConfigError when that is not possible."""
+    try:
+        replace_file(file, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(
+            f"{file}: cannot be written: {reason}; remove what is there, or give another --out"
+        ) from error
+
+
+def _precision_of(record: RunRecord) -> str | None:
+    config = record.starts[0].get("config") if record.starts else None
+    found = config.get("precision") if isinstance(config, Mapping) else None
+    return None if found in (None, "auto") else str(found)
+
+
+def _arguments(file: Path) -> Mapping[str, Any]:
+    found = _description(file)["arguments"]
+    assert isinstance(found, dict)
+    return found
+
+
+def _description(file: Path) -> Mapping[str, Any]:
+    """What study.json says."""
+    found = _read_json(file, "the description of a study; give another folder with --out")
+    arguments, precision = found.get("arguments"), found.get("precision")
+    if not isinstance(arguments, dict) or not isinstance(precision, str | None):
+        raise ConfigError(f"{file}: is not the description of a study; give another folder with --out")
+    return found
+
+
+def _read_note(file: Path) -> tuple[Status, str]:
+    """Status and reason of a trial that did not end by itself."""
+    expected = "a note on how a run ended; remove it, and that run is tried again"
+    found = _read_json(file, expected)
+    status, reason = found.get("status"), found.get("reason")
+    if status not in ("done", "stopped", "failed") or not isinstance(reason, str):
+        raise ConfigError(f"{file}: is not {expected}")
+    return status, reason
+
+
+def _read_json(file: Path, expected: str) -> Mapping[str, Any]:
+    try:
+        found = read_json(file)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(f"{file}: is not {expected} ({why})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: is not {expected} (expected keys and values, found {type(found).__name__})")
+    return found
+
+
+def _read_text(file: Path) -> str:
+    """Empty when it cannot be read, which equals nothing that is looked for."""
+    try:
+        return read_regular(file, 1024).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _differences(was: Mapping[str, Any], now: Mapping[str, Any], growing: frozenset[str]) -> Iterator[str]:
+    for key in dict.fromkeys([*was, *now]):
+        if key in was and key in now and (was[key] == now[key] or (key in growing and _grew(was[key], now[key]))):
+            continue
+        yield f"{key} was {_shown(was.get(key))}, now {_shown(now.get(key))}"
+
+
+def _grew(was: Any, now: Any) -> bool:
+    """Whether `now` has all that `was` had: entries of a list, and under each name the same or a larger number."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return all(key in now and (was[key] == now[key] or _is_larger(was[key], now[key])) for key in was)
+    if isinstance(was, list) and isinstance(now, list):
+        return all(each in now for each in was)
+    return _is_larger(was, now)
+
+
+def _is_larger(was: Any, now: Any) -> bool:
+    return isinstance(was, int) and isinstance(now, int) and was <= now
+
+
+def _shown(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value)

@@ -1,0 +1,287 @@
+"""`allstep train --dry-run`: one of everything, with all workers, before a long run is started.
+
+```
+stage      what is done                                                            what it finds
+start      data opened, net and optimizer made, weights sent round                 a net that does not fit the pictures, no memory
+data       first and last batch of each part, read by all workers                  damaged files, labels outside the classes
+step       one update, and a few more by the clock                                 too little memory for the batch, no gradients
+evaluate   one batch of the validation part                                        pictures of another size than in training
+save       a checkpoint, where the run would write it                              no right to write, no space
+load       read back, a second run made from it, its checkpoint compared           state that is lost on the way: bit for bit
+```
+
+Everything is written into a folder that is removed. At the end stands what a whole run would take, from the times that were measured.
+A stage that fails is named; exit status 2 for what the user can mend, 1 for anything else.
+"""
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from allstep.comm.group import decide as agree
+from allstep.data import Loader
+from allstep.errors import CheckpointError, UserError
+from allstep.train.check.overfit import num_samples
+from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint.format import Snapshot, Tensors
+from allstep.train.config.run_config import RunConfig
+from allstep.train.input.splits import make_loaders
+from allstep.train.run.capture import capture
+from allstep.train.run.setup import Job, make_job
+from allstep.train.run.start import memory_in_use
+from allstep.train.score.evaluate import check_targets, evaluate
+from allstep.train.step.step import Clock, step
+from allstep.world import World
+
+_TIMED, _TIMED_SECONDS = 5, 10.0  # steps by the clock, fewer where they are slow
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One line of the table; times and memory are those of the worst rank."""
+
+    name: str
+    what: str
+    seconds: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What was measured."""
+
+    stages: tuple[Stage, ...]
+    epochs: int
+    steps_per_epoch: int
+    step_seconds: float
+    """Of one step, the first one left out."""
+    evaluations: int
+    evaluation_seconds: float
+    """Of a whole evaluation, by that of one batch."""
+    checkpoint_nbytes: int
+    checkpoints: int
+    """On the disk at the same time: those that are kept, the best, and one that is being written."""
+    free_nbytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Of a whole run."""
+        return self.epochs * self.steps_per_epoch * self.step_seconds + self.evaluations * self.evaluation_seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether the disk has room for the checkpoints."""
+        return self.checkpoint_nbytes * self.checkpoints <= self.free_nbytes
+
+
+def rehearse(config: RunConfig, world: World, out: Path) -> Rehearsed:
+    """On all ranks; `config` knows its global batch, and `out` is a folder for this alone."""
+    play = _Rehearsal(config, world, out)
+    play.start()
+    play.read_data()
+    step_seconds = play.take_steps()
+    evaluation_seconds = play.evaluate_a_batch()
+    path = play.save()
+    play.load(path)
+    batches = len(play.job.loaders["train"])
+    return Rehearsed(
+        stages=tuple(play.stages),
+        epochs=config.num_epochs,
+        steps_per_epoch=batches,
+        step_seconds=step_seconds,
+        # the test and the training sample come on top of the validations
+        evaluations=max(1, int(config.num_epochs / config.evaluation.every)) + 2,
+        evaluation_seconds=evaluation_seconds,
+        checkpoint_nbytes=play.nbytes,
+        checkpoints=config.save.keep + 2,
+        free_nbytes=agree.rank_0_decides(world, lambda: shutil.disk_usage(out).free),
+    )
+
+
+class _Rehearsal:
+    """The stages, one after the other."""
+
+    job: Job
+
+    def __init__(self, config: RunConfig, world: World, out: Path) -> None:
+        self.config, self.world, self.out = config, world, out
+        self.stages: list[Stage] = []
+        self.nbytes = 0
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[list[str]]:
+        """Names the stage in whatever fails in it; the words that are put into the list say what was done."""
+        what: list[str] = []
+        started = time.perf_counter()
+        try:
+            yield what
+        except UserError as error:
+            raise type(error)(f"dry run, stage '{name}': {error}") from error
+        except Exception as error:
+            error.add_note(f"allstep: dry run: the stage '{name}' failed on rank {self.world.rank}")
+            raise
+        mine = (time.perf_counter() - started, memory_in_use())
+        seconds, memory = zip(*agree.gather(self.world, mine), strict=True)
+        self.stages.append(Stage(name, ", ".join(what), max(seconds), max(memory)))
+
+    def start(self) -> None:
+        """The data opened, the net and its optimizer made."""
+        with self._stage("start") as what:
+            self.job = make_job(self.config, self.world, self.out)
+            samples = " + ".join(f"{loader.num_samples:,}" for loader in self.job.loaders.values())
+            parameters = sum(each.numel() for each in self.job.trainer.net.parameters())
+            what += [f"{samples} samples", f"{parameters:,} parameters", f"layout {self.job.layout}"]
+            what.append(self.job.trainer.precision.name)
+
+    def read_data(self) -> None:
+        """The first and the last batch of each part."""
+        with self._stage("data") as what:
+            for name, loader in self.job.loaders.items():
+                places = sorted({0, (loader.num_samples - 1) // loader.batch * loader.batch})
+                for place in places:
+                    agree.everyone(self.world, lambda: self._read(loader, place))  # noqa: B023  # called at once
+                what.append(f"{name}: {len(places)} of {len(loader)} batches")
+
+    def _read(self, loader: Loader, place: int) -> None:
+        batch = next(iter(loader.batches(place)))
+        check_targets(batch, self.job.parts.num_classes, loader)
+
+    def take_steps(self) -> float:
+        """One update, then some by the clock; seconds of one of these."""
+        job, standing = self.job, self.job.standing
+        with self._stage("step") as what:
+            batches = job.loaders["train"].batches(0, job.total)
+            times: list[float] = []
+            for batch in batches:
+                started = time.perf_counter()
+                count = num_samples(job, batch)
+                mine = step(job.trainer, batch, count, Clock())
+                job.statistics.average(batch.weight, mine.sums())
+                if job.average is not None:
+                    job.average.update()
+                standing.samples, standing.updates = standing.samples + count, standing.updates + 1
+                times.append(time.perf_counter() - started)
+                if agree.rank_0_decides(self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS):
+                    break
+            first, usual = agree.rank_0_decides(self.world, lambda: (times[0], median(times[1:] or times)))
+            what += [f"batch {job.config.global_batch}", f"first {first:.3g} s, then {usual * 1e3:.3g} ms"]
+        return usual
+
+    def evaluate_a_batch(self) -> float:
+        """One of the validation part; seconds that the whole part would take."""
+        job, loader = self.job, self.job.loaders["validation"]
+        with self._stage("evaluate") as what:
+            parts = replace(job.parts, validation=job.parts.validation.first(min(loader.batch, loader.num_samples)))
+            device = next(job.trainer.net.parameters()).device
+            few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
+            started = time.perf_counter()
+            score = evaluate(job.evaluated_net, few, job.trainer.to_input, mirror=job.config.evaluation.mirror)
+            what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
+        return (time.perf_counter() - started) * len(loader)
+
+    def save(self) -> Path:
+        """A checkpoint, by rank 0; where it is."""
+        with self._stage("save") as what:
+            path = agree.rank_0_decides(self.world, lambda: _write(self.out / "checkpoints", capture(self.job)))
+            self.nbytes = agree.rank_0_decides(self.world, lambda: sum(each.stat().st_size for each in path.iterdir()))
+            what.append(_size(self.nbytes))
+        return path
+
+    def load(self, path: Path) -> None:
+        """Reads the checkpoint, makes the run anew from it, and looks whether that run would write the same."""
+        with self._stage("load") as what:
+            snapshot = agree.rank_0_decides(self.world, lambda: checkpoint.read(path))
+            agree.everyone(self.world, lambda: _check_same("the file", capture(self.job), snapshot))
+            for loader in self.job.loaders.values():
+                loader.close()
+            del self.job
+            gc.collect()
+            self.job = make_job(self.config, self.world, self.out, snapshot)
+            agree.everyone(self.world, lambda: _check_same("a run that goes on from it", snapshot, capture(self.job)))
+            what.append(f"{len(snapshot.weights) + len(snapshot.optimizer)} tensors, the same bits")
+
+
+def _write(folder: Path, snapshot: Snapshot) -> Path:
+    try:
+        return checkpoint.write(folder, snapshot)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _check_same(who: str, before: Snapshot, after: Snapshot) -> None:
+    """CheckpointError with the first thing that differs."""
+    for kind, ours, theirs in (
+        ("weight", before.weights, after.weights),
+        ("optimizer's", before.optimizer, after.optimizer),
+    ):
+        if (name := _first_unlike(ours, theirs)) is not None:
+            raise CheckpointError(f"the checkpoint is not the run: the {kind} {name} differs in {who}")
+    plain = [json.loads(json.dumps(each.state)) for each in (before, after)]
+    for key in dict.fromkeys([*plain[0], *plain[1]]):
+        if plain[0].get(key) != plain[1].get(key):
+            raise CheckpointError(f"the checkpoint is not the run: {key!r} of its state differs in {who}")
+
+
+def _first_unlike(ours: Tensors, theirs: Tensors) -> str | None:
+    names = dict.fromkeys([*ours, *theirs])
+    return next(
+        (name for name in names if name not in ours or name not in theirs or not _same_bits(ours[name], theirs[name])),
+        None,
+    )
+
+
+def _same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """NaN is like NaN here."""
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return False
+    first, second = (each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in (ours, theirs))
+    return torch.equal(first, second)
+
+
+# Words
+
+
+def table(rehearsed: Rehearsed) -> Iterator[list[str]]:
+    """A row for each stage."""
+    yield ["stage", "seconds", "memory", ""]
+    for each in rehearsed.stages:
+        yield [each.name, f"{each.seconds:.2f}", f"{each.memory / 1e6:,.0f} MB", each.what]
+
+
+def forecast(rehearsed: Rehearsed) -> list[str]:
+    """What a whole run would take, in words."""
+    steps = rehearsed.epochs * rehearsed.steps_per_epoch
+    time_line = (
+        f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x {rehearsed.step_seconds * 1e3:.3g} ms = "
+        f"{lasting(steps * rehearsed.step_seconds)}, and {rehearsed.evaluations} evaluations of "
+        f"{lasting(rehearsed.evaluation_seconds)}: {lasting(rehearsed.seconds)} in all"
+    )
+    many, each = rehearsed.checkpoints, rehearsed.checkpoint_nbytes
+    room = f"{_size(rehearsed.free_nbytes)} are free"
+    if not rehearsed.fits:
+        room += ", which is too little: set save.keep lower, or choose another disk with --out"
+    disk_line = f"disk: up to {many} checkpoints of {_size(each)} = {_size(many * each)}; {room}"
+    return [time_line, disk_line]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g} MB" if nbytes < 1e9 else f"{nbytes / 1e9:,.1f} GB"
+
+
+def lasting(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours / 24:.1f} days"

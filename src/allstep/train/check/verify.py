@@ -1,0 +1,248 @@
+"""What each worker does for `allstep verify`: a few real steps in float64, noted exactly, and an evaluation.
+
+```
+                      gradient of each step          weights after the last     loss of each step, evaluation
+the reference         gradient-1.safetensors, ...    weights.safetensors        answer-1.json
+any other number      compared as they come          compared                   answer-2.json
+```
+
+The steps are those of `loop.step`, between whose reduction and update the mean gradient is looked at. With `share_weights` each rank has
+the mean of its own pieces only, so there they are put together first. Only rank 0 compares and writes: the gradients of five steps
+of a large net are gigabytes, once, on the disk, and never in memory all at once. `agreement` has the words.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+import allstep.torch as hvd
+from allstep import comm, norm
+from allstep.comm.group import decide as agree
+from allstep.data import Batch
+from allstep.errors import AllstepError
+from allstep.norm import SyncBatchNorm
+from allstep.train.check.compare import Answer, Compared, Difference, Plan, Step, read_plan, write_answer
+from allstep.train.checkpoint.format import Tensors
+from allstep.train.config.run_config import RunConfig
+from allstep.train.health.replicas import Fingerprint
+from allstep.train.input.splits import make_loaders
+from allstep.train.run.setup import Job, make_job
+from allstep.train.score.evaluate import Tally, check_targets, evaluate
+from allstep.train.step.after_step import Statistics
+from allstep.train.step.step import Clock, step
+from allstep.train.watch.events import Score
+from allstep.world import World
+
+_FLOOR = 1e-3  # of the size of all tensors: what is smaller may be zero but for rounding
+
+
+def work(config: RunConfig, folder: Path, launcher: str | None = None) -> None:
+    """Runs in every worker; rank 0 leaves its answer in `folder`. The first number of workers that comes is the reference."""
+    world = comm.init(launcher)
+    hvd.init()
+    answer = run(config, world, folder)
+    if world.rank == 0:
+        write_answer(folder, answer)
+    hvd.shutdown()
+    comm.shutdown()
+
+
+def run(config: RunConfig, world: World, folder: Path) -> Answer:
+    """The steps of the plan in `folder`, on all ranks of `world`."""
+    plan = read_plan(folder)
+    job = make_job(config, world, folder)
+    notes = without_chance(job)
+    book = _Book(folder, plan.tolerance, writes=world.rank == 0)
+    steps = tuple(_steps(job, plan, book))
+    alike = _alike(job, len(steps))
+    weights = book.enter("weights", dict(job.trainer.net.state_dict()))
+    score = _evaluate(job, plan.evaluated)
+    book.close()
+    return Answer(
+        workers=world.size,
+        steps=steps,
+        weights=weights,
+        loss=score.loss,
+        accuracy=score.accuracy,
+        count=score.count,
+        alike=alike,
+        notes=tuple(notes),
+    )
+
+
+def without_chance(job: Job) -> list[str]:
+    """Takes out of the net what differs by nature with the number of workers; a line on what is more than switched off."""
+    net, notes = job.trainer.net, []
+    switch_dropout_off(net)
+    norms = [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
+    own = [layer for layer in norms if not isinstance(layer, SyncBatchNorm)]
+    if own and own[0] is not net:
+        norm.convert(net, sync=True)
+        job.statistics = Statistics(net)
+        notes.append(
+            f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the samples of one worker; "
+            "verified with synchronised ones instead"
+        )
+    if norms and job.config.accumulation > 1:
+        job.set_pieces(1)
+        notes.append(
+            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is made of other samples with "
+            "other numbers of workers; verified without"
+        )
+    return notes
+
+
+def switch_dropout_off(net: nn.Module) -> int:
+    """Sets p of all dropout layers to 0; how many there were."""
+    count = 0
+    for layer in net.modules():
+        if isinstance(layer, _DropoutNd) and layer.p:
+            layer.p, count = 0.0, count + 1
+        elif isinstance(layer, nn.MultiheadAttention) and layer.dropout:
+            layer.dropout, count = 0.0, count + 1
+    return count
+
+
+# Steps
+
+
+def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
+    trainer, clock = job.trainer, Clock()
+    gradient: dict[str, Tensor] = {}
+    apply = trainer.optimizer.apply
+
+    def look_and_apply() -> None:
+        gradient.update(mean_gradients(trainer.net, trainer.optimizer))
+        apply()
+
+    trainer.optimizer.apply = look_and_apply
+    for number, batch in enumerate(_batches(job, plan.batches), 1):
+        agree.everyone(job.world, partial(check_targets, batch, job.parts.num_classes, job.loaders["train"]))
+        mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
+        total = Tally(*job.statistics.average(batch.weight, mine.sums()))
+        if job.average is not None:
+            job.average.update()
+        yield Step(loss=total.score().loss, gradient=book.enter(f"gradient-{number}", gradient))
+        gradient.clear()
+    del trainer.optimizer.apply
+
+
+def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:
+    """Of these sizes, cut where an epoch ends."""
+    loader = job.loaders["train"]
+    loader.batch = sizes[0]
+    batches = loader.batches(0, sum(sizes) + len(sizes) * loader.num_samples)
+    for following in (*sizes[1:], sizes[-1]):
+        batch = next(batches)
+        loader.batch = following
+        yield batch
+    batches.close()  # type: ignore[attr-defined]  # a generator
+
+
+@torch.no_grad()
+def mean_gradients(net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
+    """After `reduce_gradients`, on all ranks together: what the update will use, by name, as copies."""
+    shared = getattr(optimizer, "_owned", None)
+    if shared is None:
+        trained = [(name, each.grad) for name, each in net.named_parameters() if each.requires_grad]
+        return {name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None}
+    together = {name: torch.zeros_like(parameter) for name, parameter in shared.named}
+    for piece in shared.own_pieces:
+        name, parameter = shared.named[piece.number]
+        if parameter.grad is not None:
+            laid_out = _in_memory(torch.empty_like(parameter).copy_(parameter.grad))
+            _in_memory(together[name])[piece.start : piece.end] = laid_out[piece.start : piece.end]
+    for tensor in together.values():
+        dist.all_reduce(_in_memory(tensor))
+    return together
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """One-dimensional, as it lies."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _alike(job: Job, step: int) -> str:
+    """How the ranks' weights differ from each other, if they do."""
+    fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
+    fingerprint.start(step)
+    try:
+        fingerprint.finish()
+    except AllstepError as error:
+        return str(error)
+    return ""
+
+
+def _evaluate(job: Job, count: int) -> Score:
+    """On some of the validation part."""
+    parts = replace(job.parts, validation=job.parts.validation.first(count))
+    loaders = make_loaders(job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device)
+    mirror = job.config.evaluation.mirror
+    return evaluate(job.evaluated_net, loaders["validation"], job.trainer.to_input, mirror=mirror)
+
+
+# Comparing
+
+
+class _Book:
+    """Keeps the reference's tensors, or holds others against them."""
+
+    def __init__(self, folder: Path, tolerance: float, writes: bool) -> None:
+        self.folder, self.tolerance, self.is_open = folder, tolerance, writes
+        self.is_reference = not (folder / "whole").exists()
+
+    def enter(self, name: str, tensors: Tensors) -> Compared:
+        """Rank 0's answer is the one that counts."""
+        if not self.is_open:
+            return Compared(size=0.0)
+        floating = {key: each.detach() for key, each in tensors.items() if each.is_floating_point()}
+        path = self.folder / f"{name}.safetensors"
+        if not self.is_reference:
+            return compare(load_file(path), floating, self.tolerance)
+        save_file({key: each.cpu().contiguous().clone() for key, each in floating.items()}, path)
+        return Compared(size=size_of(floating.values()))
+
+    def close(self) -> None:
+        """From now on there is a whole reference."""
+        if self.is_open:
+            (self.folder / "whole").touch()
+
+
+def compare(reference: Tensors, found: Tensors, tolerance: float) -> Compared:
+    """Each tensor of `found` against that of the same name; in the order of `found`, which is the net's."""
+    floor = max(_FLOOR * size_of(reference.values()), 1e-300)
+    differences = [_difference(name, reference, found, floor) for name in dict.fromkeys([*found, *reference])]
+    beyond = [each for each in differences if not each.relative <= tolerance]  # NaN is beyond, too
+    return Compared(
+        size=size_of(found.values()),
+        worst=max(differences, key=lambda each: (each.relative != each.relative, each.relative), default=None),
+        first=beyond[0] if beyond else None,
+        beyond=len(beyond),
+        of=len(differences),
+    )
+
+
+def _difference(name: str, reference: Tensors, found: Tensors, floor: float) -> Difference:
+    """A tensor that one of the two does not have counts as zeros: a gradient that nobody computed."""
+    some = found[name].cpu() if name in found else reference[name]
+    theirs, ours = (each[name].cpu() if name in each else torch.zeros_like(some) for each in (reference, found))
+    size, apart = size_of([theirs]), size_of([ours - theirs])
+    relative = apart / max(size, floor)
+    return Difference(tensor=name, shape=tuple(some.shape), relative=relative, reference=size, found=size_of([ours]))
+
+
+def size_of(tensors: Iterable[Tensor]) -> float:
+    """The root of the mean square of all elements."""
+    squares, count = 0.0, 0
+    for tensor in tensors:
+        squares, count = squares + float(tensor.double().square().sum()), count + tensor.numel()
+    return float((squares / max(1, count)) ** 0.5)

@@ -1,0 +1,118 @@
+"""The loaders of a run: training in a new order every epoch, augmented; validation and test as they lie, prepared.
+
+With `overfit` all three have the same few training samples, and none is augmented: a net that cannot learn these by heart has a mistake
+in it.
+
+A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is read, for the end of a run.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from allstep.data import Loader
+from allstep.data.augment.parse import spelled_mix
+from allstep.data.augment.transform import Transform
+from allstep.errors import ConfigError
+from allstep.train.config.run_config import RunConfig
+from allstep.train.input.images import make_transform
+from allstep.train.input.splits import Parts
+from allstep.train.run.prepare import check_batch
+from allstep.world import World
+
+_MOST, _VALUES = (
+    500,
+    6_000_000,
+)  # of an evaluation batch of one rank: no gradients are kept, so more fits than in training
+
+
+SAMPLE = 5000
+"""Training samples that are evaluated at the end of a run, at most; never more than the validation split has."""
+
+
+def make_loaders(
+    config: RunConfig, parts: Parts, world: World, out: Path, device: torch.device | None = None
+) -> dict[str, Loader]:
+    """By part: train, validation, test. Bad samples are listed in `out`; `config` knows its global batch."""
+    check_batch(config, len(parts.train))
+    section = config.data
+    loader = partial(
+        Loader,
+        world=world,
+        workers=section.workers,
+        strict=section.strict,
+        budget=section.budget,
+        device=device,
+    )
+    train, validation, test = parts.train, parts.validation, parts.test
+    if config.overfit is not None:
+        train = validation = test = parts.train.first(config.overfit)
+    many = _evaluation_batch(config, parts, world.size) * world.size
+    loaders = {
+        "train": loader(
+            train.source,
+            transform=_training(config, parts),
+            batch=config.global_batch,
+            seed=config.seed,
+            numbers=train.numbers,
+            quarantine=out / "quarantine.jsonl",
+        )
+    }
+    for name, part in (("validation", validation), ("test", test)):
+        loaders[name] = loader(
+            part.source,
+            transform=make_transform("prepare", section, part.seen),
+            batch=many,
+            seed=None,
+            numbers=part.numbers,
+            quarantine=out / f"quarantine-{name}.jsonl",
+        )
+    return loaders
+
+
+def make_sample_loader(config: RunConfig, parts: Parts, world: World, device: torch.device | None) -> Loader | None:
+    """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where validation is that already.
+
+    As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`. Training has listed its bad
+    samples before: here they are left out without a limit.
+    """
+    if config.overfit is not None:
+        return None
+    section = config.data
+    part = parts.train.sample(min(SAMPLE, len(parts.validation)), section.split_seed)
+    ours, theirs = parts.prepared_shape(part), parts.evaluated_shape
+    if ours != theirs:
+        raise ConfigError(
+            f"data.prepare={section.prepare!r} leaves training pictures of {_size(ours)} and validation pictures of "
+            f"{_size(theirs)}; add a step to data.prepare that makes them equal, such as Resize or CentreCrop"
+        )
+    return Loader(
+        part.source,
+        make_transform("prepare", section, part.seen),
+        batch=_evaluation_batch(config, parts, world.size) * world.size,
+        world=world,
+        seed=None,
+        numbers=part.numbers,
+        workers=section.workers,
+        budget=len(part),
+        device=device,
+    )
+
+
+def _size(shape: tuple[int, int, int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _training(config: RunConfig, parts: Parts) -> Transform | None:
+    seen = parts.train.seen
+    if config.overfit is not None:
+        return make_transform("prepare", config.data, seen)
+    return make_transform("augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes)
+
+
+def _evaluation_batch(config: RunConfig, parts: Parts, size: int) -> int:
+    """Samples of one rank: as many as in training, or more where pictures are small."""
+    channels, height, width = parts.evaluated_shape
+    trained = config.global_batch // (size * config.accumulation)
+    return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))

@@ -1,0 +1,61 @@
+"""Mean and deviation of a training set's pictures, by channel: what is taken off and divided by before a net sees them.
+
+Measured on up to 5,000 training pictures, spread over the set and made ready as for evaluation (up to 1,000 where they must be decoded).
+uint8 has 256 levels, so they are counted, and the figures are the same on every machine.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allstep.data.loading.fill import Recipe, drop_bad, fill, gives_blocks
+from allstep.errors import DataError
+from allstep.train.input.images import make_transform
+from allstep.train.input.splits import Parts
+
+_PICTURES, _DECODED = 5000, 1000
+_AT_ONCE = 1 << 22  # bytes of pictures: they stay in the cache
+_LEAST = 1e-3  # a channel that is the same everywhere has no deviation to divide by
+
+
+def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
+    """`mean` and `deviation` of each channel, from 0 to 255; as the config gives them, where it does."""
+    if parts.mean is not None and parts.deviation is not None:
+        return {"mean": parts.mean, "deviation": parts.deviation}
+    count, total, squares = 0, np.zeros(parts.shape[0]), np.zeros(parts.shape[0])
+    for pictures in _some_pictures(parts):
+        number, first, second = _moments(pictures)
+        count, total, squares = count + number, total + first, squares + second
+    if not count:
+        raise DataError(f"{parts.place}: no good picture to measure the mean of; set data.mean and data.deviation")
+    mean = total / count
+    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    return {"mean": tuple(mean.tolist()), "deviation": tuple(np.maximum(deviation, _LEAST).tolist())}
+
+
+def _some_pictures(parts: Parts) -> Iterator[NDArray[np.generic]]:
+    """Blocks (n, height, width, channels)."""
+    part, seen = parts.train, parts.train.seen
+    transform = make_transform("prepare", parts.section, seen)
+    numbers = part.some(_PICTURES if seen.dtype is not None else _DECODED)
+    recipe = Recipe(part.source, transform, blocks=gives_blocks(part.source, transform, numbers))
+    height, width, channels = transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
+    each = max(1, _AT_ONCE // (height * width * channels))
+    for begin in range(0, len(numbers), each):
+        some = numbers[begin : begin + each]
+        out = None if transform is None else np.empty((len(some), height, width, channels), np.uint8)
+        rows = fill(recipe, some, out, recipe.draw(0, some))
+        pictures = np.asarray(rows.data) if out is None else drop_bad(out, sorted(rows.bad))
+        yield pictures.reshape(-1, height, width, channels)
+
+
+def _moments(pictures: NDArray[np.generic]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Pixels of a channel, and the sums of its levels and of their squares."""
+    flat = pictures.reshape(-1, pictures.shape[-1])
+    if flat.dtype != np.uint8:
+        values = flat.astype(np.float64)
+        return len(flat), values.sum(0), (values**2).sum(0)
+    levels = np.arange(256.0)
+    counts = np.stack([np.bincount(flat[:, channel], minlength=256) for channel in range(flat.shape[1])])
+    return len(flat), counts @ levels, counts @ levels**2

@@ -1,0 +1,284 @@
+"""A run, put together: the data, the net and what trains it, on one rank.
+
+```
+config ──> parts (data) ──> loaders
+   │          │ shape, classes
+   ├──────> net <── checkpoint, if the run goes on
+   │          │ precision (chosen for the machine where it is auto), layout (plain, channels-last, compiled)
+   └──────> optimizer <── its state ──> shared out among the ranks (hvd.DistributedOptimizer)
+```
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import allstep.torch as hvd
+from allstep.comm.group import decide as agree
+from allstep.data import Loader
+from allstep.optim import RunningNoiseScale
+from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
+from allstep.train.config.check import notes
+from allstep.train.config.learning_rate import learning_rate
+from allstep.train.config.run_config import RunConfig
+from allstep.train.health.checkpoint_state import check_batch
+from allstep.train.health.divergence import LossWatch
+from allstep.train.input.classes import check_same_classes
+from allstep.train.input.splits import Parts, make_loaders, make_to_input, measure, open_parts
+from allstep.train.precision.casting import cast
+from allstep.train.precision.precision import Precision, dtype_of_weights
+from allstep.train.run.state import Standing
+from allstep.train.score.evaluate import ToInput
+from allstep.train.step import build
+from allstep.train.step import execution as layout
+from allstep.train.step.after_step import Statistics
+from allstep.train.step.batch_growth import Growth, grows, note
+from allstep.train.step.ema import Average
+from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
+from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
+from allstep.train.step.step import Trainer
+from allstep.train.step.timing import Example
+from allstep.world import World
+
+_PICTURES_TO_WHITEN = 5000
+
+
+@dataclass
+class Job:
+    """The parts of a run on this rank."""
+
+    config: RunConfig
+    world: World
+    out: Path
+    parts: Parts
+    loaders: Mapping[str, Loader]
+    trainer: Trainer
+    statistics: Statistics
+    standing: Standing
+    growth: Growth
+    watch: LossWatch
+    average: Average | None = None
+    noise: RunningNoiseScale | None = None
+    shares_weights: bool = False
+    layout: str = "plain"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole run."""
+        return self.config.num_epochs * self.num_train
+
+    @property
+    def num_train(self) -> int:
+        """Samples of an epoch."""
+        return self.loaders["train"].num_samples
+
+    @property
+    def evaluated_net(self) -> nn.Module:
+        """Whose score counts: the average's, where there is one."""
+        return self.trainer.net if self.average is None else self.average.net
+
+    def set_pieces(self, pieces: int) -> None:
+        """In how many a worker computes its share."""
+        self.trainer.pieces = pieces
+        self.trainer.optimizer.set_backward_passes_per_step(pieces)
+
+
+def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | None = None) -> Job:
+    """All ranks together. With a snapshot, the run goes on from there."""
+    parts = _data_on_every_host(config, world)
+    device = build.make_device(config)
+    loaders = make_loaders(config, parts, world, out, device)
+    standing = (
+        Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
+    )
+    if snapshot is not None:
+        known = snapshot.state.get("pictures", {}).get("classes", ())
+        agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
+        agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
+    dtype = dtype_of_weights(config.precision)
+    to_input = make_to_input(parts.mean, parts.deviation, device, dtype, config.layout != "plain")
+    net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
+    share_of_batch = partial(_example, config, world, parts, to_input)
+    precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
+    room = _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
+    chosen = _laid_out(config, world, net, len(parts.train), share_of_batch, precision, snapshot)
+    share = agree.everyone(world, lambda: build.shares_weights(config, world, net, device))
+    num_train = loaders["train"].num_samples
+    growth = _growth(config, num_train, room, snapshot)
+    if snapshot is not None:
+        check_batch(snapshot, config, num_train)
+    pieces = config.accumulation
+    if standing.batch != config.global_batch:  # it has grown before
+        pieces = growth.pieces(standing.batch, world.size, pieces)
+    optimizer = build.make_optimizer(config, net)
+    if snapshot is not None:
+        agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
+    trainer = Trainer(
+        net=net,
+        optimizer=build.distribute(net, optimizer, pieces, share),
+        rate=learning_rate(config, num_train),
+        to_input=to_input,
+        precision=precision,
+        pieces=pieces,
+        clip=config.optimizer.clip,
+        label_smoothing=config.label_smoothing,
+        noise=build.make_noise(config),
+        weigh=build.make_weigh(config),
+        seed=config.seed,
+        rank=world.rank,
+        size=world.size,
+        watches_first_piece=measures_noise(config) and world.size == 1,
+    )
+    return Job(
+        config=config,
+        world=world,
+        out=out,
+        parts=parts,
+        loaders=loaders,
+        trainer=trainer,
+        statistics=Statistics(net),
+        standing=standing,
+        growth=growth,
+        watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
+        average=_average(config, net, snapshot),
+        noise=_noise(config, world, snapshot),
+        shares_weights=share,
+        layout=chosen.name,
+        notes=[
+            *parts.notes,
+            *chosen.notes,
+            *notes_on_it,
+            *filter(None, [note(config)]),
+            *notes(config, world.size, num_train),
+        ],
+    )
+
+
+def _data_on_every_host(config: RunConfig, world: World) -> Parts:
+    """One rank of each host looks for the data first, so that what must be downloaded or indexed is so once."""
+    agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
+    parts = agree.everyone(world, lambda: open_parts(config))
+    figures = agree.rank_0_decides(world, lambda: measure(parts))
+    return replace(parts, mean=figures["mean"], deviation=figures["deviation"])
+
+
+def _net(
+    config: RunConfig,
+    world: World,
+    parts: Parts,
+    out: Path,
+    to_input: ToInput,
+    device: torch.device,
+    dtype: torch.dtype,
+    snapshot: Snapshot | None,
+) -> nn.Module:
+    """With equal weights on all ranks: rank 0's."""
+    made = agree.everyone(world, lambda: build.make_net(config, parts))
+    net = cast(made, device, dtype)
+    if snapshot is not None:
+        agree.everyone(world, lambda: load_weights(net, snapshot.weights))
+    elif callable(whiten := getattr(net, "whiten", None)):
+        whiten(to_input(_some_pictures(config, parts, out)))
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    return net
+
+
+def _some_pictures(config: RunConfig, parts: Parts, out: Path) -> torch.Tensor:
+    """The first pictures of the validation part, as they are evaluated: the same with any number of workers."""
+    loader = make_loaders(config, parts, World.alone(), out)["validation"]
+    loader.batch = _PICTURES_TO_WHITEN
+    return next(iter(loader.batches())).data
+
+
+def _example(config: RunConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize) -> Example:
+    """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
+    share = min(most, -(-config.global_batch // (world.size * config.accumulation)))
+    # Random numbers of its own: those of the run are the same with and without a trial.
+    draws = torch.Generator().manual_seed(0)
+    images = to_input(torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws))
+    return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
+
+
+def _precision(
+    config: RunConfig,
+    world: World,
+    device: torch.device,
+    net: nn.Module,
+    example: Callable[[int], Example],
+    snapshot: Snapshot | None,
+) -> tuple[Precision, tuple[str, ...]]:
+    """The precision that was asked for, chosen for this machine, or that of the checkpoint; and notes on it."""
+    state = {} if snapshot is None else snapshot.state["precision"]
+    # A checkpoint from before `precision: auto` has no name in it: the run's config has one.
+    kept = state.get("name")
+    settled = settle(
+        config.precision, kept, world, device, lambda: time_both(net, example(SAMPLES), world, config.layout)
+    )
+    precision = Precision(settled.name, device, settled.why)
+    if state:
+        precision.load(state)
+    return precision, settled.notes
+
+
+def _laid_out(
+    config: RunConfig,
+    world: World,
+    net: nn.Module,
+    num_train: int,
+    example: Callable[[], Example],
+    precision: Precision,
+    snapshot: Snapshot | None,
+) -> layout.Chosen:
+    """The net in the layout that was asked for, or that is the fastest; in a run that goes on, in the one it had."""
+    loss_of, before = loss_in(precision), None if snapshot is None else str(snapshot.state["layout"])
+    if config.layout != "auto" or before is not None:
+        return layout.settle(net, example(), loss_of, world, before or config.layout)
+    steps = config.num_epochs * num_train / config.global_batch
+    return layout.choose(net, example(), loss_of, world, remaining_steps=steps)
+
+
+def _average(config: RunConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
+    section = config.average
+    if section.decay is None:
+        return None
+    average = Average(net, section.decay, section.every)
+    if snapshot is not None:
+        average.load(averaged_weights(snapshot), snapshot.state["average"]["updates"])
+    return average
+
+
+def measures_noise(config: RunConfig) -> bool:
+    """Whether the noise scale of gradients is wanted."""
+    return config.noise_scale or config.growth.by_noise
+
+
+def _noise(config: RunConfig, world: World, snapshot: Snapshot | None) -> RunningNoiseScale | None:
+    if not measures_noise(config):
+        return None
+    return RunningNoiseScale(**snapshot.state["noise"]) if snapshot is not None else RunningNoiseScale()
+
+
+def _room(world: World, parts: Parts, net: nn.Module, to_input: ToInput, precision: Precision) -> int:
+    """Of the worker that has the least. Asked before the net is laid out, so that nothing is compiled for it."""
+
+    def forward(net: nn.Module, count: int) -> torch.Tensor:
+        with precision.autocast():
+            output: torch.Tensor = net(to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8)))
+        return output
+
+    mine = samples_at_once(net, forward, memory_of_worker(world, precision.device))
+    return min(agree.gather(world, mine))
+
+
+def _growth(config: RunConfig, num_train: int, room: int, snapshot: Snapshot | None) -> Growth:
+    growth = Growth(config.growth, config.global_batch, num_train, room)
+    if snapshot is not None:
+        growth.load(snapshot.state["growth"])
+    return growth

@@ -1,0 +1,67 @@
+"""What a run tells before its first step: who computes what, where, with how many operations."""
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from allstep.comm.group import decide as agree
+from allstep.train.config.learning_rate import peak_rate
+from allstep.train.run.setup import Job
+from allstep.train.score.evaluate import evaluating
+from allstep.train.watch.events import Opening
+
+
+def opening(job: Job, with_flop: bool = True) -> Opening:
+    """All ranks together; counting the operations is left to those who tell."""
+    parameters = list(job.trainer.net.parameters())
+    device = parameters[0].device
+    places = agree.gather(job.world, (job.world.host, torch.get_num_threads()))
+    return Opening(
+        config=job.config,
+        world=job.world,
+        hosts=tuple(host for host, _ in places),
+        threads=tuple(threads for _, threads in places),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        data=job.parts.title,
+        data_folder=job.parts.place,
+        classes=job.parts.classes,
+        num_samples={part: loader.num_samples for part, loader in job.loaders.items()},
+        peak_lr=peak_rate(job.config),
+        parameters=sum(p.numel() for p in parameters),
+        nbytes=sum(p.numel() * p.element_size() for p in parameters),
+        flop_per_sample=_flop_per_sample(job) if with_flop else 0,
+        out=job.out,
+        layout=job.layout,
+        precision=job.trainer.precision.name,
+        precision_why=job.trainer.precision.why,
+        share_weights=job.shares_weights,
+        position=job.standing.samples,
+        notes=tuple(job.notes),
+    )
+
+
+def _flop_per_sample(job: Job) -> int:
+    """Floating-point operations of one sample, forward and backward; 0 where the net cannot take a single one."""
+    picture = job.trainer.to_input(torch.zeros((1, *job.parts.shape), dtype=torch.uint8))
+    try:
+        return count_flop(job.trainer.net, picture)
+    except Exception:  # whatever a user's net raises: a run does not end for the sake of a figure
+        return 0
+
+
+def count_flop(net: nn.Module, pictures: Tensor) -> int:
+    """Floating-point operations of forward and backward, counted by torch; a multiply-add counts two. The net is left as it was."""
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    # A batch norm cannot train on one sample, and its statistics are not ours to change.
+    with evaluating(net), FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(net(pictures).sum(), trained, allow_unused=True)
+    return int(counter.get_total_flops())
+
+
+_process = psutil.Process()
+
+
+def memory_in_use() -> int:
+    """Bytes that this process holds: on its GPU, else in memory."""
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else int(_process.memory_info().rss)

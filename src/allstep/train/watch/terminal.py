@@ -1,0 +1,264 @@
+"""What the terminal shows: a banner, a progress bar with a line per evaluation, and a table at the end.
+
+```
+allstep 0.1.0 trains digits
+  workers    2, 1 thread each                        what runs, where, on what
+epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.0 s
+epoch 2/2  ━━━━━━━━━━━━━━━  loss 0.3  ...            on a terminal only: redrawn in place by a thread of its own
+
+  test accuracy   91.23% of 360 pictures
+look at it: allstep report runs/digits-20260101-120000
+```
+
+Where standard output is not a terminal the bar is left out and everything is plain lines, so that a log file stays readable: one per
+evaluation, and at most one a minute in between. Square brackets in a path are no colors, and
+control characters in a name are escaped.
+"""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from allstep._version import __version__
+from allstep.console.escape import escaped
+from allstep.train.config.differences import set_by_recipe, set_by_user
+from allstep.train.config.recipes import BASES
+from allstep.train.config.run_config import RunConfig
+from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score, Watcher
+
+_TOP5_FROM = 11  # classes: with fewer, the right one is among five too often to say much
+_QUIET = 60.0  # seconds between two lines of a kind that a bar would show, where there is no bar
+
+
+class Display(Watcher):
+    """Draws a run."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self.epochs = self.num_train = 1
+        self.with_top5 = False
+        self.bar: Bar | None = None
+        self.task = TaskID(0)
+        self._pace = Pace()
+        self._last = {"progress": 0.0, "saved": float("-inf")}
+
+    def start(self, opening: Opening) -> None:
+        self._last["progress"] = time.monotonic()
+        self.epochs, self.num_train = opening.config.num_epochs, max(1, opening.num_samples["train"])
+        self.with_top5 = len(opening.classes) >= _TOP5_FROM
+        self._print(f"allstep {__version__} trains {opening.config.title}", "bold")
+        for name, value in banner(opening):
+            self._print(f"  {name:<10} {value}")
+        for line in warnings(opening.config):
+            self._print(f"warning: {line}", "yellow")
+        for note in opening.notes:
+            self._print(f"note: {note}")
+        if self.console.is_terminal:
+            self.bar = _bar(self.console)
+            total, epoch = self.num_train * self.epochs, f"{opening.position // self.num_train + 1}/{self.epochs}"
+            self.task = self.bar.add_task(
+                "", total=total, completed=opening.position, epoch=epoch, figures="", saved=""
+            )
+            self.bar.start()
+
+    def progress(self, progress: Progress) -> None:
+        self._pace.add(progress)
+        epoch = f"{progress.epoch + 1}/{self.epochs}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=progress.samples, epoch=epoch, figures=_figures(progress))
+        elif self._is_time("progress"):
+            self._print(f"epoch {epoch}  {progress.samples:,} samples  {_figures(progress)}")
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        over, rest = divmod(evaluated.samples, self.num_train)
+        epoch = f"{evaluated.samples / self.num_train:.2f}" if rest else f"{over}"
+        validation = f"validation {self._accuracy(evaluated.validation)}"
+        parts = [
+            f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}",
+            f"loss {evaluated.train.loss:.3f}",
+            f"accuracy {evaluated.train.accuracy:.1%}",
+            f"{validation} best" if evaluated.is_best else f"{validation}     ",
+            f"{self._pace.take(evaluated):,.0f} images/s",
+            f"{evaluated.seconds:.1f} s",
+        ]
+        parts += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
+        self._print("  ".join(parts))
+
+    def saved(self, samples: int, path: Path) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, saved=f"  saved at {samples:,}")
+        elif self._is_time("saved"):
+            self._print(f"saved after {samples:,} samples", "dim")
+
+    def event(self, text: str, **figures: Any) -> None:
+        self._print(f"note: {text}")
+
+    def end(self, result: Result) -> None:
+        self.close()
+        table = Table(box=box.SIMPLE, show_header=False)
+        for name, value in final_figures(result, self.with_top5):
+            table.add_row(Text(name), Text(escaped(value)))
+        self.console.print(table)
+        self._print(f"look at it: allstep report {shlex.quote(str(result.out))}")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def _is_time(self, kind: str) -> bool:
+        """Whether a line of that kind may come again."""
+        now = time.monotonic()
+        if now - self._last[kind] < _QUIET:
+            return False
+        self._last[kind] = now
+        return True
+
+    def _accuracy(self, score: Score) -> str:
+        return f"{score.accuracy:.1%} (top-5 {score.top5:.1%})" if self.with_top5 else f"{score.accuracy:.1%}"
+
+    def _print(self, line: str, style: str | None = None) -> None:
+        self.console.print(escaped(line), soft_wrap=True, markup=False, style=style)
+
+
+def banner(opening: Opening) -> list[tuple[str, str]]:
+    """Names and values of the lines that say what will run, and where."""
+    config, num_workers = opening.config, len(opening.hosts)
+    parts = ", ".join(f"{count:,} {part}" for part, count in opening.num_samples.items())
+    threads = f"{_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each"
+    lines = [
+        *recipe_lines(config),
+        ("hosts", _hosts(opening.hosts)),
+        ("workers", f"{num_workers}, {threads}"),
+        ("device", opening.device),
+        ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
+        ("net", net_line(opening)),
+        ("layout", opening.layout),
+    ]
+    if num_workers > 1:
+        lines += [("weights", "one copy on each host" if opening.share_weights else "each worker has its own")]
+    if opening.precision_why or opening.precision != "float32":
+        lines += [("precision", precision_line(opening))]
+    lines += [("batch", batch_sum(config, num_workers)), ("rate", rate_line(config, opening.peak_lr))]
+    lines += [("schedule", schedule_line(config))]
+    if opening.position:
+        lines += [("goes on", f"after {opening.position:,} samples")]
+    return [*lines, ("run folder", str(opening.out))]
+
+
+def recipe_lines(config: RunConfig) -> list[tuple[str, str]]:
+    """Return what the recipe sets against the defaults, and what the run changes in either.
+
+    Both as words that the command line takes.
+    """
+    if config.recipe not in BASES:
+        return []
+    sets = set_by_recipe(config.recipe)
+    lines = [("recipe", f"{config.recipe} sets {' '.join(sets)}" if sets else "none: the defaults")]
+    changed = set_by_user(config)
+    return [*lines, ("changed", " ".join(changed))] if changed else lines
+
+
+def net_line(opening: Opening) -> str:
+    """Its size, and its work where that could be counted."""
+    work = f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture" if opening.flop_per_sample else ""
+    return f"{opening.parameters:,} parameters{work}"
+
+
+def precision_line(opening: Opening) -> str:
+    """The precision, and the reason where it was chosen by `precision: auto`."""
+    return opening.precision + (f" (auto: {opening.precision_why})" if opening.precision_why else "")
+
+
+def batch_sum(config: RunConfig, num_workers: int) -> str:
+    """Samples per worker and piece x workers x pieces = the global batch."""
+    batch, pieces = config.batch or 0, config.accumulation
+    low, rest = divmod(batch, num_workers * pieces)
+    each = f"{low}" if not rest else f"{low} or {low + 1}"
+    workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+    accumulation = f" x {pieces} accumulated" if pieces > 1 else ""
+    return f"{each} per worker x {workers}{accumulation} = {batch}"
+
+
+def rate_line(config: RunConfig, peak: float) -> str:
+    """The recipe's rate and what the batch made of it."""
+    section = config.optimizer
+    return (
+        f"{section.lr:g} at batch {section.base_batch} -> {peak:g} at batch {config.batch} (scaling: {section.scaling})"
+    )
+
+
+def schedule_line(config: RunConfig) -> str:
+    """How long the run is, and how its learning rate goes."""
+    shape, warmup = config.schedule.shape, config.warmup
+    rise = f"warm-up of {warmup:.3g}, then {shape}" if warmup else f"no warm-up, {shape}"
+    return f"{config.num_epochs} epochs: {rise}"
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """What the user may not have meant."""
+    section = config.optimizer
+    if section.scaling == "none" and config.batch != section.base_batch:
+        was = f"the rate {section.lr:g} belongs to batch {section.base_batch}"
+        return [f"{was}, the batch is {config.batch} and optimizer.scaling is none"]
+    return []
+
+
+def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, str]]:
+    """Names and values of the final table: what may be quoted first."""
+    test, best = result.test, result.best
+    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} pictures")]
+    lines += [("test top-5", f"{test.top5:.2%}")] if with_top5 else []
+    lines += [
+        ("images/s", f"{result.images_per_second:,.0f}"),
+        ("seconds per epoch", f"{result.seconds_per_epoch:.1f}"),
+        ("validation accuracy", f"{result.validation.accuracy:.2%}"),
+    ]
+    if (train := result.train) is not None:
+        of = f"{train.score.count:,} training samples, evaluated in {train.seconds:.2f} s"
+        lines += [("training accuracy", f"{train.score.accuracy:.2%} of {of}")]
+    lines += [("best validation", f"{best.accuracy:.2%}")] if best is not None else []
+    lines += [
+        ("weights tested", f"the {result.chosen} ones"),
+        ("test loss", f"{test.loss:.4f}"),
+        ("seconds in all", f"{result.seconds:.1f}"),
+    ]
+    lines += [("bad samples", f"{result.num_bad:,} skipped")] if result.num_bad else []
+    lines += [("ended early", result.why)] if result.why else []
+    return lines
+
+
+def _figures(progress: Progress) -> str:
+    return f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%}  {progress.images_per_second:,.0f} images/s"
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("epoch {task.fields[epoch]}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left{task.fields[saved]}", markup=False),
+        console=console,
+        transient=True,
+        refresh_per_second=2,  # drawing takes 0.8 ms of the training's own process
+    )
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    return ", ".join(f"{host} ({count})" for host, count in Counter(hosts).items())
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
