@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from allstep.comm.group.plan import RedOpType, words
+from allstep.comm.group.plan import RedOpType
+from allstep.comm.op.describe import words
 from allstep.comm.timeline import recorder
 from allstep.comm.timeline.chrome_trace import described
 from allstep.comm.timeline.recorder import Operation, Recorder, spans

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from allstep.errors import ConfigError
-from allstep.study.batch.plots import save_figure
+from allstep.study.axes import save_figure
 from allstep.study.folder import write_whole
 
 

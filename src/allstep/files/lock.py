@@ -1,7 +1,7 @@
 """Processes that want to make the same thing of one file take turns: the first makes it, the others find it made.
 
 The lock is on the file itself (`flock`), so it leaves nothing behind and ends with its holder, however that ends. Where a file cannot be
-locked (remote, or a file system without locks) all of them work at once; what they make must therefore appear by a rename.
+locked (a file system without locks) all of them work at once; what they make must therefore appear by a rename.
 """
 
 import fcntl
@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allstep.data.sources.files import is_remote, local_path
-
 _LONGEST_SECONDS = 120.0
 _held = threading.local()
 
 
 @contextmanager
-def in_turn(where: str | Path) -> Iterator[None]:
-    """Only one process at a time is in here for the file or folder `where`, as far as it can be locked. A thread may enter twice."""
+def in_turn(where: Path | None) -> Iterator[None]:
+    """Only one process at a time is in here for the file or folder `where`, as far as it can be locked. A thread may enter twice.
+
+    where: None for what is not on this machine, and cannot be locked.
+    """
     mine: set[str] = _held.__dict__.setdefault("names", set())
-    descriptor = None if str(where) in mine else _open(where)
+    descriptor = None if where is None or str(where) in mine else _open(where)
     if descriptor is None:
         yield
         return
@@ -35,9 +36,9 @@ def in_turn(where: str | Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _open(where: str | Path) -> int | None:
+def _open(where: Path) -> int | None:
     try:
-        return None if is_remote(where) else os.open(local_path(where), os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # what is wrong with the file, its reader will say better
         return None
 

@@ -31,10 +31,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp, _make_nccl_premul_sum
 from torch.nn import Parameter
 
-from allstep.comm.group.plan import call_of, words
+from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.group.shared_memory import LocalMover
 from allstep.comm.memory import reduce as summing
+from allstep.comm.op.describe import words
 from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted, share_of
 from allstep.comm.op.queue import InLine, Queue
 from allstep.comm.op.transport import Mover

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from allstep.data.augment import CentreCrop, Resize
-from allstep.data.image.decode import cropped, decode
+from allstep.data.augment.crop import cropped
+from allstep.data.image.decode import decode
 from data.augment.scenes import by_pillow, distance, encoded, scene
 
 PICTURE = scene(37, 53)

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from allstep.data.augment import CentreCrop
-from allstep.data.augment.frame import Region
+from allstep.data.augment.crop import cropped
+from allstep.data.augment.frame import Frame
 from allstep.data.image import decode, jpeg
 from allstep.data.image.jpeg_cut import cut
 from allstep.data.image.jpeg_header import Odd, read_header
+from allstep.data.image.pixels import Region
 from allstep.data.image.resize import cut_out
 from data.augment.scenes import by_pillow, distance, encoded, scene
 
@@ -110,7 +112,7 @@ def test_a_truncated_file_is_an_error_also_where_the_crop_is_there(left: Any, pr
     with pytest.raises(ValueError, match=r"broken|not a picture|truncated"):
         decode.decode(short)
     with pytest.raises(ValueError, match=r"broken|not a picture|truncated"):
-        decode.cropped(short, _Top(), np.empty(0))
+        cropped(short, _Top(), np.empty(0))
 
 
 def test_truncated_in_front_of_a_wrong_end_is_an_error() -> None:
@@ -125,7 +127,7 @@ def test_a_broken_byte_gives_a_picture_or_a_value_error(where: float, flip: int,
     data = bytearray(FINE)
     data[int(where * (len(data) - 1))] ^= flip
     try:
-        picture = decode.cropped(data, _Top(), np.empty(0)) if part else decode.decode(data)
+        picture = cropped(data, _Top(), np.empty(0)) if part else decode.decode(data)
     except ValueError:
         return
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
@@ -148,7 +150,7 @@ def test_harmless_complaints_still_give_the_picture(extra: bytes) -> None:
     assert np.array_equal(decode.decode(data), by_pillow(FINE))
     assert np.array_equal(decode.decode(FINE + b"trailing"), by_pillow(FINE))
     frame = _Top()
-    assert np.array_equal(decode.cropped(data, frame, np.empty(0)), decode.cropped(FINE, frame, np.empty(0)))
+    assert np.array_equal(cropped(data, frame, np.empty(0)), cropped(FINE, frame, np.empty(0)))
 
 
 def test_cmyk_becomes_rgb() -> None:
@@ -164,7 +166,7 @@ def test_odd_files_go_to_pillow() -> None:
     with pytest.raises(Odd):
         jpeg.decode_whole(memoryview(data), 3)
     assert np.array_equal(decode.decode(data), by_pillow(FINE))
-    assert np.array_equal(decode.cropped(data, _Top(), np.empty(0)), by_pillow(FINE)[:20, :30])
+    assert np.array_equal(cropped(data, _Top(), np.empty(0)), by_pillow(FINE)[:20, :30])
 
 
 @pytest.mark.parametrize("stray", [b"", b"\0\0"])
@@ -173,7 +175,7 @@ def test_thousands_of_scans_are_refused_before_decoding(stray: bytes) -> None:
     data = encoded(scene(50, 60), progressive=True)
     first, last = data.index(b"\xff\xdb"), data.rindex(b"\xff\xda")
     many = data[:first] + stray + data[first:last] + data[last:-2] * 300 + data[-2:]
-    for work in (decode.decode, lambda code: decode.cropped(code, _Top(), np.empty(0))):
+    for work in (decode.decode, lambda code: cropped(code, _Top(), np.empty(0))):
         with pytest.raises(ValueError, match=r"^broken JPEG: 3\d\d scans, expected at most 200"):
             work(many)
 
@@ -212,7 +214,7 @@ def test_opencv_has_no_threads_of_its_own() -> None:
 FINE = encoded(scene(60, 80), quality=90)
 
 
-class _Top(decode.Frame):
+class _Top(Frame):
     """The upper left corner."""
 
     size = (20, 30)
@@ -256,4 +258,4 @@ def test_sampling_factors_that_cannot_be_are_a_bad_sample(factors: int) -> None:
     with pytest.raises(Odd):
         read_header(memoryview(data))
     with pytest.raises(ValueError, match="broken picture"):
-        decode.cropped(bytes(data), CentreCrop(20), np.empty(0))
+        cropped(bytes(data), CentreCrop(20), np.empty(0))

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 from allstep.cli.app import app
 from allstep.data import Loader, open_source
 from allstep.data.augment import CentreCrop
+from allstep.data.augment.crop import cropped
 from allstep.data.augment.transform import Transform
 from allstep.data.image import size
-from allstep.data.image.decode import cropped, decode
+from allstep.data.image.decode import decode
 from allstep.data.image.limit import MAX_PIXELS, check_size
 from allstep.data.packing.picture import Recoding
 from allstep.errors import ConfigError

@@ -1,11 +1,10 @@
 """What an operation in shared memory needs, worked out once for each kind of call and kept.
 
-Whether the ranks call the same thing is told by a mark, a checksum of what the operation is in words. Words and mark are made here for
-every collective, also for those that Gloo carries.
+Whether the ranks call the same thing is told by a mark, a checksum of what the operation is in words (`comm.op.describe`). Marks are made
+here for every collective, also for those that Gloo carries.
 """
 
 import zlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ COMBINE: dict[Any, summing.Combine] = {
 _BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_SAME_SHAPE = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 
 
 class Plan(NamedTuple):
@@ -43,34 +41,6 @@ class Plan(NamedTuple):
 def call_of(said: str) -> Call:
     """A call by its words."""
     return Call(zlib.crc32(said.encode()) << BLOCK_BITS, said)
-
-
-def words(name: str, dtype: torch.dtype, shape: Sequence[int] | None, kind: Any = None, more: str = "") -> str:
-    """all_reduce(float32 [3, 4], SUM). shape: None when the ranks' tensors may differ."""
-    where = "" if shape is None else f" {list(shape)}"
-    reduction = f", {kind.name}" if kind is not None else ""
-    return f"{name}({str(dtype).removeprefix('torch.')}{where}{reduction}{more})"
-
-
-def words_of_any(name: str, args: Sequence[Any]) -> str:
-    """The same for a call as the group passes it on: tensors or lists of them, perhaps splits, options last."""
-    tensor, opts = first_tensor(args), args[-1]
-    if tensor is None:
-        return name
-    op, root = getattr(opts, "reduceOp", None), getattr(opts, "rootRank", None)
-    more = "" if root is None else f", {'from' if name in ('broadcast', 'scatter') else 'to'} {root}"
-    return words(name, tensor.dtype, tensor.shape if name in _SAME_SHAPE else None, kind_of(op), more)
-
-
-def first_tensor(args: Sequence[Any]) -> Tensor | None:
-    """The first one among arguments that are tensors, lists of them, or something else."""
-    each_alone = (each for arg in args for each in (arg if isinstance(arg, list | tuple) else (arg,)))
-    return next((each for each in each_alone if isinstance(each, Tensor)), None)
-
-
-def kind_of(op: Any) -> Any:
-    """The reduction itself, out of an option's object around it; None for none."""
-    return None if op is None else op.op if hasattr(op, "op") else op
 
 
 def can(dtype: torch.dtype, kind: Any) -> bool:

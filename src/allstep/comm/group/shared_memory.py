@@ -37,11 +37,7 @@ from allstep.comm.group.plan import (
     call_of,
     can,
     finish,
-    first_tensor,
     flattened,
-    kind_of,
-    words,
-    words_of_any,
 )
 from allstep.comm.group.traced import RecordedArena, RecordedCrossing, recorded
 from allstep.comm.health.failure import Operation
@@ -49,6 +45,7 @@ from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
 from allstep.comm.memory import reduce as summing
 from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, private_mark
+from allstep.comm.op.describe import first_tensor, kind_of, words, words_of_any
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
 from allstep.comm.op.transport import Mover

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
 from torch.futures import Future
 
-from allstep.comm.group.plan import words, words_of_any
 from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.health.helper_thread import aside
 from allstep.comm.health.sockets import found
 from allstep.comm.network.gloo import GlooMover
+from allstep.comm.op.describe import words, words_of_any
 from allstep.comm.op.work import NO_TIMEOUT, Underway
 from allstep.errors import CollectiveTimeout, CommError
 from allstep.limits import read_limits

@@ -22,7 +22,7 @@ import torch
 from allstep.comm.timeline.recorder import Operation, spans
 from allstep.errors import ConfigError
 
-_WORDS = re.compile(r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?")  # see plan.words
+_WORDS = re.compile(r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?")  # see op.describe
 
 
 class Chrome:

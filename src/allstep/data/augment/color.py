@@ -19,7 +19,8 @@ from itertools import permutations
 import cv2
 import numpy as np
 
-from allstep.data.augment.operation import InPlace, Picture, check_range
+from allstep.data.augment.operation import InPlace, check_range
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 

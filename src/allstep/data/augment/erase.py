@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allstep.data.augment.operation import InPlace, Picture, check_range, check_share, check_whole
+from allstep.data.augment.operation import InPlace, check_range, check_share, check_whole
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 

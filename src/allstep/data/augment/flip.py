@@ -13,7 +13,8 @@ sample 18        L  R  L  R  L
 import cv2
 import numpy as np
 
-from allstep.data.augment.operation import Operation, Picture, check_share
+from allstep.data.augment.operation import Operation, check_share
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 

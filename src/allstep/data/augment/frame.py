@@ -10,25 +10,15 @@ Resize(224)               all of it, stretched
 ```
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
-from allstep.data.augment.operation import Operation, Picture, check_range, check_size
+from allstep.data.augment.operation import Operation, check_range, check_size
+from allstep.data.image.pixels import Picture, Region
 from allstep.data.image.resize import resized
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 
 _TRIES = 10
-
-
-class Region(NamedTuple):
-    """A part of a picture, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 class Frame(Operation):

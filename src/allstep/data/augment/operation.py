@@ -13,14 +13,10 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from allstep.data.image.limit import MAX_PIXELS
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError, cut
-
-Picture = NDArray[np.uint8]
 
 
 class Operation:

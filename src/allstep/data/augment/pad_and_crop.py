@@ -16,7 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from allstep.data.augment.operation import Operation, Picture, check_size, check_whole
+from allstep.data.augment.operation import Operation, check_size, check_whole
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Floats
 from allstep.errors import ConfigError, did_you_mean
 

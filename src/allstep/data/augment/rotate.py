@@ -7,7 +7,8 @@ has the level `fill`.
 import cv2
 import numpy as np
 
-from allstep.data.augment.operation import InPlace, Picture, check_range
+from allstep.data.augment.operation import InPlace, check_range
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
 

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.data.augment.crop import cropped
 from allstep.data.augment.frame import Frame
-from allstep.data.augment.operation import Operation, Picture
+from allstep.data.augment.operation import Operation
 from allstep.data.augment.user_function import Call
-from allstep.data.image import decode
+from allstep.data.image.decode import decode
 from allstep.data.image.limit import MAX_PIXELS
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 
@@ -138,10 +140,10 @@ class Transform:
     def _decoded(self, data: Any, out: Picture, draws: Draws, row: int) -> Picture:
         """The picture after decoding and, where the first operation is one, the first crop; ours to change."""
         if self._first is None:
-            return decode.decode(data, out.shape[2], self.max_pixels)
+            return decode(data, out.shape[2], self.max_pixels)
         into = out if out.shape[:2] == self._first.size else None
         numbers = draws.parameters[0][row]
-        return decode.cropped(data, self._first, numbers, out.shape[2], into, self.max_pixels)
+        return cropped(data, self._first, numbers, out.shape[2], into, self.max_pixels)
 
     def _many(self, pictures: Picture, out: Picture, draws: Draws) -> bool:
         if pictures.shape == out.shape:

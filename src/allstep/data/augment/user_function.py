@@ -12,7 +12,8 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]  # it has no types
 import numpy as np
 
-from allstep.data.augment.operation import Operation, Picture
+from allstep.data.augment.operation import Operation
+from allstep.data.image.pixels import Picture
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from allstep.data.augment.operation import Picture
 from allstep.data.image.jpeg_header import check_scans
 from allstep.data.image.limit import check_size
+from allstep.data.image.pixels import Picture
 from allstep.data.image.size import opened
 
 # What is wrong with a picture is in the error about it, or does no harm: notices of damaged EXIF data,

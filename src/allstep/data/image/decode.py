@@ -20,22 +20,20 @@ to standard error and stay, but for those about color profiles (`png`).
 """
 
 import os
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import cv2
 import numpy as np
 
-from allstep.data.augment.frame import Frame
-from allstep.data.augment.operation import Picture
 from allstep.data.image import jpeg
 from allstep.data.image.by_pillow import decode_by_pillow
 from allstep.data.image.jpeg_header import Odd
 from allstep.data.image.limit import MAX_NBYTES, MAX_PIXELS, check_size
+from allstep.data.image.pixels import Picture, Region
 from allstep.data.image.png import without_profile
-from allstep.data.image.resize import Box, cut_out
+from allstep.data.image.resize import Box
 from allstep.data.image.size import size_of
-from allstep.data.random.draws import Floats
 
 cv2.setNumThreads(1)
 if "OPENCV_LOG_LEVEL" not in os.environ:
@@ -64,34 +62,31 @@ def decode(data: Any, channels: int = 3, max_pixels: int = MAX_PIXELS) -> Pictur
         return decode_by_pillow(code, channels, max_pixels)
 
 
-def cropped(
+def decode_part(
     data: Any,
-    frame: Frame,
-    row: Floats,
-    channels: int = 3,
-    out: Picture | None = None,
-    max_pixels: int = MAX_PIXELS,
-) -> Picture:
-    """The part that `frame` takes with this sample's random numbers `row`, in the frame's size; written to `out` when given.
+    region_of: Callable[[int, int], Region],
+    size: tuple[int, int],
+    channels: int,
+    max_pixels: int,
+) -> tuple[Picture, Box]:
+    """Return an image that holds the part which `region_of(height, width)` names, and where in it that part is.
 
-    ValueError when `data` is not a picture, a broken one, or too large.
+    The part is to become `size`: a JPEG may be decoded at a half, a quarter or an eighth. The image may be
+    the data itself, or memory that the thread's next call writes over.
+
+    Raises:
+        ValueError: `data` is not an image, a broken one, or too large.
     """
-    picture, box = _part(data, frame, row, channels, max_pixels)
-    return cut_out(picture, box, frame.size, out)
-
-
-def _part(data: Any, frame: Frame, row: Floats, channels: int, max_pixels: int) -> tuple[Picture, Box]:
-    """A picture and what `frame` takes of it. It may be the data itself, or memory that will be used again."""
     if _is_array(data):
         picture = _with_channels(data, channels)
     elif not jpeg.is_jpeg(code := _bytes(data)):
         picture = _by_opencv(code, channels, max_pixels)
     else:
         try:
-            return jpeg.decode_part(code, partial(frame.region, row=row), frame.size, channels, max_pixels)
+            return jpeg.decode_part(code, region_of, size, channels, max_pixels)
         except Odd:
             picture = decode_by_pillow(code, channels, max_pixels)
-    return picture, Box(*frame.region(picture.shape[0], picture.shape[1], row))
+    return picture, Box(*region_of(picture.shape[0], picture.shape[1]))
 
 
 def _is_array(data: Any) -> bool:

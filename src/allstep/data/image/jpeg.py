@@ -27,11 +27,10 @@ from collections.abc import Callable
 import numpy as np
 import simplejpeg
 
-from allstep.data.augment.frame import Region
-from allstep.data.augment.operation import Picture
 from allstep.data.image.jpeg_cut import Cut, cut
 from allstep.data.image.jpeg_header import Header, Odd, check_scans, read_header
 from allstep.data.image.limit import MAX_PIXELS, check_size
+from allstep.data.image.pixels import Picture, Region
 from allstep.data.image.resize import Box, reduction
 
 _BROKEN = re.compile("premature end|bad huffman|corrupt|empty jpeg|instead of rst|arithmetic", re.IGNORECASE)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.augment.frame import Region
 from allstep.data.image.jpeg_header import Header
+from allstep.data.image.pixels import Region
 
 _EOI = b"\xff\xd9"
 

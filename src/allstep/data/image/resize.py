@@ -11,7 +11,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from allstep.data.augment.operation import Picture
+from allstep.data.image.pixels import Picture
 
 
 class Box(NamedTuple):

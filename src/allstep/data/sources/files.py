@@ -154,6 +154,11 @@ def local_path(where: str | Path) -> Path:
     return Path(str(where).removeprefix("file://")).expanduser()
 
 
+def lockable(where: str | Path) -> Path | None:
+    """Return what to lock while something is made of a file: its path, or None behind a URL."""
+    return None if is_remote(where) else local_path(where)
+
+
 def check_protocol(url: str) -> None:
     """DataError unless `url` is of one of `PROTOCOLS`, and no chain (`simplecache::s3://...`)."""
     protocol = url.partition("://")[0]

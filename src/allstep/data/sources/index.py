@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.cache import cache_folder
-from allstep.data.sources.files import Stamp, is_remote, local_path
+from allstep.data.sources.files import Stamp, is_remote, local_path, lockable
 from allstep.data.sources.mapping import map_file
 from allstep.errors import DataError
 from allstep.files.bounded import open_regular
@@ -84,7 +84,7 @@ def indexed(
     places = index_places(where)
     if not again and (kept := find_index(places, kind, stamp(), needs)):
         return kept
-    with in_turn(where):
+    with in_turn(lockable(where)):
         if not again and (kept := find_index(places, kind, stamp(), needs)):  # another process made it while we waited
             return kept
         made = build()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from allstep.data.sources.files import check_unchanged, open_file
+from allstep.data.sources.files import check_unchanged, lockable, open_file
 from allstep.data.sources.index import Index, index_places, read_index, write_index
 from allstep.data.sources.labels import Stored
 from allstep.data.sources.unpack import all_content
@@ -44,7 +44,7 @@ def completed(
     """
     if found := _find(where, kind, index, place, whole):
         return found
-    with in_turn(where):
+    with in_turn(lockable(where)):
         # Another process may have completed it in the meantime.
         if found := _find(where, kind, index, place, whole):
             return found

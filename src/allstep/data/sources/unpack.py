@@ -29,7 +29,7 @@ from pathlib import Path
 
 from allstep.console.escape import print_notice
 from allstep.data.cache import cache_folder
-from allstep.data.sources.files import File, LocalFile, Stamp, open_file
+from allstep.data.sources.files import File, LocalFile, Stamp, lockable, open_file
 from allstep.errors import DataError
 from allstep.files.lock import in_turn
 from allstep.files.partial import clear_forgotten, new_part
@@ -58,7 +58,7 @@ def unpacked(where: str, note: Note = print_notice) -> Path:
     key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()
     name = Path(where).name.removesuffix(".gz").removesuffix(".tgz")
     folder = cache_folder() / "unpacked"
-    with in_turn(where):
+    with in_turn(lockable(where)):
         found = _kept(folder, key, name)
         if found is None:
             note(f"{where} is compressed; unpacking it once into {folder}")

@@ -1,12 +1,11 @@
 """The pictures of a batch study: accuracy, updates to the goal and time to the goal against the batch."""
 
-from collections.abc import Callable, Iterable, Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from allstep.study.folder import write_whole
+from allstep.study.axes import save_figure, set_batch_axis, set_log_y
 
 if TYPE_CHECKING:
     from allstep.study.batch.table import BatchTable, Cell
@@ -35,41 +34,6 @@ def draw(table: "BatchTable", file: Path) -> None:
         each.legend(fontsize="small")
     figure.suptitle(table.grid.recipe)
     save_figure(figure, file)
-
-
-def save_figure(figure: Any, file: Path) -> None:
-    """Write a figure as PNG."""
-    content = BytesIO()
-    figure.savefig(content, format="png")
-    write_whole(file, content.getvalue())
-
-
-def set_log_y(axes: Any) -> None:
-    """For what ranges over orders of magnitude; with 0.3 at a tick where matplotlib has 3e-01."""
-    from matplotlib.ticker import LogFormatter
-
-    class Plain(LogFormatter):
-        def __call__(self, value: float, position: int | None = None) -> str:
-            return f"{value:g}" if super().__call__(value, position) else ""
-
-    if _has_points(axes):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(Plain())
-        axes.yaxis.set_minor_formatter(Plain(minor_thresholds=(2, 0.4)))
-
-
-def set_batch_axis(axes: Any, batches: Sequence[int]) -> None:
-    """Powers of two, with the batches as ticks."""
-    if _has_points(axes):
-        axes.set_xscale("log", base=2)
-    axes.set_xticks(list(batches), [str(batch) for batch in batches])
-    axes.set_xlabel("batch")
-    axes.grid(alpha=0.3)
-
-
-def _has_points(axes: Any) -> bool:
-    """An empty axis cannot be logarithmic."""
-    return any(len(line.get_xdata()) for line in axes.lines)
 
 
 def _draw_lines(axes: Any, table: "BatchTable", values: "Callable[[Cell], list[float]]", line: str = "-") -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allstep.study.batch.plots import save_figure, set_batch_axis, set_log_y
+from allstep.study.axes import save_figure, set_batch_axis, set_log_y
 
 if TYPE_CHECKING:
     from allstep.study.updates.published import Published

@@ -1,6 +1,6 @@
 """Keys of a config that must fit each other, or this machine: what pydantic cannot see, told before anything is started.
 
-Each check is one line for the user, with the figures. What needs the data is in `prepare`. `notes` are for runs that can run, and
+Each check is one line for the user, with the figures. What needs the data is in `run.prepare`. `notes` are for runs that can run, and
 perhaps not as their user thinks.
 """
 
@@ -34,6 +34,19 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
         _single_samples(config.resolved(num_workers or 1), num_workers or 1)
     if num_workers is not None:
         _ghost_divides(config.resolved(num_workers), num_workers)
+
+
+def check_batch(config: RunConfig, num_train: int) -> None:
+    """ConfigError when there are fewer training samples than the run wants at once; a smaller set is just what `overfit` asks for."""
+    if config.overfit is not None:
+        if config.overfit > num_train:
+            raise ConfigError(
+                f"config key 'overfit': expected 1 to {num_train} training samples, found {config.overfit}"
+            )
+    elif config.global_batch > num_train:
+        raise ConfigError(
+            f"config key 'batch': a batch of {config.global_batch} is larger than the training set, which has {num_train} samples"
+        )
 
 
 def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:

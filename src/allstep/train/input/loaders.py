@@ -15,10 +15,10 @@ from allstep.data import Loader
 from allstep.data.augment.parse import spelled_mix
 from allstep.data.augment.transform import Transform
 from allstep.errors import ConfigError
+from allstep.train.config.check import check_batch
 from allstep.train.config.run_config import RunConfig
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Parts
-from allstep.train.run.prepare import check_batch
 from allstep.world import World
 
 _MOST, _VALUES = (

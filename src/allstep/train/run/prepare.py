@@ -18,7 +18,7 @@ from allstep.data.sources.files import is_remote
 from allstep.data.sources.synthetic import is_synthetic
 from allstep.errors import ConfigError, DataError, did_you_mean
 from allstep.models.by_name import check_shape
-from allstep.train.config.check import check_config
+from allstep.train.config.check import check_batch, check_config
 from allstep.train.config.read import names_data, read_config
 from allstep.train.config.recipes import DEFAULT, SMALLEST
 from allstep.train.config.run_config import DataConfig, RunConfig, usual_batch
@@ -91,19 +91,6 @@ def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = 
     check_batch(config, len(parts.train))
     check_shape(config.model.name, parts.shape, parts.evaluated_shape)
     return parts
-
-
-def check_batch(config: RunConfig, num_train: int) -> None:
-    """ConfigError when there are fewer training samples than the run wants at once; a smaller set is just what `overfit` asks for."""
-    if config.overfit is not None:
-        if config.overfit > num_train:
-            raise ConfigError(
-                f"config key 'overfit': expected 1 to {num_train} training samples, found {config.overfit}"
-            )
-    elif config.global_batch > num_train:
-        raise ConfigError(
-            f"config key 'batch': a batch of {config.global_batch} is larger than the training set, which has {num_train} samples"
-        )
 
 
 def _with_places(config: RunConfig, folder: Path | None) -> RunConfig:

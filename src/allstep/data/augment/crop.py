@@ -1,0 +1,32 @@
+"""Decode no more of an image than the first crop of a chain takes."""
+
+from functools import partial
+from typing import Any
+
+from allstep.data.augment.frame import Frame
+from allstep.data.image.decode import decode_part
+from allstep.data.image.limit import MAX_PIXELS
+from allstep.data.image.pixels import Picture
+from allstep.data.image.resize import cut_out
+from allstep.data.random.draws import Floats
+
+
+def cropped(
+    data: Any,
+    frame: Frame,
+    row: Floats,
+    channels: int = 3,
+    out: Picture | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Picture:
+    """Return the part that `frame` takes with this sample's random numbers `row`, in the frame's size.
+
+    Args:
+        data: an encoded image, or an array (height, width[, channels]).
+        out: memory to write the result to.
+
+    Raises:
+        ValueError: `data` is not an image, a broken one, or too large.
+    """
+    picture, box = decode_part(data, partial(frame.region, row=row), frame.size, channels, max_pixels)
+    return cut_out(picture, box, frame.size, out)

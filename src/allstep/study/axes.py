@@ -1,0 +1,43 @@
+"""What plots of studies share: axes of batches and of orders of magnitude, and how a figure is written."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from allstep.study.folder import write_whole
+
+
+def save_figure(figure: Any, file: Path) -> None:
+    """Write a figure as PNG."""
+    content = BytesIO()
+    figure.savefig(content, format="png")
+    write_whole(file, content.getvalue())
+
+
+def set_log_y(axes: Any) -> None:
+    """For what ranges over orders of magnitude; with 0.3 at a tick where matplotlib has 3e-01."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, value: float, position: int | None = None) -> str:
+            return f"{value:g}" if super().__call__(value, position) else ""
+
+    if _has_points(axes):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(Plain())
+        axes.yaxis.set_minor_formatter(Plain(minor_thresholds=(2, 0.4)))
+
+
+def set_batch_axis(axes: Any, batches: Sequence[int]) -> None:
+    """Powers of two, with the batches as ticks."""
+    if _has_points(axes):
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(list(batches), [str(batch) for batch in batches])
+    axes.set_xlabel("batch")
+    axes.grid(alpha=0.3)
+
+
+def _has_points(axes: Any) -> bool:
+    """An empty axis cannot be logarithmic."""
+    return any(len(line.get_xdata()) for line in axes.lines)
