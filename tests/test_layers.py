@@ -38,6 +38,21 @@ def test_the_layers_hold() -> None:
             "allstep.data is not allowed to import allstep.train",
         ),
         ("world.py", "import numpy", "allstep.world is not allowed to import numpy"),
+        (
+            "comm/join/barrier.py",
+            "from allstep.comm.group import plan",
+            "allstep.comm.join is not allowed to import allstep.comm.group",
+        ),
+        (
+            "data/random/keys.py",
+            "def late():\n    import allstep.data.sets.load",
+            "allstep.data.random is not allowed to import allstep.data.sets",
+        ),
+        (
+            "train/config/run_config.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from allstep.train.run import loop",
+            "allstep.train.config is not allowed to import allstep.train.run",
+        ),
         ("drawer.py", "", "allstep.drawer"),
     ],
 )
