@@ -19,9 +19,9 @@ from allstep.study.trial import Outcome, Trial
 from allstep.train.folder.claim import has_ended
 from allstep.train.folder.lock import check_free
 from limited import limited, seeds
+from odd_files import ODD
 from odd_json import RAW, odd
 from report.made_up import lines, write
-from test_bounded import ODD
 
 
 def run_folder(folder: Path) -> Path:

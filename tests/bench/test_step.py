@@ -27,11 +27,12 @@ from allstep.bench.comm import measure as comm
 from allstep.bench.step import measure as step
 from allstep.bench.step import rank as step_rank
 from allstep.bench.step.measure import Rounds, StepFailed, check_losses, round_of
-from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, Rank, memory_in_use, watching
+from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, Rank, watching
 from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, PARTS, SHARED, TASKS, StepResult, StepRow
 from allstep.cli.app import app
 from allstep.comm.timeline import recorder
 from allstep.errors import ConfigError
+from allstep.process.memory import written_nbytes
 from ranks import Ranks, wait_until
 
 RIVALS = [GLOO, DDP, OPTIMIZER, SHARED]
@@ -317,12 +318,12 @@ def test_watching_adds_up_by_kind_and_ends() -> None:
 
 
 def test_memory_that_two_share_counts_half() -> None:
-    before = memory_in_use()
+    before = written_nbytes()
     private = torch.ones(16 * MB)
-    alone = memory_in_use() - before
+    alone = written_nbytes() - before
     assert 0.95 < alone / (64 * MB) < 1.05
     del private
-    assert abs(memory_in_use() - before) < 4 * MB
+    assert abs(written_nbytes() - before) < 4 * MB
     file = os.memfd_create("shared")
     os.truncate(file, 64 * MB)
     touch = "import mmap, sys; m = mmap.mmap(int(sys.argv[1]), 0); m[:] = bytes(len(m)); print(); sys.stdin.read()"
@@ -334,7 +335,7 @@ def test_memory_that_two_share_counts_half() -> None:
     ):
         memory[:] = bytes(64 * MB)
         assert other.stdout and other.stdout.readline()
-        assert 0.45 < (memory_in_use() - before) / (64 * MB) < 0.55
+        assert 0.45 < (written_nbytes() - before) / (64 * MB) < 0.55
         other.communicate()
     os.close(file)
 

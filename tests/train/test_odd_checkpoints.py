@@ -29,8 +29,8 @@ from allstep.train.run.state import Standing
 from allstep.train.score.evaluate import Tally
 from allstep.train.watch.events import Score
 from limited import limited, seeds
+from odd_files import ODD
 from odd_json import PLAIN, RAW, odd
-from test_bounded import ODD
 
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors")
 

@@ -7,11 +7,11 @@ import os
 import resource
 import socket
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep import machine
+from allstep.process.thread_call import NotBack, call_within
 
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 of cgroups writes a number near 2**63 for "none"
@@ -89,19 +89,14 @@ def network() -> Network:
 
 def resolve(name: str, seconds: float = _RESOLVE_SECONDS) -> list[str] | None:
     """The addresses of a host name, [] when it has none, None when nobody answered in time."""
-    found: list[list[str]] = []
-
-    def look_up() -> None:
-        try:
-            found.append(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
-        except OSError:
-            found.append([])
-
     # A lookup cannot be interrupted: one that hangs is left behind in a thread that holds up nobody.
-    thread = threading.Thread(target=look_up, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    try:
+        found = call_within(lambda: socket.getaddrinfo(name, None), seconds, "allstep-resolve")
+    except NotBack:
+        return None
+    except OSError:
+        return []
+    return sorted({str(info[4][0]) for info in found})
 
 
 def open_files() -> tuple[int, int]:

@@ -9,43 +9,19 @@ looking; one that sleeps in the kernel on that word is woken, too. Two may be as
 waits for a result and drives the engine, or the engine's own thread, when no caller does. Each value that is ever written to a bell is
 different from the one before, so whoever looks, finds nothing, and falls asleep on the value that he saw before he looked misses nothing.
 
-Between data and counts stands a fence: a held lock, released and taken again (see `allstep.comm.memory.flags`).
+Between data and counts stands a memory fence (`allstep.process.futex`).
 """
 
-import ctypes
-import platform
-import threading
-import time
 from collections.abc import Sequence
 
+from allstep.process.futex import new_fence, sleep_until_changed, wake
 from allstep.wire.frames import LENGTH
 
 LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
 BELL, CALLER, THREAD, WRITTEN, READ, LOG_READ, NEEDS_ROOM, CLOSED = range(8)  # of each rank
 AWAY, LOOKING, ASLEEP = 0, 1, 2  # what a caller does; the thread is AWAY or ASLEEP
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-_WAIT_BITSET, _WAKE_BITSET = 9, 10
 _THREAD_BIT, _CALLER_BIT = 1, 2
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class Fence:
-    """Orders all that is written and read before it against all after it. One per thread that may be in it at a time."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def __call__(self) -> None:
-        self._lock.release()
-        self._lock.acquire()
 
 
 class Frames:
@@ -76,7 +52,7 @@ class RingWriter:
         self._ring, self._numbers = ring, numbers
         self._written, self._reads = written, reads
         self._count = 0
-        self._fence = Fence()
+        self._fence = new_fence()
         self.unsent = b""
 
     def write(self, frame: bytes) -> bool:
@@ -117,7 +93,7 @@ class RingReader:
         self._ring, self._numbers = ring, numbers
         self._written, self._read = written, read
         self._count = 0
-        self._fence = Fence()
+        self._fence = new_fence()
         self._frames = Frames()
 
     def has_news(self) -> bool:
@@ -149,7 +125,7 @@ class Ringer:
     def __init__(self, numbers: memoryview, address: int, stamp: int, step: int) -> None:
         self._numbers, self._address = numbers, address
         self._stamp, self._step = stamp, step
-        self._fence = Fence()
+        self._fence = new_fence()
 
     def ring(self, rank: int) -> None:
         """Something was written for a rank: whoever looks after it there sees it, and is woken if nobody else would."""
@@ -159,29 +135,17 @@ class Ringer:
         self._fence()
         caller = numbers[line + CALLER]
         if caller == ASLEEP:
-            _wake(self._address + line * 8, _CALLER_BIT)
+            wake(self._address + line * 8, 1, _CALLER_BIT)
         elif caller == AWAY and numbers[line + THREAD] == ASLEEP:
-            _wake(self._address + line * 8, _THREAD_BIT)
+            wake(self._address + line * 8, 1, _THREAD_BIT)
 
     def wake_thread(self, rank: int) -> None:
         """Wake the thread of a rank, also when a caller drives there."""
         self._stamp += self._step
         self._numbers[rank * LINE + BELL] = self._stamp
-        _wake(self._address + rank * LINE * 8, _THREAD_BIT)
+        wake(self._address + rank * LINE * 8, 1, _THREAD_BIT)
 
 
 def sleep_on_bell(address: int, seen: int, seconds: float, is_caller: bool) -> None:
     """Until the bell at this address has another value than the one seen, at most so long."""
-    if _FUTEX is None:  # a processor whose number for the call we do not know
-        time.sleep(min(seconds, 0.0002))
-        return
-    end = time.clock_gettime(time.CLOCK_MONOTONIC) + seconds
-    limit = _Timespec(int(end), int(end % 1 * 1e9))
-    low_half = ctypes.c_uint32(seen & 0xFFFFFFFF)
-    bit = _CALLER_BIT if is_caller else _THREAD_BIT
-    _syscall(_FUTEX, ctypes.c_void_p(address), _WAIT_BITSET, low_half, ctypes.byref(limit), None, ctypes.c_uint32(bit))
-
-
-def _wake(address: int, bit: int) -> None:
-    if _FUTEX is not None:
-        _syscall(_FUTEX, ctypes.c_void_p(address), _WAKE_BITSET, 1, None, None, ctypes.c_uint32(bit))
+    sleep_until_changed(address, seen, seconds, _CALLER_BIT if is_caller else _THREAD_BIT)

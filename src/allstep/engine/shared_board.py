@@ -6,7 +6,6 @@ A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the l
 `ring`.
 """
 
-import ctypes
 import os
 import threading
 from collections.abc import Sequence
@@ -27,12 +26,12 @@ from allstep.engine.byte_ring import (
     READ,
     THREAD,
     WRITTEN,
-    Fence,
     Ringer,
     RingReader,
     RingWriter,
     sleep_on_bell,
 )
+from allstep.process.futex import address_of, new_fence
 
 MAILBOX, LOG = 64 << 10, 256 << 10
 _LONGER = 20  # an answer takes this many times as long as a hand-over: up to 70 us of looking
@@ -53,12 +52,12 @@ class SharedBoard(Board):
         self._memory = memory
         self._numbers = numbers = memory[: size * LINE * 8].cast("q")
         self._line = rank * LINE
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._address = address_of(memory)
         self._spins = spins * _LONGER
         self._posting = threading.Lock()
         self._poster = Ringer(numbers, self._address, rank + 1, 2 * size)
         self._driver = Ringer(numbers, self._address, size + rank + 1, 2 * size)
-        self._fence, self._thread_fence = Fence(), Fence()
+        self._fence, self._thread_fence = new_fence(), new_fence()
         self._seen = 0
         start = rounded(size * LINE * 8)
         boxes = [memory[start + each * MAILBOX : start + (each + 1) * MAILBOX] for each in range(size)]

@@ -15,7 +15,6 @@ Messages to the agent: start, signal, kill, finish, alive. From it: hello, start
 """
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -38,11 +37,9 @@ from allstep.launch import horovod
 from allstep.launch.link import FULL, Link, Message
 from allstep.launch.output.lines import Lines
 from allstep.limits import read_limits
+from allstep.process.family import adopt_orphans, descendants, die_with_parent, reap
 from allstep.process.liveness import Life, life_of
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 _STILL_SECONDS = 1.0  # a beat that comes so late was held up by the machine
 _DYING_SECONDS = 4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
 
@@ -56,7 +53,6 @@ class Worker(NamedTuple):
 
     rank: int
     process: subprocess.Popen[bytes]
-    pidfd: int
     life: Life
 
 
@@ -83,7 +79,7 @@ class Agent:
 
     def run(self) -> None:
         """Serve the launcher until there is nothing left to do; then leave nothing behind."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()
         self.selector.register(self.link.read_fd, selectors.EVENT_READ, self._hear)
         self._greet()
         next_beat = time.monotonic() + self.beat_seconds
@@ -219,15 +215,15 @@ class Agent:
                 stdout=None if to_terminal else subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             raise Problem(f"cannot start {message['command'][0]}: {error.strerror}") from error
-        self.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid), life_of(process.pid))
+        self.workers[rank] = Worker(rank, process, life_of(process.pid))
         self.running.add(rank)
-        self.selector.register(self.workers[rank].pidfd, selectors.EVENT_READ, lambda: self._exited(rank))
+        self.selector.register(self.workers[rank].life, selectors.EVENT_READ, lambda: self._exited(rank))
         for name, pipe in (("out", process.stdout), ("err", process.stderr)):
             if pipe is not None:
                 self.streams.append(_Stream(self, rank, name, pipe.fileno()))
@@ -236,7 +232,7 @@ class Agent:
     def _exited(self, rank: int) -> None:
         """Pass on the last words of a worker and how it ended. What it left behind is killed when the run is over."""
         worker = self.workers[rank]
-        self.selector.unregister(worker.pidfd)
+        self.selector.unregister(worker.life)
         code = worker.process.wait()
         for stream in self.streams:
             if stream.rank == rank:
@@ -261,7 +257,7 @@ class Agent:
             for pid in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            _reap()
+            reap()
             time.sleep(0.01)
         end = time.monotonic() + 2.0
         while self.link.outbox and not self.link.ended and time.monotonic() < end:
@@ -332,24 +328,6 @@ def _bytes_in(pipe: int) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
-def descendants(root: int) -> list[int]:
-    """All living processes below `root`, by the parents that /proc shows."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if fields[0] != "Z":
-                    children.setdefault(int(fields[1]), []).append(int(entry))
-    found: list[int] = []
-    parents = [root]
-    while parents:
-        below = children.get(parents.pop(), [])
-        found += below
-        parents += below
-    return found
-
-
 def _what_is_missing(error: OSError, num_workers: int) -> str:
     """Return one line about what kept a worker from being started: a limit of this host."""
     advice = ""
@@ -358,16 +336,6 @@ def _what_is_missing(error: OSError, num_workers: int) -> str:
         enough = max(1024, 4 * num_workers)
         advice = f"; the limit is {soft}, each worker takes 3: raise it with `ulimit -n {enough}`"
     return f"cannot start {num_workers} workers: {error.strerror or error}{advice}"
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _die_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _hold_port() -> socket.socket:

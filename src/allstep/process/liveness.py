@@ -52,6 +52,10 @@ class Life:
             os.close(self._folder)
             self._folder = None
 
+    def fileno(self) -> int:
+        """Return the pidfd, which becomes readable when the process is gone: for select and poll."""
+        return self._pidfd
+
     @property
     def shows_tasks(self) -> bool:
         """Whether its tasks can be read; without them it is alive until it is gone."""

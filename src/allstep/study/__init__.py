@@ -5,7 +5,7 @@ Study (study)      what is asked: trials, in an order that may depend on results
   Trial (trial)      a command with a run folder of its own; Outcome: how it ended
   run (runner)       one trial per core at a time; goes on where it was cut; tells how far it is
     StudyFolder (folder)   where all of it lies, and whose turn it is
-    Child (child, leash)   a process that cannot outlive us
+    Child (child)          a process that cannot outlive us
     Follower (follow)      a run record, read while it is written
     Forecast (forecast)    how long the rest will take
 

@@ -1,13 +1,12 @@
-"""A trial's process, seen from the runner. The other end is `leash`."""
+"""A trial's process, seen from the runner. The other end is `allstep.process.leash`."""
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allstep.study import leash
+from allstep.process.liveness import Life
+from allstep.process.python import run_bare
 
 _ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -21,18 +20,18 @@ class Child:
         self._began = time.monotonic()
         with output.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, str(lock), *command],
+                run_bare("allstep.process.leash", str(lock), *command),
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C at the terminal is for the runner, which then lets go of the leash
                 env={**env, **_ONE_CORE},
             )
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._life = Life(self._process.pid)
 
     def fileno(self) -> int:
         """Is readable when the command has ended."""
-        return self._pidfd
+        return self._life.fileno()
 
     @property
     def seconds(self) -> float:
@@ -51,6 +50,4 @@ class Child:
     def close(self) -> int:
         """Waits until nothing of it is left; how it ended."""
         self.let_go()
-        code = self._process.wait()
-        os.close(self._pidfd)
-        return code
+        return self._process.wait()

@@ -82,7 +82,7 @@ def test_what_was_ready_is_done(ranks: Ranks) -> None:
 
 SCRIPT = """
 import os, sys, torch
-from allstep.comm import engine
+from allstep import engine
 from allstep.engine import Request, Kind
 e = engine.start()
 e.perform(Request(Kind.ALLREDUCE, "x", torch.ones(100_000)))
@@ -262,7 +262,7 @@ def test_one_hangs(ranks: Ranks) -> None:
 
 WORKER = """
 import sys, time, torch
-from allstep.comm import engine
+from allstep import engine
 from allstep.engine import Request, Kind
 e = engine.start()
 e.perform(Request(Kind.ALLREDUCE, "x", torch.ones(10)))

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import psutil
-
 from allstep.bench.comm.rank import serve
 from allstep.bench.data.peers import PEERS, RECORDS, SMALL_PEERS, Settings
+from allstep.process.family import descendants
+from allstep.process.memory import proportional_nbytes
 
 OURS, PACKED, RAW = "allstep", "allstep, packed", "allstep, raw"
 FOLDERS = {OURS: RECORDS, PACKED: "packed", RAW: "raw"}
@@ -76,8 +76,7 @@ def count(batches: Iterator[int], seconds: float) -> dict[str, float]:
 
 def memory_in_use() -> int:
     """Bytes of this process and of those it started; what they share counts once."""
-    process = psutil.Process()
-    return sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True)))
+    return proportional_nbytes([os.getpid(), *descendants(os.getpid())])
 
 
 class Reader:

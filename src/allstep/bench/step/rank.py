@@ -20,9 +20,7 @@ A contender is a function that takes the net and its SGD and gives back what is 
 the same weights, and at the same step of the same turn the same pictures and the same dropout, so that their losses are the same.
 """
 
-import ctypes
 import os
-import re
 import sys
 import time
 from collections import defaultdict
@@ -30,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +41,7 @@ from allstep.bench.comm.rank import serve
 from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, SHARED, Task, task_of
 from allstep.comm.timeline import recorder
 from allstep.models import AlexNet, SmallCnn, resnet18
+from allstep.process.memory import written_nbytes
 
 _SECONDS_TO_WAIT = 60  # for another rank; less than the bench waits for an answer
 _STEPS_TO_PREPARE = 2  # DDP lays its buckets out anew after the first one
@@ -130,11 +128,11 @@ class Rank:
 
     def _prepare(self, name: str) -> dict[str, Any]:
         dist.barrier()
-        before = memory_in_use()
+        before = written_nbytes()
         self._trainees[name] = self._make(self._contenders[name])
         losses = [self._trainees[name].step(*lesson).item() for lesson in self._lessons.of(0, _STEPS_TO_PREPARE)]
         dist.barrier()  # all have mapped what they share
-        nbytes = memory_in_use() - before
+        nbytes = written_nbytes() - before
         self._trainees[name].optimizer.zero_grad()
         return {"nbytes": nbytes, "losses": losses}
 
@@ -214,13 +212,6 @@ def watching(parts: dict[str, float]) -> Iterator[None]:
     for operation in operations:
         for kind, began, ended in recorder.spans(operation):
             parts[kind] += (ended - began) / 1e9
-
-
-def memory_in_use() -> int:
-    """Bytes of memory of this process, without what it has only read from files. Of what it shares, its share counts (PSS)."""
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed and kept for later is not in use
-    found = re.findall(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
-    return sum(map(int, found)) << 10
 
 
 def main(model: str, batch: str, path: str) -> None:

@@ -7,97 +7,50 @@ back is not.
 """
 
 import os
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from allstep.process.thread_call import CallThread
+
 _LOOK = 0.05  # seconds between looks whether it makes sense to wait on
 _GRACE = 0.2  # seconds in which a call that is about to come back may do so
 
-Reply = queue.SimpleQueue[tuple[Any, BaseException | None]]
-
-
-class Helper:
-    """A thread that makes calls."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Reply] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="allstep-aside", daemon=True)
-        self._thread.start()
-
-    def call(self, act: Callable[[], Any]) -> Reply:
-        reply: Reply = queue.SimpleQueue()
-        self._calls.put((act, reply))
-        return reply
-
-    def end(self) -> None:
-        """When no call is under way."""
-        self._calls.put(None)
-        self._thread.join(1.0)
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            act, reply = call
-            try:
-                reply.put((act(), None))
-            except BaseException as error:
-                reply.put((None, error))
-            del act, reply, call  # what the call held is not ours to keep
-
-
-_idle: list[Helper] = []
+_idle: list[CallThread] = []
 
 
 def aside(act: Callable[[], Any], check: Callable[[], None]) -> Any:
     """What `act` returns or raises, or what `check`, asked twenty times a second, raises before that."""
     if torch.is_inference_mode_enabled():
         act = torch.inference_mode()(act)  # each thread has a mode of its own
-    helper = _free_helper()
-    reply = helper.call(act)
-    value, error = _answer(reply, check)
-    _idle.append(helper)
-    if error is not None:
-        raise error
-    return value
+    thread = _free_thread()
+    call = thread.start(act)
+    while not call.wait(_LOOK):
+        try:
+            check()
+        except BaseException:
+            call.wait(_GRACE)
+            raise  # the thread is left behind with its call
+    _idle.append(thread)
+    return call.result()
 
 
 def dismiss() -> None:
     """End the threads that have nothing to do."""
     while _idle:
         try:
-            helper = _idle.pop()
+            thread = _idle.pop()
         except IndexError:  # another thread was faster
             return
-        helper.end()
+        thread.end()
 
 
-def _free_helper() -> Helper:
+def _free_thread() -> CallThread:
     try:
         return _idle.pop()
     except IndexError:
-        return Helper()
-
-
-def _answer(reply: Reply, check: Callable[[], None]) -> tuple[Any, BaseException | None]:
-    while True:
-        try:
-            return reply.get(timeout=_LOOK)
-        except queue.Empty:
-            try:
-                check()
-            except BaseException:
-                _wait_a_little(reply)
-                raise
-
-
-def _wait_a_little(reply: Reply) -> None:
-    try:
-        reply.get(timeout=_GRACE)
-    except queue.Empty:
-        return
+        return CallThread("allstep-aside")
 
 
 os.register_at_fork(after_in_child=_idle.clear)

@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from allstep.process.thread_call import Call, NotBack
+
 _LEAVE_SECONDS = 2.0
 _MOST_WAIT = 5.0
 
@@ -53,23 +55,13 @@ class Runner:
 
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
         """What `act` returns or raises; TimeoutError when it is not back in time."""
-        reply: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-        def errand() -> None:
-            try:
-                reply.put((act(), None))
-            except BaseException as error:
-                reply.put((None, error))
-
-        self._errands.put(errand)
+        call = Call(act)
+        self._errands.put(call.run)
         try:
-            value, error = reply.get(timeout=seconds)
-        except queue.Empty:
+            return call.result(seconds)
+        except NotBack:
             self.left_alone = True
-            raise TimeoutError(f"not back within {seconds:.1f} s") from None
-        if error is not None:
-            raise error
-        return value
+            raise
 
     def wake(self) -> None:
         """Go the rounds now."""

@@ -8,8 +8,7 @@ Each rank has a line of its own in the control memory, which only it writes::
 (`wait`). That is all there is: every exchange is "I am this far" and "is everybody this far?". A mark says what the count stands for (which
 operation, on what), so that ranks that do different things find out at once.
 
-Data and flag are separated by a fence: a held lock, released and taken again, which orders everything before against everything after,
-on ARM too (0.25 us).
+Data and flag are separated by a memory fence (`allstep.process.futex`).
 
 How to wait: spin when every rank has a core (a hand-over takes 1 us), then give the core away with `sched_yield`, then sleep in
 the kernel on the count that is missing (`futex`), which lets other threads of this process run. Each sleep is short, so a lost wake-up is a
@@ -20,32 +19,22 @@ Whether the missing rank lives: during the first 16 ms its pidfd is enough, whic
 are read with each sleep (`liveness`), so that a rank with gigabytes of memory is missed before the kernel has freed them.
 """
 
-import ctypes
 import os
-import platform
-import threading
-import time
 from collections.abc import Sequence
 
 from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.errors import CommError
+from allstep.process.futex import address_of, new_fence, sleep_until_changed, wake
 from allstep.process.liveness import Life, life_of
 
 LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
 _COUNT, _MARK, _ASLEEP, _ALARM = 0, 1, 3, 4
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-_syscall = ctypes.CDLL(None, use_errno=True).syscall
 _SPINS = 50  # a few us; who has not come by then may be waiting for our core
 _YIELDS = 50
 _SHORT_NAP, _LONG_NAP = 0.002, 0.05
 # Naps are 2, 3, 4.5, 6.75, 10.1 ms and so on, up to 50. From this length on the flags of the missing rank's tasks are read after each.
 _FLAGS_NAP = 0.01
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 def control_bytes(size: int) -> int:
@@ -71,9 +60,8 @@ class Flags:
         self._mine = rank * LINE
         self._others = [other * LINE for other in range(self.size) if other != rank]
         self._spins = spins
-        self._fence = threading.Lock()
-        self._fence.acquire()
-        base = ctypes.addressof(ctypes.c_char.from_buffer(control))
+        self._fence = new_fence()
+        base = address_of(control)
         self._words = [base + other * LINE * 8 for other in range(self.size)]
         self._lives = {other * LINE: _watched(pid) for other, pid in enumerate(pids) if other != rank}
 
@@ -82,11 +70,9 @@ class Flags:
         numbers, mine, fence = self.numbers, self._mine, self._fence
         self.count = count = self.count + 1
         numbers[mine + _MARK + (count & 1)] = mark
-        fence.release()
-        fence.acquire()
+        fence()
         numbers[mine] = count
-        fence.release()
-        fence.acquire()
+        fence()
         for other in self._others:
             if numbers[other + _ASLEEP]:
                 self._wake()
@@ -102,8 +88,7 @@ class Flags:
                         break
                 else:
                     self._wait_long(other, said)
-        self._fence.release()
-        self._fence.acquire()
+        self._fence()
 
     def marks(self) -> list[int]:
         """What each rank said with the count that we just waited for."""
@@ -128,8 +113,7 @@ class Flags:
         operation = Operation(said, self.guard.begun)
         nap = _SHORT_NAP
         numbers[self._mine + _ASLEEP] = 1
-        self._fence.release()
-        self._fence.acquire()
+        self._fence()
         try:
             while numbers[other] < count:
                 self._sleep(other, nap)
@@ -153,8 +137,7 @@ class Flags:
 
     def sound_alarm(self) -> None:
         """The others shall look what we have posted."""
-        self._fence.release()
-        self._fence.acquire()
+        self._fence()
         self.numbers[self._mine + _ALARM] = 1
 
     def alarmed(self) -> int | None:
@@ -166,17 +149,10 @@ class Flags:
         seen = self.numbers[other]
         if seen >= self.count:
             return
-        if _FUTEX is None:  # a processor whose number for the call we do not know
-            time.sleep(min(seconds, 0.0002))
-            return
-        limit = _Timespec(0, int(seconds * 1e9))
-        low_half = ctypes.c_uint32(seen & 0xFFFFFFFF)
-        _syscall(
-            _FUTEX, ctypes.c_void_p(self._words[other // LINE]), _FUTEX_WAIT, low_half, ctypes.byref(limit), None, 0
-        )
+        sleep_until_changed(self._words[other // LINE], seen, seconds)
 
     def _wake(self) -> None:
-        _syscall(_FUTEX, ctypes.c_void_p(self._words[self.rank]), _FUTEX_WAKE, self.size, None, None, 0)
+        wake(self._words[self.rank], self.size)
 
 
 def _watched(pid: int) -> Life:

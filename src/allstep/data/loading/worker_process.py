@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from allstep.data.loading.fill import Recipe, Rows, Stopped, fill
 from allstep.data.loading.processes import Cell, receive, send
+from allstep.process.liveness import life_of
 
 
 def main(fd: int, parent: int) -> None:
@@ -37,7 +38,7 @@ def main(fd: int, parent: int) -> None:
 def _end_with(sock: socket.socket, parent: int) -> None:
     """A thread that ends this process, whatever it is doing, as soon as the loader hangs up or its process dies."""
     try:
-        life = os.pidfd_open(parent)
+        life = life_of(parent)
     except OSError:
         os._exit(0)
     if os.getppid() != parent:

@@ -18,16 +18,15 @@ import gzip
 import hashlib
 import os
 import socket
-import threading
 import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import IO, Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
@@ -35,6 +34,7 @@ from filelock import FileLock, Timeout
 from allstep._version import __version__
 from allstep.errors import DataError
 from allstep.files.atomic import write_whole
+from allstep.process.thread_call import NotBack, call_within
 
 _CHUNK = 1 << 18
 _PATIENCE, _SLOWEST = 60.0, 1000  # seconds, and bytes a second over that time
@@ -193,23 +193,11 @@ def _within_patience(act: Callable[..., _Result], *given: Any, **named: Any) -> 
     A socket's timeout starts again with every byte, so a thread waits for a server that sends one
     now and then. A thread that is late is left behind, and ends with its connection.
     """
-    done: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-
-    def work() -> None:
-        try:
-            done.put((act(*given, **named), None))
-        except BaseException as error:
-            done.put((None, error))
-
-    threading.Thread(target=work, daemon=True, name="allstep-fetch").start()
     try:
-        result, error = done.get(timeout=_PATIENCE)
-    except Empty:
+        return call_within(partial(act, *given, **named), _PATIENCE, "allstep-fetch")
+    except NotBack:
         slow = f"the server sends too slowly: no complete header within {_PATIENCE:g} s"
         raise _Late(slow) from None
-    if error is not None:
-        raise error
-    return cast(_Result, result)
 
 
 class _Pace:

@@ -14,6 +14,7 @@ import time
 
 from allstep.errors import ConfigError
 from allstep.launch.hosts.parse import Host, parse_hosts
+from allstep.process.liveness import Life
 
 _SECONDS = 60.0
 _MAX_OUTPUT = 1 << 20
@@ -65,27 +66,24 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
     Not until their ends: a process that the script has left behind may hold them open.
     """
     found = {out: bytearray(), err: bytearray()}
-    life = os.pidfd_open(pid)
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(life, selectors.EVENT_READ)
-            for fd in found:
-                os.set_blocking(fd, False)
-                selector.register(fd, selectors.EVENT_READ)
-            has_ended = False
-            while not has_ended:
-                if (left := end - time.monotonic()) <= 0:
-                    raise TimeoutError
-                ready = {key.fd for key, _ in selector.select(left)}
-                # Seen before the last read: what the script itself has printed is in the pipes by now.
-                has_ended = life in ready
-                for fd in [each for each in found if each in selector.get_map() and (has_ended or each in ready)]:
-                    if not _take(fd, found[fd], _MAX_OUTPUT if fd == out else _KEPT_ERRORS):
-                        selector.unregister(fd)
-                if len(found[out]) > _MAX_OUTPUT:
-                    raise ConfigError(f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line")
-    finally:
-        os.close(life)
+    life = Life(pid)
+    with selectors.DefaultSelector() as selector:
+        selector.register(life, selectors.EVENT_READ)
+        for fd in found:
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ)
+        has_ended = False
+        while not has_ended:
+            if (left := end - time.monotonic()) <= 0:
+                raise TimeoutError
+            ready = {key.fileobj for key, _ in selector.select(left)}
+            # Seen before the last read: what the script itself has printed is in the pipes by now.
+            has_ended = life in ready
+            for fd in [each for each in found if each in selector.get_map() and (has_ended or each in ready)]:
+                if not _take(fd, found[fd], _MAX_OUTPUT if fd == out else _KEPT_ERRORS):
+                    selector.unregister(fd)
+            if len(found[out]) > _MAX_OUTPUT:
+                raise ConfigError(f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line")
     return bytes(found[out]), bytes(found[err])
 
 

@@ -1,11 +1,11 @@
 """What a run tells before its first step: who computes what, where, with how many operations."""
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from allstep.comm.group import decide as agree
+from allstep.process.memory import resident_nbytes
 from allstep.train.config.learning_rate import peak_rate
 from allstep.train.run.setup import Job
 from allstep.train.score.evaluate import evaluating
@@ -59,9 +59,6 @@ def count_flop(net: nn.Module, pictures: Tensor) -> int:
     return int(counter.get_total_flops())
 
 
-_process = psutil.Process()
-
-
 def memory_in_use() -> int:
     """Bytes that this process holds: on its GPU, else in memory."""
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else int(_process.memory_info().rss)
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else resident_nbytes()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.study import leash
+from allstep.process.python import run_bare
 from allstep.study.child import Child
 from fake_runs import SCRIPT, Steps
 
@@ -91,7 +91,7 @@ def test_what_the_command_left_is_killed(tmp_path: Path) -> None:
 def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A leash that holds a command with a child."""
     command = script(tmp_path, [["child", "{run}/pid"], ["wait", "{run}/never"]])
-    words = [sys.executable, "-I", "-S", leash.__file__, str(tmp_path / "lock"), *command]
+    words = run_bare("allstep.process.leash", str(tmp_path / "lock"), *command)
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
         yield process
         process.kill()

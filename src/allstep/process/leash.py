@@ -2,7 +2,7 @@
 
     runner ══ pipe ══> leash ──> command ──> whatever it starts
 
-    python -I -S leash.py LOCK COMMAND...
+    python -I -S ... allstep.process.leash LOCK COMMAND...   (`run_bare`)
 
 The command ends: whatever it left behind is killed, and its exit status is ours (128 + n for signal n). The pipe ends, because the
 runner closed it or was killed itself: everything is killed at once. As "subreaper" the leash inherits every orphan below it, so that it
@@ -10,10 +10,9 @@ finds also those that have a session of their own. Should the leash itself be ki
 
 LOCK is a file that is locked as long as anything may still run: a second runner's leash waits there until the first is through.
 
-Alone in its file, and with nothing but the standard library, so that starting it costs 20 ms.
+It needs nothing but the standard library and `family`, so that starting it takes 20 ms.
 """
 
-import ctypes
 import fcntl
 import os
 import select
@@ -22,22 +21,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from allstep.process.family import adopt_orphans, die_with_parent, kill_children
+
 _LOCK_MILLISECONDS = 20  # between two looks at a lock that is taken
-_prctl = ctypes.CDLL(None).prctl
 
 
 def main(lock: str, *command: str) -> int:
     """The exit status of the command."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     with Path(lock).open("ab") as held:
         if not _take(held.fileno()):
             return 128 + signal.SIGKILL
         try:
             return _run(command)
         finally:
-            _kill_all()
+            kill_children()
 
 
 def _take(lock: int) -> bool:
@@ -62,37 +60,16 @@ def _runner_is_gone(milliseconds: int) -> bool:
 def _run(command: tuple[str, ...]) -> int:
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
         )
     except OSError as error:
         print(f"{command[0]}: cannot be started: {error.strerror or error}", file=sys.stderr)
         return 127
-    pidfd = os.pidfd_open(process.pid)
     poll = select.poll()
-    for fd in (0, pidfd):
+    for fd in (0, os.pidfd_open(process.pid)):
         poll.register(fd, select.POLLIN | select.POLLHUP)
     poll.poll()
     code = process.poll()
     if code is None:
         return 128 + signal.SIGKILL
     return code if code >= 0 else 128 - code
-
-
-def _end_with_parent() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _kill_all() -> None:
-    """The children of a child that is killed become ours; so it goes on until none is left."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while True:
-        for child in children.read_text().split():
-            os.kill(int(child), signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from allstep.files import bounded
 from allstep.files.bounded import MAX_DEPTH, MAX_LINE, open_regular, parse_json, read_json, read_lines, read_regular
 from limited import limited
+from odd_files import ODD
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False),
@@ -65,45 +65,6 @@ def test_what_is_refused(data: bytes, error: str) -> None:
     with pytest.raises(ValueError, match=error) as caught:
         parse_json(data)
     assert "\n" not in str(caught.value)
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_socket(path: Path) -> None:
-    # The address of a socket has at most 107 bytes.
-    here = Path.cwd()
-    os.chdir(path.parent)
-    try:
-        with socket.socket(socket.AF_UNIX) as opened:
-            opened.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def link_to(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
-
-
-def holes(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-
-
-ODD = {
-    "pipe": a_pipe,
-    "socket": a_socket,
-    "folder": a_folder,
-    "endless device": link_to("/dev/zero"),
-    "link to itself": lambda path: path.symlink_to(path.name),
-    "link to nothing": link_to("nothing"),
-    "terabyte of holes": holes,
-}
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,71 @@
+"""Keeps parents, children and orphans together, so that no process outlives the run it belongs to.
+
+```
+die_with_parent   in a child before exec: the kernel kills it when its parent ends
+adopt_orphans     in a parent: whatever a dead child leaves behind becomes our child
+descendants       every living process below a process, whatever sessions they are in
+kill_children     kill all children, and what they leave behind, until there is none
+reap              collect the exit status of children that have ended
+```
+
+`die_with_parent` is meant for `subprocess.Popen(preexec_fn=...)`. The kernel sends the signal when
+the *thread* that forked ends, so start children from a thread that lives as long as the process.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded now: between fork and exec no library may be opened.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below us whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all living processes below `root`, by the parents that /proc shows."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    children.setdefault(int(fields[1]), []).append(int(entry))
+    found: list[int] = []
+    parents = [root]
+    while parents:
+        below = children.get(parents.pop(), [])
+        found += below
+        parents += below
+    return found
+
+
+def kill_children() -> None:
+    """Kill every child and, after `adopt_orphans`, what they leave behind; wait until all are gone."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while True:
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def reap() -> None:
+    """Collect children that have ended, without waiting for any."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
