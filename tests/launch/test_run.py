@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.launch.agent import descendants
+from allstep.process.family import descendants
 from launch.command import ALLSTEP, processes_with, run, start
 from ranks import clean_environment, shared_memory_files, wait_until
 
