@@ -138,7 +138,7 @@ def test_other_versions_and_things_that_are_no_checkpoints(tmp_path: Path) -> No
 WRITER = """
 import sys, torch
 from pathlib import Path
-from allstep.train import checkpoint
+from allstep.train.checkpoint import format as checkpoint
 from allstep.train.checkpoint.format import Snapshot
 folder = Path(sys.argv[1])
 for samples in range(1, 10_000):

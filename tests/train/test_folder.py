@@ -13,10 +13,11 @@ import pytest
 
 import allstep
 from allstep.errors import ConfigError
+from allstep.files.whole import create_file
 from allstep.train import read_config
 from allstep.train.config.run_config import RunConfig
 from allstep.train.folder import lock as holding
-from allstep.train.folder.claim import Claimed, _put, abandon, as_begun, claim_folder, expect_run, holds_run
+from allstep.train.folder.claim import Claimed, abandon, as_begun, claim_folder, expect_run, holds_run
 from allstep.train.folder.lock import check_free, hold
 from allstep.train.run.worker import Asked, _watchers, work
 
@@ -112,15 +113,15 @@ def test_auto_means_the_precision_that_a_run_was_begun_with(tmp_path: Path, begu
 
 
 def test_of_two_configs_that_come_at_once_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _put(tmp_path / "config.yaml", "first")
-    assert not _put(tmp_path / "config.yaml", "second")
+    assert create_file(tmp_path / "config.yaml", b"first")
+    assert not create_file(tmp_path / "config.yaml", b"second")
     assert (tmp_path / "config.yaml").read_text() == "first"
 
     def no_links(*_: Any) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", no_links)
-    assert _put(tmp_path / "other.yaml", "third")
+    assert create_file(tmp_path / "other.yaml", b"third")
     assert sorted(os.listdir(tmp_path)) == ["config.yaml", "other.yaml"]
 
 

@@ -131,7 +131,7 @@ def listed(folder: Path) -> list[Any]:
 
 def test_old_ones_are_replaced(alone: World, tmp_path: Path) -> None:
     assert collected(range(9)).write(tmp_path, alone) is None
-    (tmp_path / "mistakes" / ".0001.png.new").write_bytes(b"a kill left this")
+    (tmp_path / "mistakes" / ".0001.png.part").write_bytes(b"a kill left this")
     assert collected(range(2)).write(tmp_path, alone) is None
     names = sorted(os.listdir(tmp_path / "mistakes"))
     assert names == ["0000.png", "0001.png", "confusion.json", "mistakes.json"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from allstep.errors import ConfigError
-from allstep.files.replace import replace_file
+from allstep.files.whole import replace_file
 
 STDOUT = "-"
 _STARTS = {

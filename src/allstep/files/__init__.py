@@ -1,4 +1,11 @@
 """Files that others may have written or may read: bounded reading, whole writing, locks.
 
-Standard library only. Imports only `errors`. Start with `bounded` and `replace`.
+```
+bounded   files of other people: regular ones only, so many bytes, JSON of a bounded depth
+yaml      the same for YAML
+whole     files that are there whole or not at all
+lock      one process at a time
+```
+
+Standard library only (and PyYAML). Imports only `errors`. Start with `whole`.
 """

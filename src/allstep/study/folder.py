@@ -19,17 +19,16 @@ never begun.
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from allstep import runlog
 from allstep._version import __version__
 from allstep.errors import ConfigError
 from allstep.files.bounded import read_json, read_regular
-from allstep.files.replace import replace_file
+from allstep.files.lock import LockTaken, locked
+from allstep.files.whole import replace_file
 from allstep.runlog import RunRecord
 from allstep.study.study import Study
 from allstep.study.trial import Outcome, Status, Trial
@@ -47,20 +46,17 @@ class StudyFolder:
     @contextmanager
     def held(self, study: Study) -> Iterator[None]:
         """For one process at a time, and for one study."""
-        lock = self._take()
-        try:
+        with ExitStack() as held:
+            self._take(held)
             self._agree(study)
             yield
-        finally:
-            lock.release()
 
-    def _take(self) -> FileLock:
+    def _take(self, held: ExitStack) -> None:
         try:
             for part in ("runs", "output", "ended"):
                 (self.path / part).mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / "study.lock")
-            lock.acquire(timeout=0)
-        except Timeout:
+            held.enter_context(locked(self.path / "study.lock"))
+        except LockTaken:
             raise ConfigError(
                 f"{self.path}: another process runs a study here; wait for its end, or give another folder with --out"
             ) from None
@@ -68,7 +64,6 @@ class StudyFolder:
             raise ConfigError(
                 f"{error.filename or self.path}: cannot be written: {error.strerror or error}; give another folder with --out"
             ) from error
-        return lock
 
     def _agree(self, study: Study) -> None:
         """Writes down what is asked, or sees that it is what was asked before."""

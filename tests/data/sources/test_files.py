@@ -210,7 +210,7 @@ def test_packed_files_are_unpacked_once(tmp_path: Path, packed: bytes) -> None:
     assert unpacked(str(path), said.append) == target and len(said) == 1
     path.write_bytes(gzip.compress(b"other"))
     assert unpacked(str(path), said.append).read_bytes() == b"other"
-    assert not list(target.parent.glob("*.part"))
+    assert not list(target.parent.glob(".*.part"))
 
 
 def test_what_comes_before_the_damage_is_kept_and_marked(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_an_unpacked_file_that_was_changed_is_unpacked_again(tmp_path: Path, cha
 def test_what_a_kill_left_in_the_cache_is_cleared_away(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "unpacked"
     folder.mkdir(parents=True)
-    left, owned = folder / "0123-x.part", folder / "4567-y.part"
+    left, owned = folder / ".0123-x.part", folder / ".4567-y.part"
     for part in (left, owned):
         part.write_bytes(b"half")
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))

@@ -141,7 +141,7 @@ def test_columns_of_every_kind_come_back(tmp_path: Path) -> None:
 
 def test_a_part_left_by_a_kill_makes_way(tmp_path: Path) -> None:
     """One that is locked has an owner; without a lock, its owner is gone."""
-    part = tmp_path / "i.part"
+    part = tmp_path / ".i.part"
     part.write_bytes(b"old")
     with part.open() as owner:
         fcntl.flock(owner, fcntl.LOCK_EX)
@@ -155,7 +155,7 @@ def test_without_locks_a_part_is_left_after_an_hour(tmp_path: Path, monkeypatch:
         raise OSError(errno.EOPNOTSUPP, "no locks here")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    part = tmp_path / "i.part"
+    part = tmp_path / ".i.part"
     part.write_bytes(b"old")
     assert write_index(tmp_path / "i", "kind", Index({})) and part.exists()
     os.utime(part, (1, 1))
@@ -348,7 +348,7 @@ def test_an_index_that_must_be_written_and_cannot_is_an_error(tmp_path: Path, mo
 
 
 def test_a_part_of_a_second_writer_makes_way_too(tmp_path: Path) -> None:
-    for name in ("i.part", "i.77-1.part"):
+    for name in (".i.part", ".i.00112233.part"):
         (tmp_path / name).write_bytes(b"old")
         os.utime(tmp_path / name, (1, 1))
     assert write_index(tmp_path / "i", "kind", Index({}))

@@ -37,6 +37,7 @@ from allstep import machine, wire
 from allstep.comm.join.attendance import birth
 from allstep.comm.join.store import WireStore
 from allstep.errors import WorldError
+from allstep.files.whole import replace_file
 from allstep.limits import Limits
 from allstep.world import NONE, World, job_of, tasks_per_node
 
@@ -151,10 +152,7 @@ def _serve_by_file(file: Path, limits: Limits) -> Meeting:
     token = wire.new_token()
     server = wire.Server(token)
     note = {"port": server.port, "token": token, "pid": os.getpid(), "born": birth(os.getpid())}
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps(note))
-    draft.rename(file)
+    replace_file(file, json.dumps(note).encode(), 0o600)
     return Meeting(_join([("127.0.0.1", server.port)], token, limits), server, file)
 
 

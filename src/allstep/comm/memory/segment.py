@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import Store
 from allstep import machine
 from allstep.comm.join.store import collect
 from allstep.errors import CommError
+from allstep.files.lock import try_lock
 
 HEADER = 4096
 _SHM = Path("/dev/shm")
@@ -129,8 +130,8 @@ def sweep() -> None:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+                if try_lock(fd):
+                    path.unlink()
             finally:
                 os.close(fd)
 

@@ -10,7 +10,6 @@ one shard, which is packed again, to the same bytes. A line that a kill or a ful
 written. While a packing runs it holds a lock on the journal, so two cannot meet in one folder.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,9 @@ from allstep.data.packing.plan import Plan
 from allstep.data.sources.index import index_places
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
-from allstep.files.atomic import PART
 from allstep.files.bounded import check_regular
+from allstep.files.lock import try_lock
+from allstep.files.whole import PART
 
 NAME = "pack.jsonl"
 CLASSES, QUARANTINE = BESIDE = ("classes.txt", "quarantine.jsonl")
@@ -176,9 +176,5 @@ def _make(folder: Path) -> list[Path]:
 
 
 def _lock(file: IO[bytes], folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise DataError(f"{folder}: another process is packing into it") from error
-    except OSError:  # a file system without locks
-        pass
+    if not try_lock(file.fileno()):
+        raise DataError(f"{folder}: another process is packing into it")

@@ -34,7 +34,7 @@ from allstep.data.packing.source import with_all_features
 from allstep.data.sources.labels import check_class_names
 from allstep.data.sources.source import BadSample, Source
 from allstep.errors import DataError
-from allstep.files.atomic import write_small, write_whole
+from allstep.files.whole import write_whole
 
 _CHUNK_NBYTES = 1 << 20
 _MOST_IN_CHUNK = 64
@@ -212,7 +212,7 @@ def _write_shards(journal: Journal, packer: _Packer, tally: _Tally) -> None:
 def _write_shard(folder: Path, plan: Plan, shard: int, of_shard: Iterable[_Chunk], tally: _Tally) -> Done:
     form, path = FORMS[plan.options.to], folder / plan.file(shard)
     num_samples, bad = 0, []
-    with write_whole(path) as file:
+    with write_whole(path, sync=True) as file:
         for chunk in of_shard:
             file.writelines(chunk.records)
             num_samples += len(chunk.records)
@@ -229,8 +229,13 @@ def _finish(journal: Journal, source: Source, before: int) -> Outcome:
     shards = [done for _, done in sorted(journal.done.items())]
     bad = tuple(each for done in shards for each in done.bad)
     if source.classes:
-        write_small(journal.folder / CLASSES, "".join(f"{name}\n" for name in source.classes))
+        _write_beside(journal.folder / CLASSES, (f"{name}\n" for name in source.classes))
     if bad:
-        write_small(journal.folder / QUARANTINE, "".join(f"{json.dumps(asdict(each))}\n" for each in bad))
+        _write_beside(journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad))
     num_samples, nbytes = sum(done.samples for done in shards), sum(done.nbytes for done in shards)
     return Outcome(journal.folder, num_samples, len(shards), before, nbytes, bad)
+
+
+def _write_beside(path: Path, lines: Iterable[str]) -> None:
+    with write_whole(path, sync=True) as file:
+        file.write("".join(lines).encode())

@@ -25,7 +25,7 @@ from typing import IO
 from allstep.data.sets.catalogue import NamedSet, either, is_whole
 from allstep.data.sets.http import Progress, check, fetch, locked, most, writing
 from allstep.errors import DataError
-from allstep.files.atomic import part_of
+from allstep.files.whole import clear_left
 
 _CHUNK = 1 << 20
 # Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains
@@ -57,10 +57,9 @@ def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progre
 
 def _remove_parts(wanted: NamedSet, folder: Path) -> None:
     """Removes what a killed process left in `folder`; the lock says that nobody writes there now."""
-    packed = [_packed(wanted, folder)] if wanted.archive else []
-    targets = [folder / f"{name}{suffix}" for name in wanted.files for suffix in ("", ".gz")]
-    for path in (*packed, *(part_of(target) for target in (*packed, *targets))):
-        path.unlink(missing_ok=True)
+    if wanted.archive:
+        _packed(wanted, folder).unlink(missing_ok=True)
+    clear_left(folder)
 
 
 def _packed(wanted: NamedSet, folder: Path) -> Path:

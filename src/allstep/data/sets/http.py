@@ -23,17 +23,16 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from filelock import FileLock, Timeout
-
 from allstep._version import __version__
 from allstep.errors import DataError
-from allstep.files.atomic import write_whole
+from allstep.files import lock
+from allstep.files.whole import write_whole
 from allstep.process.thread_call import NotBack, call_within
 
 _CHUNK = 1 << 18
@@ -81,7 +80,7 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which becomes `target` when all went well; what the system refuses is a DataError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(target) as file:
+        with write_whole(target, sync=True) as file:
             yield file
     except gzip.BadGzipFile:  # an OSError, too, but it says nothing of writing
         raise
@@ -122,18 +121,15 @@ def _content_sha256(file: IO[bytes], unpack: bool, limit: int | None) -> tuple[s
 @contextmanager
 def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
     """Only one process at a time fills `folder`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=timeout)
-        lock.acquire()
-    except Timeout as error:
-        raise DataError(f"{folder}: another process has been filling it for {timeout:.0f} s") from error
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    try:
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock.locked(folder / ".lock", timeout))
+        except lock.LockTaken as error:
+            raise DataError(f"{folder}: another process has been filling it for {timeout:.0f} s") from error
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be written: {error.strerror or error}") from error
         yield
-    finally:
-        lock.release()
 
 
 def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limit: int | None) -> Iterator[bytes]:

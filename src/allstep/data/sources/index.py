@@ -38,7 +38,7 @@ from allstep.data.sources.mapping import map_file
 from allstep.errors import DataError
 from allstep.files.bounded import open_regular
 from allstep.files.lock import in_turn
-from allstep.files.partial import new_part
+from allstep.files.whole import write_whole
 
 FORMAT = 2
 _READABLE = 1  # the format before this one: the same, but without what labels are stored as
@@ -162,13 +162,11 @@ def write_index(place: Path, kind: str, index: Index) -> bool:
     """Writes `index` to the file `place`, whole or not at all; False where that is not possible."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with new_part(place) as part:
-            with part.open("r+b") as file:
-                file.write(_HEAD.pack(_MAGIC, 0, 0))
-                length, crc = _write_body(file, kind, index)
-                file.seek(0)
-                file.write(_HEAD.pack(_MAGIC, length, crc))
-            part.replace(place)
+        with write_whole(place) as file:
+            file.write(_HEAD.pack(_MAGIC, 0, 0))
+            length, crc = _write_body(file, kind, index)
+            file.seek(0)
+            file.write(_HEAD.pack(_MAGIC, length, crc))
         return True
     except OSError:
         return False

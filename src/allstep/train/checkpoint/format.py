@@ -37,6 +37,7 @@ from safetensors.torch import load_file, save
 from allstep.console.escape import escaped
 from allstep.errors import CheckpointError
 from allstep.files.bounded import MAX_JSON, open_regular, parse_json, read_json, read_regular
+from allstep.files.whole import sync_folder
 from allstep.train.checkpoint.names import hidden_name, is_left_over, name_of, number_of
 
 FORMAT = 1
@@ -192,7 +193,7 @@ def _write_parts(folder: Path, snapshot: Snapshot) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    _sync(folder)
+    sync_folder(folder)
 
 
 def _apart(tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -208,7 +209,7 @@ def _rename(hidden: Path, final: Path) -> None:
     if os.path.lexists(final):
         remove(final)
     hidden.rename(final)
-    _sync(final.parent)
+    sync_folder(final.parent)
 
 
 def _check(path: Path) -> None:
@@ -275,12 +276,3 @@ def _memory() -> int:
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """A rename is on the disk when the folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

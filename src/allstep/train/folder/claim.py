@@ -13,9 +13,7 @@ a checkpoint is enough to be a run. Nor is a config.yaml that says something els
 """
 
 import contextlib
-import errno
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +24,7 @@ from typing import Any
 from allstep import runlog
 from allstep.data.opening import holds_class_folders
 from allstep.errors import ConfigError
+from allstep.files.whole import create_file
 from allstep.train.config.differences import differences
 from allstep.train.config.read import read_layers
 from allstep.train.config.run_config import RunConfig, validated
@@ -87,7 +86,7 @@ def _claimed(config: RunConfig, out: Path | None, resume: bool) -> Claimed:
         folder.mkdir(parents=True, exist_ok=True)
         if holds_run(folder):
             return _taken_up(config, folder, resume)
-        is_new = not (folder / CONFIG).exists() and _put(folder / CONFIG, config.to_yaml())
+        is_new = not (folder / CONFIG).exists() and create_file(folder / CONFIG, config.to_yaml().encode())
     except OSError as error:
         raise ConfigError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
     complaint = f"{folder / CONFIG}: is there already and says something else", "move it away"
@@ -196,29 +195,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 def _may_change(key: str) -> bool:
     return key.startswith(MAY_CHANGE)
-
-
-def _put(file: Path, text: str) -> bool:
-    """Whole or not at all, and never over another; whether it is ours. Of two runs that come at the same time one finds the other's."""
-    hidden = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
-    try:
-        hidden.write_text(text)
-        _name(hidden, file)
-    except FileExistsError:
-        return False
-    finally:
-        hidden.unlink(missing_ok=True)
-    return True
-
-
-def _name(hidden: Path, file: Path) -> None:
-    """A link, unlike a rename, does not replace what is there."""
-    try:
-        os.link(hidden, file)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):  # file systems without links
-            raise
-        hidden.replace(file)
 
 
 def _new_folder(title: str) -> Path:

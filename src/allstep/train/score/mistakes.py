@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from allstep.comm.group import decide as agree
-from allstep.files.replace import NEW, replace_file
+from allstep.files.whole import PART, replace_file
 from allstep.world import World
 
 FOLDER = "mistakes"
@@ -188,7 +188,7 @@ def _write(folder: Path, classes: Sequence[str], counts: NDArray[np.int64], entr
 
 def _remove_others(folder: Path, names: set[str]) -> None:
     """Pictures of an earlier evaluation that had more of them, and what a kill left half written."""
-    for file in [*folder.glob("[0-9][0-9][0-9][0-9].png"), *folder.glob(f".*{NEW}")]:
+    for file in [*folder.glob("[0-9][0-9][0-9][0-9].png"), *folder.glob(f".*{PART}")]:
         if file.name not in names:
             file.unlink(missing_ok=True)
 
