@@ -69,6 +69,9 @@ def test_ranks_of_different_programs_are_told(tmp_path: Path) -> None:
     assert "a.py`, rank 1 `" in done.err
 
 
-def test_numbers_may_differ() -> None:
-    assert differing_programs(["t.py --rank 0", "t.py --rank 1", "t.py --rank 10"]) is None
-    assert "rank 1 `u.py`" in str(differing_programs(["t.py", "u.py"]))
+def test_a_rank_may_name_itself() -> None:
+    assert differing_programs(["t.py --rank 0", "t.py --rank 1", "t.py --rank 10"], [0, 1, 10]) is None
+    assert differing_programs(["t.py --local_rank=0 0", "t.py --local_rank=0 1"], [0, 0]) is None
+    assert "rank 1 `u.py`" in str(differing_programs(["t.py", "u.py"], [0, 1]))
+    assert differing_programs(["t.py --lr 0.1", "t.py --lr 0.01"], [0, 1])
+    assert differing_programs(["t.py 0", "t.py"], [0, 1])

@@ -98,6 +98,7 @@ class Ask:
         return self.process_set, self.name
 
 
+_LONGEST_NAME = 10_000
 _PREFIX = {
     Kind.ALLREDUCE: "allreduce",
     Kind.ALLGATHER: "allgather",
@@ -185,6 +186,10 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
     if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
         found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"
         raise ValueError(f"{kind.name.lower()} needs a dense tensor, and was given {found}")
+    if len(request.name) > _LONGEST_NAME:
+        raise ValueError(
+            f"{kind.name.lower()}: a name of {len(request.name):,} characters, expected at most {_LONGEST_NAME:,}"
+        )
     if not request.name.isprintable() and any("\ud800" <= character <= "\udfff" for character in request.name):
         raise ValueError(f"{kind.name.lower()}: the name {request.name!r} is not text that can be sent (UTF-8)")
     if kind is Kind.BROADCAST and request.root not in members:

@@ -132,7 +132,8 @@ def _meet_all(launcher: str | None) -> Joined:
         number = attend(meeting.store, world)
         cards = _meet(world, meeting.store, limits, number)
         meeting.all_here()
-        if world.rank == 0 and (line := differing_programs([card["program"] for card in cards])):
+        programs, local_ranks = zip(*((card["program"], card["local_rank"]) for card in cards), strict=True)
+        if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
             print_notice(line)
         if meeting.server is not None:
             watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down

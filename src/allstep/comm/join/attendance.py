@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from torch._C._distributed_c10d import Store
@@ -27,7 +28,7 @@ from allstep.process.liveness import namespace
 from allstep.world import World
 
 _LONGEST = 200
-_NUMBERS = re.compile(r"[0-9]+")
+_WORD = re.compile(r"[\w.]+")
 
 
 def attend(store: Store, world: World) -> int:
@@ -51,15 +52,23 @@ def program() -> str:
     return " ".join(sys.argv)[:_LONGEST]
 
 
-def differing_programs(programs: Sequence[str]) -> str | None:
-    """Return a line about ranks that run different programs; numbers may differ (`--local_rank=3`)."""
+def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> str | None:
+    """Return a line about ranks that run different programs; each may name its own rank (`--local_rank=3`).
+
+    programs, local_ranks: of all ranks, in their order.
+    """
     for rank, other in enumerate(programs):
-        if _NUMBERS.sub("0", other) != _NUMBERS.sub("0", programs[0]):
+        if not _are_alike(programs[0], {"0", str(local_ranks[0])}, other, {str(rank), str(local_ranks[rank])}):
             return (
                 f"rank 0 runs `{programs[0]}`, rank {rank} `{other}`: if these are two programs of one launch, the "
                 "first has ended before it joined on one of them, and the results are of neither"
             )
     return None
+
+
+def _are_alike(ours: str, our_numbers: set[str], theirs: str, their_numbers: set[str]) -> bool:
+    pairs = zip_longest(_WORD.findall(ours), _WORD.findall(theirs))
+    return all(one == two or (one in our_numbers and two in their_numbers) for one, two in pairs)
 
 
 def birth(pid: int) -> int | None:
