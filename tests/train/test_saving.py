@@ -215,3 +215,15 @@ def test_weights_that_are_not_finite_are_named_and_not_written(tmp_path: Path) -
     saver.close()
     assert [(saved.samples, str(saved.error)) for saved in told][-1] == (2, "0.bias is not finite")
     assert 2 not in numbers(tmp_path)
+
+
+def test_a_folder_that_another_run_has_now_is_left_alone(tmp_path: Path) -> None:
+    out, told = tmp_path / "run", list[Saved]()
+    out.mkdir()
+    saver = Saver(out / "checkpoints", tell=told.append)
+    out.rename(tmp_path / "moved")
+    out.mkdir()
+    saver.save(snapshot(1))
+    saver.close()
+    assert "moved or replaced" in str(told[0].error)
+    assert list(out.iterdir()) == []

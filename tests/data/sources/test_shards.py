@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.data.sources.shards import list_shards
+from allstep.data.sources.shards import list_shards, read_classes
 from allstep.errors import DataError
 
 
@@ -49,3 +49,17 @@ def test_a_number_of_shards_that_cannot_be_takes_no_time(tmp_path: Path) -> None
     make(tmp_path, "x-0000000-of-9999999.tar")
     with pytest.raises(DataError, match="999999 of 9999999 shards are missing"):
         listed(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["cat\n\ndog\n", "cat\n \ndog", "cat\u2028dog\n", "cat\x0bdog\n", "\ncat\n"])
+def test_a_list_of_classes_with_an_odd_line(tmp_path: Path, text: str) -> None:
+    """Every name after it would have another label."""
+    (tmp_path / "classes.txt").write_text(text)
+    with pytest.raises(DataError, match=r"classes\.txt, line [12]: expected the name of a class"):
+        read_classes(str(tmp_path / "x.tar"))
+
+
+@pytest.mark.parametrize("text", ["cat\ndog\n", "cat\ndog", "cat\r\ndog\r\n", "\ufeffcat\ndog\n"])
+def test_a_list_of_classes(tmp_path: Path, text: str) -> None:
+    (tmp_path / "classes.txt").write_bytes(text.encode())
+    assert read_classes(str(tmp_path / "x.tar")) == ("cat", "dog")

@@ -81,13 +81,23 @@ def read_classes(shard: str) -> tuple[str, ...]:
         found = open_file(place)
         if found.size > _MAX_CLASSES_NBYTES:
             raise DataError(f"{place}: expected at most {_MAX_CLASSES_NBYTES} bytes, found {found.size}")
-        return tuple(bytes(found.read(0, found.size)).decode().splitlines())
+        text = bytes(found.read(0, found.size)).decode("utf-8-sig")
     except DataError as error:
         if is_absent(place, error.__cause__):
             return ()
         raise DataError(f"{error}; labels are numbered by it: make it readable, or remove it") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: expected one name a line in UTF-8, found {error}") from error
+    return _names_in(place, text)
+
+
+def _names_in(place: str, text: str) -> tuple[str, ...]:
+    """The lines of a list of classes. One that is empty would give all names after it other labels."""
+    names = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text.strip() else []
+    for line, name in enumerate(names, 1):
+        if not name.strip() or len(name.splitlines()) != 1:
+            raise DataError(f"{place}, line {line}: expected the name of a class, found {name[:40]!r}")
+    return tuple(names)
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ back). They count for nothing, and go.
 """
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,8 @@ class Saver:
         """Samples of the checkpoint on disk that must stay, whatever comes."""
         self.last: int | None = None
         """Samples of the newest one that was written."""
+        # Checkpoints of a folder that was moved away must not land in another run's that has its name now.
+        self._identity = _identity(folder.parent)
         self._waiting: list[_Asked] = []
         self._refused: list[_Asked] = []
         self._ending = False
@@ -129,6 +132,10 @@ class Saver:
     def _write(self, asked: _Asked) -> Saved:
         snapshot, started = asked.snapshot, time.monotonic()
         try:
+            if self._identity is not None and _identity(self.folder.parent) != self._identity:
+                raise OSError(
+                    errno.ESTALE, "the run's folder was moved or replaced by another", str(self.folder.parent)
+                )
             if broken := self.find_broken(snapshot.weights):
                 raise ValueError(f"{broken} is not finite")
             path = checkpoint.write(self.folder, snapshot)
@@ -154,6 +161,15 @@ class Saver:
         with contextlib.suppress(OSError):
             for old in outdated(checkpoint.written(self.folder), self.last, self.keep, self.best):
                 checkpoint.remove(old)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another of its name; None where there is none."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | None) -> list[Path]:
