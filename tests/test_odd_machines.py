@@ -96,13 +96,13 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", per_class=1)
     done = shell(f"ulimit -v 300000; allstep data pack {tmp_path}/src {tmp_path}/out")
     assert done.code == 1
-    assert is_one_line(done, "allstep: out of memory (`ulimit -v` allows 0.31 GB)"), done.err
+    assert is_one_line(done, "allstep: out of memory (`ulimit -v` allows 307 MB)"), done.err
 
 
 def test_training_is_refused_where_torch_would_crash(tmp_path: Path) -> None:
     done = shell(f"ulimit -v 900000; allstep train digits epochs=1 --workers 2 --out {tmp_path}/run")
     assert done.code == 2
-    assert is_one_line(done, "allstep: `ulimit -v` allows 0.92 GB, but PyTorch needs 1.5 GB"), done.err
+    assert is_one_line(done, "allstep: `ulimit -v` allows 922 MB, but PyTorch needs 1.5 GB"), done.err
     assert not (tmp_path / "run").exists()
 
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from allstep.runlog import RunRecord
-from allstep.study.forecast import Forecast, in_lanes, in_words, measured
+from allstep.study.forecast import Forecast, in_lanes, measured
 from allstep.study.trial import Outcome, Trial
 
 
@@ -86,10 +86,3 @@ def test_pauses_are_no_work() -> None:
     both = RunRecord(starts=(*first.starts, {"time": 999.0}), steps=(*first.steps, *again))
     assert measured(trial("a"), both) == (24.0, 0.75)
     assert measured(trial("a"), RunRecord()) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(3.4, "3 s"), (89, "89 s"), (150, "2 min"), (3000, "50 min"), (7500, "2 h 05 min")]
-)
-def test_in_words(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words

@@ -15,6 +15,7 @@ import typer
 from allstep.cli.numbers import MOST, between
 from allstep.cli.output_file import STDOUT, check_output, write_text
 from allstep.console.escape import escaped, print_line, print_notice
+from allstep.console.quantities import nbytes
 from allstep.data.image.limit import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _goes_on() -> Iterator[None]:
 def _tell_packed(outcome: "Outcome") -> None:
     before = f", {outcome.num_before} of them before" if outcome.num_before else ""
     shards = f"{outcome.num_shards} shard{'s' if outcome.num_shards > 1 else ''}{before}"
-    size = f"{outcome.num_samples} samples in {shards}, {outcome.nbytes / 1e6:.1f} MB"
+    size = f"{outcome.num_samples} samples in {shards}, {nbytes(outcome.nbytes)}"
     print_line(f"{outcome.folder}: {size}")
     if outcome.bad:
         where = outcome.folder / "quarantine.jsonl"

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from allstep.console.escape import escaped
+from allstep.console.quantities import nbytes
 
 if TYPE_CHECKING:
     from allstep.data.inspect.info import Info, Spread
@@ -36,7 +37,7 @@ def info_table(info: "Info", *, stderr: bool = False) -> None:
 def _figures(info: "Info") -> Iterator[tuple[str, str]]:
     yield "source", f"{info.where} ({info.kind})"
     yield "samples", f"{info.num_samples}"
-    yield "files", f"{info.num_files}, {info.nbytes / 1e6:.1f} MB, {info.mean_nbytes / 1e3:.1f} KB a sample"
+    yield "files", f"{info.num_files}, {nbytes(info.nbytes)}, {nbytes(info.mean_nbytes)} a sample"
     pictures = info.pictures
     formats = ", ".join(f"{count} {kind}" for kind, count in pictures.formats.items())
     bad = f", {pictures.bad} bad: `allstep data verify` lists all" if pictures.bad else ""

@@ -10,6 +10,7 @@ import errno
 import resource
 from collections.abc import Iterator
 
+from allstep.console.quantities import nbytes
 from allstep.errors import ConfigError
 
 _FILES = (errno.EMFILE, errno.ENFILE)
@@ -26,7 +27,7 @@ def check_memory() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY and soft < _LEAST_MEMORY:
         raise ConfigError(
-            f"{_memory()}, but PyTorch needs {_LEAST_MEMORY / 1e9:.1f} GB of address space or more"
+            f"{_memory()}, but PyTorch needs {nbytes(_LEAST_MEMORY)} of address space or more"
             "; raise the limit with `ulimit -v unlimited`"
         )
 
@@ -65,7 +66,7 @@ def _memory() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return "no limit of memory"
-    return f"`ulimit -v` allows {soft / 1e9:.2f} GB"
+    return f"`ulimit -v` allows {nbytes(soft)}"
 
 
 def _limit(which: int, otherwise: str) -> str:

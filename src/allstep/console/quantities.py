@@ -35,12 +35,30 @@ def seconds(value: float) -> str:
     return f"{whole} s"
 
 
+def about(value: float) -> str:
+    """A time that is estimated: 0.5 s, 45 s, 12 min, 3 h 20 min, 2.5 days."""
+    if value < 90:
+        return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+    minutes = round(value / _MINUTE)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest:02} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
 def nbytes(value: float) -> str:
-    """54.8 kB, 1.2 MB."""
+    """Bytes with three digits: 54.8 kB, 1.2 MB, 1,230 GB."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= limit:
-            return f"{value / limit:.3g} {unit}"
+        # What would be rounded to 1,000 of a unit is 1 of the next.
+        if value >= 0.9995 * limit:
+            scaled = value / limit
+            return f"{scaled:,.0f} {unit}" if scaled >= 999.5 else f"{scaled:.3g} {unit}"
     return f"{value:.0f} bytes"
+
+
+def milliseconds(value: float) -> str:
+    """Seconds as 0.55 ms, 12.3 ms, 1,234 ms."""
+    return f"{1e3 * value:.3g} ms" if value < 1 else f"{1e3 * value:,.0f} ms"
 
 
 def plural(number: int, noun: str) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from allstep.console.quantities import nbytes
 from allstep.doctor.choice import Choice, user_threads
 from allstep.doctor.finding import Finding, note, problem, warning
 from allstep.doctor.machine_facts import Cores, Folder, Network, SharedMemory
@@ -174,14 +175,14 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     whose = "the cgroup's limit" if memory.limit and memory.limit < memory.total else "the machine"
     if memory.available < needed:
         yield warning(
-            f"{_gb(memory.available)} GB of memory are left under {whose}; the workers alone take {_gb(needed)} GB before any data",
+            f"{nbytes(memory.available)} of memory are left under {whose}; the workers alone take {nbytes(needed)} before any data",
             "end what else uses memory, raise the container's or job's limit, or start fewer workers",
         )
 
 
 def _shared_memory(facts: Facts) -> Iterator[Finding]:
     shm = facts.shared_memory
-    size = "missing" if shm.size is None else f"{_gb(shm.size)} GB"
+    size = "missing" if shm.size is None else nbytes(shm.size)
     if not shm.memfd:
         yield warning(
             f"memfd_create does not work here, so ranks share memory through /dev/shm ({size})",
@@ -232,10 +233,6 @@ def _ssh(facts: Facts) -> Iterator[Finding]:
                 "there is no ssh client: `allstep run -H` can use this machine only",
                 "install openssh-client for other hosts",
             )
-
-
-def _gb(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f}"
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (

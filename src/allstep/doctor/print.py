@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from allstep._version import __version__
 from allstep.console.escape import escaped
+from allstep.console.quantities import nbytes
 from allstep.doctor.finding import Finding, Severity
 from allstep.doctor.host_checks import target_label
 from allstep.doctor.hosts import Station, Visit
@@ -92,9 +93,9 @@ def _machine(report: Report) -> Iterator[Row]:
     cores, memory, shm, net = facts.cores, facts.memory, facts.shared_memory, facts.network
     quota = "no quota" if cores.quota is None else f"quota {cores.quota:g}"
     yield "cores", f"{cores.allowed} allowed (machine {cores.machine}, affinity mask {cores.affinity}, {quota})"
-    limit = f", cgroup limit {_size(memory.limit)}" if memory.limit else ""
-    yield "memory", f"{_size(memory.available)} available of {_size(memory.total)}{limit}"
-    free = "no /dev/shm" if shm.size is None else f"/dev/shm {_size(shm.size)}, {_size(shm.free or 0)} free"
+    limit = f", cgroup limit {nbytes(memory.limit)}" if memory.limit else ""
+    yield "memory", f"{nbytes(memory.available)} available of {nbytes(memory.total)}{limit}"
+    free = "no /dev/shm" if shm.size is None else f"/dev/shm {nbytes(shm.size)}, {nbytes(shm.free or 0)} free"
     yield "shared memory", f"{'memfd works' if shm.memfd else 'memfd does not work'}; {free}"
     yield "GPUs", "; ".join(facts.torch.devices or facts.gpus) or "none"
     own = net.resolves_to
@@ -177,7 +178,7 @@ def host_text(station: Station) -> str:
     how = "" if station.here else f"ssh and Python answer in {station.seconds:.1f} s; "
     clock = f"clock {station.clock_offset:+.2f} s"
     return (
-        f"{where}; {how}{facts['cores']['allowed']} cores, {_size(facts['memory']['available'])} free; "
+        f"{where}; {how}{facts['cores']['allowed']} cores, {nbytes(facts['memory']['available'])} free; "
         f"allstep {facts['allstep']}, torch {facts['torch']}, Python {facts['python']}; {clock}"
     )
 
@@ -190,10 +191,6 @@ def _matrix(visit: Visit) -> Iterator[Row]:
             words = [f"{target_label(c)} {'ok' if c.error is None else 'FAILS'}" for c in row]
             through = ", ".join(sorted({c.interface for c in row if c.interface}))
             yield f"from {station.label}", ", ".join(words) + (f" (through {through})" if through else "")
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.0f} MB"
 
 
 def _count_text(number: int) -> str:

@@ -11,7 +11,7 @@ from textwrap import indent
 from typing import Any
 
 from allstep.console.escape import escaped
-from allstep.study.forecast import in_words
+from allstep.console.quantities import about
 from allstep.study.runner import State, Watcher
 from allstep.study.trial import Outcome
 
@@ -51,7 +51,7 @@ class Lines(Watcher):
             self.say(summary(state))
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
-        self.say(f"{outcome.trial.name}: {in_a_line(outcome)}, after {in_words(seconds)}")
+        self.say(f"{outcome.trial.name}: {in_a_line(outcome)}, after {about(seconds)}")
         if outcome.status == "failed":
             self.say(indent(outcome.reason, "    "))
 
@@ -68,7 +68,7 @@ class Lines(Watcher):
         if not self._announced and state.seconds_left is not None:
             self._announced = True
             which = "the rest" if state.results else "they"
-            self.say(f"{which} will take {'at most ' if state.at_most else ''}about {in_words(state.seconds_left)}")
+            self.say(f"{which} will take {'at most ' if state.at_most else ''}about {about(state.seconds_left)}")
 
 
 class Bar(Lines):
@@ -107,7 +107,7 @@ def opening(state: State, lanes: int) -> str:
 
 def summary(state: State) -> str:
     """How far it is, in words."""
-    left = "" if state.seconds_left is None else f", about {in_words(state.seconds_left)} left"
+    left = "" if state.seconds_left is None else f", about {about(state.seconds_left)} left"
     return f"{len(state.results)} of {'at most ' if state.at_most else ''}{state.total} runs ended{left}"
 
 

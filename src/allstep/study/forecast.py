@@ -107,11 +107,3 @@ def _stretches(record: RunRecord) -> list[list[Fields]]:
 
 def _from_start_to_end(record: RunRecord) -> float:
     return float(record.ends[-1]["time"] - record.starts[-1]["time"]) if record.starts else 0.0
-
-
-def in_words(seconds: float) -> str:
-    """As a person would say it: 45 s, 12 min, 3 h 20 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -162,7 +162,7 @@ def test_a_packed_array_larger_than_memory_is_refused_before_unpacking(
     path = tmp_path / "array.gz"
     idx.write(path, np.zeros((2000, 1000), np.uint8))
     monkeypatch.setattr(idx, "memory", lambda: Memory(4_000_000, 3_900_000, None))
-    with pytest.raises(DataError, match=r"unpack to 2.0 MB, and 3.9 MB of memory are free; unpack it \(gunzip\)"):
+    with pytest.raises(DataError, match=r"unpack to 2 MB, and 3.9 MB of memory are free; unpack it \(gunzip\)"):
         idx.read(path)
     monkeypatch.setattr(idx, "memory", lambda: Memory(5_000_000, 4_100_000, None))
     assert idx.read(path).shape == (2000, 1000)

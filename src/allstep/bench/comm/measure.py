@@ -41,6 +41,7 @@ from allstep import machine
 from allstep.bench import launch
 from allstep.bench.comm.result import FOREMOST, HOT, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
 from allstep.bench.result import Missing, Row
+from allstep.console import quantities
 from allstep.errors import AllstepError
 from allstep.process.python import run_module
 
@@ -123,7 +124,9 @@ def measure_comm(
 
 def too_large(num_ranks: int, nbytes: int) -> str:
     needed, free = _COPIES * num_ranks * nbytes, machine.memory().available
-    return "" if needed < free else f"it needs {needed >> 20} MB of memory, {free >> 20} MB are free"
+    return (
+        "" if needed < free else f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
+    )
 
 
 class Turns:

@@ -37,6 +37,7 @@ from allstep import machine
 from allstep.bench.comm.measure import Team, start_team
 from allstep.bench.result import Missing, absences
 from allstep.bench.step.result import ALONE, StepResult, StepRow, task_of
+from allstep.console import quantities
 from allstep.errors import AllstepError, ConfigError
 from allstep.process.python import run_module
 
@@ -98,7 +99,7 @@ def _check_memory(model: str, num_ranks: int) -> None:
     needed, free = _COPIES * num_ranks * 4 * task_of(model).num_parameters, machine.memory().available
     if needed > free:
         raise ConfigError(
-            f"--model {model} --np {num_ranks} needs about {needed >> 20} MB of memory, {free >> 20} MB are free: "
+            f"--model {model} --np {num_ranks} needs about {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free: "
             "take a smaller net or fewer ranks"
         )
 

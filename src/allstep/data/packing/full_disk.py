@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from allstep.console.quantities import nbytes
 from allstep.errors import DataError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -19,6 +20,6 @@ def clear_error(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL:
             raise DataError(f"{error.filename or folder}: {error.strerror or error}") from error
-        room = f", {shutil.disk_usage(folder).free / 1e6:.0f} MB are left" if folder.exists() else ""
+        room = f", {nbytes(shutil.disk_usage(folder).free)} are left" if folder.exists() else ""
         next_step = "make room and give the same command again: it goes on with the shard that did not fit"
         raise DataError(f"{folder}: the disk is full{room}; {next_step}") from error

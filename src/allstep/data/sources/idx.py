@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allstep.console.quantities import nbytes
 from allstep.errors import DataError
 from allstep.machine import memory
 
@@ -107,7 +108,7 @@ def _check_memory(path: Path, expected: int) -> None:
     # The array is there twice for a moment.
     if 2 * expected > free:
         raise DataError(
-            f"{path}: its {packed / 1e6:.1f} MB unpack to {expected / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory "
+            f"{path}: its {nbytes(packed)} unpack to {nbytes(expected)}, and {nbytes(free)} of memory "
             "are free; unpack it (gunzip): plain files are mapped"
         )
 

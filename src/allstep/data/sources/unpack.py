@@ -28,6 +28,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from allstep.console.escape import print_notice
+from allstep.console.quantities import nbytes
 from allstep.data.cache import cache_folder
 from allstep.data.sources.files import File, LocalFile, Stamp, lockable, open_file
 from allstep.errors import DataError
@@ -158,17 +159,11 @@ def _check_room(file: File, folder: Path, wanted: int, read: int, written: int) 
     kept = min(_KEPT_FREE, disk.total // _PART_KEPT_FREE)
     if disk.free - kept >= wanted:
         return
-    so_far = (
-        f"{_megabytes(written)} came of {_megabytes(read)} (factor {written / read:.1f}) so far, and " if read else ""
-    )
-    room = f"{folder} has {_megabytes(disk.free)} free, of which {_megabytes(kept)} stay free"
+    so_far = f"{nbytes(written)} came of {nbytes(read)} (factor {written / read:.1f}) so far, and " if read else ""
+    room = f"{folder} has {nbytes(disk.free)} free, of which {nbytes(kept)} stay free"
     raise DataError(
         f"{file.name}: no room for its content: {so_far}{room}; make room, or name another folder with ALLSTEP_CACHE"
     )
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.1f} MB"
 
 
 def _pieces(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:

@@ -27,6 +27,7 @@ from statistics import median
 import torch
 
 from allstep.comm.group import decide as agree
+from allstep.console.quantities import about, milliseconds, nbytes
 from allstep.data import Loader
 from allstep.errors import CheckpointError, UserError
 from allstep.train.check.overfit import num_samples
@@ -192,7 +193,7 @@ class _Rehearsal:
         with self._stage("save") as what:
             path = agree.rank_0_decides(self.world, lambda: _write(self.out / "checkpoints", capture(self.job)))
             self.nbytes = agree.rank_0_decides(self.world, lambda: sum(each.stat().st_size for each in path.iterdir()))
-            what.append(_size(self.nbytes))
+            what.append(nbytes(self.nbytes))
         return path
 
     def load(self, path: Path) -> None:
@@ -253,35 +254,20 @@ def table(rehearsed: Rehearsed) -> Iterator[list[str]]:
     """A row for each stage."""
     yield ["stage", "seconds", "memory", ""]
     for each in rehearsed.stages:
-        yield [each.name, f"{each.seconds:.2f}", f"{each.memory / 1e6:,.0f} MB", each.what]
+        yield [each.name, f"{each.seconds:.2f}", nbytes(each.memory), each.what]
 
 
 def forecast(rehearsed: Rehearsed) -> list[str]:
     """What a whole run would take, in words."""
     steps = rehearsed.epochs * rehearsed.steps_per_epoch
     time_line = (
-        f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x {rehearsed.step_seconds * 1e3:.3g} ms = "
-        f"{lasting(steps * rehearsed.step_seconds)}, and {rehearsed.evaluations} evaluations of "
-        f"{lasting(rehearsed.evaluation_seconds)}: {lasting(rehearsed.seconds)} in all"
+        f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x {milliseconds(rehearsed.step_seconds)} = "
+        f"{about(steps * rehearsed.step_seconds)}, and {rehearsed.evaluations} evaluations of "
+        f"{about(rehearsed.evaluation_seconds)}: {about(rehearsed.seconds)} in all"
     )
     many, each = rehearsed.checkpoints, rehearsed.checkpoint_nbytes
-    room = f"{_size(rehearsed.free_nbytes)} are free"
+    room = f"{nbytes(rehearsed.free_nbytes)} are free"
     if not rehearsed.fits:
         room += ", which is too little: set save.keep lower, or choose another disk with --out"
-    disk_line = f"disk: up to {many} checkpoints of {_size(each)} = {_size(many * each)}; {room}"
+    disk_line = f"disk: up to {many} checkpoints of {nbytes(each)} = {nbytes(many * each)}; {room}"
     return [time_line, disk_line]
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3g} MB" if nbytes < 1e9 else f"{nbytes / 1e9:,.1f} GB"
-
-
-def lasting(seconds: float) -> str:
-    """A time as people say it."""
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours / 24:.1f} days"

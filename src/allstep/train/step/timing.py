@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from allstep.comm.group import decide as agree
+from allstep.console.quantities import milliseconds
 from allstep.errors import AllstepError
 from allstep.world import World
 
@@ -132,13 +133,8 @@ def _beats(trial: Trial, other: Trial, remaining_steps: float) -> bool:
 def figures(trials: Mapping[str, Trial]) -> str:
     """Milliseconds of a step by way, of the ways that worked."""
     return ", ".join(
-        f"{way} {_milliseconds(trial.seconds)}{_compiling(trial)}" for way, trial in trials.items() if trial.works
+        f"{way} {milliseconds(trial.seconds)}{_compiling(trial)}" for way, trial in trials.items() if trial.works
     )
-
-
-def _milliseconds(seconds: float) -> str:
-    value = 1000 * seconds
-    return f"{value:.3g} ms" if value < 1000 else f"{value:,.0f} ms"
 
 
 def _compiling(trial: Trial) -> str:
