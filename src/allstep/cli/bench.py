@@ -1,8 +1,5 @@
 """`allstep bench`: measure allstep beside its peers on this machine."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +7,7 @@ import typer
 
 from allstep.cli.numbers import MOST, between
 from allstep.cli.output_file import STDOUT, check_output, write_text
+from allstep.console.progress_bar import step_bar
 
 if TYPE_CHECKING:
     from allstep.bench import CommResult, Result
@@ -39,7 +37,7 @@ def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -
 
     _check(json, plot)
     turns = (repetitions + 1) * sum(not contender.missing for contender in contenders())
-    with _bar(turns) as told:
+    with step_bar(turns) as told:
         result = measure_launch(repetitions, told)
     _show(result, json, plot)
 
@@ -69,7 +67,7 @@ def comm(
     _check(json, plot)
     numbers, nbytes, state = parse_ranks(ranks), parse_sizes(sizes), parse_caches(caches)
     turns = len(numbers) * len(nbytes) * (repetitions + 1)
-    with _bar(turns) as told:
+    with step_bar(turns) as told:
         result = measure_comm(numbers, nbytes, repetitions, told, state)
     _show(result, json, plot)
 
@@ -91,7 +89,7 @@ def step(
     from allstep.bench.step.measure import NUM_EXTRA, measure_step
 
     _check(json, plot)
-    with _bar(repetitions + NUM_EXTRA) as told:
+    with step_bar(repetitions + NUM_EXTRA) as told:
         result = measure_step(model, num_ranks, repetitions, batch, told)
     _show(result, json, plot)
 
@@ -119,21 +117,9 @@ def data(
     from allstep.bench.data.measure import NUM_EXTRA, measure_data
 
     _check(json, plot)
-    with _bar(repetitions + NUM_EXTRA) as told:
+    with step_bar(repetitions + NUM_EXTRA) as told:
         result = measure_data(where, size, batch, threads, repetitions, max_samples, told)
     _show(result, json, plot)
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal; it is told `total` times what is begun, and shows how much is done."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, done = bar.add_task("", total=total), count()
-        yield lambda text: bar.update(task, description=text, completed=next(done))
 
 
 def _check(json: Path | None, plot: Path | None) -> None:

@@ -14,13 +14,13 @@ import typer
 
 from allstep.cli.numbers import MOST, between
 from allstep.cli.output_file import STDOUT, check_output, write_text
-from allstep.console.escape import escaped, print_line, print_notice
+from allstep.console.escape import print_line, print_notice
+from allstep.console.progress_bar import file_bars
 from allstep.console.quantities import nbytes
 from allstep.data.image.limit import MAX_PIXELS
 
 if TYPE_CHECKING:
     from allstep.data.packing.pack import Outcome
-    from allstep.data.sets.http import Progress
     from allstep.data.sources.source import Source
 
 data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
@@ -280,29 +280,9 @@ def get(
 
     wanted = named_set(name)
     folder = to or cache_folder() / wanted.name
-    with _download() as told:
+    with file_bars() as told:
         bring(wanted, folder, origin, told)
     print_line(f"{wanted.title} is in {folder}")
-
-
-@contextmanager
-def _download() -> "Iterator[Progress]":
-    """A bar for each file, on a terminal."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TaskID, TextColumn
-
-    console = Console(stderr=True)
-    tasks: dict[str, TaskID] = {}
-    named = TextColumn("{task.description}", markup=False)
-    hidden = not console.is_terminal
-    with Progress(named, DownloadColumn(), console=console, transient=True, disable=hidden) as bar:
-
-        def told(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(escaped(name), total=total)
-            bar.update(tasks[name], completed=done, total=total)
-
-        yield told
 
 
 @contextmanager
@@ -335,7 +315,7 @@ def _place(src: str) -> tuple[str, tuple[str, ...]]:
 
     if src not in NAMED or Path(src).exists():
         return src, ()
-    with _download() as told:
+    with file_bars() as told:
         found = find(NAMED[src], progress=told)
     return str(found.folder), found.classes
 

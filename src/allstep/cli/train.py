@@ -5,7 +5,6 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 """
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ import typer
 
 from allstep.cli.numbers import MOST, between
 from allstep.console.escape import print_line, print_notice
+from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
 
 _AUTO = "auto"
@@ -169,7 +169,8 @@ def _start(request: _Request, workers: int | None) -> int:
     if request.must_exist and request.out is not None:
         expect_run(request.out)
     try:
-        prepared = prepare(request.source, request.words, request.data, _show_download)
+        with file_bars() as told:
+            prepared = prepare(request.source, request.words, request.data, told)
         num_workers = workers or default_num_workers(prepared.config)
         check(prepared, num_workers)
     except DataError:
@@ -212,11 +213,3 @@ def _work(request: _Request, launcher: str | None) -> int:
     asked = Asked(request.source, request.words, request.data, request.out, request.resume, request.must_exist, seconds)
     result = work(asked, launcher)
     return RESUBMIT if isinstance(result, Paused) else 0
-
-
-def _show_download(name: str, done: int, total: int | None) -> None:
-    """One line that is written over; nothing where nobody looks."""
-    if sys.stderr.isatty():
-        of = f" of {total / 1e6:.1f}" if total else ""
-        end = "\n" if done == total else ""
-        print(f"\rdownloading {name}: {done / 1e6:.1f}{of} MB", end=end, file=sys.stderr, flush=True)

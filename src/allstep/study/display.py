@@ -11,6 +11,7 @@ from textwrap import indent
 from typing import Any
 
 from allstep.console.escape import escaped
+from allstep.console.progress_bar import text_bar
 from allstep.console.quantities import about
 from allstep.study.runner import State, Watcher
 from allstep.study.trial import Outcome
@@ -24,15 +25,7 @@ def shown(lanes: int) -> Iterator[Watcher]:
     if not sys.stderr.isatty():
         yield Lines(lanes)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[more]}", markup=False),
-    )
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+    with text_bar() as progress:
         yield Bar(lanes, progress)
 
 
