@@ -56,8 +56,9 @@ def _top_level(module: ast.Module) -> list[ast.stmt]:
 def test_all_is_what_is_visible(name: str) -> None:
     package = importlib.import_module(name)
     assert package.__file__ is not None
-    assert sorted(package.__all__) == sorted(visible(Path(package.__file__).read_text()))
-    for each in package.__all__:
+    shown = getattr(package, "__all__", [])  # some are for the other packages alone, which import their modules
+    assert sorted(shown) == sorted(visible(Path(package.__file__).read_text()))
+    for each in shown:
         assert getattr(package, each) is not None, each
 
 

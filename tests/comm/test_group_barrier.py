@@ -15,12 +15,12 @@ def test_all_come(ranks: Ranks) -> None:
         with joined() as (rank, _):
             for number in range(5):
                 time.sleep(0.01 * ((rank + number) % 3))
-                allstep.comm.join.barrier(timeout=60)
+                allstep.comm.barrier(timeout=60)
             odd = dist.new_group([1, 2])
             if rank in (1, 2):
-                allstep.comm.join.barrier(group=odd)
+                allstep.comm.barrier(group=odd)
             gloo = dist.new_group(backend="gloo")
-            allstep.comm.join.barrier(60, gloo)
+            allstep.comm.barrier(60, gloo)
             dist.barrier()
             store = dist.group.WORLD.get_group_store()
             return sum(store.check([f"allstep/barrier/{number}/{rank}"]) for number in range(6))
@@ -35,14 +35,14 @@ def test_the_missing_are_named(ranks: Ranks) -> None:
             group = dist.new_group([1, 2, 3])
             if rank == 1:
                 try:
-                    allstep.comm.join.barrier(timeout=0.3, group=group)
+                    allstep.comm.barrier(timeout=0.3, group=group)
                 except CollectiveTimeout as caught:
                     error = (str(caught).replace(f"{caught.seconds:.1f}", "T"), caught.rank, caught.peer, caught.op)
             dist.barrier()
             if rank > 1:  # the late ones find that rank 1 was there, and all are in step again
-                allstep.comm.join.barrier(timeout=60, group=group)
+                allstep.comm.barrier(timeout=60, group=group)
             if rank:
-                allstep.comm.join.barrier(timeout=60, group=group)
+                allstep.comm.barrier(timeout=60, group=group)
             return error
 
     found = ranks(4, work, hosts=["a", "a", "b", "c"])
@@ -53,7 +53,7 @@ def test_the_missing_are_named(ranks: Ranks) -> None:
 def test_under_init(ranks: Ranks) -> None:
     def work() -> None:
         allstep.comm.init()
-        allstep.comm.join.barrier()
-        allstep.comm.join.barrier(timeout=60)
+        allstep.comm.barrier()
+        allstep.comm.barrier(timeout=60)
 
     ranks(2, work)

@@ -395,9 +395,9 @@ def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.Mo
     agent = Agent(Link(ours.fileno(), ours.fileno()), "here", remote=False)
     for rank in range(2):
         process = subprocess.Popen(["sh", "-c", f"exec sleep {600 * rank}"])
-        agent.workers[rank] = Worker(rank, process, os.pidfd_open(process.pid), life_of(process.pid))
+        agent.workers[rank] = Worker(rank, process, life_of(process.pid))
         agent.running.add(rank)
-        agent.selector.register(agent.workers[rank].pidfd, 1)
+        agent.selector.register(agent.workers[rank].life, 1)
     ending = []
     monkeypatch.setattr(type(agent.workers[1].life), "is_ending", lambda life: life in ending)
     launcher = Link(theirs.fileno(), theirs.fileno())
@@ -408,8 +408,7 @@ def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.Mo
     agent.workers[1].process.kill()
     agent._exited(1)
     assert [(each["rank"], each["code"]) for each in launcher.receive()] == [(1, -9), (0, 0)]
-    for worker in agent.workers.values():
-        os.close(worker.pidfd)
+    agent.workers.clear()
     agent.selector.close()
     agent.port_holder.close()
     ours.close()

@@ -49,7 +49,7 @@ def on_a_disk(full_from: int, failures: int, max_seconds: float | None = None) -
 def and_again(*args: Any) -> list[tuple[str, list[str], Path]]:
     """Then a second time, when there is room."""
     first = on_a_disk(*args)
-    allstep.comm.join.barrier()
+    allstep.comm.barrier()
     return [first, on_a_disk(0, 0)]
 
 

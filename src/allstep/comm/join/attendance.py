@@ -17,7 +17,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from allstep.process.liveness import namespace
 from allstep.world import World
 
 _LONGEST = 200
+_PATIENCE, _NAP = 5.0, 0.05
 _WORD = re.compile(r"[\w.]+")
 
 
@@ -37,7 +39,7 @@ def attend(store: Store, world: World) -> int:
     store.set(_key(world, number), json.dumps([namespace(), os.getpid(), birth(os.getpid())]))
     # A process that was killed between the two lines above has left nothing.
     if number > 1 and store.check([_key(world, number - 1)]):
-        _check_gone(world, store.get(_key(world, number - 1)))
+        _wait_until_gone(world, lambda: store.get(_key(world, number - 1)))
     return number
 
 
@@ -84,12 +86,23 @@ def _key(world: World, number: int) -> str:
     return f"allstep/joins/{world.rank}/{number}"
 
 
-def _check_gone(world: World, left: bytes) -> None:
-    if not left:
-        return
-    where, pid, born = json.loads(left)
-    if where == namespace() and pid != os.getpid() and birth(pid) == born:
+def _wait_until_gone(world: World, left: Callable[[], bytes]) -> None:
+    """The process that was this rank before may be about to leave."""
+    end = time.monotonic() + _PATIENCE
+    while (pid := _who_is_there(left())) is not None:
+        time.sleep(_NAP)
+        if time.monotonic() < end:
+            continue
         raise WorldError(
             f"rank {world.rank} has joined already, as process {pid}, which still runs; this is process {os.getpid()}. "
             "Two programs of one launch cannot be one rank at the same time: let one end first, or launch them apart"
         )
+
+
+def _who_is_there(left: bytes) -> int | None:
+    """The pid of a process that has left this note and still runs, unless it is our own."""
+    if not left:
+        return None
+    where, pid, born = json.loads(left)
+    is_other = where == namespace() and pid != os.getpid() and birth(pid) == born
+    return int(pid) if is_other else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from allstep.data.loading.fill import Recipe, Rows, Stopped, fill
 from allstep.data.loading.processes import Cell, receive, send
-from allstep.process.liveness import life_of
+from allstep.process.liveness import Life, life_of
 
 
 def main(fd: int, parent: int) -> None:
@@ -47,11 +47,12 @@ def _end_with(sock: socket.socket, parent: int) -> None:
     poll.register(sock, select.POLLRDHUP)
     poll.register(life, select.POLLIN)
 
-    def watch() -> None:
+    def watch(_: Life) -> None:
         poll.poll()
         os._exit(0)
 
-    threading.Thread(target=watch, daemon=True).start()
+    # The thread holds the life: its file is closed with it.
+    threading.Thread(target=watch, args=(life,), daemon=True).start()
 
 
 class Worker:

@@ -1,0 +1,149 @@
+"""The engine of this process: started with the first `init`, closed with `shutdown` or at exit."""
+
+import atexit
+import json
+import mmap
+import os
+from collections.abc import Callable, Sequence
+
+from torch._C._distributed_c10d import Store
+
+from allstep import machine
+from allstep.comm.group import init as _ranks
+from allstep.comm.join.store import collect
+from allstep.comm.memory.flags import spins_for
+from allstep.comm.memory.segment import share
+from allstep.engine.board import Board
+from allstep.engine.engine import Engine, check_ranks
+from allstep.engine.executor import Executor
+from allstep.engine.hooks import Hooks
+from allstep.engine.settings import read_settings
+from allstep.engine.shared_board import SharedBoard, board_bytes
+from allstep.engine.socket_board import connect
+from allstep.errors import CommError
+
+_current: Engine | None = None
+_is_registered = False
+
+
+def current() -> Engine | None:
+    """The engine of this process, from `start` until its own `shutdown`, also when another rank has stopped it."""
+    return None if _current is None or _current.is_closed else _current
+
+
+def start(
+    process_sets: Sequence[Sequence[int]] = (), dynamic: bool = False, hooks: Callable[[Engine], Hooks] | None = None
+) -> Engine:
+    """Join the ranks and begin. A second call while it runs returns the same engine. torch's default group is left alone.
+
+    process_sets: the ranks of sets 1, 2, ..., alike on all ranks; one that is there already, or is the world, gets no number of its
+    own. dynamic: whether sets may be added and removed later (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same). hooks: makes those that
+    hear of everything from the first operation on; what it raises ends the engines of all ranks.
+    """
+    global _current
+    running = current()
+    if running is not None:
+        return running
+    joined = _ranks.join()
+    try:
+        _current = _start(joined, process_sets, dynamic)
+    except BaseException:
+        _ranks.part(joined)
+        raise
+    _register()
+    _begin(_current, hooks)
+    return _current
+
+
+def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:
+    """The last thing that can go wrong on one rank alone, after all have met: so the others hear of it."""
+    try:
+        engine.autotune()
+        if hooks is not None:
+            engine.hooks = hooks(engine)
+    except BaseException:
+        engine.begin()
+        engine.shutdown()
+        raise
+    engine.begin()
+
+
+def _register() -> None:
+    """A script need not call `shutdown`, and may fork."""
+    global _is_registered
+    if not _is_registered:
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_forked)
+        _is_registered = True
+
+
+def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
+    world, limits = joined.world, joined.limits
+    settings = read_settings(limits, world.local_rank, dynamic)
+    store = joined.fresh_store("engine")
+    sets = _numbered(process_sets, world.size)
+    _check_alike(store, world.rank, sets, world.size, limits.start)
+    board = _make_board(joined, store)
+    executor = Executor(store, world.rank, limits.start, limits.timeout)
+    try:
+        for number, ranks in sets.items():
+            executor.add_set(number, ranks)
+        joined.wait_for_all("engine ready")
+    except BaseException:
+        executor.close()
+        board.close()
+        raise
+    return Engine(joined, board, executor, sets, settings, _forget)
+
+
+def _forget() -> None:
+    """The engine is closed: keep neither its memory nor its connections."""
+    global _current
+    _current = None
+
+
+def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:
+    """The world is 0, the others follow."""
+    sets = {0: tuple(range(size))}
+    for ranks in process_sets:
+        wanted = tuple(sorted(ranks)) or sets[0]
+        check_ranks(wanted, size)
+        if wanted not in sets.values():
+            sets[len(sets)] = wanted
+    return sets
+
+
+def _check_alike(store: Store, rank: int, sets: dict[int, tuple[int, ...]], size: int, seconds: float) -> None:
+    mine = json.dumps(list(sets.values()))
+    for other, theirs in enumerate(collect(store, "sets", rank, size, mine, seconds)):
+        if theirs != mine:
+            raise ValueError(
+                f"process sets differ: rank {rank} was given {mine}, rank {other} {theirs} (the world first)"
+            )
+
+
+def _make_board(joined: _ranks.Joined, store: Store) -> Board:
+    """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at a time."""
+    world, cards = joined.world, joined.cards
+    if len(set(joined.nodes)) > 1:
+        return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
+    nbytes = board_bytes(world.size)
+    if world.size == 1:
+        return SharedBoard(memoryview(mmap.mmap(-1, nbytes)), 0, [os.getpid()], 0)
+    num_cores = len(set().union(*(card["cores"] for card in cards)))
+    spins = spins_for(world.size, min(num_cores, int(machine.cpu_quota() or num_cores)))
+    try:
+        segment = share(store, world.rank, world.size, nbytes, joined.limits.start)
+    except CommError:  # on all ranks
+        return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
+    return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)
+
+
+def _at_exit() -> None:
+    if _current is not None:
+        _current.leave_at_exit()
+
+
+def _forked() -> None:
+    if _current is not None:
+        _current.forked()
