@@ -69,8 +69,9 @@ def train(net: nn.Module, optimizer: Any, steps: range) -> list[Tensor]:
 
 
 def group_of(optimizer: Any) -> weakref.ref | None:
-    owner = getattr(optimizer, "_sharing", None) or getattr(optimizer, "_gradients", None)
-    return weakref.ref(owner.group) if owner is not None else None
+    sharing = getattr(getattr(optimizer, "_replica_update", None), "_sharing", None)
+    exchange = sharing.owners if sharing is not None else getattr(optimizer, "_exchange", None)
+    return weakref.ref(exchange.group) if exchange is not None else None
 
 
 def threads_of_ours() -> list[str]:
@@ -138,7 +139,7 @@ def leave_a_step_half_way() -> bool:
     train(net, optimizer, range(2))
     if hvd.rank() == 0:
         backward(net, 99)
-        assert optimizer._gradients._started, "nothing travels during backward()"
+        assert optimizer._exchange._started, "nothing travels during backward()"
         hvd.shutdown()
     else:
         with pytest.raises(hvd.HorovodInternalError):

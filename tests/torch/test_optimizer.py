@@ -141,9 +141,9 @@ def test_as_one_worker(ranks: Ranks, num_ranks: int, name: str, share_weights: b
 @pytest.mark.parametrize("share_weights", [False, True])
 def test_as_one_worker_over_hosts(ranks: Ranks, share_weights: bool) -> None:
     def work() -> None:
-        from allstep.parallel import gradients
+        from allstep.parallel.exchange import buckets
 
-        gradients.BUCKET = 500  # several buckets
+        buckets.BUCKET = 500  # several buckets
         together("momentum", False, 1, share_weights)
         together("layer-wise", False, 1, share_weights)
 

@@ -29,7 +29,7 @@ from allstep.console.escape import print_notice
 from allstep.engine.hooks import Hooks
 from allstep.engine.request import Ask, Key, Kind
 from allstep.errors import ConfigError
-from allstep.parallel.gradients import Named
+from allstep.parallel.exchange import Named
 
 _CLOSING = "\n]\n"
 _PERIOD = 0.03  # seconds between two writings: whoever looks a tenth of a second later finds what happened

@@ -5,10 +5,13 @@ from typing import Any
 from torch.optim import Optimizer
 
 
-def wrapped(optimizer: Optimizer, added: type) -> Any:
-    """An optimizer of a new class: the given one's, with `added` in front and the same name. It shares groups and state."""
+def wrapped(optimizer: Optimizer, added: type, **methods: Any) -> Any:
+    """An optimizer of a new class: the given one's, with `added` in front and the same name. It shares groups and state.
+
+    methods: further ones of the new class.
+    """
     own = optimizer.__class__
-    return like(optimizer, type(own.__name__, (added, own), {"__module__": "horovod.torch.optimizer"}))
+    return like(optimizer, type(own.__name__, (added, own), {"__module__": "horovod.torch.optimizer", **methods}))
 
 
 def like(optimizer: Optimizer, cls: type) -> Any:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.parallel.gradients import Named
+from allstep.parallel.exchange import Named
 from allstep.parallel.subclass import wrapped
 from allstep.torch.mpi_ops import Adasum, allreduce_async_, synchronize
 

@@ -7,12 +7,11 @@
 What comes back is a new object of a new class: a subclass of the wrapped optimizer's, with the same name, whose `step` synchronises first.
 It shares the parameter groups and the state of the wrapped one.
 
-The gradients do not go through the engine: nothing is negotiated in a step (see `allstep.parallel.gradients`). Only sparse gradients,
+The gradients do not go through the engine: nothing is negotiated in a step (see `allstep.parallel.exchange`). Only sparse gradients,
 whose sizes differ from rank to rank, are gathered by name.
 
-Beyond Horovod: `optimizer.weight = n` before a backward says how many samples are behind this rank's (mean) loss; the result is then the
-mean over all samples of all ranks, however unevenly they are spread. A rank without samples sets 0. A step can be taken in two parts,
-with norms and clipping: see `two_parts`.
+Beyond Horovod: samples behind a loss, steps in two parts, norms and clipping, one copy of the weights per host: see
+`allstep.parallel.replicated`.
 """
 
 import os
@@ -31,12 +30,15 @@ from allstep.comm.op.norms import values_of
 from allstep.errors import CommError
 from allstep.hvd.attached import keep_attached
 from allstep.hvd.exceptions import HorovodInternalError
+from allstep.hvd.gradient_listener import TimelineListener
 from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
-from allstep.hvd.reported_gradients import ReportedGradients
-from allstep.parallel.gradients import Gradients, Named, Rule
+from allstep.parallel.exchange import Exchange, Named, Rule
+from allstep.parallel.replicas import Replicas
+from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.parallel.subclass import wrapped
-from allstep.parallel.two_part_step import TwoParts
+from allstep.parallel.updates import ByOwners, Update
+from allstep.parallel.updates.trust_ratios import ratios_of_all
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
 from allstep.torch.gradient_group import gradient_group
@@ -48,10 +50,7 @@ _TWICE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): the gradients are reduced a "
     "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
 )
-_UNUSED = (
-    "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing. Was the model given other parameters "
-    "(load_state_dict(assign=True)) after the optimizer was made? Then make the optimizer anew"
-)
+_TIMELINE = TimelineListener()
 _made = 0  # optimizers of this process: their number tells them apart on all ranks
 
 
@@ -94,34 +93,63 @@ def DistributedOptimizer(  # noqa: N802
         return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
     if op not in (*_KINDS, Adasum):
         raise ValueError(f"op={op} is no reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
-    added: type = Distributed
-    if share_weights and size() > 1:
-        added = _shared_weights(optimizer, op, compression)
-    made = wrapped(optimizer, added)
-    made._attach(
+    update = _by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
+    replicas = Replicas(
         named,
-        compression,
+        lambda: gradient_group(process_set),
+        _next_key(),
+        # Owners add where gradients lie, so they must lie somewhere.
+        _rule(op, compression, sparse_as_dense or update is not None),
         backward_passes_per_step,
-        op,
-        gradient_predivide_factor,
-        groups,
-        sparse_as_dense,
-        process_set,
+        _TIMELINE,
+        # Who will get the gradients of shared weights is known when `step` or `synchronize` is called.
+        None if update is None else False,
     )
+    tells_ratios = update is not None and hasattr(optimizer, "trust_ratios")
+    made = wrapped(optimizer, Distributed, **({"trust_ratios": _trust_ratios} if tells_ratios else {}))
+    made._attach(replicas, update, split_groups(named, groups), compression, op, gradient_predivide_factor, process_set)
+    if update is not None:
+        with horovods_errors():
+            update.sharing(made)
     return made
 
 
-def _shared_weights(optimizer: Optimizer, op: int, compression: Any) -> type:
+def _next_key() -> str:
+    """The same on all ranks: optimizers are told apart by the order in which they were made."""
+    global _made
+    number, _made = _made, _made + 1
+    return f"optimizer/{number}"
+
+
+def _rule(op: int, compression: Any, densify: bool) -> Rule:
+    compressed = compression is not Compression.none
+    return Rule(
+        kind=_KINDS.get(op, ReduceOp.SUM),
+        mean=op == Average,
+        compress=compression.compress if compressed else None,
+        decompress=compression.decompress if compressed else None,
+        densify=densify,
+    )
+
+
+def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
     if op not in (Average, Sum) or compression is not Compression.none:
         raise ValueError(
             "share_weights works with op=hvd.Average or hvd.Sum and without compression: nothing else is added where it lies"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("share_weights does not work with LBFGS, which moves all parameters as one")
-    from allstep.parallel.shared_trust_ratios import SharedRatios
-    from allstep.parallel.shared_weights import SharedWeights
+    return ByOwners(type(optimizer))
 
-    return SharedRatios if hasattr(optimizer, "trust_ratios") else SharedWeights
+
+def _trust_ratios(self: "Distributed") -> dict[str | int, float]:
+    """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
+
+    All ranks call it together; rank 0 gets the ratios of all layers, the others an empty dict.
+    """
+    own = super(Distributed, self).trust_ratios()  # type: ignore[misc]  # the wrapped class has it
+    with horovods_errors():
+        return ratios_of_all(self._replicas.group(), own)
 
 
 @contextmanager
@@ -133,42 +161,41 @@ def horovods_errors() -> Iterator[None]:
         raise HorovodInternalError(str(error)) from error
 
 
-class Distributed(TwoParts):
-    """What is added to the wrapped class. Attributes with Horovod's names are those that scripts are known to look at."""
-
-    _overlap: bool | None = None  # whether gradients travel during backward(); None: as `Gradients` finds it best
+class Distributed(ReplicatedOptimizer):
+    """What is added to the wrapped class: Horovod's API. Attributes with Horovod's names are those that scripts are known to look at."""
 
     def _attach(
         self,
-        named: list[Named],
+        replicas: Replicas,
+        update: Update | None,
+        groups: Any,
         compression: Any,
-        backward_passes_per_step: int,
         op: int,
         predivide: float,
-        groups: int | Sequence[Sequence[Tensor]] | None,
-        sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        global _made
-        self._attach_parts()
-        self._number, _made = _made, _made + 1
-        self._named = named
-        self._parameter_names = {parameter: name for name, parameter in named}
-        self._groups = split_groups(named, groups)
+        self._attach_replicas(replicas, update)
+        self._shares_weights = update is not None
+        self._groups = groups
         self._compression = compression
-        self._sparse_as_dense = sparse_as_dense
-        self.backward_passes_per_step = backward_passes_per_step
         self.op = op
         self.gradient_predivide_factor = predivide
         self.process_set = process_set
-        self.weight: float | None = None
-        self._handles: dict[Tensor, Any] = {}
         self._should_synchronize = True
-        self._warned = False
-        self._requires_update: set[Parameter] = set()
-        self._gradients: Gradients | None = None
-        self._allreduce_delay: dict[Parameter, int] = {}
         keep_attached(self)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up before a step."""
+        return self._replicas.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self._replicas.passes = passes
+
+    @property
+    def _parameter_names(self) -> dict[Parameter, str]:
+        return self._names
 
     # From init() to shutdown()
 
@@ -180,114 +207,57 @@ class Distributed(TwoParts):
         if self._reduces:
             if not self._requires_update:
                 self._register_hooks()
-            running().on_notice(self._key, self._take_part)
+            running().on_notice(self._replicas.key, self._take_part)
 
     def _detach_from_engine(self) -> None:
         """The engine closes: drop the step that is under way, if any, and the group."""
-        for parameter, left in self._allreduce_delay.items():
-            if left < self.backward_passes_per_step:
-                parameter.grad = None  # perhaps half reduced
-        self._end_of_pass()
-        self._forget_reduced()
-        self._drop_gradients()
-
-    def _drop_gradients(self) -> None:
-        gradients, self._gradients = self._gradients, None
-        if gradients is not None:
-            gradients.close()
-
-    # During backward
-
-    def _register_hooks(self) -> None:
-        for _, parameter in self._named:
-            if parameter.requires_grad:
-                self._watch(parameter)
-
-    def _watch(self, parameter: Parameter) -> None:
-        self._requires_update.add(parameter)
-        self._allreduce_delay[parameter] = self.backward_passes_per_step
-        parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
-
-    def _note(self, parameter: Tensor) -> None:
-        """The gradient of a parameter has been accumulated."""
-        assert isinstance(parameter, Parameter)
-        assert parameter.grad is None or not parameter.grad.requires_grad, (
-            f"the gradient of {self._parameter_names.get(parameter)} requires a gradient itself (create_graph=True): it cannot be "
-            "reduced in place"
-        )
-        left = self._allreduce_delay[parameter] - 1
-        if left < 0:
-            raise AssertionError(
-                f"gradients of {self._parameter_names.get(parameter)} were computed more than backward_passes_per_step times before the "
-                f"call to step(): raise backward_passes_per_step (it is {self.backward_passes_per_step}) to accumulate gradients locally"
-            )
-        self._allreduce_delay[parameter] = left
-        if left == 0:
-            self._handles[parameter] = None
-            if self._gradients is not None:
-                self._gradients.ready(parameter, self.weight, self._wanted())
+        self._detach_replicas()
 
     # Reducing
 
     def synchronize(self) -> None:
         """Wait until the gradients are those of all ranks. `step` calls it; call it yourself to look at them before (clipping)."""
         self._check_not_reduced("synchronize")
-        if self._reduces and self._requires_update:
-            self._announce()
-            self._reduce()
-        else:
-            self._measure_alone([p.grad for _, p in self._named if p.grad is not None], self.weight)
-        self._end_of_pass()
-        self._synchronized = True
+        with horovods_errors():
+            self._reduce_all()
 
-    def _announce(self) -> None:
+    def reduce_gradients(self) -> None:
+        """The first part of a step; see `allstep.parallel.replicated`."""
+        with horovods_errors():
+            super().reduce_gradients()
+
+    def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
+        with horovods_errors():
+            return super()._apply(closure)
+
+    def _begin_step(self) -> None:
         """Tell that a step begins: ranks that have joined take part in it."""
         self._steps += 1
-        with horovods_errors():
-            running().notice(self._key, self._steps)
-
-    def _end_of_pass(self) -> None:
-        self._handles.clear()
-        self.weight = None
-        self._reset_delays()
-
-    def _reduce(self, absent: bool = False) -> None:
-        with horovods_errors():
-            if self._gradients is None:
-                group = gradient_group(self.process_set)
-                key = f"{self._key}/{len(self.param_groups)}"
-                self._gradients = ReportedGradients(group, key, self._named, self._rule(), self._overlap)
-            sparse = self._gradients.reduce(self.weight, absent, self._wanted())
-            if absent:
-                self._gradients.norms()
-                return
-            self._measure(self._gradients, self._reduce_sparse(sparse, self._gradients))
-            for _, parameter in self._gradients.densified:
-                assert parameter.grad is not None
-                parameter.grad = parameter.grad.to_sparse(1)  # it came in sparse, and SparseAdam takes nothing else
-            self._warn_if_unused(self._gradients, sparse)
-
-    @property
-    def _key(self) -> str:
-        """The same on all ranks: optimizers are told apart by the order in which they were made."""
-        return f"optimizer/{self._number}"
-
-    def _rule(self) -> Rule:
-        compressed = self._compression is not Compression.none
-        return Rule(
-            kind=_KINDS[self.op],
-            mean=self.op == Average,
-            compress=self._compression.compress if compressed else None,
-            decompress=self._compression.decompress if compressed else None,
-            densify=self._sparse_as_dense,
-        )
+        running().notice(self._replicas.key, self._steps)
 
     def _take_part(self, number: int) -> None:
         """This rank has joined; the others take a step."""
         self._steps = number
-        self._reduce(absent=True)
+        if self._shares_weights:
+            # A rank that has joined owns a slice that the others' step needs it to update.
+            raise HorovodInternalError(
+                "hvd.join() while other ranks still step an optimizer with share_weights=True is not supported: "
+                "give every rank the same number of steps, or leave share_weights out"
+            )
+        with horovods_errors():
+            exchange = self._all_reduce()
+            exchange.reduce(self.weight, absent=True, wanted=self._wanted())
+            exchange.norms()
 
-    def _reduce_sparse(self, sparse: list[Named], gradients: Gradients) -> list[Tensor]:
+    def _reduce_with(self, exchange: Exchange) -> None:
+        super()._reduce_with(exchange)
+        if self._shares_weights:
+            return
+        for _, parameter in exchange.densified:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.to_sparse(1)  # it came in sparse, and SparseAdam takes nothing else
+
+    def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
         """Of these parameters, by name. Returns what comes out; our own are measured on the way."""
         waiting = []
         for name, parameter in sparse:
@@ -296,37 +266,21 @@ class Distributed(TwoParts):
                 gradient = torch.zeros_like(parameter).to_sparse(1)
             elif not gradient.is_sparse:
                 gradient = gradient.to_sparse(1)
-            if gradients.own is not None:
-                gradients.own.add(values_of(gradient))
+            if exchange.own is not None:
+                exchange.own.add(values_of(gradient))
             op = Average if self.op == Average else Sum
             waiting.append((parameter, sparse_allreduce_async(gradient, name, op, process_set=self.process_set)))
         for parameter, finish in waiting:
             parameter.grad = finish()
         return [parameter.grad for _, parameter in sparse if parameter.grad is not None]
 
-    def _warn_if_unused(self, gradients: Gradients, sparse: list[Named]) -> None:
-        if not gradients.used and not sparse and not self._warned:
-            self._warned = True
-            warnings.warn(_UNUSED.format(len(self._named)), stacklevel=4)
-
-    def _reset_delays(self) -> None:
-        for parameter in self._allreduce_delay:
-            self._allreduce_delay[parameter] = self.backward_passes_per_step
-
-    # The parts of a step
-
-    def _reduce_what_we_update(self) -> None:
-        self.synchronize()
-
-    def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
-        self._synchronized = False
-        return super().step(closure)
-
     # torch's own methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step, on the gradients of all ranks: with a closure, on those of each of its evaluations."""
         self._check_not_reduced("step")
+        if self._shares_weights:
+            return self._step_by_owners(closure)
         if self._should_synchronize and closure is not None:
             closure = self._synchronizing(closure)
         elif self._should_synchronize:
@@ -334,6 +288,19 @@ class Distributed(TwoParts):
                 warnings.warn(_TWICE, stacklevel=2)
             self.synchronize()
         return self._apply(closure)
+
+    def _step_by_owners(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with horovods_errors():
+            if self._should_synchronize and not self._synchronized:
+                self._replica_update.reduce(self)
+            else:
+                self._replica_update.use_reduced(self)
+        self._apply()
+        return loss
 
     def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def evaluate() -> Any:
@@ -360,17 +327,10 @@ class Distributed(TwoParts):
         group = len(self.param_groups) - 1
         for number, parameter in enumerate(self.param_groups[group]["params"]):
             name = f"allreduce.noname.{group}.{number}"
-            self._named.append(Named(name, parameter))
-            self._parameter_names[parameter] = name
+            self._replicas.named.append(Named(name, parameter))
             if self._requires_update and parameter.requires_grad:
                 self._watch(parameter)
-        self._drop_gradients()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._handles.clear()
-        self._forget_reduced()
-        self._reset_delays()
-        super().load_state_dict(state_dict)
+        self._drop_exchange()
 
     # Horovod's
 
@@ -382,8 +342,3 @@ class Distributed(TwoParts):
             yield
         finally:
             self._should_synchronize = True
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on; passes that have been counted for the next step are forgotten."""
-        self.backward_passes_per_step = passes
-        self._reset_delays()

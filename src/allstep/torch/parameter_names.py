@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from allstep.parallel.gradients import Named
+from allstep.parallel.exchange import Named
 
 
 def check_names(optimizer: Optimizer, given: Iterable[tuple[str, Parameter]] | None) -> list[Named]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.group.shared_empty import shared_empty
-from allstep.parallel.parameter_order import Named
+from allstep.parallel.exchange.parameter_order import Named
 
 
 @dataclass

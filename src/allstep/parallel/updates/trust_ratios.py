@@ -10,23 +10,12 @@ import numpy as np
 import torch
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.parallel.shared_weights import SharedWeights
-from allstep.torch.optimizer import horovods_errors
 
 
-class SharedRatios(SharedWeights):
-    """What is added to a wrapped class that has `trust_ratios`."""
-
-    def trust_ratios(self) -> dict[str | int, float]:
-        """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
-
-        All ranks call it together; rank 0 gets the ratios of all layers, the others an empty dict.
-        """
-        own = json.dumps(list(super().trust_ratios().items()))  # type: ignore[misc]  # the wrapped class has it
-        group = self._owned.group
-        with horovods_errors():
-            texts = texts_of_all(group, own)
-        return {name: ratio for text in texts for name, ratio in json.loads(text)} if group.rank() == 0 else {}
+def ratios_of_all(group: AllstepGroup, own: dict[str | int, float]) -> dict[str | int, float]:
+    """The ratios of all layers on rank 0, nothing on the others. All ranks call it together. own: of the layers that we update."""
+    texts = texts_of_all(group, json.dumps(list(own.items())))
+    return {name: ratio for text in texts for name, ratio in json.loads(text)} if group.rank() == 0 else {}
 
 
 def texts_of_all(group: AllstepGroup, text: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.parallel.ownership import ALIGNED, Piece, by_elements, by_whole_parameters
+from allstep.parallel.exchange.ownership import ALIGNED, Piece, by_elements, by_whole_parameters
 
 sizes = st.lists(st.integers(0, 5000), max_size=12)
 owners = st.integers(1, 6)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from allstep.errors import UserError
-from allstep.parallel.gradients import Named, Rule
-from allstep.parallel.owned_gradients import OwnedGradients
-from allstep.parallel.ownership import Piece
-from allstep.parallel.to_owners import filled
+from allstep.parallel.exchange import Named, Rule
+from allstep.parallel.exchange.owners import Owners
+from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.to_owners import filled
+from allstep.parallel.updates.shared_parameters import SharedParameters
 from groups import joined
 from ranks import Ranks
 
@@ -47,7 +48,8 @@ def test_owners_have_the_mean_of_what_they_own(ranks: Ranks, places: str, whole:
         with joined() as (rank, size):
             group = dist.distributed_c10d._get_default_group()
             named = model(rank)
-            owned = OwnedGradients(group, "test", named, Rule(), whole)
+            owned = Owners(group, "test", named, Rule(), whole)
+            SharedParameters(owned)
             first = group.local.layout.neighbours[0]
             for (name, parameter), (_, expected) in zip(named, model(first), strict=True):
                 assert torch.equal(parameter, expected), name  # the weights of the host's first rank
@@ -84,7 +86,8 @@ def test_one_rank_writes_and_all_read(ranks: Ranks) -> None:
     def work() -> None:
         with joined() as (rank, _):
             named = model(0)
-            owned = OwnedGradients(dist.distributed_c10d._get_default_group(), "test", named, Rule(), whole=False)
+            owned = Owners(dist.distributed_c10d._get_default_group(), "test", named, Rule(), whole=False)
+            shared = SharedParameters(owned)
             weight = named[2].parameter
             version = weight._version
             if rank == 1:
@@ -92,17 +95,17 @@ def test_one_rank_writes_and_all_read(ranks: Ranks) -> None:
                     weight.fill_(3.0)
             owned.meet()
             assert (weight == 3.0).all()
-            owned.tell_autograd()
+            shared.tell_autograd()
             assert weight._version > version
             owned.meet()  # all have looked
             # Replaced by the same shape: back into the shared memory, with the new values. By another shape: an error.
             weight.data = torch.full_like(weight, 5.0)
-            owned.put_back()
+            shared.put_back()
             owned.meet()
             assert (weight == 5.0).all()
-            assert weight.data_ptr() == owned.flats[2].data_ptr()
+            assert weight.data_ptr() == shared.flats[2].data_ptr()
             weight.data = weight.data.double()
             with pytest.raises(UserError, match=r"'1\.weight' was torch\.float32"):
-                owned.put_back()
+                shared.put_back()
 
     ranks(2, work)

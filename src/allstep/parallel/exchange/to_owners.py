@@ -20,7 +20,7 @@ from allstep.comm.memory.arena import TURNS, Arena, Call
 from allstep.comm.memory.reduce import add_up
 from allstep.comm.op.norms import Squares
 from allstep.comm.timeline import recorder
-from allstep.parallel.ownership import Piece
+from allstep.parallel.exchange.ownership import Piece
 
 
 class Part(NamedTuple):

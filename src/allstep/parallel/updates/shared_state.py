@@ -17,8 +17,8 @@ from allstep.comm.join.store import collect
 from allstep.comm.memory.segment import share
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
-from allstep.parallel.owned_gradients import OwnedGradients
-from allstep.parallel.ownership import Piece
+from allstep.parallel.exchange.owners import Owners
+from allstep.parallel.exchange.ownership import Piece
 
 _ALIGNED = 64
 _NUMBERS = {"bool": bool, "int": int, "float": float}
@@ -61,14 +61,14 @@ def _entry(piece: list[int], key: str, kind: str, dtype: str, shape: list[int]) 
 class SharedState:
     """The state of all ranks of the host, once `gather` has been called."""
 
-    def __init__(self, owned: OwnedGradients) -> None:
+    def __init__(self, owned: Owners) -> None:
         self._owned = owned
         self._gathered = 0
         self._views: dict[Entry, Tensor] = {}
 
     def gather(self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move our state into memory that all ranks of the host see. They all call it together, when there is new state."""
-        owned, arena = self._owned, self._owned.arena
+        owned, arena = self._owned, self._owned.local.arena
         self._gathered += 1
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
         store, seconds = PrefixStore(place, owned.group.get_group_store()), read_limits().start

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from allstep.comm.op.norms import GradientNorms, Squares, Wanted, share_of, values_of
 from allstep.errors import CollectiveMismatch, UserError
-from allstep.parallel import gradients
-from allstep.parallel.gradients import Gradients, Named, Rule
-from allstep.parallel.owned_gradients import OwnedGradients
+from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners, Rule, buckets
 from groups import joined
 from ranks import Ranks
 
@@ -96,7 +94,7 @@ def check_close(found: GradientNorms | None, wanted: GradientNorms) -> None:
     assert found.mean == pytest.approx(wanted.mean, rel=1e-4)  # "tiny" is added in bfloat16
 
 
-def check_steps(sums: Gradients, rank: int, size: int) -> list[GradientNorms]:
+def check_steps(sums: Exchange, rank: int, size: int) -> list[GradientNorms]:
     """Equal shares, by samples with a rank that has none, only the mean, nothing: the gradients have the same bits with and without."""
     found = []
     for weights in ([None] * size, [3.0, 0.0, 5.0][:size] if size < 4 else [3.0, 0.0, 5.0, 2.0]):
@@ -124,14 +122,14 @@ def check_steps(sums: Gradients, rank: int, size: int) -> list[GradientNorms]:
 @pytest.mark.parametrize("places", WAYS)
 def test_norms_of_what_passes_through(ranks: Ranks, places: str) -> None:
     def work() -> list[GradientNorms]:
-        gradients.LARGE, gradients.BUCKET = 100_000, 200_000
+        buckets.LARGE, buckets.BUCKET = 100_000, 200_000
         with joined() as (rank, size):
             group = dist.distributed_c10d._get_default_group()
             found = []
             for overlap in (False, True):
-                found += check_steps(Gradients(group, f"{overlap}", named_parameters(), Rule(), overlap), rank, size)
+                found += check_steps(AllReduce(group, f"{overlap}", named_parameters(), Rule(), overlap), rank, size)
             for whole in (False, True):
-                found += check_steps(OwnedGradients(group, f"{whole}", named_parameters(), Rule(), whole), rank, size)
+                found += check_steps(Owners(group, f"{whole}", named_parameters(), Rule(), whole), rank, size)
             return found
 
     results = ranks(len(places), work, hosts=list(places), timeout=150)
@@ -142,10 +140,10 @@ def test_a_rank_that_has_joined_takes_part(ranks: Ranks) -> None:
     """Its share of the mean is measured by itself, though it asked for nothing and has nothing of its own."""
 
     def work() -> None:
-        gradients.LARGE = 100_000
+        buckets.LARGE = 100_000
         with joined() as (rank, _):
             group = dist.distributed_c10d._get_default_group()
-            sums = Gradients(group, "test", named_parameters(), Rule())
+            sums = AllReduce(group, "test", named_parameters(), Rule())
             if rank == 2:
                 sums.reduce(absent=True)
             else:
@@ -164,7 +162,7 @@ def test_wanted_by_some_only(ranks: Ranks) -> None:
                 (BOTH, "1 of 2 ranks want the norms of their own gradients"),
                 (Wanted(mean=True), "1 of 2 ranks want the norm of the mean gradient"),
             ):
-                sums = Gradients(group, words, named_parameters(), Rule())
+                sums = AllReduce(group, words, named_parameters(), Rule())
                 with pytest.raises(CollectiveMismatch, match=words):
                     sums.reduce(wanted=wanted if rank else Wanted())
 
@@ -176,7 +174,7 @@ def test_wanted_too_late(ranks: Ranks) -> None:
 
     def work() -> None:
         with joined() as (rank, _):
-            sums = Gradients(dist.distributed_c10d._get_default_group(), "test", named_parameters(), Rule())
+            sums = AllReduce(dist.distributed_c10d._get_default_group(), "test", named_parameters(), Rule())
             give_gradients(sums.named, rank, 1.0)
             sums.reduce()
             for _, parameter in reversed(sums.named):

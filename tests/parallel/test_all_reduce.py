@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from allstep.errors import CollectiveMismatch
-from allstep.parallel import gradients
-from allstep.parallel.gradients import Gradients, Named, Rule
+from allstep.parallel.exchange import AllReduce, Named, Rule, buckets
 from groups import joined
 from ranks import Ranks
 
@@ -42,11 +41,11 @@ def group() -> Any:
 @pytest.mark.parametrize("way", WAYS)
 def test_mean_sum_and_mean_by_samples(ranks: Ranks, way: str, overlap: bool) -> None:
     def work() -> None:
-        gradients.LARGE, gradients.BUCKET = 100_000, 200_000
+        buckets.LARGE, buckets.BUCKET = 100_000, 200_000
         with joined() as (rank, size):
             for number, rule in enumerate([Rule(), Rule(mean=False), Rule(factor=0.5)]):
                 named = parameters_of({"table": torch.float64, "tiny": torch.bfloat16})
-                all_of_us = Gradients(group(), f"test{number}", named, rule, overlap)
+                all_of_us = AllReduce(group(), f"test{number}", named, rule, overlap)
                 for step, weights in enumerate([None, [2.0, 0.0, 5.0], None]):
                     for name, parameter in named:
                         given = gradient_of(rank + step, name, SHAPES[name], parameter.dtype)
@@ -80,11 +79,11 @@ def test_unused_parameters(ranks: Ranks, way: str) -> None:
     """Used nowhere: None everywhere. Used somewhere: zero counts for the others."""
 
     def work() -> None:
-        gradients.LARGE = 100_000
+        buckets.LARGE = 100_000
         with joined() as (rank, size):
             named = parameters_of()
             users = {"tiny": [], "scalar": [0], "empty": [0, 1, 2], "picture": [1], "large": [2], "table": [0, 1]}
-            all_of_us = Gradients(group(), "test", named, Rule())
+            all_of_us = AllReduce(group(), "test", named, Rule())
             for _ in range(2):
                 for name, parameter in named:
                     parameter.grad = gradient_of(rank, name, SHAPES[name]) if rank in users[name] else None
@@ -101,12 +100,12 @@ def test_unused_parameters(ranks: Ranks, way: str) -> None:
 
 def test_bits_are_equal_on_all_ranks_and_in_all_runs(ranks: Ranks) -> None:
     def work() -> list[bytes]:
-        gradients.LARGE = 100_000
+        buckets.LARGE = 100_000
         with joined() as (rank, _):
             named = parameters_of()
             for name, parameter in named:
                 parameter.grad = gradient_of(rank, name, SHAPES[name])
-            Gradients(group(), "test", named, Rule()).reduce(float(rank + 1))
+            AllReduce(group(), "test", named, Rule()).reduce(float(rank + 1))
             return [parameter.grad.numpy().tobytes() for _, parameter in named]
 
     first, *others = [*ranks(3, work), *ranks(3, work)]
@@ -122,7 +121,7 @@ def test_compressed(ranks: Ranks) -> None:
             named = parameters_of()
             for name, parameter in named:
                 parameter.grad = gradient_of(rank, name, SHAPES[name])
-            Gradients(group(), "test", named, rule).reduce()
+            AllReduce(group(), "test", named, rule).reduce()
             for name, parameter in named:
                 expected = sum(gradient_of(r, name, SHAPES[name]) for r in range(size)) / size
                 assert parameter.grad.dtype == torch.float32
@@ -137,7 +136,7 @@ def test_complex_and_changed_parameters(ranks: Ranks) -> None:
     def work() -> None:
         with joined() as (rank, size):
             named = [Named("wave", nn.Parameter(torch.zeros(5, 2, dtype=torch.complex64))), *parameters_of()]
-            all_of_us = Gradients(group(), "test", named, Rule())
+            all_of_us = AllReduce(group(), "test", named, Rule())
             for dtype in (torch.float32, torch.float64):
                 for name, parameter in named[1:]:
                     parameter.data = parameter.data.to(dtype)
@@ -154,10 +153,10 @@ def test_complex_and_changed_parameters(ranks: Ranks) -> None:
 
 def test_an_absent_rank_lets_the_others_go_on(ranks: Ranks) -> None:
     def work() -> None:
-        gradients.LARGE = 100_000
+        buckets.LARGE = 100_000
         with joined() as (rank, size):
             named = parameters_of()
-            all_of_us = Gradients(group(), "test", named, Rule())
+            all_of_us = AllReduce(group(), "test", named, Rule())
             for step in range(3):
                 for name, parameter in named:
                     parameter.grad = gradient_of(rank, name, SHAPES[name])
@@ -183,7 +182,7 @@ def test_sparse_ones_are_left_to_the_caller(ranks: Ranks) -> None:
                 parameter.grad = torch.ones(SHAPES[name])
             table = named[list(SHAPES).index("table")].parameter
             table.grad = torch.ones(300, 7).to_sparse(1) if rank == 1 else None
-            found = [each.name for each in Gradients(group(), "test", named, Rule()).reduce()]
+            found = [each.name for each in AllReduce(group(), "test", named, Rule()).reduce()]
             assert (table.grad is None) == (rank != 1)  # untouched
             return found
 
@@ -198,7 +197,7 @@ def test_order_and_differences(ranks: Ranks) -> None:
             named = parameters_of()
             for name, parameter in named:
                 parameter.grad = gradient_of(rank, name, SHAPES[name])
-            Gradients(group(), "test", named[rank:] + named[:rank], Rule()).reduce()
+            AllReduce(group(), "test", named[rank:] + named[:rank], Rule()).reduce()
             for name, parameter in named:
                 expected = sum(gradient_of(r, name, SHAPES[name]) for r in range(size)) / size
                 torch.testing.assert_close(parameter.grad, expected)
@@ -209,7 +208,7 @@ def test_order_and_differences(ranks: Ranks) -> None:
         with joined() as (rank, _):
             named = parameters_of()
             with pytest.raises(CollectiveMismatch) as caught:
-                Gradients(group(), "test", change(named) if rank == 1 else named, Rule()).reduce()
+                AllReduce(group(), "test", change(named) if rank == 1 else named, Rule()).reduce()
             return str(caught.value)
 
     other_shape = lambda named: [Named("tiny", nn.Parameter(torch.zeros(4))), *named[1:]]  # noqa: E731
@@ -228,7 +227,7 @@ def test_samples_told_by_some_only(ranks: Ranks) -> None:
         with joined() as (rank, _):
             named = parameters_of()
             with pytest.raises(CollectiveMismatch) as caught:
-                Gradients(group(), "test", named, Rule()).reduce(3.0 if rank == 0 else None)
+                AllReduce(group(), "test", named, Rule()).reduce(3.0 if rank == 0 else None)
             return str(caught.value)
 
     assert all("1 of 3 ranks told how many samples" in text for text in ranks(3, work))

@@ -1,0 +1,137 @@
+"""`AllReduce`: the gradients of all ranks become one on every rank: their mean, their sum, or their mean by samples.
+
+```
+large       each gradient by itself, where it lies                                   no copy
+small       together, in one buffer that the ranks share                             copied in and out, all in one call
+```
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import ReduceOp, _make_nccl_premul_sum
+
+from allstep.comm.group.plan import call_of
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.memory import reduce as summing
+from allstep.comm.op.describe import words
+from allstep.comm.op.norms import share_of
+from allstep.comm.op.transport import Mover
+from allstep.parallel.exchange.bucketed import Bucketed
+from allstep.parallel.exchange.buckets import Bucket, small_ones
+from allstep.parallel.exchange.pack import flat_in_memory, make_pack
+from allstep.parallel.exchange.parameter_order import Named
+from allstep.parallel.exchange.protocol import Listener, Rule
+
+_BLOCK = 1 << 18  # elements that stay in the cache from one use to the next
+_EXACT = (torch.float32, torch.float64)
+
+
+class AllReduce(Bucketed):
+    """Every rank gets every gradient.
+
+    key: tells this set of parameters from others on the same group. overlap: whether buckets travel while others are computed;
+    by default only where a network is between the ranks. listener: hears of each bucket.
+    """
+
+    def __init__(
+        self,
+        group: AllstepGroup,
+        key: str,
+        named: Sequence[Named],
+        rule: Rule,
+        overlap: bool | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        overlaps = _crosses_hosts(group) if overlap is None else overlap
+        super().__init__(group, key, named, rule, overlap=overlaps, listener=listener)
+
+    def _prepare(self) -> None:
+        for bucket in self._buckets:
+            bucket.packs = [make_pack(self.group, self.named, numbers) for numbers in small_ones(self.named, bucket)]
+
+    def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
+        return list(gradients.values())
+
+    def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
+        if self.rule.compress is not None:
+            self._sum_compressed(gradients, scale)
+            return
+        small = {number for pack in bucket.packs for number in pack.views}
+        for number, gradient in gradients.items():
+            if number not in small:
+                self._large_sum(flat_in_memory(gradient), scale)
+        for pack in bucket.packs:
+            numbers = [number for number in pack.views if number in gradients]
+            if not numbers:
+                continue
+            views, found = [pack.views[i] for i in numbers], [gradients[i] for i in numbers]
+            if len(numbers) < len(pack.views):
+                pack.flat.zero_()
+            torch._foreach_copy_(views, found)
+            self._measured_sum(pack.flat, scale)
+            torch._foreach_copy_(found, views)
+
+    def _sum_compressed(self, gradients: dict[int, Tensor], scale: float) -> None:
+        assert self.rule.compress is not None
+        assert self.rule.decompress is not None
+        for gradient in gradients.values():
+            if self.own is not None:
+                self.own.add(flat_in_memory(gradient))
+            small, context = self.rule.compress(gradient)
+            small = small.clone() if small.data_ptr() == gradient.data_ptr() else small
+            self._scaled_sum(small.view(-1) if small.is_contiguous() else small, scale)
+            gradient.copy_(self.rule.decompress(small, context))
+            self._measure_mean(flat_in_memory(gradient))
+
+    def _large_sum(self, flat: Tensor, scale: float) -> None:
+        """Of one gradient, where it lies. On one host it is measured block by block as it is staged and added."""
+        local = self.group.local
+        if self.mean is None or not (flat.numel() and self._scales_on_the_way(flat) and _on_one_host(local)):
+            self._measured_sum(flat, scale)
+            return
+        assert isinstance(local, LocalMover)
+        call = call_of(words("sum with norms", flat.dtype, flat.shape))
+        local.carry_out(call, summing.large, flat, torch.add, call, True, scale, self.own, self.mean)
+
+    def _measured_sum(self, flat: Tensor, scale: float) -> None:
+        """Our own is measured as it is scaled, the result afterwards."""
+        if self.own is not None:
+            for block in torch.split(flat, _BLOCK):
+                self.own.add(block)
+                if flat.is_floating_point():
+                    block.mul_(scale)
+            scale = 1.0 if flat.is_floating_point() else scale
+        self._scaled_sum(flat, scale)
+        self._measure_mean(flat)
+
+    def _measure_mean(self, flat: Tensor) -> None:
+        """Our part of a result that all ranks have."""
+        if self.mean is not None:
+            self.mean.add(share_of(flat, self.group.rank(), self.group.size()))
+
+    def _scales_on_the_way(self, tensor: Tensor) -> bool:
+        """Decided alike on all ranks, whose scales may differ."""
+        return tensor.dtype in _EXACT and self.rule.kind == ReduceOp.SUM and tensor.device.type == "cpu"
+
+    def _scaled_sum(self, tensor: Tensor, scale: float) -> None:
+        """The sum of the ranks' tensors, each times its scale, in place."""
+        kind = self.rule.kind
+        if tensor.dtype in _EXACT and kind == ReduceOp.SUM:  # decided alike on all ranks, whose scales may differ
+            self._add_up(tensor, _make_nccl_premul_sum(scale))
+            return
+        if scale != 1.0 and tensor.is_floating_point():
+            tensor.mul_(scale)
+        self._add_up(tensor, kind)
+        if scale != 1.0 and not tensor.is_floating_point():
+            tensor.copy_((tensor.double() * scale).trunc())
+
+
+def _crosses_hosts(group: AllstepGroup) -> bool:
+    return group.size() > 1 and not _on_one_host(group.local)
+
+
+def _on_one_host(local: Mover | None) -> bool:
+    return isinstance(local, LocalMover) and local.way is None

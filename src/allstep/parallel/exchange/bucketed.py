@@ -1,0 +1,265 @@
+"""The step that `AllReduce` and `Owners` share: a header, then the sums of a bucket, then norms.
+
+autograd puts a gradient wherever it likes, and a script may set it to None, replace it or lay it out otherwise at any time. So nothing
+is attached to parameters here: `reduce` takes the gradients as it finds them, and leaves the result in the same place.
+
+The header (one small sum, first) says for each parameter whether a rank has a gradient, and how many samples are behind it. It makes
+unused parameters right: one that no rank used keeps its None (so weight decay and momentum leave it alone, as on one worker); one that
+only some ranks used counts as zero on the others. The layout (names, shapes, strides, in which order) is agreed once, through the
+store; after that a step exchanges no names.
+
+**Norms**, if wanted, are taken on the way (`comm.op.norms`): `norms` after `reduce` has them.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+from torch.nn import Parameter
+
+from allstep.comm.group.process_group import AllstepGroup
+from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted
+from allstep.comm.op.queue import InLine, Queue
+from allstep.errors import UserError
+from allstep.parallel.exchange.buckets import Bucket, cut, is_large
+from allstep.parallel.exchange.header import Header, absent_words, header_of, words_of
+from allstep.parallel.exchange.parameter_order import Named, agreed_order
+from allstep.parallel.exchange.protocol import Listener, Rule
+
+_DRAIN_SECONDS = 2.0  # at the end: for reductions that have begun on all ranks
+
+
+class Bucketed(ABC):
+    """The gradients of some parameters over a group. All ranks of the group make it, and call it, together.
+
+    key: tells this set of parameters from others on the same group. overlap: whether buckets travel while others are computed.
+    listener: hears of each bucket.
+    """
+
+    def __init__(
+        self,
+        group: AllstepGroup,
+        key: str,
+        named: Sequence[Named],
+        rule: Rule,
+        *,
+        overlap: bool,
+        listener: Listener | None = None,
+    ) -> None:
+        self.group, self.key, self.rule = group, key, rule
+        self.named = list(named)
+        self.overlap, self.listener = overlap, listener
+        self._signature: tuple[Any, ...] = ()
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[int, Bucket] = {}  # by the id of the parameter
+        self._agreements = 0
+        self._queue = Queue()
+        self._started: list[InLine] = []
+        self._weight: float | None = None
+        self._wanted = NOTHING
+        self._absent = False
+        self._sparse: list[Named] = []
+        self._dense: set[int] = set()
+        self._densified: list[Named] = []
+        self.densified: list[Named] = []
+        self.used: set[int] = set()
+        self.present = group.size()
+        self.own: Squares | None = None
+        self.mean: Squares | None = None
+
+    # A step: see `protocol.Exchange`
+
+    def ready(self, parameter: Parameter, weight: float | None = None, wanted: Wanted = NOTHING) -> None:
+        """The gradient of this parameter is complete."""
+        if not self.overlap or not self._buckets:
+            return
+        self._weight, self._wanted = weight, wanted
+        bucket = self._bucket_of[id(parameter)]
+        bucket.missing -= 1
+        while len(self._started) < len(self._buckets) and self._buckets[len(self._started)].missing <= 0:
+            self._start()
+
+    def reduce(self, weight: float | None = None, absent: bool = False, wanted: Wanted = NOTHING) -> list[Named]:
+        """Wait until every gradient is what the rule says; return those that are sparse on some rank."""
+        if self._started and wanted != self._wanted:
+            raise UserError(
+                "measure_norms or clip_norm was changed after backward() had begun: gradients of this step are on their way already. Set "
+                "them before it"
+            )
+        self._agree()
+        self._weight, self._absent, self._wanted = weight, absent, wanted
+        if self.overlap and not absent:
+            self._finish()
+        else:
+            for bucket in self._buckets:
+                self._reduce(bucket, absent)
+        self.used, self._dense = self._dense, set()
+        self.densified, self._densified = self._densified, []
+        sparse, self._sparse = self._sparse, []
+        return sparse
+
+    def norms(self) -> GradientNorms | None:
+        """Of the last `reduce`, if it measured them."""
+        if self.mean is None:
+            return None
+        size, rank = self.group.size(), self.group.rank()
+        told = np.zeros(2 * size + 1)
+        told[rank] = self.own.total() if self.own is not None else 0.0
+        told[size + rank] = 0.0 if self._absent else 1.0 if self._weight is None else self._weight
+        told[-1] = self.mean.total()
+        self._add_up(torch.from_numpy(told))
+        own = tuple(told[:size].tolist()) if self.own is not None else ()
+        self.own = self.mean = None
+        return GradientNorms(own, tuple(told[size:-1].tolist()), float(told[-1]))
+
+    def scale_by(self, factor: float) -> None:
+        """Multiply what `reduce` left to us, but for sparse gradients."""
+        found = {number: self.named[number].parameter.grad for number in sorted(self.used)}
+        gradients = {number: gradient.detach() for number, gradient in found.items() if gradient is not None}
+        if results := self._results(gradients):
+            torch._foreach_mul_(results, factor)
+
+    def close(self) -> None:
+        """Drop what is under way, and end the thread.
+
+        Reductions that have begun on all ranks may finish: Gloo cannot free a thread whose message has
+        arrived in part. After `_DRAIN_SECONDS` those that wait for another rank fail, here and there.
+        """
+        end = time.monotonic() + _DRAIN_SECONDS
+        while not self._is_drained() and time.monotonic() < end:
+            time.sleep(0.002)
+        if not self._is_drained():
+            self.group.guard.fail(self.group.guard.own_end("dropped gradients that were being reduced"))
+        self._queue.close()
+        self._started, self._buckets, self._bucket_of = [], [], {}
+
+    def _start(self) -> None:
+        bucket = self._buckets[len(self._started)]
+        self._started.append(self._queue.later(lambda: self._reduce(bucket), []))
+
+    def _finish(self) -> None:
+        while len(self._started) < len(self._buckets):
+            self._start()
+        started, self._started = self._started, []
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.numbers)
+        for work in started:
+            work.wait()
+
+    def _is_drained(self) -> bool:
+        return all(work.is_completed() for work in self._started)
+
+    # What each way does in its own manner
+
+    @abstractmethod
+    def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
+        """Make the sums of these gradients, each first times our scale. Measures own and mean where they are wanted."""
+
+    @abstractmethod
+    def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
+        """What of these reduced gradients is ours to use."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """The layout was agreed: get ready what depends on it."""
+
+    # One bucket
+
+    def _reduce(self, bucket: Bucket, absent: bool = False) -> None:
+        listener = self.listener if self.listener is not None and self.listener.is_listening() else None
+        began = time.monotonic_ns() if listener else 0
+        with torch.no_grad():
+            header = self._exchange_header(bucket, absent)
+            agreed = time.monotonic_ns() if listener else 0
+            scale = self._scale(header)
+            used = [i for i, used in zip(bucket.numbers, header.dense, strict=True) if used]
+            self._dense.update(used)
+            self._sum(bucket, {i: self._gradient(i, scale, absent) for i in used}, scale)
+        if listener:
+            listener.reduced([self.named[i] for i in used], began, agreed, time.monotonic_ns())
+
+    def _exchange_header(self, bucket: Bucket, absent: bool) -> Header:
+        """Also gets ready to measure what the ranks want measured, which one that is absent learns here."""
+        if absent:
+            said = absent_words(len(bucket.numbers))
+        else:
+            gradients = [self.named[number].parameter.grad for number in bucket.numbers]
+            said = words_of(gradients, self._weight, self._wanted)
+        self._add_up(torch.from_numpy(said))
+        found = header_of(said, self.group.rank())
+        self.present = found.present
+        if found.wanted.own and self.own is None:
+            self.own = Squares()
+        if found.wanted.mean and self.mean is None:
+            self.mean = Squares()
+        return self._sort_out_sparse(bucket, found, absent) if any(found.sparse) else found
+
+    def _sort_out_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
+        """Those that are sparse on some rank are left out, or made dense on all."""
+        sparse = [self.named[i] for i, is_sparse in zip(bucket.numbers, header.sparse, strict=True) if is_sparse]
+        if not self.rule.densify:
+            self._sparse += sparse
+            return header
+        for _, parameter in sparse:
+            if not absent and parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        self._densified += sparse
+        either = [dense or is_sparse for dense, is_sparse in zip(header.dense, header.sparse, strict=True)]
+        return header._replace(dense=either)
+
+    def _scale(self, header: Header) -> float:
+        """By what our own gradients are multiplied before they are added."""
+        if not self.rule.mean:
+            return self.rule.factor
+        if header.samples is not None:
+            return self.rule.factor * (self._weight or 0.0) / max(header.samples, 1e-300)
+        return self.rule.factor / self.group.size()
+
+    def _gradient(self, number: int, scale: float, absent: bool) -> Tensor:
+        """Our gradient, laid out as the parameter is; zeros where we have none or what we have does not count."""
+        parameter = self.named[number].parameter
+        if absent:
+            return torch.zeros_like(parameter)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.stride() != parameter.stride() and self._needs_its_layout(parameter):
+            parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+        gradient = parameter.grad.detach()
+        return gradient if scale else gradient.zero_()  # nothing behind it: 0/0 of an empty batch must not spread
+
+    def _needs_its_layout(self, parameter: Parameter) -> bool:
+        """Whether a gradient is reduced where it lies, and so must lie as on the other ranks."""
+        return is_large(parameter)
+
+    def _add_up(self, tensor: Tensor, kind: Any = ReduceOp.SUM) -> None:
+        opts = AllreduceOptions()
+        opts.reduceOp = kind
+        opts.asyncOp = False
+        self.group.allreduce([tensor], opts).wait()
+
+    # The layout
+
+    def _agree(self) -> None:
+        """Make sure that all ranks mean the same parameters. Costs a store's round trip when something changed, else a comparison."""
+        if self._signature == self._described():
+            return
+        self._agreements += 1
+        self.named = agreed_order(self.group, f"{self.key}/{self._agreements}", self.named)
+        self._buckets = cut(self.named, self.overlap)
+        self._bucket_of = {
+            id(self.named[number].parameter): bucket for bucket in self._buckets for number in bucket.numbers
+        }
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.numbers)
+        self._prepare()
+        self._signature = self._described()
+
+    def _described(self) -> tuple[Any, ...]:
+        """What the ranks agreed on, as it is now."""
+        parameters = (each.parameter for each in self.named)
+        return tuple((p.shape, p.stride(), p.dtype, p.device) for p in parameters)
