@@ -34,6 +34,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
     Store,
     Work,
+    _make_nccl_premul_sum,
 )
 from torch.distributed import ProcessGroup
 
@@ -91,6 +92,21 @@ class AllstepGroup(ProcessGroup):
             if work is not None:
                 return work if self._coalesced is None else self._noted(work)
         return self._noted(self._carried("all_reduce", (tensor, opts)))
+
+    def sum_scaled(self, tensor: Tensor, scale: float) -> None:
+        """Sum over the ranks, of each rank's tensor times its own scale, in place: float32 or float64. Waits for it.
+
+        All ranks call it together. In shared memory the scale is an argument of the sum; elsewhere it is torch's PREMUL_SUM.
+        """
+        if self.local is not None and not tensor.is_cuda:
+            self.guard.begun += 1
+            if self.local.sum_scaled(tensor, scale):
+                return
+            self.guard.begun -= 1
+        opts = AllreduceOptions()
+        opts.reduceOp = _make_nccl_premul_sum(scale)
+        opts.asyncOp = False
+        self.allreduce([tensor], opts).wait()
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _COALESCED) -> Work:
         if tensors[0].is_cuda:

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
     ReduceScatterOptions,
     Work,
+    _make_nccl_premul_sum,
 )
 
 from allstep.comm.group import across_hosts as crossing
@@ -53,6 +54,7 @@ from allstep.comm.op.work import DONE
 from allstep.comm.timeline import recorder
 
 _MOST_PLANS = 1000
+_SCALED = _make_nccl_premul_sum(1.0)  # only its kind counts
 _BARRIER = call_of("barrier")
 
 
@@ -109,6 +111,16 @@ class LocalMover(Mover):
             return self.queue.later(lambda: self._all_reduce(tensor, plan, scale), [tensor])
         self.queue.now(self._all_reduce, tensor, plan, scale)
         return DONE
+
+    def sum_scaled(self, tensor: Tensor, scale: float) -> bool:
+        """The sum over ranks, of each rank's tensor times its own scale, in place; False where this is not ours to do."""
+        plan = self._plan("all_reduce", tensor, _SCALED)
+        if plan is None:
+            return False
+        if self._blocks and not plan.places:
+            plan = self._shared_plan(tensor, plan)
+        self.queue.now(self._all_reduce, tensor, plan, None if scale == 1.0 else scale)
+        return True
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None:
         plans = [self._plan("all_reduce", tensor, opts.reduceOp) for tensor in tensors]

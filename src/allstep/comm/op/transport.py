@@ -48,6 +48,10 @@ class Mover:
     def all_reduce(self, tensor: Tensor, opts: AllreduceOptions) -> Work | None:
         return None
 
+    def sum_scaled(self, tensor: Tensor, scale: float) -> bool:
+        """The sum of each rank's tensor times its own scale, in place; whether it was done."""
+        return False
+
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None:
         """Several tensors at once, dtypes mixed as they come."""
         return None

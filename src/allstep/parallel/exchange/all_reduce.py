@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ReduceOp, _make_nccl_premul_sum
+from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
@@ -120,7 +120,7 @@ class AllReduce(Bucketed):
         """The sum of the ranks' tensors, each times its scale, in place."""
         kind = self.rule.kind
         if tensor.dtype in _EXACT and kind == ReduceOp.SUM:  # decided alike on all ranks, whose scales may differ
-            self._add_up(tensor, _make_nccl_premul_sum(scale))
+            self.group.sum_scaled(tensor, scale)
             return
         if scale != 1.0 and tensor.is_floating_point():
             tensor.mul_(scale)
