@@ -123,7 +123,7 @@ def test_a_rank_that_ends_is_an_error_with_its_words(tmp_path: Path) -> None:
 
 def test_a_size_that_does_not_fit_is_missing() -> None:
     assert comm.too_large(2, 4096) == ""
-    assert "MB are free" in comm.too_large(2, 1 << 50)
+    assert "GB are free" in comm.too_large(2, 1 << 50)
 
 
 @pytest.mark.parametrize("numel", [1, 61, 1000, 61 * 4096 + 5])

@@ -131,7 +131,7 @@ def test_what_cannot_be_measured_is_said_at_once(options: list[str], monkeypatch
     assert isinstance(outcome.exception, ConfigError)
     words = {
         "alexnet2": "choose one of alexnet, resnet18, small-cnn",
-        "1024": "MB are free",
+        "1024": "GB are free",
         "100000": "expected a number from 1 to 1024",
     }
     assert words[options[-1]] in str(outcome.exception)

@@ -192,7 +192,7 @@ REHEARSED = Rehearsed(
 def test_a_whole_run_is_foretold() -> None:
     time_line, disk_line = forecast(REHEARSED)
     assert time_line.startswith(
-        "a whole run: 90 epochs x 157 steps x 500 ms = 118 min, and 91 evaluations of 30 s: 2 h 43 min in all"
+        "a whole run: 90 epochs x 157 steps x 500 ms = 1 h 58 min, and 91 evaluations of 30 s: 2 h 43 min in all"
     )
     assert disk_line.startswith("disk: up to 5 checkpoints of 200 MB = 1 GB; 900 MB are free, which is too little")
     assert not REHEARSED.fits

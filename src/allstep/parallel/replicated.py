@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 
 from allstep.comm.op.norms import GradientNorms, Squares, Wanted, values_of
 from allstep.errors import ConfigError, UserError
-from allstep.parallel.exchange import AllReduce, Exchange, Named
+from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.updates import EveryRank, Update
 
@@ -148,6 +148,11 @@ class ReplicatedOptimizer(Optimizer):
 
     def _forget_reduced(self) -> None:
         self._reduced = self._synchronized = False
+
+    @property
+    def owners(self) -> Owners | None:
+        """Who updates what; None where every rank updates all."""
+        return self._replica_update.owners(self)
 
     # Reducing
 

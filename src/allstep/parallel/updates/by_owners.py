@@ -75,6 +75,10 @@ class ByOwners:
         """Update our pieces; what the others own is updated by them meanwhile."""
         self.sharing(optimizer).update(optimizer)
 
+    def owners(self, optimizer: Replica) -> Owners | None:
+        """The exchange that knows the owners."""
+        return self.sharing(optimizer).owners
+
     # The optimizer's state
 
     @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from allstep.parallel.exchange import Exchange
+from allstep.parallel.exchange import Exchange, Owners
 from allstep.parallel.replicas import Replicas
 
 
@@ -43,6 +43,9 @@ class Update(Protocol):
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> Any:
         """Change the weights."""
 
+    def owners(self, optimizer: Replica) -> Owners | None:
+        """Who updates what; None where every rank updates all."""
+
     def state_filled(self, optimizer: Replica) -> AbstractContextManager[None]:
         """Within it the optimizer's `state` is that of whole parameters."""
 
@@ -69,6 +72,10 @@ class EveryRank:
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> Any:
         """Take the wrapped optimizer's step."""
         return optimizer._own_step(closure)
+
+    def owners(self, optimizer: Replica) -> Owners | None:
+        """Every rank updates all."""
+        return None
 
     def state_filled(self, optimizer: Replica) -> AbstractContextManager[None]:
         """It always is."""

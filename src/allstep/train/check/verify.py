@@ -151,7 +151,7 @@ def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:
 @torch.no_grad()
 def mean_gradients(net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
     """After `reduce_gradients`, on all ranks together: what the update will use, by name, as copies."""
-    shared = getattr(optimizer, "_owned", None)
+    shared = optimizer.owners
     if shared is None:
         trained = [(name, each.grad) for name, each in net.named_parameters() if each.requires_grad]
         return {name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None}
