@@ -30,7 +30,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from allstep.files.bounded import check_regular, open_regular, parse_json, read_lines
+from allstep.files.bounded import check_regular, open_regular, open_to_append, parse_json, read_lines
 
 Fields = Mapping[str, Any]
 
@@ -68,10 +68,7 @@ class RunLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without O_NONBLOCK, opening a pipe in its place would wait for a reader.
-        # Through a link, another person's run folder could choose a file to write to.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+        self._file = open_to_append(path)
         check_regular(self._file.fileno(), path)
         if _is_torn(path):
             self._file.write(b"\n")

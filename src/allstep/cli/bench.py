@@ -37,8 +37,8 @@ def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -
 
     _check(json, plot)
     turns = (repetitions + 1) * sum(not contender.missing for contender in contenders())
-    with step_bar(turns) as told:
-        result = measure_launch(repetitions, told)
+    with step_bar(turns) as progress:
+        result = measure_launch(repetitions, progress)
     _show(result, json, plot)
 
 
@@ -67,8 +67,8 @@ def comm(
     _check(json, plot)
     numbers, nbytes, state = parse_ranks(ranks), parse_sizes(sizes), parse_caches(caches)
     turns = len(numbers) * len(nbytes) * (repetitions + 1)
-    with step_bar(turns) as told:
-        result = measure_comm(numbers, nbytes, repetitions, told, state)
+    with step_bar(turns) as progress:
+        result = measure_comm(numbers, nbytes, repetitions, progress, state)
     _show(result, json, plot)
 
 
@@ -89,8 +89,8 @@ def step(
     from allstep.bench.step.measure import NUM_EXTRA, measure_step
 
     _check(json, plot)
-    with step_bar(repetitions + NUM_EXTRA) as told:
-        result = measure_step(model, num_ranks, repetitions, batch, told)
+    with step_bar(repetitions + NUM_EXTRA) as progress:
+        result = measure_step(model, num_ranks, repetitions, batch, progress)
     _show(result, json, plot)
 
 
@@ -117,8 +117,8 @@ def data(
     from allstep.bench.data.measure import NUM_EXTRA, measure_data
 
     _check(json, plot)
-    with step_bar(repetitions + NUM_EXTRA) as told:
-        result = measure_data(where, size, batch, threads, repetitions, max_samples, told)
+    with step_bar(repetitions + NUM_EXTRA) as progress:
+        result = measure_data(where, size, batch, threads, repetitions, max_samples, progress)
     _show(result, json, plot)
 
 

@@ -280,8 +280,8 @@ def get(
 
     wanted = named_set(name)
     folder = to or cache_folder() / wanted.name
-    with file_bars() as told:
-        bring(wanted, folder, origin, told)
+    with file_bars() as progress:
+        bring(wanted, folder, origin, progress)
     print_line(f"{wanted.title} is in {folder}")
 
 
@@ -315,8 +315,8 @@ def _place(src: str) -> tuple[str, tuple[str, ...]]:
 
     if src not in NAMED or Path(src).exists():
         return src, ()
-    with file_bars() as told:
-        found = find(NAMED[src], progress=told)
+    with file_bars() as progress:
+        found = find(NAMED[src], progress=progress)
     return str(found.folder), found.classes
 
 

@@ -169,8 +169,8 @@ def _start(request: _Request, workers: int | None) -> int:
     if request.must_exist and request.out is not None:
         expect_run(request.out)
     try:
-        with file_bars() as told:
-            prepared = prepare(request.source, request.words, request.data, told)
+        with file_bars() as progress:
+            prepared = prepare(request.source, request.words, request.data, progress)
         num_workers = workers or default_num_workers(prepared.config)
         check(prepared, num_workers)
     except DataError:

@@ -2,7 +2,7 @@
 
 ```
 bar          one piece of work of so many parts; plain lines now and then where there is no terminal
-step_bar     work that is told by name what begins next
+step_bar     work whose parts are announced by name
 file_bars    files of so many bytes, one bar each
 text_bar     bars whose text the caller writes
 ```
@@ -35,7 +35,7 @@ def bar(what: str, unit: str = "samples") -> Iterator[Shown]:
 
 @contextmanager
 def step_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on a terminal; it is told `total` times what is begun, and shows how much is done."""
+    """Show a bar on a terminal; each call names the next of `total` parts."""
     with _progress() as drawn:
         task, done = drawn.add_task("", total=total), count()
         yield lambda text: drawn.update(task, description=text, completed=next(done))
@@ -43,18 +43,18 @@ def step_bar(total: int) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def file_bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar for each file on a terminal; told its name, the bytes so far and in all (None: not known)."""
+    """Show a bar for each file on a terminal, by its name, the bytes so far and the bytes in all (None: not known)."""
     from rich.progress import DownloadColumn, TaskID
 
     tasks: dict[str, TaskID] = {}
     with _progress(_text("{task.description}"), DownloadColumn()) as drawn:
 
-        def told(name: str, done: int, total: int | None) -> None:
+        def update(name: str, done: int, total: int | None) -> None:
             if name not in tasks:
                 tasks[name] = drawn.add_task(escaped(name), total=total)
             drawn.update(tasks[name], completed=done, total=total)
 
-        yield told
+        yield update
 
 
 @contextmanager

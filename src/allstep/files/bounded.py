@@ -55,6 +55,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 def open_to_append(path: Path) -> FileIO:
     """Open a file, or a new one, to append to it: not through a link, and without waiting for a pipe's reader."""
+    # Through a link, another person's run folder could choose a file to write to.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return FileIO(os.open(path, flags, 0o666), "a")
 

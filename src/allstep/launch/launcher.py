@@ -243,9 +243,7 @@ class Launcher:
             if station.remote and station.hello and not station.over and now - station.heard > self.limits.lost:
                 self._lose(station, f"no sign of life for {now - station.heard:.0f} s")
         self._settle(now)
-        if self.kill_at is not None and now > self.kill_at:
-            self._kill_all(now)
-        if self.give_up_at is not None and now > self.give_up_at:
+        if self._is_time_to_give_up(now):
             self._give_up(now)
 
     def _wait_for_reader(self, signals: socket.socket, fd: int) -> bool:
@@ -259,13 +257,16 @@ class Launcher:
                 return True
             if found:
                 self._on_signals(signals.recv(64))
-            now = time.monotonic()
-            if self.kill_at is not None and now > self.kill_at:
-                self._kill_all(now)
-            if self.give_up_at is not None and now > self.give_up_at:
+            if self._is_time_to_give_up(time.monotonic()):
                 return False
             for station in self.stations:
                 station.link.flush()
+
+    def _is_time_to_give_up(self, now: float) -> bool:
+        """Kill the workers when the grace time is over; return whether they have had enough time to end after that."""
+        if self.kill_at is not None and now > self.kill_at:
+            self._kill_all(now)
+        return self.give_up_at is not None and now > self.give_up_at
 
     def _kill_all(self, now: float) -> None:
         self.kill_at = None

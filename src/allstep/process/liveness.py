@@ -113,6 +113,18 @@ def namespace() -> str:
         return ""
 
 
+def birth(pid: int) -> int | None:
+    """Return when a process was started, in clock ticks since boot; None when it is gone.
+
+    A later process with the same pid has another birth.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
 def _folder_of(pid: int) -> int | None:
     try:
         return os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

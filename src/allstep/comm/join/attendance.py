@@ -20,12 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
 from allstep.errors import WorldError
-from allstep.process.liveness import namespace
+from allstep.process.liveness import birth, namespace
 from allstep.world import World
 
 _LONGEST = 200
@@ -71,15 +70,6 @@ def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> s
 def _are_alike(ours: str, our_numbers: set[str], theirs: str, their_numbers: set[str]) -> bool:
     pairs = zip_longest(_WORD.findall(ours), _WORD.findall(theirs))
     return all(one == two or (one in our_numbers and two in their_numbers) for one, two in pairs)
-
-
-def birth(pid: int) -> int | None:
-    """When a process was started, in clock ticks since boot; None when it is gone. Tells it from a later one with its number."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _key(world: World, number: int) -> str:

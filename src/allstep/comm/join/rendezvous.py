@@ -34,11 +34,11 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from allstep import machine, wire
-from allstep.comm.join.attendance import birth
 from allstep.comm.join.store import WireStore
 from allstep.errors import WorldError
 from allstep.files.whole import replace_file
 from allstep.limits import Limits
+from allstep.process.liveness import birth
 from allstep.world import NONE, World, job_of, tasks_per_node
 
 _NUM_PORTS = 16

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from allstep.comm.memory.segment import share
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
+from allstep.parallel.exchange.buckets import nbytes_of
 from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.pack import dense_strides
 from allstep.parallel.exchange.parameter_order import Named
@@ -50,8 +51,7 @@ class SharedParameters:
         owners, starts, total = self._owners, [], 0
         for each in owners.named:
             starts.append(total)
-            nbytes = each.parameter.numel() * each.parameter.element_size()
-            total += -(-max(nbytes, 1) // _ALIGNED) * _ALIGNED
+            total += -(-max(nbytes_of(each.parameter), 1) // _ALIGNED) * _ALIGNED
         local = owners.local
         store = PrefixStore(f"weights/{owners.key}/{local.layout.host}", owners.group.get_group_store())
         try:
