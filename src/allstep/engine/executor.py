@@ -9,7 +9,6 @@ Tensors are read and written through `.data`: autograd neither sees it nor count
 """
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch._C._distributed_c10d import (
     PrefixStore,
     ReduceScatterOptions,
     Store,
-    _DistributedBackendOptions,
 )
 
 from allstep.comm.group import backend
@@ -68,7 +66,7 @@ class Executor:
     def __init__(self, store: Store, rank: int, start: float, timeout: float) -> None:
         self._store = store
         self._rank = rank
-        self._start, self._timeout = timedelta(seconds=start), timedelta(seconds=timeout)
+        self._start, self._timeout = start, timeout
         self._groups: dict[int, AllstepGroup] = {}
         self._further: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
@@ -87,15 +85,8 @@ class Executor:
             self._groups[number] = self._make(f"{place}/engine", f"allstep engine, set {number}", ranks)
 
     def _make(self, place: str, name: str, ranks: tuple[int, ...]) -> AllstepGroup:
-        options = _DistributedBackendOptions()
-        options.store = PrefixStore(place, self._store)
-        options.group_rank, options.group_size = ranks.index(self._rank), len(ranks)
-        options.global_ranks_in_group = list(ranks)
-        options.group_id = name
-        options.timeout = self._start
-        group = backend.create(options)
-        group.set_timeout(self._timeout)
-        return group
+        store = PrefixStore(place, self._store)
+        return backend.create_apart(store, name, self._rank, ranks, self._start, self._timeout)
 
     def has_group(self, purpose: str, number: int) -> bool:
         return (purpose, number) in self._further

@@ -6,7 +6,8 @@ torch's ProcessGroup         itself
 hvd.ProcessSet               one of the engine's, of the set's members, for norms alone; looked up at each forward, because a set
                              gets another number when hvd starts again
 None, hvd runs               the same for set 0, the world
-None, without hvd            torch's default group; none before init_process_group: a process alone
+None, after allstep.init()   one of all ranks, for norms alone
+None, otherwise              torch's default group; none before init_process_group: a process alone
 ```
 """
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from allstep import engine
+from allstep.comm.group.init import group_for, is_running
 from allstep.engine import Engine
 from allstep.errors import ConfigError
 
@@ -37,7 +39,9 @@ def ranks_of(chosen: Among) -> ProcessGroup | None:
     running = engine.current()
     if chosen is not None:
         return _of_set(chosen, running)
-    return dist.group.WORLD if running is None else running.group("norm", 0)
+    if running is not None:
+        return running.group("norm", 0)
+    return group_for("norm") if is_running() else dist.group.WORLD
 
 
 def _of_set(chosen: ProcessSet, running: Engine | None) -> ProcessGroup:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -36,7 +37,9 @@ from allstep.comm.op.norms import GradientNorms, Squares, Wanted, values_of
 from allstep.errors import ConfigError, UserError
 from allstep.parallel.exchange import AllReduce, Exchange, Named, Owners
 from allstep.parallel.replicas import Replicas
-from allstep.parallel.updates import EveryRank, Update
+from allstep.parallel.subclass import wrapped
+from allstep.parallel.updates import ByOwners, EveryRank, Update
+from allstep.parallel.updates.trust_ratios import ratios_of_all
 
 _REDUCED = (
     "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks already. Call optimizer.apply() to use them, "
@@ -134,6 +137,16 @@ class ReplicatedOptimizer(Optimizer):
             raise UserError(_NOT_REDUCED.replace("apply()", "discard()"))
         self._forget_reduced()
 
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Both parts of a step. closure: computes the loss and its gradients, once."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.reduce_gradients()
+        self.apply()
+        return loss
+
     def _apply(self, closure: Callable[[], Any] | None = None) -> Any:
         self._synchronized = False
         return self._replica_update.apply(self, closure)
@@ -214,6 +227,10 @@ class ReplicatedOptimizer(Optimizer):
         self._forget_reduced()
         self._drop_exchange()
 
+    def close(self) -> None:
+        """Drop a step that is under way; weights and state that were shared become this rank's own."""
+        self._detach_replicas()
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on; passes that have been counted for the next step are forgotten."""
         self._replicas.passes = passes
@@ -278,6 +295,39 @@ class ReplicatedOptimizer(Optimizer):
         self._reset_delays()
         super().load_state_dict(state_dict)
         self._replica_update.take_state(self)
+
+
+def replicate(
+    optimizer: Optimizer, replicas: Replicas, size: int, *, share_weights: bool = False
+) -> ReplicatedOptimizer:
+    """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks, which make it together.
+
+    share_weights: one copy of the weights for all ranks of a host, each rank updates a part. Weights may then be changed by the
+    optimizer only.
+    """
+    update = ByOwners(type(optimizer)) if share_weights and size > 1 else None
+    made: ReplicatedOptimizer = wrapped(optimizer, ReplicatedOptimizer, **ratio_methods(optimizer, update))
+    made._attach_replicas(replicas, update)
+    made._reduces = size > 1
+    if made._reduces:
+        made._register_hooks()
+    if update is not None:
+        update.sharing(made)
+    return made
+
+
+def ratio_methods(optimizer: Optimizer, update: Update | None) -> dict[str, Any]:
+    """What a class must have so that `trust_ratios` tells of the layers that other ranks have updated."""
+    return {"trust_ratios": _trust_ratios} if update is not None and hasattr(optimizer, "trust_ratios") else {}
+
+
+def _trust_ratios(self: ReplicatedOptimizer) -> dict[str | int, float]:
+    """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
+
+    All ranks call it together; rank 0 gets the ratios of all layers, the others an empty dict.
+    """
+    own = super(ReplicatedOptimizer, self).trust_ratios()  # type: ignore[misc]  # the wrapped class has it
+    return ratios_of_all(self._replicas.group(), own)
 
 
 def alone(gradients: list[Tensor], weight: float | None, wanted: Wanted) -> GradientNorms:

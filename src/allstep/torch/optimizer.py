@@ -35,10 +35,9 @@ from allstep.hvd.place import running, size
 from allstep.hvd.process_sets import ProcessSet, global_process_set
 from allstep.parallel.exchange import Exchange, Named, Rule
 from allstep.parallel.replicas import Replicas
-from allstep.parallel.replicated import ReplicatedOptimizer
+from allstep.parallel.replicated import ReplicatedOptimizer, ratio_methods
 from allstep.parallel.subclass import wrapped
 from allstep.parallel.updates import ByOwners, Update
-from allstep.parallel.updates.trust_ratios import ratios_of_all
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
 from allstep.torch.gradient_group import gradient_group
@@ -105,8 +104,7 @@ def DistributedOptimizer(  # noqa: N802
         # Who will get the gradients of shared weights is known when `step` or `synchronize` is called.
         None if update is None else False,
     )
-    tells_ratios = update is not None and hasattr(optimizer, "trust_ratios")
-    made = wrapped(optimizer, Distributed, **({"trust_ratios": _trust_ratios} if tells_ratios else {}))
+    made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
     made._attach(replicas, update, split_groups(named, groups), compression, op, gradient_predivide_factor, process_set)
     if update is not None:
         with horovods_errors():
@@ -140,16 +138,6 @@ def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("share_weights does not work with LBFGS, which moves all parameters as one")
     return ByOwners(type(optimizer))
-
-
-def _trust_ratios(self: "Distributed") -> dict[str | int, float]:
-    """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
-
-    All ranks call it together; rank 0 gets the ratios of all layers, the others an empty dict.
-    """
-    own = super(Distributed, self).trust_ratios()  # type: ignore[misc]  # the wrapped class has it
-    with horovods_errors():
-        return ratios_of_all(self._replicas.group(), own)
 
 
 @contextmanager

@@ -4,11 +4,13 @@ torch takes our object for the whole group, whatever else the backend string say
 when torch sees a GPU. Both inner backends are registered inside the group, for the callers in C++ that go past Python.
 """
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, _DistributedBackendOptions
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, _DistributedBackendOptions
 
 from allstep.comm.group.build import Options, join_hosts
 from allstep.comm.group.process_group import NAME, AllstepGroup
@@ -47,6 +49,25 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
     group._set_group_name(options.group_id)
     leave_card(store, rank)
     group.local = join_hosts(PrefixStore("host/", store), rank, size, timeout, chosen, guard)
+    return group
+
+
+def create_apart(
+    store: Store, name: str, rank: int, ranks: Sequence[int], start: float, timeout: float
+) -> AllstepGroup:
+    """Make a group that torch does not know of, on all its ranks at once.
+
+    store: one that nobody else writes to. rank: ours in the world. ranks: the members, in the world.
+    start, timeout: seconds for connecting, and for an operation.
+    """
+    options = _DistributedBackendOptions()
+    options.store = store
+    options.group_rank, options.group_size = list(ranks).index(rank), len(ranks)
+    options.global_ranks_in_group = list(ranks)
+    options.group_id = name
+    options.timeout = timedelta(seconds=start)
+    group = create(options)
+    group.set_timeout(timedelta(seconds=timeout))
     return group
 
 

@@ -12,8 +12,9 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
@@ -24,7 +25,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from allstep import machine
-from allstep.comm.group.process_group import NAME
+from allstep.comm.group.backend import create_apart
+from allstep.comm.group.process_group import NAME, AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
@@ -91,6 +93,8 @@ class _Running:
 
     joined: Joined
     made_group: bool
+    further: dict[str, AllstepGroup] = field(default_factory=dict)
+    closers: "list[weakref.WeakMethod[Callable[[], None]]]" = field(default_factory=list)
 
 
 _lock = threading.RLock()
@@ -177,9 +181,42 @@ def shutdown() -> None:
         if _running is None:
             return
         ended, _running = _running, None
+        for closer in ended.closers:
+            if (close := closer()) is not None:
+                close()
+        for group in ended.further.values():
+            group.shutdown()
         if ended.made_group and dist.is_initialized():
             dist.destroy_process_group()
         part(ended.joined)
+
+
+def group_for(purpose: str) -> AllstepGroup:
+    """Return a group of all ranks beside torch's default one, the same for each call with this purpose.
+
+    Who has a group of their own waits for nobody else's operations. All ranks ask for it together. It
+    ends with `shutdown`.
+    """
+    if _running is None:
+        raise WorldError(f"a group for {purpose}: call allstep.init() first")
+    if purpose not in _running.further:
+        joined, limits = _running.joined, _running.joined.limits
+        world, store = joined.world, joined.fresh_store(f"group for {purpose}")
+        members, name = range(world.size), f"allstep {purpose}"
+        made = create_apart(store, name, world.rank, members, limits.start, limits.timeout)
+        _running.further[purpose] = made
+    return _running.further[purpose]
+
+
+def at_shutdown(close: Callable[[], None]) -> None:
+    """Have a method called by `shutdown`, before the groups end, if its object still exists then."""
+    if _running is not None:
+        _running.closers.append(weakref.WeakMethod(close))
+
+
+def is_running() -> bool:
+    """Whether `init` has been called, and `shutdown` has not."""
+    return _running is not None
 
 
 @cache
@@ -190,7 +227,7 @@ def _leave_at_exit() -> None:
 
 def _leave() -> None:
     if _running is not None:
-        leave_alone([_running.joined.meeting.store, *dist.distributed_c10d._world.pg_map])
+        leave_alone([_running.joined.meeting.store, *_running.further.values(), *dist.distributed_c10d._world.pg_map])
 
 
 def _wait_for_all(fresh: Store, world: World, store: Store, limits: Limits, word: str = "") -> list[str]:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-import allstep.torch as hvd
 from allstep import comm, norm
 from allstep.comm.group import decide as agree
 from allstep.data import Batch
@@ -48,11 +47,9 @@ _FLOOR = 1e-3  # of the size of all tensors: what is smaller may be zero but for
 def work(config: RunConfig, folder: Path, launcher: str | None = None) -> None:
     """Runs in every worker; rank 0 leaves its answer in `folder`. The first number of workers that comes is the reference."""
     world = comm.init(launcher)
-    hvd.init()
     answer = run(config, world, folder)
     if world.rank == 0:
         write_answer(folder, answer)
-    hvd.shutdown()
     comm.shutdown()
 
 
@@ -118,13 +115,14 @@ def switch_dropout_off(net: nn.Module) -> int:
 def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
     trainer, clock = job.trainer, Clock()
     gradient: dict[str, Tensor] = {}
-    apply = trainer.optimizer.apply
+    optimizer: Any = trainer.optimizer  # of which one method is replaced for this step
+    apply = optimizer.apply
 
     def look_and_apply() -> None:
         gradient.update(mean_gradients(trainer.net, trainer.optimizer))
         apply()
 
-    trainer.optimizer.apply = look_and_apply
+    optimizer.apply = look_and_apply
     for number, batch in enumerate(_batches(job, plan.batches), 1):
         agree.everyone(job.world, partial(check_targets, batch, job.parts.num_classes, job.loaders["train"]))
         mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
@@ -133,7 +131,7 @@ def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
             job.average.update()
         yield Step(loss=total.score().loss, gradient=book.enter(f"gradient-{number}", gradient))
         gradient.clear()
-    del trainer.optimizer.apply
+    del optimizer.apply
 
 
 def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:

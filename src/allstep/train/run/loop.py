@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import allstep.torch as hvd
+from allstep import comm
 from allstep.comm.group import decide as agree
 from allstep.data import Batch, Loader
 from allstep.errors import AllstepError, UserError
@@ -68,7 +68,7 @@ def train(
 
     snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save before they are over.
     """
-    hvd.init()
+    comm.init()
     with Stopping(max_seconds) as stopping:
         job = make_job(config.resolved(world.size), world, out, snapshot)
         told = Watchers(watchers)

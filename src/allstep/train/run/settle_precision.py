@@ -7,7 +7,6 @@ has no torch.
 import json
 import sys
 
-import allstep.torch as hvd
 from allstep import comm
 from allstep.console.escape import print_notice
 from allstep.errors import UserError
@@ -20,10 +19,8 @@ from allstep.world import NONE
 def settle_alone(config: RunConfig) -> dict[str, str]:
     """Name and reason of the precision that `config` gets on this machine."""
     world = comm.init(NONE)
-    hvd.init()
     with scratch(world) as folder:
         precision = make_job(config.resolved(1), world, folder).trainer.precision
-    hvd.shutdown()
     comm.shutdown()
     return {"name": precision.name, "why": precision.why}
 

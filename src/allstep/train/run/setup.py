@@ -5,7 +5,7 @@ config ──> parts (data) ──> loaders
    │          │ shape, classes
    ├──────> net <── checkpoint, if the run goes on
    │          │ precision (chosen for the machine where it is auto), layout (plain, channels-last, compiled)
-   └──────> optimizer <── its state ──> shared out among the ranks (hvd.DistributedOptimizer)
+   └──────> optimizer <── its state ──> shared out among the ranks (`allstep.parallel`)
 ```
 """
 
@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-import allstep.torch as hvd
 from allstep.comm.group import decide as agree
 from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
@@ -122,7 +122,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
     trainer = Trainer(
         net=net,
-        optimizer=build.distribute(net, optimizer, pieces, share),
+        optimizer=build.distribute(net, optimizer, world, pieces, share),
         rate=learning_rate(config, num_train),
         to_input=to_input,
         precision=precision,
@@ -186,7 +186,8 @@ def _net(
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
     elif callable(whiten := getattr(net, "whiten", None)):
         whiten(to_input(_some_pictures(config, parts, out)))
-    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    for tensor in net.state_dict().values():
+        dist.broadcast(tensor, 0)
     return net
 
 

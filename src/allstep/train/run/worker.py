@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import allstep.torch as hvd
 from allstep import comm
 from allstep.comm.group import decide as agree
 from allstep.console.escape import print_notice
@@ -73,7 +72,6 @@ def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
         result = train(config, world, claimed.path, mine.watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
     finally:
         mine.close()
-    hvd.shutdown()
     comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
     return result
 

@@ -5,26 +5,33 @@ optimizer has its state before it is shared out.
 """
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import allstep.torch as hvd
 from allstep import norm, optim
+from allstep.comm.group.init import at_shutdown, group_for
 from allstep.data import Batch
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
 from allstep.models.by_name import make_model
 from allstep.models.norms import make_norm
 from allstep.optim import groups, noise_variance
+from allstep.parallel.exchange import Named, Rule
+from allstep.parallel.replicas import Replicas
+from allstep.parallel.replicated import ReplicatedOptimizer, replicate
 from allstep.train.config.learning_rate import peak_rate
 from allstep.train.config.run_config import OptimizerConfig, RunConfig
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000
 """Weights from this size on are shared by the workers of a host: there it was measured to be faster (docs/measured.md)."""
+
+
+_NUMBERS = count()  # of optimizers of this process: they tell them apart, alike on all ranks
 
 
 def make_device(config: RunConfig) -> torch.device:
@@ -133,10 +140,22 @@ def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torc
     return one_host and device.type == "cpu" and not whole_gradients and nbytes >= SHARE_FROM_BYTES
 
 
-def distribute(net: nn.Module, optimizer: torch.optim.Optimizer, pieces: int, share: bool) -> Any:
-    """The optimizer, with the gradients of all ranks."""
-    named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-    return hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=pieces, share_weights=share)
+def distribute(
+    net: nn.Module, optimizer: torch.optim.Optimizer, world: World, pieces: int, share: bool
+) -> ReplicatedOptimizer:
+    """The optimizer, with the gradients of all ranks. All ranks together."""
+    named = [Named(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    replicas = Replicas(
+        named,
+        lambda: group_for("gradients"),
+        f"train/{next(_NUMBERS)}",
+        Rule(densify=True),
+        pieces,
+        overlap=False if share else None,
+    )
+    made = replicate(optimizer, replicas, world.size, share_weights=share)
+    at_shutdown(made.close)
+    return made
 
 
 def make_noise(config: RunConfig) -> Callable[[int], float] | None:

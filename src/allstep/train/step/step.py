@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.nn import functional
 from allstep.data import Batch
 from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
+from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.precision.precision import Precision, exact
 from allstep.train.score.evaluate import Tally, ToInput
 
@@ -65,8 +66,7 @@ class Trainer:
     """What a step works with."""
 
     net: nn.Module
-    optimizer: Any
-    """What `hvd.DistributedOptimizer` returns."""
+    optimizer: ReplicatedOptimizer
     rate: Callable[[int], float]
     """The learning rate, by samples seen."""
     to_input: ToInput
