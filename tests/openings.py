@@ -1,4 +1,4 @@
-"""Values that watchers are told, for tests: how a small run on the digits begins and goes on."""
+"""Values that callbacks are told, for tests: how a small run on the digits begins and goes on."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -24,7 +24,7 @@ from allstep.train.input.splits import Parts, open_parts
 from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
 from allstep.train.use.predict import find_pictures, load_run, predict
-from allstep.train.watch.events import Record
+from allstep.train.watch.record import Record
 from label_records import write_labels, write_tutorial
 from picture_folders import picture
 
@@ -61,11 +61,11 @@ def opened(where: Path, **section: Any) -> Parts:
 def run(words: list[str], out: Path) -> None:
     world = allstep.init()
     config = read_config("digits", words)
-    watchers = []
+    callbacks = []
     if world.rank == 0:
         claim_folder(config.resolved(world.size), out)
-        watchers.append(Record(runlog.RunLog(out / "run.jsonl")))
-    train(config, world, out, watchers)
+        callbacks.append(Record(runlog.RunLog(out / "run.jsonl")))
+    train(config, world, out, callbacks)
 
 
 def evaluated(out: Path, place: Path) -> tuple[float, int, int]:

@@ -83,10 +83,10 @@ def test_a_study_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stderr.isatty", lambda: True)
         patch.setattr("rich.console.Console", lambda **_: made)
-        with shown(lanes=1) as watcher:
-            watcher.state(State({}, {"[/red]a\x1b[2J": 0.5}, 1, None, at_most=False))
-            assert isinstance(watcher, Lines)
-            watcher.say("failed\n    [/b]\x1b[2J\u202e")
+        with shown(lanes=1) as callback:
+            callback.state(State({}, {"[/red]a\x1b[2J": 0.5}, 1, None, at_most=False))
+            assert isinstance(callback, Lines)
+            callback.say("failed\n    [/b]\x1b[2J\u202e")
     Lines(1).say("failed\n    [/b]\x1b[2J\u202e")
     drawn = capsys.readouterr().err
     assert r"[/red]a\x1b[2J" in drawn

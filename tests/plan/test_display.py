@@ -23,14 +23,14 @@ def state(ended: int = 0, left: float | None = None, at_most: bool = False, **ru
     return State({f"ended{i}": DONE for i in range(ended)}, running, 3, left, at_most)
 
 
-def tell(watcher: Lines) -> None:
-    watcher.state(state(a=None))
-    watcher.state(state(a=0.5, left=130.0))
-    watcher.ended(DONE, 65.0)
-    watcher.state(state(ended=1, left=110.0, b=0.2))
-    watcher.ended(STOPPED, 100.0)
-    watcher.ended(FAILED, 3.0)
-    watcher.state(state(ended=3))
+def tell(callback: Lines) -> None:
+    callback.state(state(a=None))
+    callback.state(state(a=0.5, left=130.0))
+    callback.ended(DONE, 65.0)
+    callback.state(state(ended=1, left=110.0, b=0.2))
+    callback.ended(STOPPED, 100.0)
+    callback.ended(FAILED, 3.0)
+    callback.state(state(ended=3))
 
 
 SAID = """\
@@ -46,9 +46,9 @@ c: failed, test accuracy 91.23%, after 3 s
 
 
 def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown(2) as watcher:
-        assert type(watcher) is Lines
-        tell(watcher)
+    with shown(2) as callback:
+        assert type(callback) is Lines
+        tell(callback)
     assert capsys.readouterr().err == SAID
 
 

@@ -18,13 +18,13 @@ from allstep.study import Outcome, Study, StudyFolder, Trial, run
 from allstep.study.batch.remedies import chosen
 from allstep.study.batch.study import BatchGrid, parse_seeds
 from allstep.study.batch.table import BatchTable
-from allstep.study.runner import State, Watcher, collect
+from allstep.study.runner import State, StudyCallback, collect
 from allstep.study.study import grid
 from allstep.study.trial import Results
 from fake_runs import END, Steps, fake, lines
 
 
-class Told(Watcher):
+class Told(StudyCallback):
     """Remembers what it is told."""
 
     def __init__(self) -> None:

@@ -23,7 +23,8 @@ from allstep.train.checkpoint import format as checkpoint
 from allstep.train.input.splits import open_parts
 from allstep.train.run.state import Standing
 from allstep.train.use.predict import load_run
-from allstep.train.watch.events import Record, Result, Score
+from allstep.train.watch.events import Result, Score
+from allstep.train.watch.record import Record
 from picture_folders import make_folder
 from ranks import Ranks
 
@@ -39,12 +40,12 @@ NUM_TRAIN = 1437 - 100
 def run(words: list[str], out: Path | None = None) -> Result | run_module.Paused:
     """A run, or the rest of the one in `out`."""
     world, out = allstep.init(), out or Path.cwd() / "out"
-    watchers = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
+    callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
     config = read_config("digits", [*WORDS, *words])
     if world.rank == 0:
         (out / "config.yaml").write_text(config.to_yaml())
     snapshot = checkpoint.newest(out / "checkpoints").snapshot
-    return run_module.train(config, world, out, watchers, snapshot=snapshot)
+    return run_module.train(config, world, out, callbacks, snapshot=snapshot)
 
 
 def run_whose_first_evaluation_is_best(words: list[str]) -> Result | run_module.Paused:

@@ -22,7 +22,9 @@ from allstep.train.run import setup as job
 from allstep.train.run.loop import train
 from allstep.train.step import build
 from allstep.train.step.step import accumulate_gradients
-from allstep.train.watch.events import Record, Result, Watcher
+from allstep.train.watch.callback import Callback
+from allstep.train.watch.events import Result
+from allstep.train.watch.record import Record
 from ranks import Outcome
 from sources import Arrays
 
@@ -31,12 +33,12 @@ SHORT = ["precision=float32", "epochs=3", "data.validation=100", "log_every=5", 
 SHORT += ["save.seconds=null", "save.epochs=null"]
 
 
-def run(words: list[str], *more: Watcher) -> tuple[Result, dict[str, np.ndarray], Path]:
+def run(words: list[str], *more: Callback) -> tuple[Result, dict[str, np.ndarray], Path]:
     """A run; its result and the weights of its last checkpoint."""
     world = allstep.init()
     out = Path.cwd() / "out"
-    watchers = [Record(runlog.RunLog(out / "run.jsonl")), *more] if world.rank == 0 else []
-    result = train(read_config("digits", [*SHORT, *words]), world, out, watchers)
+    callbacks = [Record(runlog.RunLog(out / "run.jsonl")), *more] if world.rank == 0 else []
+    result = train(read_config("digits", [*SHORT, *words]), world, out, callbacks)
     assert isinstance(result, Result)
     weights = {}
     if world.rank == 0:
@@ -102,7 +104,7 @@ def test_it_stops_at_an_accuracy(ranks: Any) -> None:
     assert result.samples == len(scores) * 1337 // 2 or abs(result.samples - len(scores) * 1337 / 2) < 50
 
 
-class Meddler(Watcher):
+class Meddler(Callback):
     """Changes a weight of rank 0 behind the back of the others."""
 
     def progress(self, progress: Any) -> None:

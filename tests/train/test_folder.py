@@ -19,7 +19,7 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.folder import lock as holding
 from allstep.train.folder.claim import Claimed, abandon, as_begun, claim_folder, expect_run, holds_run
 from allstep.train.folder.lock import check_free, hold
-from allstep.train.run.worker import Asked, _watchers, work
+from allstep.train.run.worker import Asked, _callbacks, work
 
 
 def config(*words: str) -> RunConfig:
@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.lock: cannot be written: Is a directory"):
         check_free(tmp_path)
     with pytest.raises(ConfigError, match=r"run\.jsonl: cannot be written: Is a directory"):
-        _watchers(tmp_path)
+        _callbacks(tmp_path)
 
 
 def try_to_work(asked: Asked) -> None:

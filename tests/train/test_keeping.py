@@ -12,7 +12,8 @@ from allstep.train import read_config
 from allstep.train.checkpoint import format as checkpoint
 from allstep.train.checkpoint import writer as saving
 from allstep.train.run.loop import Paused, train
-from allstep.train.watch.events import Record, Result
+from allstep.train.watch.events import Result
+from allstep.train.watch.record import Record
 
 WORDS = ["epochs=2", "batch=100", "data.validation=37", "save.seconds=null", "save.epochs=0.5", "save.keep=1"]
 TOTAL = 2 * 1400
@@ -31,10 +32,10 @@ def on_a_disk(full_from: int, failures: int, max_seconds: float | None = None) -
 
     checkpoint.write, saving.PAUSES = refuse, (0.0, 0.0, 0.0)
     snapshot = checkpoint.newest(out / "checkpoints").snapshot
-    watchers = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
+    callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
     try:
         result: Any = train(
-            read_config("digits", WORDS), world, out, watchers, snapshot=snapshot, max_seconds=max_seconds
+            read_config("digits", WORDS), world, out, callbacks, snapshot=snapshot, max_seconds=max_seconds
         )
         said = "ended" if isinstance(result, Result) else "saved" if isinstance(result, Paused) else "?"
     except AllstepError as error:

@@ -23,7 +23,9 @@ from allstep.train.step import precision_choice
 from allstep.train.step import timing as trying
 from allstep.train.step.precision_choice import Settled, check_device, judge, settle, time_both
 from allstep.train.step.timing import Trial
-from allstep.train.watch.events import Opening, Record, Watcher
+from allstep.train.watch.callback import Callback
+from allstep.train.watch.events import Opening
+from allstep.train.watch.record import Record
 from allstep.world import World
 from ranks import Ranks
 
@@ -196,7 +198,7 @@ def test_an_emulated_bfloat16_gets_its_factor(alone: Callable[..., Settled]) -> 
 SHORT = ["epochs=2", "data.validation=100", "save.seconds=null", "batch=200", "log_every=1"]
 
 
-class Opened(Watcher):
+class Opened(Callback):
     """Keeps what a run begins with."""
 
     opening: Opening
@@ -212,8 +214,8 @@ def run(out: Path, flags: Mapping[int, frozenset[str] | None], words: list[str],
     torch.ops.mkldnn._is_mkldnn_bf16_supported = lambda: True
     opened = Opened()
     snapshot = checkpoint.newest(out / "checkpoints").snapshot if resume else None
-    watchers = [opened, Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else [opened]
-    result = train(read_config("digits", [*SHORT, *words]), world, out, watchers, snapshot=snapshot)
+    callbacks = [opened, Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else [opened]
+    result = train(read_config("digits", [*SHORT, *words]), world, out, callbacks, snapshot=snapshot)
     return opened.opening.precision, opened.opening.precision_why, opened.opening.notes, result.test.loss
 
 

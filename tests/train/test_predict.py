@@ -34,7 +34,7 @@ from allstep.train.step import build
 from allstep.train.use.evaluate import Reevaluated, reevaluate
 from allstep.train.use.load import picture_transform
 from allstep.train.use.predict import Prediction, find_pictures, load_run, predict
-from allstep.train.watch.events import Record
+from allstep.train.watch.record import Record
 from picture_folders import CLASSES, encoded, make_folder
 
 # A run, as it lies on the disk
@@ -409,11 +409,11 @@ def test_weights_that_are_not_finite_are_named(ranks: Any, tmp_path: Path) -> No
 def run(words: list[str], out: Path) -> None:
     world = allstep.init()
     config = read_config("digits", words)
-    watchers = []
+    callbacks = []
     if world.rank == 0:
         claim_folder(config.resolved(world.size), out)
-        watchers.append(Record(runlog.RunLog(out / "run.jsonl")))
-    train(config, world, out, watchers)
+        callbacks.append(Record(runlog.RunLog(out / "run.jsonl")))
+    train(config, world, out, callbacks)
 
 
 def evaluations(*asked: Evaluation) -> list[Any]:

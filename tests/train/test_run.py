@@ -18,7 +18,9 @@ from allstep.train.run.loop import _Run, train
 from allstep.train.run.setup import make_job
 from allstep.train.run.worker import Asked, work
 from allstep.train.score.evaluate import evaluate
-from allstep.train.watch.events import Record, Result, Watchers
+from allstep.train.watch.callback import Callbacks
+from allstep.train.watch.events import Result
+from allstep.train.watch.record import Record
 from sources import Arrays
 
 # float32, not auto: runs are compared with each other, on every CPU.
@@ -43,8 +45,8 @@ def short_run(words: list[str]) -> tuple[Result, list[tuple[int, list[int]]], li
 
     Loader.batches = spy  # type: ignore[method-assign]
     out = Path.cwd() / "out"
-    watchers = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
-    result = train(read_config("digits", [*SHORT, *words]), world, out, watchers)
+    callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
+    result = train(read_config("digits", [*SHORT, *words]), world, out, callbacks)
     return result, steps, test, out
 
 
@@ -115,8 +117,8 @@ def run_on_damaged_data(words: list[str]) -> Result:
     world = allstep.init()
     data.ArraySource = Damaged  # type: ignore[misc, assignment]
     out = Path.cwd() / "out"
-    watchers = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
-    return train(read_config("digits", [*SHORT, *words]), world, out, watchers)
+    callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
+    return train(read_config("digits", [*SHORT, *words]), world, out, callbacks)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -163,7 +165,7 @@ def break_a_norm() -> None:
     world = allstep.init()
     hvd.init()
     job = make_job(read_config("digits", [*SHORT, "model.norm=batch"]), world, Path())
-    run = _Run(job, Watchers([]), Stopping(None))
+    run = _Run(job, Callbacks([]), Stopping(None))
     norm = next(module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d))
     norm.running_var[1] = torch.inf  # the loss in training does not see it
     run._evaluate()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from allstep.train.watch import tensorboard
-from allstep.train.watch.events import Evaluated, Result, Score, TrainingScore, Watcher, Watchers
+from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.events import Evaluated, Result, Score, TrainingScore
 from allstep.train.watch.tensorboard import TensorBoard
 from openings import opening, progress
 
@@ -76,7 +77,7 @@ def test_of_many_workers_there_are_mean_and_most(tmp_path: Path, read: Any) -> N
     assert "memory/0" not in found
 
 
-class Ears(Watcher):
+class Ears(Callback):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
@@ -90,15 +91,15 @@ def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(tensorboard, "frame", full)
     board, ears = TensorBoard(tmp_path / "tensorboard"), Ears()
-    watchers = Watchers([board, ears])
-    watchers.start(opening(tmp_path))
+    callbacks = Callbacks([board, ears])
+    callbacks.start(opening(tmp_path))
     samples = 0
     while not ears.heard:  # the thread has the error sooner or later; a hang is ended by the limit of tests
         samples += 1
-        watchers.progress(progress(samples))
+        callbacks.progress(progress(samples))
     for further in range(20_000):  # more than the queue takes
-        watchers.progress(progress(samples + further))
-    watchers.close()
+        callbacks.progress(progress(samples + further))
+    callbacks.close()
     assert ears.heard == ["TensorBoard failed, the run goes on: OSError: [Errno 28] No space left on device"]
 
 

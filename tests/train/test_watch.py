@@ -1,4 +1,4 @@
-"""What watchers are told: the record reads back, a watcher that fails ends nothing, a full disk loses no line."""
+"""What callbacks are told: the record reads back, a callback that fails ends nothing, a full disk loses no line."""
 
 import errno
 import os
@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from allstep import runlog
-from allstep.train.watch.events import Evaluated, Progress, Record, Result, Score, TrainingScore, Watcher, Watchers
+from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.events import Evaluated, Progress, Result, Score, TrainingScore
+from allstep.train.watch.record import Record
 from openings import progress
 
 SCORE = Score(0.5, 0.9, 360, 0.99)
 
 
-class Memory(Watcher):
+class Memory(Callback):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class Memory(Watcher):
         self.told.append((text, figures))
 
 
-class Failing(Watcher):
+class Failing(Callback):
     def __init__(self, error: Exception) -> None:
         self.error, self.calls = error, 0
 
@@ -59,29 +61,29 @@ class Failing(Watcher):
         ),
     ],
 )
-def test_a_watcher_that_fails_is_told_once_and_ends_nothing(error: Exception, calls: int, words: str) -> None:
+def test_a_callback_that_fails_is_reported_once_and_ends_nothing(error: Exception, calls: int, words: str) -> None:
     failing, before, after = Failing(error), Memory(), Memory()
-    watchers = Watchers([before, failing, after])
+    callbacks = Callbacks([before, failing, after])
     for samples in (1, 2, 3):
-        watchers.progress(progress(samples))
-    watchers.close()
+        callbacks.progress(progress(samples))
+    callbacks.close()
     assert failing.calls == calls
     assert before.told == [1, (words, {}), 2, 3]
     assert after.told == [(words, {}), 1, 2, 3]
 
 
-def test_every_method_reaches_every_watcher(tmp_path: Path) -> None:
+def test_every_method_reaches_every_callback(tmp_path: Path) -> None:
     names: list[str] = []
 
     def noting(name: str) -> Callable[..., None]:
         return lambda self, *values, **figures: names.append(name)
 
-    methods = [name for name in vars(Watcher) if not name.startswith("_")]
-    noted = type("Noted", (Watcher,), {name: noting(name) for name in methods})()
-    watchers = Watchers([Watcher(), noted])
+    methods = [name for name in vars(Callback) if not name.startswith("_")]
+    noted = type("Noted", (Callback,), {name: noting(name) for name in methods})()
+    callbacks = Callbacks([Callback(), noted])
     values = {"saved": (1, tmp_path), "close": ()}
     for name in methods:
-        getattr(watchers, name)(*values.get(name, ("text",)))
+        getattr(callbacks, name)(*values.get(name, ("text",)))
     assert names == methods
 
 
@@ -113,18 +115,18 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
 
 def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, memory = runlog.RunLog(tmp_path / "run.jsonl"), Memory()
-    watchers = Watchers([Record(log), memory])
-    watchers.progress(progress(1))
+    callbacks = Callbacks([Record(log), memory])
+    callbacks.progress(progress(1))
     with monkeypatch.context() as patch:
 
         def full(**fields: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         patch.setattr(log, "step", full)
-        watchers.progress(progress(2))
-        watchers.progress(progress(3))
-    watchers.progress(progress(4))
-    watchers.close()
+        callbacks.progress(progress(2))
+        callbacks.progress(progress(3))
+    callbacks.progress(progress(4))
+    callbacks.close()
     found = runlog.read(tmp_path / "run.jsonl")
     assert [line["samples"] for line in found.steps] == [1, 2, 3, 4]
     assert [line["time"] for line in found.steps] == sorted(line["time"] for line in found.steps)
@@ -134,11 +136,11 @@ def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monk
 
 def test_the_sink_in_the_documentation_works(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "training.md"
-    code = page.read_text().split("## Other sinks")[1].split("```python\n")[1].split("```")[0]
+    code = page.read_text().split("## Callbacks of your own")[1].split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(code, names)
-    watchers = Watchers([names["Csv"](tmp_path / "scores.csv")])
-    watchers.progress(progress(640))
-    watchers.evaluated(Evaluated(1, 1000, SCORE, SCORE, 2.0))
-    watchers.close()
+    callbacks = Callbacks([names["Csv"](tmp_path / "scores.csv")])
+    callbacks.progress(progress(640))
+    callbacks.evaluated(Evaluated(1, 1000, SCORE, SCORE, 2.0))
+    callbacks.close()
     assert (tmp_path / "scores.csv").read_text().split() == ["1,1000,0.5,0.9"]

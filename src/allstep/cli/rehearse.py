@@ -80,14 +80,12 @@ def _place(asked: Rehearsal) -> Path | None:
 
 def _work(asked: Rehearsal, launcher: str | None) -> int:
     """As a worker; the exit status."""
-    import allstep.torch as hvd
     from allstep import comm
     from allstep.comm.group import decide as agree
     from allstep.train.folder.scratch import scratch
     from allstep.train.run.prepare import prepare
 
     world = comm.init(launcher)
-    hvd.init()
     config = agree.rank_0_decides(
         world, lambda: prepare(asked.source, asked.words, asked.data).config.resolved(world.size)
     )
@@ -99,7 +97,6 @@ def _work(asked: Rehearsal, launcher: str | None) -> int:
             else _dry_run(config, world, folder, tell)
         )
         code = _left(asked, world, code)
-    hvd.shutdown()
     comm.shutdown()
     return code
 

@@ -196,9 +196,9 @@ def _answer(
 
     lanes, interrupted = jobs or allowed_cores(), False
     try:
-        with shown(lanes) as watcher:
+        with shown(lanes) as callback:
             results = run(
-                asked, folder, lanes, watcher, lambda state: estimate and state.seconds_left is not None, retry
+                asked, folder, lanes, callback, lambda state: estimate and state.seconds_left is not None, retry
             )
     except KeyboardInterrupt:
         interrupted, results = True, collect(asked, folder)

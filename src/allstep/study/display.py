@@ -13,15 +13,15 @@ from typing import Any
 from allstep.console.escape import escaped
 from allstep.console.progress_bar import text_bar
 from allstep.console.quantities import about
-from allstep.study.runner import State, Watcher
+from allstep.study.runner import State, StudyCallback
 from allstep.study.trial import Outcome
 
 _SECONDS = 60.0  # between two plain lines
 
 
 @contextmanager
-def shown(lanes: int) -> Iterator[Watcher]:
-    """A watcher for the length of the block."""
+def shown(lanes: int) -> Iterator[StudyCallback]:
+    """A callback for the length of the block."""
     if not sys.stderr.isatty():
         yield Lines(lanes)
         return
@@ -29,7 +29,7 @@ def shown(lanes: int) -> Iterator[Watcher]:
         yield Bar(lanes, progress)
 
 
-class Lines(Watcher):
+class Lines(StudyCallback):
     """Plain lines."""
 
     def __init__(self, lanes: int) -> None:

@@ -48,7 +48,7 @@ class State:
         return len(self.results) + len(self.running) + self.waiting
 
 
-class Watcher:
+class StudyCallback:
     """Is told how a study goes. This one does not listen."""
 
     def state(self, state: State) -> None:
@@ -69,7 +69,7 @@ def run(
     study: Study,
     folder: StudyFolder,
     lanes: int,
-    watcher: Watcher | None = None,
+    callback: StudyCallback | None = None,
     until: Callable[[State], bool] = lambda state: False,
     retry: bool = False,
 ) -> dict[str, Outcome]:
@@ -80,7 +80,7 @@ def run(
     with folder.held(study):
         if retry:
             folder.forget_failures()
-        runner = _Runner(study, folder, lanes, watcher or Watcher())
+        runner = _Runner(study, folder, lanes, callback or StudyCallback())
         try:
             runner.go(until)
         finally:
@@ -107,8 +107,8 @@ def _look_up(study: Study, folder: StudyFolder, results: dict[str, Outcome], run
 
 
 class _Runner:
-    def __init__(self, study: Study, folder: StudyFolder, lanes: int, watcher: Watcher) -> None:
-        self.study, self.folder, self.lanes, self.watcher = study, folder, lanes, watcher
+    def __init__(self, study: Study, folder: StudyFolder, lanes: int, callback: StudyCallback) -> None:
+        self.study, self.folder, self.lanes, self.callback = study, folder, lanes, callback
         self.results: dict[str, Outcome] = {}
         self.running: dict[str, _Running] = {}
         self.waiting: list[Trial] = []
@@ -119,14 +119,14 @@ class _Runner:
         self._fill()
         while self.running:
             state = self._state()
-            self.watcher.state(state)
+            self.callback.state(state)
             if until(state):
                 return
             self._wait()
             self._collect()
             self._apply_rule()
             self._fill()
-        self.watcher.state(self._state())
+        self.callback.state(self._state())
 
     def _fill(self) -> None:
         """Reads what ended before, then starts what is wanted, as far as there are lanes."""
@@ -192,7 +192,7 @@ class _Runner:
         self.results[each.trial.name] = outcome
         self.forecast.learn_end(each.trial, outcome.record, each.child.seconds)
         self.forecast.learn_part(outcome)
-        self.watcher.ended(outcome, each.child.seconds)
+        self.callback.ended(outcome, each.child.seconds)
 
     def _state(self) -> State:
         records = {name: each.follower.record() for name, each in self.running.items()}

@@ -1,7 +1,19 @@
-"""Training: the one place where data, nets, optimizers and communication meet.
+"""Training: the one package where data, models, optimizers, norms and communication meet.
 
-`config` says what a run is, `recipes` holds the ready-made ones, `prepare` makes sure before anything starts that it can run, `run`
-runs it in each worker with the step of `loop`. Only the last two need torch, so they are fetched when first asked for (PEP 562).
+```
+config | precision       what a run is, checked and resolved; the number format it computes in
+input | watch | folder   splits and loaders; events and callbacks; the run folder
+score                    losses and accuracies, counted once per sample; wrong predictions
+step                     one update: forward, backward, reduce, update; running statistics, EMA
+checkpoint               written whole or not at all, restored at any number of workers
+health                   divergence, stop requests, equal replicas
+run                      a whole run: set-up, loop, finish
+check | use              rehearsals and comparisons; evaluate and predict with a trained model
+```
+
+A module imports only from rows above its own, and of other packages all below `train` but the
+front-ends and the engine. Start reading at `step/step.py`, then `run/loop.py`. The names exported
+here load torch when they are first used (PEP 562), so that a launcher can read a config without it.
 """
 
 from importlib import import_module
@@ -13,13 +25,37 @@ from allstep.train.config.run_config import RunConfig
 
 if TYPE_CHECKING:
     from allstep.train.run.loop import train
-    from allstep.train.watch.events import Result
+    from allstep.train.use.load import load_run
+    from allstep.train.use.predict import predict
+    from allstep.train.watch.callback import Callback
+    from allstep.train.watch.events import Evaluated, Opening, Progress, Result, Score
 
-__all__ = ["RECIPES", "Result", "RunConfig", "read_config", "train"]
+__all__ = [
+    "RECIPES",
+    "Callback",
+    "Evaluated",
+    "Opening",
+    "Progress",
+    "Result",
+    "RunConfig",
+    "Score",
+    "load_run",
+    "predict",
+    "read_config",
+    "train",
+]
+
+_EVENTS = ("Evaluated", "Opening", "Progress", "Result", "Score")
+_MODULES = {
+    "Callback": "watch.callback",
+    "load_run": "use.load",
+    "predict": "use.predict",
+    "train": "run.loop",
+    **dict.fromkeys(_EVENTS, "watch.events"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    home = {"Result": "allstep.train.watch.events", "train": "allstep.train.run.loop"}.get(name)
-    if home is None:
+    if name not in _MODULES:
         raise AttributeError(f"module 'allstep.train' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(f"allstep.train.{_MODULES[name]}"), name)

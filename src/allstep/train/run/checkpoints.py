@@ -1,4 +1,4 @@
-"""The checkpoints of a run under way: asked for here, written by rank 0's `Saver`, told to the watchers; the last one is a must.
+"""The checkpoints of a run under way: asked for here, written by rank 0's `Saver`, told to the callbacks; the last one is a must.
 
 ```
 _Run ── save ──> Checkpoints ──> Saver (a thread of rank 0) ──> checkpoints/NNN
@@ -24,14 +24,14 @@ from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.stop import Stopping
 from allstep.train.run.capture import capture
 from allstep.train.run.setup import Job
-from allstep.train.watch.events import Watcher
+from allstep.train.watch.callback import Callback
 
 
 class Checkpoints:
     """Of `job`. Ranks other than 0 write nothing, for all have the same; they hear in `finish` how it went."""
 
-    def __init__(self, job: Job, watcher: Watcher, stopping: Stopping) -> None:
-        self.job, self.watcher, self.stopping = job, watcher, stopping
+    def __init__(self, job: Job, callback: Callback, stopping: Stopping) -> None:
+        self.job, self.callback, self.stopping = job, callback, stopping
         self.folder = job.out / "checkpoints"
         self._news: deque[Saved] = deque()
         self._last = time.monotonic()
@@ -60,11 +60,11 @@ class Checkpoints:
             saved = self._news.popleft()
             if saved.path is not None:
                 self.stopping.note_cost("checkpoint", saved.seconds)
-                self.watcher.saved(saved.samples, saved.path)
+                self.callback.saved(saved.samples, saved.path)
             else:
                 problem = f"checkpoint {saved.samples:012} was not written: {_in_words(saved.error)}"
                 kept = "what was saved before is kept, and the run goes on"
-                self.watcher.event(f"{problem}; {kept}", samples=saved.samples)
+                self.callback.event(f"{problem}; {kept}", samples=saved.samples)
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -78,7 +78,7 @@ class Checkpoints:
         problem = agree.rank_0_decides(self.job.world, self._missing)
         self.tell()
         if problem:
-            self.watcher.event(f"the last checkpoint was not written: {problem}", samples=self.job.standing.samples)
+            self.callback.event(f"the last checkpoint was not written: {problem}", samples=self.job.standing.samples)
             error = AllstepError(f"{what}, but that is not saved: {problem}; {self._way_on()}")
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 

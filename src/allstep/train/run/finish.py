@@ -29,10 +29,11 @@ from allstep.train.input.classes import check_same_classes
 from allstep.train.input.loaders import make_sample_loader
 from allstep.train.run.setup import Job
 from allstep.train.score.evaluate import Interrupted
-from allstep.train.watch.events import Score, TrainingScore, Watcher
+from allstep.train.watch.callback import Callback
+from allstep.train.watch.events import Score, TrainingScore
 
 
-def chosen_net(job: Job, watcher: Watcher) -> tuple[nn.Module, str]:
+def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
     """The net to be tested, and which that is. All ranks together, when all checkpoints are written."""
     last, choose = job.evaluated_net, job.config.evaluation.choose
     if choose == "last" or job.standing.best_samples == job.standing.samples:
@@ -40,12 +41,12 @@ def chosen_net(job: Job, watcher: Watcher) -> tuple[nn.Module, str]:
     path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
     snapshot, problem = agree.rank_0_decides(job.world, lambda: _read_or_not(path, job.parts.classes))
     if snapshot is None:
-        watcher.event(f"the best weights cannot be read, the last ones are tested: {problem}")
+        callback.event(f"the best weights cannot be read, the last ones are tested: {problem}")
         return last, "last"
     return with_weights(copy.deepcopy(last), snapshot, str(path)), "best"
 
 
-def training_score(job: Job, chosen: str, score: Callable[[Loader], Score], watcher: Watcher) -> TrainingScore | None:
+def training_score(job: Job, chosen: str, score: Callable[[Loader], Score], callback: Callback) -> TrainingScore | None:
     """What `score` gives for the training sample, all ranks together; None where there is none. `chosen`: as of `chosen_net`."""
     started = time.perf_counter()
     try:
@@ -53,7 +54,7 @@ def training_score(job: Job, chosen: str, score: Callable[[Loader], Score], watc
     except Interrupted:
         return None
     except (UserError, EndedElsewhere) as error:
-        watcher.event(f"no training accuracy in evaluation mode: {error}")
+        callback.event(f"no training accuracy in evaluation mode: {error}")
         return None
     samples = job.standing.best_samples if chosen == "best" else job.standing.samples
     return None if found is None else TrainingScore(found, samples, time.perf_counter() - started)

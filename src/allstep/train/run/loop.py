@@ -41,7 +41,8 @@ from allstep.train.score.evaluate import Interrupted, Tally, check_targets, eval
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.noise import measure_noise
 from allstep.train.step.step import PHASES, Clock, step
-from allstep.train.watch.events import Evaluated, Progress, Result, Score, Watcher, Watchers
+from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.events import Evaluated, Progress, Result, Score
 from allstep.world import World
 
 _COMPARE_EVERY = 500  # updates between two comparisons of the ranks' weights
@@ -59,20 +60,20 @@ def train(
     config: RunConfig,
     world: World,
     out: Path,
-    watchers: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     *,
     snapshot: Snapshot | None = None,
     max_seconds: float | None = None,
 ) -> Result | Paused:
-    """Trains as `config` says, on all ranks of `world`. `watchers` are told how it goes; only rank 0 needs any.
+    """Trains as `config` says, on all ranks of `world`. `callbacks` are told how it goes; only rank 0 needs any.
 
     snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save before they are over.
     """
     comm.init()
     with Stopping(max_seconds) as stopping:
         job = make_job(config.resolved(world.size), world, out, snapshot)
-        told = Watchers(watchers)
-        told.start(opening(job, with_flop=bool(watchers)))
+        told = Callbacks(callbacks)
+        told.start(opening(job, with_flop=bool(callbacks)))
         run = _Run(job, told, stopping)
         try:
             result = run.go()
@@ -86,10 +87,10 @@ def train(
 class _Run:
     """A job on its way."""
 
-    def __init__(self, job: Job, watchers: Watcher, stopping: Stopping) -> None:
-        self.job, self.watchers, self.stopping = job, watchers, stopping
+    def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
+        self.job, self.callbacks, self.stopping = job, callbacks, stopping
         self.clock, self.since_log = Clock(), Tally()
-        self.checkpoints = Checkpoints(job, watchers, stopping)
+        self.checkpoints = Checkpoints(job, callbacks, stopping)
         self.fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
         self.validation: Score | None = None
         self.first_sample = job.standing.samples
@@ -199,11 +200,11 @@ class _Run:
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
         """A spike is told; a loss that has diverged ends the run on all ranks, before it is saved."""
         if isinstance(verdict, Spike):
-            self.watchers.event(str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best)
+            self.callbacks.event(str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best)
         if isinstance(verdict, Diverged):
             self.checkpoints.close()
             known = circumstances(self.job, batch)
-            self.watchers.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
+            self.callbacks.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
@@ -244,7 +245,7 @@ class _Run:
         return (self.job.standing.updates + 1) % self.job.config.log_every == 0
 
     def _log(self) -> None:
-        """Tells the watchers what all ranks did since the last time."""
+        """Tells the callbacks what all ranks did since the last time."""
         self.clock.lap("update")
         job, seconds = self.job, sum(self.clock.seconds.values())
         mine = torch.tensor([*self.clock.seconds.values(), memory_in_use()], dtype=torch.float64)
@@ -269,7 +270,7 @@ class _Run:
             trust=self._trust_ratios(),
         )
         with self._aside("telling"):
-            self.watchers.progress(progress)
+            self.callbacks.progress(progress)
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
         self.since_log = Tally()
@@ -294,7 +295,7 @@ class _Run:
         epoch = -(-standing.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad())
-        self.watchers.evaluated(evaluated)
+        self.callbacks.evaluated(evaluated)
         return is_best
 
     def _validate(self) -> Score:
@@ -319,7 +320,7 @@ class _Run:
             said = f"the batch grows from {job.standing.batch} to {batch}" + (
                 f", in {pieces} pieces" if pieces > 1 else ""
             )
-            self.watchers.event(said, samples=job.standing.samples, batch=batch, pieces=pieces)
+            self.callbacks.event(said, samples=job.standing.samples, batch=batch, pieces=pieces)
             job.standing.batch = job.loaders["train"].batch = batch
             job.set_pieces(pieces)
 
@@ -345,7 +346,7 @@ class _Run:
         self.checkpoints.finish(f"stopped after {standing.samples} of {self.job.total} samples")
         why = agree.gather(self.job.world, self.stopping.why)
         reason = next((each for each in why if each is not None), "a worker was told to stop")
-        self.watchers.event(
+        self.callbacks.event(
             f"stopped and saved after {standing.samples} of {self.job.total} samples: {reason}",
             samples=standing.samples,
         )
@@ -357,13 +358,13 @@ class _Run:
         job, standing = self.job, self.job.standing
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
-        net, chosen = chosen_net(job, self.watchers)
+        net, chosen = chosen_net(job, self.callbacks)
         mistakes = Mistakes(job.parts.classes)
         test = self._score(net, job.loaders["test"], mistakes)
         if problem := mistakes.write(job.out, job.world):
-            self.watchers.event(problem)
+            self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
-            self.watchers.event(job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale))
+            self.callbacks.event(job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale))
         trained = standing.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
         seconds = time.perf_counter() - started
@@ -380,7 +381,7 @@ class _Run:
             why=why if standing.samples < job.total else "",
             aside=self.aside,
             num_bad=self._num_bad(),
-            train=training_score(job, chosen, lambda loader: self._score(net, loader), self.watchers),
+            train=training_score(job, chosen, lambda loader: self._score(net, loader), self.callbacks),
         )
 
 

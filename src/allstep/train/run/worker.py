@@ -27,7 +27,9 @@ from allstep.train.folder.read import run_config
 from allstep.train.health.checkpoint_state import check_batch, check_resumed
 from allstep.train.run.loop import Paused, train
 from allstep.train.run.prepare import prepare
-from allstep.train.watch.events import Record, Result, Watcher, Watchers
+from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.events import Result
+from allstep.train.watch.record import Record
 from allstep.train.watch.tensorboard import TensorBoard
 from allstep.train.watch.terminal import Display
 from allstep.world import World
@@ -52,10 +54,10 @@ class _Rank0:
     """What only rank 0 has of a run: the hold on its folder, the files it writes."""
 
     held: ExitStack = field(default_factory=ExitStack)
-    watchers: list[Watcher] = field(default_factory=list)
+    callbacks: list[Callback] = field(default_factory=list)
 
     def close(self) -> None:
-        Watchers(self.watchers).close()
+        Callbacks(self.callbacks).close()
         self.held.close()
 
 
@@ -69,7 +71,7 @@ def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
             return None
         for note in notes if world.rank == 0 else []:
             print_notice(note)
-        result = train(config, world, claimed.path, mine.watchers, snapshot=snapshot, max_seconds=asked.max_seconds)
+        result = train(config, world, claimed.path, mine.callbacks, snapshot=snapshot, max_seconds=asked.max_seconds)
     finally:
         mine.close()
     comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
@@ -124,11 +126,11 @@ def _claim(config: RunConfig, asked: Asked, mine: _Rank0) -> Claimed:
     mine.held.enter_context(hold(claimed.path))
     claimed = claim_folder(config, claimed.path, asked.resume)  # who held it before may have begun a run, or ended it
     if not claimed.has_ended:
-        mine.watchers = _watchers(claimed.path)
+        mine.callbacks = _callbacks(claimed.path)
     return claimed
 
 
-def _watchers(out: Path) -> list[Watcher]:
+def _callbacks(out: Path) -> list[Callback]:
     try:
         record = RunLog(out / RECORD)
     except OSError as error:

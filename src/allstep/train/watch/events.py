@@ -1,29 +1,19 @@
-"""What a run tells those who watch it, as plain values, and the watcher that keeps the run record.
+"""The events of a run, as plain values; `callback` passes them to callbacks.
 
 ```
-run ── Opening, Progress, Evaluated, Result ──> Watchers ─┬─> Record        run.jsonl
-                                                          ├─> Display       the terminal
-                                                          ├─> TensorBoard   tensorboard/
-                                                          └─> your own      a subclass of Watcher
+Opening     before the first step: config, world, model, dataset
+Progress    every `log_every` steps: loss, learning rate, seconds per phase and rank
+Evaluated   after a validation
+Result      at the end: the test score
 ```
 
-Every rank computes these values (they are reduced over all ranks); rank 0 has watchers, the others have none. A watcher overrides
-those methods of `Watcher` that it cares for. What goes wrong in one of them does not end the run: `Watchers` tells the others.
-`saved` and `event` may come from another thread than the rest.
+The values are reduced over all ranks, so every rank computes them. Only rank 0 has callbacks.
 """
 
-import math
-import platform
-import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from allstep._version import __version__
-from allstep.machine import allowed_cores
-from allstep.runlog import RunLog
 from allstep.train.config.run_config import RunConfig
 from allstep.world import World
 
@@ -173,179 +163,3 @@ class Pace:
         if not seconds:
             samples, seconds = evaluated.train.count, evaluated.seconds
         return samples / seconds if seconds else 0.0
-
-
-class Watcher:
-    """Is told how a run goes. Each method may be left as it is: it does nothing."""
-
-    def start(self, opening: Opening) -> None:
-        """Training begins, or goes on."""
-
-    def progress(self, progress: Progress) -> None:
-        """Some steps were done. Called every `log_every` steps, between two of them: be quick."""
-
-    def evaluated(self, evaluated: Evaluated) -> None:
-        """The validation part was scored."""
-
-    def saved(self, samples: int, path: Path) -> None:
-        """A checkpoint was written."""
-
-    def event(self, text: str, **figures: Any) -> None:
-        """Something worth telling, in words, with the figures behind it."""
-
-    def end(self, result: Result) -> None:
-        """The run is over. A run that fails does not come here."""
-
-    def close(self) -> None:
-        """Nothing more will be told, however the run went."""
-
-
-class Watchers(Watcher):
-    """Tells several watchers. One that fails is left out from then on; one whose disk is full, or the like, is kept: it may recover.
-
-    Either is told to the others, once.
-    """
-
-    def __init__(self, watchers: Sequence[Watcher] = ()) -> None:
-        self.watchers = list(watchers)
-        self._failed: set[int] = set()
-
-    def start(self, opening: Opening) -> None:
-        self._tell("start", opening)
-
-    def progress(self, progress: Progress) -> None:
-        self._tell("progress", progress)
-
-    def evaluated(self, evaluated: Evaluated) -> None:
-        self._tell("evaluated", evaluated)
-
-    def saved(self, samples: int, path: Path) -> None:
-        self._tell("saved", samples, path)
-
-    def event(self, text: str, **figures: Any) -> None:
-        self._tell("event", text, **figures)
-
-    def end(self, result: Result) -> None:
-        self._tell("end", result)
-
-    def close(self) -> None:
-        self._tell("close")
-
-    def _tell(self, method: str, *values: Any, **figures: Any) -> None:
-        for watcher in tuple(self.watchers):
-            try:
-                getattr(watcher, method)(*values, **figures)
-            except Exception as error:
-                self._note(watcher, error, is_last_word=method == "close")
-
-    def _note(self, watcher: Watcher, error: Exception, is_last_word: bool) -> None:
-        may_recover = isinstance(error, OSError)
-        if not may_recover and watcher in self.watchers:
-            self.watchers.remove(watcher)
-        is_new, name = id(watcher) not in self._failed, type(watcher).__name__
-        self._failed.add(id(watcher))
-        if is_new and not is_last_word:
-            after = "" if may_recover else "; it is told nothing more"
-            self.event(f"{name} failed, the run goes on: {type(error).__name__}: {error}{after}")
-
-
-class Record(Watcher):
-    """Writes what it is told to the run record. Lines that the disk does not take are kept and tried again before the next one."""
-
-    def __init__(self, log: RunLog) -> None:
-        self.log = log
-        self._num_bad = 0
-        self._lines: deque[tuple[str, dict[str, Any]]] = deque(maxlen=100_000)
-        self._lock = threading.Lock()
-
-    def start(self, opening: Opening) -> None:
-        self._write(
-            "start",
-            version=__version__,
-            config=opening.config.model_dump(mode="json"),
-            world={**asdict(opening.world), "hosts": list(opening.hosts), "threads": list(opening.threads)},
-            machine=_machine(opening.device),
-            data={"found": str(opening.data_folder), **opening.num_samples},
-            parameters=opening.parameters,
-            bytes=opening.nbytes,
-            flop_per_sample=opening.flop_per_sample,
-            layout=opening.layout,
-            precision=opening.precision,
-            precision_why=opening.precision_why,
-            share_weights=opening.share_weights,
-            position=opening.position,
-        )
-
-    def progress(self, progress: Progress) -> None:
-        known = {field.name: getattr(progress, field.name) for field in fields(progress)}
-        times = known.pop("times")
-        self._write("step", **times, **{name: value for name, value in known.items() if value is not None})
-
-    def evaluated(self, evaluated: Evaluated) -> None:
-        if evaluated.num_bad > self._num_bad:
-            self._num_bad = evaluated.num_bad
-            text = f"{evaluated.num_bad} samples were found bad and skipped so far; quarantine*.jsonl in the run folder lists them"
-            self.event(text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad)
-        score = asdict(evaluated.validation)
-        self._write(
-            "eval",
-            part="validation",
-            epoch=evaluated.epoch,
-            samples=evaluated.samples,
-            best=evaluated.is_best,
-            **score,
-        )
-
-    def saved(self, samples: int, path: Path) -> None:
-        self._write("checkpoint", samples=samples, path=path.name)
-
-    def event(self, text: str, **figures: Any) -> None:
-        self._write("event", text=text, **figures)
-
-    def end(self, result: Result) -> None:
-        if (train := result.train) is not None:
-            figures = {"samples": train.samples, "seconds": train.seconds, **asdict(train.score)}
-            self._write("eval", part="train", **figures)
-        self._write("eval", part="test", samples=result.samples, **asdict(result.test))
-        self._write("end", **{**asdict(result), "out": str(result.out)})
-
-    def close(self) -> None:
-        try:
-            self._write_all()
-        finally:
-            self.log.close()
-
-    def _write(self, kind: str, **values: Any) -> None:
-        self._lines.append((kind, {"time": self.log.now(), **values}))
-        self._write_all()
-
-    def _write_all(self) -> None:
-        """All lines that wait, in their order."""
-        with self._lock:
-            while self._lines:
-                kind, values = self._lines.popleft()
-                try:
-                    getattr(self.log, kind)(**_plain(values))
-                except OSError:
-                    self._lines.appendleft((kind, values))
-                    raise
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON has it. Numbers that are not finite become None: a gradient that overflowed is no reason to fail."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else str(value)
-
-
-def _machine(device: str) -> dict[str, Any]:
-    return {
-        "device": device,
-        "cores": allowed_cores(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }

@@ -8,7 +8,7 @@ The run pays for putting what it is told on a queue. The message classes are ten
 writers of torch and tensorboard import all of TensorFlow where it is installed, which takes seconds.
 
 A run that goes on writes a further file, which begins by taking back what an earlier part told of samples after the checkpoint.
-What goes wrong in the thread is raised at the next word from the run, once; `Watchers` tells it, and from then on there is silence here.
+What goes wrong in the thread is raised at the next word from the run, once; `Callbacks` tells it, and from then on there is silence here.
 
 | Tag | |
 |---|---|
@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from allstep.data.sources.tfrecord.framing import frame
-from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score, Watcher
+from allstep.train.watch.callback import Callback
+from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
 
 _MOST_WORKERS = 16
 _MOST_WAITING = 10_000  # events, when a disk stands still; those after it are lost
@@ -37,7 +38,7 @@ _MOST_WAITING = 10_000  # events, when a disk stands still; those after it are l
 _Event = dict[str, Any]  # the fields of TensorBoard's message
 
 
-class TensorBoard(Watcher):
+class TensorBoard(Callback):
     """Writes events into `folder`."""
 
     def __init__(self, folder: Path) -> None:

@@ -34,13 +34,14 @@ from allstep.console.escape import escaped
 from allstep.train.config.differences import set_by_recipe, set_by_user
 from allstep.train.config.recipes import BASES
 from allstep.train.config.run_config import RunConfig
-from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score, Watcher
+from allstep.train.watch.callback import Callback
+from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
 
 _TOP5_FROM = 11  # classes: with fewer, the right one is among five too often to say much
 _QUIET = 60.0  # seconds between two lines of a kind that a bar would show, where there is no bar
 
 
-class Display(Watcher):
+class Display(Callback):
     """Draws a run."""
 
     def __init__(self, console: Console | None = None) -> None:

@@ -1,0 +1,94 @@
+"""Callbacks: objects that a run calls with its events.
+
+```
+run ── Opening, Progress, Evaluated, Result ──> Callbacks ─┬─> Record        run.jsonl
+                                                           ├─> Display       the terminal
+                                                           ├─> TensorBoard   tensorboard/
+                                                           └─> your own      a subclass of Callback
+```
+
+A callback overrides the methods of `Callback` that it needs. An exception in one of them does not
+end the run: `Callbacks` reports it to the other callbacks. `saved` and `event` may be called from
+another thread than the rest.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from allstep.train.watch.events import Evaluated, Opening, Progress, Result
+
+
+class Callback:
+    """Receive the events of a run. Each method does nothing unless it is overridden."""
+
+    def start(self, opening: Opening) -> None:
+        """Training starts or resumes."""
+
+    def progress(self, progress: Progress) -> None:
+        """`log_every` steps were done. Called between two steps, so it should return quickly."""
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        """The validation split was scored."""
+
+    def saved(self, samples: int, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def event(self, text: str, **figures: Any) -> None:
+        """Something noteworthy happened: a line of text, and the figures behind it."""
+
+    def end(self, result: Result) -> None:
+        """The run is over. Not called for a run that fails."""
+
+    def close(self) -> None:
+        """The last call, however the run ended."""
+
+
+class Callbacks(Callback):
+    """Pass every event to several callbacks.
+
+    A callback that raises is removed, except for system errors such as a full disk, which may go
+    away. Either is reported to the other callbacks, once.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self.callbacks = list(callbacks)
+        self._failed: set[int] = set()
+
+    def start(self, opening: Opening) -> None:
+        self._call("start", opening)
+
+    def progress(self, progress: Progress) -> None:
+        self._call("progress", progress)
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        self._call("evaluated", evaluated)
+
+    def saved(self, samples: int, path: Path) -> None:
+        self._call("saved", samples, path)
+
+    def event(self, text: str, **figures: Any) -> None:
+        self._call("event", text, **figures)
+
+    def end(self, result: Result) -> None:
+        self._call("end", result)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *values: Any, **figures: Any) -> None:
+        for callback in tuple(self.callbacks):
+            try:
+                getattr(callback, method)(*values, **figures)
+            except Exception as error:
+                self._note(callback, error, is_last_call=method == "close")
+
+    def _note(self, callback: Callback, error: Exception, is_last_call: bool) -> None:
+        may_recover = isinstance(error, OSError)
+        if not may_recover and callback in self.callbacks:
+            self.callbacks.remove(callback)
+        is_new, name = id(callback) not in self._failed, type(callback).__name__
+        self._failed.add(id(callback))
+        if is_new and not is_last_call:
+            after = "" if may_recover else "; it is told nothing more"
+            self.event(f"{name} failed, the run goes on: {type(error).__name__}: {error}{after}")
