@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import allstep
-from allstep.train.step.after_step import Statistics
+from allstep.train.score.evaluate import Tally
+from allstep.train.step.after_step import AfterStep, StepOutcome, StepReport
+from allstep.train.step.running_statistics import RunningStatistics
 from ranks import Ranks
 
 WEIGHTS = [6, 0, 2]
@@ -37,7 +39,7 @@ def inputs(rank: int, step: int, weight: int) -> torch.Tensor:
 def mean_of_inputs() -> dict[str, torch.Tensor]:
     world = allstep.init()
     norm = nn.BatchNorm2d(3)
-    statistics = Statistics(norm)
+    statistics = RunningStatistics(norm)
     weights = WEIGHTS if world.size > 1 else [4]
     for step in range(2):
         if weights[world.rank]:
@@ -71,7 +73,7 @@ class Own(nn.Module):
 def own_buffers() -> tuple[dict[str, torch.Tensor], list[float], int]:
     world = allstep.init()
     net, sums = Own(), []
-    statistics = Statistics(net)
+    statistics = RunningStatistics(net)
     for step in range(2):
         if WEIGHTS[world.rank]:
             net(inputs(world.rank, step, WEIGHTS[world.rank]))
@@ -99,4 +101,18 @@ def test_buffers_of_a_users_net_are_equal_and_right(ranks: Ranks) -> None:
 
 
 def test_a_net_without_such_norms_talks_to_nobody() -> None:
-    Statistics(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2))).average(3)
+    RunningStatistics(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2))).average(3)
+
+
+def reported(by_rank: bool) -> StepOutcome:
+    world = allstep.init()
+    after = AfterStep(RunningStatistics(nn.BatchNorm2d(3)), world, by_rank)
+    tally = Tally(loss=1.0 + world.rank, correct=2.0, top5=3.0, count=WEIGHTS[world.rank])
+    return after.exchange(StepReport(tally, WEIGHTS[world.rank], world.rank == 1, failed=False))
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_all_ranks_learn_of_the_whole_step(ranks: Ranks, by_rank: bool) -> None:
+    outcomes = ranks(3, reported, by_rank)
+    expected = StepOutcome(Tally(6.0, 6.0, 9.0, 8.0), stop=True, failed=False, samples=(6, 0, 2) if by_rank else ())
+    assert outcomes == [expected] * 3

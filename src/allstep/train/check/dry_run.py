@@ -39,6 +39,7 @@ from allstep.train.run.capture import capture
 from allstep.train.run.setup import Job, make_job
 from allstep.train.run.start import memory_in_use
 from allstep.train.score.evaluate import check_targets, evaluate
+from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step
 from allstep.world import World
 
@@ -165,7 +166,7 @@ class _Rehearsal:
                 started = time.perf_counter()
                 count = num_samples(job, batch)
                 mine = step(job.trainer, batch, count, Clock())
-                job.statistics.average(batch.weight, mine.sums())
+                job.after_step.exchange(StepReport(mine, batch.weight))
                 if job.average is not None:
                     job.average.update()
                 standing.samples, standing.updates = standing.samples + count, standing.updates + 1

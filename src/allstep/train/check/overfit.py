@@ -23,6 +23,7 @@ from allstep.train.check.verify import switch_dropout_off
 from allstep.train.config.run_config import AverageConfig, GrowthConfig, RunConfig, ScheduleConfig
 from allstep.train.run.setup import Job, make_job
 from allstep.train.score.evaluate import Tally, check_targets, evaluate
+from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step
 from allstep.train.watch.events import Score
 from allstep.world import World
@@ -136,7 +137,7 @@ def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
     if batch.epoch == 0:
         agree.everyone(job.world, lambda: check_targets(batch, job.parts.num_classes, job.loaders["train"]))
     mine = step(job.trainer, batch, num_samples(job, batch), clock)
-    return Tally(*job.statistics.average(batch.weight, mine.sums()))
+    return job.after_step.exchange(StepReport(mine, batch.weight)).tally
 
 
 def num_samples(job: Job, batch: Batch) -> int:

@@ -35,8 +35,9 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.health.replicas import Fingerprint
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.setup import Job, make_job
-from allstep.train.score.evaluate import Tally, check_targets, evaluate
-from allstep.train.step.after_step import Statistics
+from allstep.train.score.evaluate import check_targets, evaluate
+from allstep.train.step.after_step import StepReport
+from allstep.train.step.running_statistics import RunningStatistics
 from allstep.train.step.step import Clock, step
 from allstep.train.watch.events import Score
 from allstep.world import World
@@ -84,7 +85,7 @@ def without_chance(job: Job) -> list[str]:
     own = [layer for layer in norms if not isinstance(layer, SyncBatchNorm)]
     if own and own[0] is not net:
         norm.convert(net, sync=True)
-        job.statistics = Statistics(net)
+        job.after_step.statistics = RunningStatistics(net)
         notes.append(
             f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the samples of one worker; "
             "verified with synchronised ones instead"
@@ -126,7 +127,7 @@ def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
     for number, batch in enumerate(_batches(job, plan.batches), 1):
         agree.everyone(job.world, partial(check_targets, batch, job.parts.num_classes, job.loaders["train"]))
         mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
-        total = Tally(*job.statistics.average(batch.weight, mine.sums()))
+        total = job.after_step.exchange(StepReport(mine, batch.weight)).tally
         if job.average is not None:
             job.average.update()
         yield Step(loss=total.score().loss, gradient=book.enter(f"gradient-{number}", gradient))

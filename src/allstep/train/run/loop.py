@@ -39,6 +39,7 @@ from allstep.train.run.start import memory_in_use, opening
 from allstep.train.run.state import crossed
 from allstep.train.score.evaluate import Interrupted, Tally, check_targets, evaluate
 from allstep.train.score.mistakes import Mistakes
+from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
 from allstep.train.step.step import PHASES, Clock, step
 from allstep.train.watch.callback import Callback, Callbacks
@@ -151,22 +152,15 @@ class _Run:
         after = min(standing.samples + standing.batch, self._epoch_end(standing.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
         mine = step(job.trainer, batch, after - standing.samples, self.clock)
-        told = [*mine.sums(), self.stopping.why is not None, error is not None, *self._own_weight(batch)]
-        learned = job.statistics.average(batch.weight, told)
+        report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
+        outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
-        (*sums, stop, wrong), weights = learned[:6], learned[6:]
-        if wrong:
+        if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
-        self._note(Tally(*sums), batch, weights)
+        self._note(outcome, batch)
         standing.samples = after
         standing.updates += 1
-        return stop > 0
-
-    def _own_weight(self, batch: Batch) -> list[int]:
-        """By rank, ours alone: where the noise is measured, the sum over the ranks says what each had."""
-        if self.job.noise is None:
-            return []
-        return [batch.weight if rank == self.job.world.rank else 0 for rank in range(self.job.world.size)]
+        return outcome.stop
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
         """The next share. Where there is something wrong with it, an empty one, so that this step can end and all ranks hear of it."""
@@ -186,14 +180,14 @@ class _Run:
     def _epoch_end(self, position: int) -> int:
         return (position // self.job.num_train + 1) * self.job.num_train
 
-    def _note(self, total: Tally, batch: Batch, weights: Sequence[float]) -> None:
-        """What the step of all ranks came to."""
-        job = self.job
+    def _note(self, outcome: StepOutcome, batch: Batch) -> None:
+        """Add the step of all ranks to what is known of the run."""
+        job, total = self.job, outcome.tally
         self.since_log, job.standing.since = self.since_log + total, job.standing.since + total
         norms = job.trainer.optimizer.norms
         self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
-            measure_noise(job.noise, job.trainer, norms, weights)
+            measure_noise(job.noise, job.trainer, norms, outcome.samples)
         if job.average is not None:
             job.average.update()
 

@@ -37,11 +37,12 @@ from allstep.train.run.state import Standing
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step import build
 from allstep.train.step import execution as layout
-from allstep.train.step.after_step import Statistics
+from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
+from allstep.train.step.running_statistics import RunningStatistics
 from allstep.train.step.step import Trainer
 from allstep.train.step.timing import Example
 from allstep.world import World
@@ -59,7 +60,7 @@ class Job:
     parts: Parts
     loaders: Mapping[str, Loader]
     trainer: Trainer
-    statistics: Statistics
+    after_step: AfterStep
     standing: Standing
     growth: Growth
     watch: LossWatch
@@ -143,7 +144,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
         parts=parts,
         loaders=loaders,
         trainer=trainer,
-        statistics=Statistics(net),
+        after_step=AfterStep(RunningStatistics(net), world, by_rank=measures_noise(config)),
         standing=standing,
         growth=growth,
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),

@@ -1,111 +1,66 @@
-"""What a net notes of its samples while it trains, kept equal on all workers: running statistics of batch norms, and buffers like them.
-
-Each worker's norms see the worker's own samples, so their running means and variances would drift apart, and evaluation and checkpoints
-would depend on who computes them. After every step they become their mean over the workers, weighted by samples: all ranks had the same
-before the step, so with momentum m
-
-    mean over ranks of  (1 - m) old + m batch_r   =   (1 - m) old + m (mean over ranks of batch_r)
-
-A worker without samples has weight 0 and takes the others'. All of them travel in one small vector: 77 KB for ResNet-18; and with
-them what the workers have to say to each other after each step: how it went, and whether anybody wants to stop.
+"""What the ranks exchange after a step, in one small sum together with the running statistics.
 
 ```
-first sum     statistics of the norms x weight | weight | what there is to say | for each other buffer: was it changed here?
-second sum    those other buffers that were changed anywhere x weight           (only if there are any)
+each rank    StepReport    tally of its share, stop request, whether its input failed, its samples
+all ranks    StepOutcome   tally of the whole batch, whether any rank stops or failed, samples by rank
 ```
 
-A net of the user's may have buffers of its own (a running mean of activations, a code book, a mask). Most never change, and a mask may hold
-infinities, of which nobody wants a mean; so each rank looks at which of them the step has touched, by torch's count of changes in place.
-Those become their weighted mean too; whole numbers are rounded, which leaves a counter as it is on all workers that had samples.
+The sum uses torch's default process group. Gradients and norms have groups of their own, so that
+none of them waits for operations of another.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-
-Place = tuple[nn.Module, str]
-"""A module and the name of its buffer: a module may replace the tensor."""
-_NONE = torch.empty(0)
+from allstep.train.score.evaluate import Tally
+from allstep.train.step.running_statistics import RunningStatistics
+from allstep.world import World
 
 
-class Statistics:
-    """The buffers of a net that change in training."""
+@dataclass(frozen=True)
+class StepReport:
+    """The step of one rank."""
 
-    def __init__(self, net: nn.Module) -> None:
-        self.norms, self.others = _places(net)
-        self._seen = [_as_it_is(place) for place in self.others]
-
-    @torch.no_grad()
-    def average(self, weight: int, more: Sequence[float] = ()) -> list[float]:
-        """After a step in which this rank had `weight` samples: equal statistics on all ranks, and the sums of `more` over them."""
-        if not (self.norms or self.others or more) or dist.get_world_size() == 1:
-            return list(more)
-        changed = [_has_changed(place, seen) for place, seen in zip(self.others, self._seen, strict=True)]
-        sums = _mean_of(self.norms, weight, [weight, *more, *changed])
-        total, told = sums[0], sums[1 : 1 + len(more)]
-        touched = [place for place, count in zip(self.others, sums[1 + len(more) :], strict=True) if count]
-        if touched and total:
-            _mean_of(touched, weight, [weight])
-        self._seen = [_as_it_is(place) for place in self.others]
-        return told
+    tally: Tally
+    samples: int
+    """Of this rank's share of the batch; may be 0."""
+    wants_stop: bool = False
+    failed: bool = False
+    """Whether this rank had no valid share, so that all ranks must end with its error."""
 
 
-def _places(net: nn.Module) -> tuple[list[Place], list[Place]]:
-    """The buffers of norms, and all others; one that several modules share comes once."""
-    norms: list[Place] = []
-    others: list[Place] = []
-    known: set[int] = set()
-    for module in net.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if id(buffer) not in known:
-                known.add(id(buffer))
-                (norms if isinstance(module, _NormBase) else others).append((module, name))
-    return norms, others
+@dataclass(frozen=True)
+class StepOutcome:
+    """The step of all ranks; equal on each of them."""
+
+    tally: Tally
+    stop: bool
+    """Whether any rank wants to stop."""
+    failed: bool
+    """Whether any rank failed."""
+    samples: tuple[float, ...] = ()
+    """Of each rank; empty unless `AfterStep` was asked for them."""
 
 
-def _buffer(place: Place) -> Tensor:
-    module, name = place
-    buffer = module._buffers.get(name)
-    return _NONE if buffer is None else buffer
+class AfterStep:
+    """The exchange after each step.
 
+    by_rank: also share how many samples each rank had, which the noise scale needs.
+    """
 
-def _as_it_is(place: Place) -> tuple[Tensor, int]:
-    """The tensor itself, so that no later one can be taken for it, and torch's count of its changes."""
-    buffer = _buffer(place)
-    return buffer, buffer._version
+    def __init__(self, statistics: RunningStatistics, world: World, by_rank: bool = False) -> None:
+        self.statistics, self.world, self.by_rank = statistics, world, by_rank
 
+    def exchange(self, report: StepReport) -> StepOutcome:
+        """Make the running statistics equal on all ranks, and return what all ranks reported."""
+        sums = report.tally.sums()
+        own = [*sums, report.wants_stop, report.failed, *self._own_samples(report.samples)]
+        total = self.statistics.average(report.samples, own)
+        count = len(sums)
+        stop, failed = (value > 0 for value in total[count : count + 2])
+        return StepOutcome(Tally(*total[:count]), stop, failed, tuple(total[count + 2 :]))
 
-def _has_changed(place: Place, seen: tuple[Tensor, int]) -> bool:
-    """In place, or by another tensor."""
-    buffer, version = _as_it_is(place)
-    return buffer is not seen[0] or version != seen[1]
-
-
-def _mean_of(places: Sequence[Place], weight: int, more: Sequence[float]) -> list[float]:
-    """Puts the weighted mean over all ranks into the buffers; the sums of `more` over the ranks, of which the first is the weight."""
-    buffers = [_buffer(place) for place in places]
-    mine = [_real(buffer).double().flatten().cpu() for buffer in buffers]
-    weighed = [each * weight if weight else torch.zeros_like(each) for each in mine]  # 0 x inf is not 0
-    total = torch.cat([*weighed, torch.tensor(more, dtype=torch.float64)])
-    dist.all_reduce(total)
-    flat = total[: len(total) - len(more)]
-    sums = [float(each) for each in total[len(flat) :].tolist()]
-    if sums[0] > 0 and len(flat):  # a step without any samples leaves all as they are
-        _copy(flat / sums[0], [_real(buffer) for buffer in buffers])
-    return sums
-
-
-def _real(buffer: Tensor) -> Tensor:
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
-
-
-def _copy(flat: Tensor, buffers: Sequence[Tensor]) -> None:
-    pieces = torch.split(flat, [buffer.numel() for buffer in buffers])
-    for buffer, piece in zip(buffers, pieces, strict=True):
-        if buffer.is_floating_point():
-            buffer.copy_(piece.view_as(buffer))
-        else:  # num_batches_tracked: the same whole number wherever there were samples
-            buffer.copy_(piece.round().view_as(buffer))
+    def _own_samples(self, samples: int) -> list[int]:
+        """A row with a place for each rank, zero but for ours: the sum has every rank's samples."""
+        if not self.by_rank:
+            return []
+        return [samples if rank == self.world.rank else 0 for rank in range(self.world.size)]
