@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from allstep.train.config.run_config import DataConfig, OptimizerConfig, RunConfig
+from allstep.train.config.run_config import DataConfig, OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.train.watch.events import Opening, Progress
 from allstep.world import World
 
@@ -14,10 +14,10 @@ CONFIG = RunConfig(
     batch=64,
     data=DataConfig(name="digits"),
     optimizer=OptimizerConfig(lr=0.05, base_batch=64),
-)
+).resolved(2)
 
 
-def opening(out: Path = Path("/out"), num_workers: int = 2, config: RunConfig = CONFIG, **others: Any) -> Opening:
+def opening(out: Path = Path("/out"), num_workers: int = 2, config: ResolvedConfig = CONFIG, **others: Any) -> Opening:
     """1,000 samples to train on."""
     made = Opening(
         config=config,

@@ -14,7 +14,7 @@ from allstep.errors import ConfigError
 from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.train import RECIPES, RunConfig, read_config
 from allstep.train.config.read import ELSEWHERE
-from allstep.train.config.run_config import OWN, known_keys
+from allstep.train.config.run_config import OWN, ResolvedConfig, known_keys
 from allstep.train.step.build import make_optimizer
 
 
@@ -57,7 +57,8 @@ def test_what_is_written_out_is_whole_and_read_back(tmp_path: Path, recipe: str)
     config = read_config(recipe, ["seed=4", "data.folder=/some/where", "batch_per_worker=8"]).resolved(3)
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml())
-    assert read_config(str(path)) == config
+    assert read_config(str(path)).model_dump() == config.model_dump()
+    assert read_config(str(path)).resolved(7) == config
     assert config.batch == 24
     written = yaml.safe_load(path.read_text())
     assert {key for key in known_keys() if "." not in key} <= set(written)
@@ -77,8 +78,17 @@ def test_a_later_word_about_the_batch_replaces_an_earlier_one(tmp_path: Path) ->
 
 
 def test_a_batch_that_is_not_settled_is_not_used() -> None:
-    with pytest.raises(ValueError, match="resolved"):
-        _ = read_config("digits", ["batch_per_worker=8"]).global_batch
+    """Whatever computes takes a `ResolvedConfig`, and none can be made without its values."""
+    whole = read_config("digits", ["optimizer=lars"]).resolved(2)
+    assert ResolvedConfig(**dict(whole)) == whole
+    for key, value in (
+        ("batch", None),
+        ("batch_per_worker", 8),
+        ("optimizer", read_config("digits", ["optimizer=lars"]).optimizer),
+        ("schedule", whole.schedule.model_copy(update={"warmup": None})),
+    ):
+        with pytest.raises(ValueError, match=key if key.startswith("batch") else "resolved"):
+            ResolvedConfig(**{**dict(whole), key: value})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +253,7 @@ def test_an_optimizer_has_its_own_defaults(name: str, kind: type[torch.optim.Opt
     for key in OWN[name]:
         assert made.defaults[key] == signature_default(kind, key) == getattr(config.resolved(1).optimizer, key)
         assert (
-            make_optimizer(config.model_copy(update={"batch": 64}), torch.nn.Linear(3, 2)).defaults[key]
+            make_optimizer(config.model_copy(update={"batch": 64}).resolved(1), torch.nn.Linear(3, 2)).defaults[key]
             == OWN[name][key]
         )
     written = yaml.safe_load(config.resolved(1).to_yaml())["optimizer"]

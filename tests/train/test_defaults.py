@@ -261,11 +261,11 @@ def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_few_updates_are_noted(words: list[str], num_train: int, expected: str | None) -> None:
-    found = notes(read_config(NEUTRAL, ["data.name=digits", *words]), 1, num_train)
+    found = notes(read_config(NEUTRAL, ["data.name=digits", *words]).resolved(1), 1, num_train)
     assert len(found) == (expected is not None)
     if expected:
         assert re.search(expected, found[0])
-    assert notes(read_config("fashion-mnist", ["batch=256"]), 1, 400) == []
+    assert notes(read_config("fashion-mnist", ["batch=256"]).resolved(1), 1, 400) == []
 
 
 # The banner

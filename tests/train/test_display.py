@@ -1,5 +1,6 @@
 """What the terminal shows."""
 
+import contextlib
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from allstep.train.config.run_config import RunConfig
 from allstep.train.watch import terminal as display
 from allstep.train.watch.events import Evaluated, Opening, Result, Score, TrainingScore
 from allstep.train.watch.terminal import Display, banner, batch_sum, final_figures, rate_line, warnings
@@ -171,7 +173,7 @@ def test_the_sum_of_the_batch() -> None:
     assert (
         batch_sum(CONFIG.model_copy(update={"accumulation": 4}), 2) == "8 per worker x 2 workers x 4 accumulated = 64"
     )
-    per_worker = CONFIG.model_copy(update={"batch": None, "batch_per_worker": 10}).resolved(1)
+    per_worker = RunConfig(batch_per_worker=10).resolved(1)
     assert batch_sum(per_worker, 1) == "10 per worker x 1 worker = 10"
 
 
@@ -201,3 +203,15 @@ def test_names_are_shown_and_not_obeyed(terminal: bool) -> None:
     text = stream.getvalue()
     assert text.count(harmless) == 5
     assert not any(each in text for each in ("\x1b]", "\x07", "\u202e"))
+
+
+def test_a_full_disk_under_standard_output_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        display = Display(Console(file=full, highlight=False))
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                display.event("a line")
+        with contextlib.suppress(OSError):
+            full.close()
+    said = "allstep: standard output cannot be written: No space left on device; the run continues\n"
+    assert capsys.readouterr().err == said

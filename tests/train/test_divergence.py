@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from allstep.train import read_config
 from allstep.train.config.check import check_config
-from allstep.train.config.run_config import RunConfig, validated
+from allstep.train.config.run_config import ResolvedConfig, validated
 from allstep.train.health.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
 
 FALLING = [2.3 * 0.97**step for step in range(100)]  # to 0.11
@@ -24,9 +24,9 @@ def watched(losses: list[float]) -> list[Spike | Diverged]:
     return [found for loss in losses if (found := watch.see(loss, 1)) is not None]
 
 
-def config(optimizer: dict[str, object] | None = None, **values: object) -> RunConfig:
+def config(optimizer: dict[str, object] | None = None, **values: object) -> ResolvedConfig:
     usual = {"recipe": "test", "data": {"name": "digits"}, "batch": 128, "epochs": 20}
-    return validated({**usual, "optimizer": {"base_batch": 128, **(optimizer or {})}, **values})
+    return validated({**usual, "optimizer": {"base_batch": 128, **(optimizer or {})}, **values}).resolved(1)
 
 
 KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
@@ -191,7 +191,7 @@ def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) 
 def test_a_rate_far_above_the_recipes_is_named_first() -> None:
     recipe = read_config("digits")
     known = Circumstances(samples=64, epoch=0.1, rate=5.0, batch=64)
-    bold = read_config("digits", ["optimizer.lr=5"])
+    bold = read_config("digits", ["optimizer.lr=5"]).resolved(1)
     assert recipe.optimizer.lr == 0.05
     assert remedies(known, bold)[0] == "optimizer.lr=0.05: the recipe's own rate; 5 is 100 times that"
     for words in (
@@ -199,7 +199,7 @@ def test_a_rate_far_above_the_recipes_is_named_first() -> None:
         ["optimizer.lr=5", "optimizer.base_batch=128"],
         ["optimizer=lars", "optimizer.lr=5"],
     ):
-        assert not any("recipe's own" in remedy for remedy in remedies(known, read_config("digits", words)))
+        assert not any("recipe's own" in remedy for remedy in remedies(known, read_config("digits", words).resolved(1)))
 
 
 def test_bad_input_comes_first() -> None:

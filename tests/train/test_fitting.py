@@ -22,7 +22,7 @@ def test_an_option_that_a_net_of_ours_does_not_take_is_told_before_the_start() -
 def test_milestones_move_with_a_run_that_keeps_its_updates() -> None:
     """4 times the batch in 4 times the epochs: milestone 15 of 20 is at epoch 60 of 80, and 30 would never come."""
     words = ["epochs=20", "batch=256", "schedule.keep_updates=true", "schedule.shape=step", "schedule.warmup=0"]
-    config = read_config("digits", [*words, "schedule.milestones=[15]"])
+    config = read_config("digits", [*words, "schedule.milestones=[15]"]).resolved(1)
     check_config(config, 2)
     assert config.num_epochs == 80
     rate = learning_rate(config, 1000)
@@ -75,20 +75,20 @@ def test_warm_ups_that_do_not_fit_are_told_before_the_start(words: list[str], co
     ids=" ".join,
 )
 def test_warm_ups_that_fit(words: list[str]) -> None:
-    config = read_config("digits", words)
+    config = read_config("digits", words).resolved(1)
     check_config(config, 2)
     assert learning_rate(config, 1000)(500) > 0
 
 
 def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
     """12 epochs with 2.5 of warm-up: one epoch has the same part of it. Where it fits nothing changes; what is asked for is not changed."""
-    short = read_config("fashion-mnist", ["epochs=1"])
+    short = read_config("fashion-mnist", ["epochs=1"]).resolved(1)
     check_config(short, 2)
     assert short.warmup == pytest.approx(2.5 / 12)
     assert (
         "warm-up of 2.5 epochs is longer than the run, which has 1: it is 0.208 epochs here" in notes(short, 2, 1024)[0]
     )
-    fits = read_config("fashion-mnist", ["epochs=3"])
+    fits = read_config("fashion-mnist", ["epochs=3"]).resolved(1)
     assert (fits.warmup, notes(fits, 2, 1024)) == (2.5, [])
     with pytest.raises(ConfigError, match=r"a warm-up of 2\.5 epochs is longer than the run, which has 1"):
         check_config(read_config("fashion-mnist", ["epochs=1", "schedule.warmup=2.5"]), 2)
@@ -111,9 +111,9 @@ def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
     ],
 )
 def test_ghost_batches_of_another_size_are_noted(words: list[str], num_workers: int, expected: str | None) -> None:
-    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words])
+    config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words]).resolved(1)
     check_config(config, num_workers)
-    found = notes(config, num_workers, config.global_batch)
+    found = notes(config, num_workers, config.batch)
     assert len(found) == (expected is not None)
     if expected is not None:
         assert re.search(expected, found[0])

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -15,14 +16,17 @@ import allstep
 from allstep.errors import ConfigError
 from allstep.files.whole import create_file
 from allstep.train import read_config
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder import lock as holding
 from allstep.train.folder.claim import Claimed, abandon, as_begun, claim_folder, expect_run, holds_run
 from allstep.train.folder.lock import check_free, hold
-from allstep.train.run.worker import Asked, _callbacks, work
+from allstep.train.run.request import TrainRequest
+from allstep.train.run.worker import _callbacks, work
+
+ENDED = '{"kind": "end", "time": 2, "samples": 64, "test": {"loss": 0.1, "accuracy": 0.9, "count": 64}}\n'
 
 
-def config(*words: str) -> RunConfig:
+def config(*words: str) -> ResolvedConfig:
     return read_config("digits", words).resolved(1)
 
 
@@ -64,9 +68,17 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_ended(tmp_path: Path) -> None:
-    claimed = claim_folder(config(), begun(tmp_path, record='{"kind": "end"}\n'), resume=True)
+    claimed = claim_folder(config(), begun(tmp_path, record=ENDED), resume=True)
     assert claimed.has_ended
     assert "this run has ended" in claimed.farewell()
+
+
+@pytest.mark.parametrize(
+    "end", [{}, {"samples": {}}, {"samples": "64", "why": []}, {"samples": True, "test": {}}, {"samples": 1, "test": 3}]
+)
+def test_an_end_without_a_score_is_none(tmp_path: Path, end: dict[str, Any]) -> None:
+    folder = begun(tmp_path, record=json.dumps({"kind": "end", **end}) + "\n")
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +107,7 @@ def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
     )
     claimed = claim_folder(asked, folder, resume=True)
     assert len(claimed.words) == 5
-    assert read_config(str(folder / "config.yaml"), claimed.words) == asked
+    assert read_config(str(folder / "config.yaml"), claimed.words).resolved(1) == asked
     assert claim_folder(config(), folder, resume=True).words == ()
 
 
@@ -188,7 +200,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         _callbacks(tmp_path)
 
 
-def try_to_work(asked: Asked) -> None:
+def try_to_work(asked: TrainRequest) -> None:
     holding.PATIENCE = 0.0
     try:
         work(asked)
@@ -199,13 +211,15 @@ def try_to_work(asked: Asked) -> None:
 
 def test_a_folder_that_is_being_trained_in_ends_all_ranks_alike(ranks: Any, tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
-    asked = Asked(str(folder / "config.yaml"), out=folder, resume=True)
+    asked = TrainRequest(str(folder / "config.yaml"), out=folder, resume=True)
     with hold(folder):
         outcomes = ranks.outcomes(2, try_to_work, asked)
     assert [outcome.exit_code for outcome in outcomes] == [2, 2]
     assert f"is being trained by process {os.getpid()} on" in outcomes[0].output
     assert outcomes[1].output == ""
-    outcomes = ranks.outcomes(1, try_to_work, Asked("digits", out=tmp_path / "nothere", resume=True, must_exist=True))
+    outcomes = ranks.outcomes(
+        1, try_to_work, TrainRequest("digits", out=tmp_path / "nothere", resume=True, must_exist=True)
+    )
     assert "nothere: holds no run to go on with" in outcomes[0].output
     assert not (tmp_path / "nothere").exists()
 
@@ -239,7 +253,7 @@ def resumed_with_damage() -> None:
     (out / "checkpoints" / "000000000064").mkdir(parents=True)
     (out / "config.yaml").write_text(read_config("digits").to_yaml())
     try:
-        work(Asked("digits", out=out, resume=True))
+        work(TrainRequest("digits", out=out, resume=True))
     finally:
         assert [path.name for path in (out / "checkpoints").iterdir()] == ["000000000064"]
 
@@ -249,11 +263,11 @@ def test_a_run_that_has_ended_needs_no_data_under_a_launcher_either(tmp_path: Pa
     file, out = tmp_path / "mine.yaml", tmp_path / "out"
     file.write_text(f"data: {{train: {tmp_path / 'gone'}}}\n")
     claim_folder(read_config(str(file), ["batch=8"]).resolved(2), out)
-    asked = Asked(str(file), out=out, resume=True)
+    asked = TrainRequest(str(file), out=out, resume=True)
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
     outcomes = ranks.outcomes(1, work, asked)
     assert outcomes[0].exit_code != 0 and "gone: no such file or folder" in outcomes[0].output
-    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n{"kind": "end", "time": 2}\n')
+    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n' + ENDED)
     outcomes = ranks.outcomes(2, work, asked)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes
     assert "this run has ended" in outcomes[0].output
@@ -266,6 +280,6 @@ def test_a_run_that_has_ended_needs_no_data(tmp_path: Path) -> None:
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "gone: no such file or folder" in done.stderr) == (2, True), done.stderr
-    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n{"kind": "end", "time": 2}\n')
+    (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n' + ENDED)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "this run has ended" in done.stdout) == (0, True), done.stderr

@@ -23,15 +23,17 @@ from allstep.train.checkpoint.format import Snapshot
 from allstep.train.checkpoint.names import hidden_name, is_left_over, number_of
 from allstep.train.checkpoint.optimizer_state import flatten
 from allstep.train.checkpoint.restore import load_optimizer, load_weights, parameter_names
-from allstep.train.health.checkpoint_state import check_batch, check_resumed, check_used
+from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed, check_used
 from allstep.train.health.divergence import LossWatch
 from allstep.train.run.state import Standing
 from allstep.train.score.evaluate import Tally
+from allstep.train.step.build import make_optimizer
 from allstep.train.watch.events import Score
 from limited import limited, seeds
 from odd_files import ODD
 from odd_json import PLAIN, RAW, odd
 
+CONFIG = read_config("digits", ["optimizer=sgd"]).resolved(1)
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors")
 
 
@@ -213,7 +215,7 @@ def test_a_position_that_cannot_be(folder: Path, check: Callable[[Snapshot], Non
     ],
 )
 def test_a_batch_that_cannot_be(words: list[str], num_samples: int | None, good: list[int], bad: list[int]) -> None:
-    config = read_config("digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words])
+    config = read_config("digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words]).resolved(1)
     for batch in good + bad:
         found = snapshot(10)
         found.state["standing"]["batch"] = batch
@@ -222,6 +224,40 @@ def test_a_batch_that_cannot_be(words: list[str], num_samples: int | None, good:
         else:
             with pytest.raises(CheckpointError, match=rf"standing\.batch: expected .*, found {batch}"):
                 check_batch(found, config, num_samples)
+
+
+def check_both(found: Snapshot) -> None:
+    """As a run that continues does."""
+    check_resumed(found)
+    check_optimizer(found, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("param_names", value) for value in ({}, None, [{}, "bias"], ["weight"], ["bias", "weight"])),
+        *(("params", value) for value in ([0, 0], [0, 7], ["0", "1"], [True, 1])),
+        *(("dampening", value) for value in ({}, "x", True, 1e300)),
+        *(("maximize", value) for value in (2**63, "yes", [])),
+        *(("lr", value) for value in (None, [0.1], -1e300)),
+        *(("rate_factor", value) for value in ([1.0], "1", None)),
+    ],
+)
+def test_settings_of_the_optimizer_of_other_kinds(folder: Path, key: str, value: Any) -> None:
+    state = json.loads(json.dumps(snapshot(30).state))
+    state["optimizer"]["groups"][0][key] = value
+    rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
+    takes_the_one_before(folder, check_both)
+    assert "state.json: optimizer.groups" in newest(folder, check_both).complaints[0]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "larc", "lamb", "novograd"])
+def test_settings_of_each_optimizer_pass(name: str) -> None:
+    config = read_config("digits", [f"optimizer={name}"]).resolved(1)
+    optimizer = make_optimizer(config, nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    names = parameter_names(optimizer.state_dict())
+    numbers = json.loads(json.dumps(flatten(optimizer.state_dict(), names)[1]))
+    check_optimizer(Snapshot(10, {}, {}, {"optimizer": numbers}), config)
 
 
 def test_a_manifest_that_names_other_files(folder: Path, tmp_path: Path) -> None:
@@ -330,7 +366,11 @@ def use(found: Snapshot) -> None:
         load_weights(net, found.weights)
         load_optimizer(optimizer, found)
     except CheckpointError:
-        pass
+        return
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    after = optimizer.state_dict()
+    flatten(after, parameter_names(after))
 
 
 @pytest.mark.soak(1)  # its count is in `seeds`
@@ -356,11 +396,11 @@ def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) ->
             (path / file).write_bytes(content)
         else:
             rewrite(path, file, content)
-        for check in (check_resumed, check_used):
+        for check in (check_both, check_used):
             found = newest(folder, check)
             assert found.path is not None and found.path.name in ("000000000020", "000000000030")
             assert (found.path.name == "000000000020") == bool(found.complaints)
-            if check is check_resumed and found.snapshot is not None:
+            if check is check_both and found.snapshot is not None:
                 use(found.snapshot)
 
     assert limited(one, seeds(250)) >= 250

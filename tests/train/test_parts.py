@@ -294,7 +294,7 @@ class TestLoaders:
         images = load(find_set(named_set("digits"))).test
         seen = torch.cat([batch.data for batch in loader.batches()])
         assert torch.equal(seen, torch.from_numpy(images.images.copy()))
-        assert loader.batch > made.global_batch
+        assert loader.batch > made.batch
 
     def test_an_evaluation_batch_of_large_pictures_is_smaller(self, tmp_path: Path) -> None:
         for side, most in ((8, 500), (100, 200)):

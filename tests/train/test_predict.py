@@ -356,6 +356,14 @@ def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -
         load_run(tmp_path)
 
 
+def test_a_shape_that_the_net_does_not_take(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    shape = [3, 20, 20]
+    save(tmp_path, make_net([]), samples=200, facts={"shape": shape, "trained_shape": [3, 12, 12]})
+    with pytest.raises(CheckpointError, match=r"pictures\.shape: the model does not take images of \[3, 20, 20\] \("):
+        load_run(tmp_path)
+
+
 def test_a_net_of_the_users_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text(read_config("digits", ["model=their_nets:make"]).to_yaml())

@@ -203,7 +203,7 @@ def test_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     folders = [claim_folder(config, None).path for _ in range(3)]
     assert len(set(folders)) == 3
     assert all(folder.parent == Path("runs") and folder.name.startswith("digits-") for folder in folders)
-    assert read_config(str(folders[0] / "config.yaml")) == config
+    assert read_config(str(folders[0] / "config.yaml")).resolved(1) == config
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ PLACES = [0.0, 0.03, 0.1, 0.3, 0.31, 0.5, 0.77, 0.999, 1.0]
 
 def rates(*words: str) -> list[float]:
     """At each of the places of a run of 20 epochs, as parts of the peak; no warm-up unless the words say so."""
-    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.warmup=0", *words])
+    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.warmup=0", *words]).resolved(1)
     rate = learning_rate(config, N)
     return [rate(round(place * EPOCHS * N)) / peak_rate(config) for place in PLACES]
 
 
 def test_it_rises_to_its_peak_and_falls_to_nothing() -> None:
-    config = read_config("digits", ["epochs=4", "schedule.warmup=1", "batch=64"])
+    config = read_config("digits", ["epochs=4", "schedule.warmup=1", "batch=64"]).resolved(1)
     rate = learning_rate(config, 640)
     assert rate(0) == pytest.approx(0.05 / 10)  # the first step counts
     assert rate(640 - 64) == pytest.approx(0.05)
@@ -31,7 +31,7 @@ def test_it_rises_to_its_peak_and_falls_to_nothing() -> None:
 
 
 def test_the_batch_changes_the_peak_and_not_the_shape() -> None:
-    small, large = (read_config("digits", [f"batch={batch}", "schedule.warmup=0"]) for batch in (64, 256))
+    small, large = (read_config("digits", [f"batch={batch}", "schedule.warmup=0"]).resolved(1) for batch in (64, 256))
     assert peak_rate(large) == pytest.approx(4 * peak_rate(small))
     assert learning_rate(large, 1000)(5000) == pytest.approx(4 * learning_rate(small, 1000)(5000))
 
@@ -73,7 +73,7 @@ def test_one_cycle_rises_and_falls_once(end: float, meant: float) -> None:
             return 0.04 + 0.96 * (1 - math.cos(math.pi * t / 0.3)) / 2
         return meant + (1 - meant) * (1 + math.cos(math.pi * (t - 0.3) / 0.7)) / 2
 
-    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.shape=one-cycle", f"schedule.end={end}"])
+    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.shape=one-cycle", f"schedule.end={end}"]).resolved(1)
     rate = learning_rate(config, N)
     found = [rate(round(place * EPOCHS * N)) for place in PLACES]
     assert found == pytest.approx([0.05 * form(place) for place in PLACES])
@@ -82,8 +82,8 @@ def test_one_cycle_rises_and_falls_once(end: float, meant: float) -> None:
 def test_the_usual_warm_up_is_not_for_one_cycle() -> None:
     """Neither the usual one, nor that of a recipe; one that is asked for stays, for `fitting` to refuse."""
     assert ScheduleConfig(shape="one-cycle").warmup == 0
-    assert read_config("fashion-mnist", ["schedule.shape=one-cycle"]).warmup == 0
-    assert read_config("digits", ["schedule.shape=one-cycle", "schedule.warmup=2"]).warmup == 2
+    assert read_config("fashion-mnist", ["schedule.shape=one-cycle"]).resolved(1).warmup == 0
+    assert read_config("digits", ["schedule.shape=one-cycle", "schedule.warmup=2"]).resolved(1).warmup == 2
     assert ScheduleConfig().warmup is ScheduleConfig(shape="linear").warmup is None
     assert ScheduleConfig(shape="one-cycle", warmup=None).warmup == 0
 
@@ -93,7 +93,7 @@ def test_a_warm_up_that_is_not_given_is_a_twentieth_of_the_run() -> None:
     for epochs in (1, 6, 90):
         words = ["data.name=digits", f"epochs={epochs}", "batch=8", "optimizer.base_batch=8"]
         config = read_config("defaults", words)
-        assert config.warmup == config.resolved(1).schedule.warmup == epochs / 20
+        assert config.resolved(1).warmup == config.resolved(1).schedule.warmup == epochs / 20
         rate = learning_rate(config.resolved(1), N)
         assert rate(epochs * N // 20) == pytest.approx(0.1)
         assert rate(0) == pytest.approx(0.1 * 8 / (epochs * N / 20))
@@ -109,7 +109,7 @@ def test_a_warm_up_that_is_not_given_is_a_twentieth_of_the_run() -> None:
 def test_milestones_come_with_the_step_that_begins_there(num_train: int) -> None:
     """Epochs from the start of the run, whatever the warm-up; 30, 60 and 80 of 90 where none are given."""
     for words, milestones in (([], (30, 60, 80)), (["schedule.milestones=[7, 11.5, 80]"], (7, 11.5, 80))):
-        config = read_config("digits", ["epochs=90", "schedule.shape=step", "schedule.warmup=0.7", *words])
+        config = read_config("digits", ["epochs=90", "schedule.shape=step", "schedule.warmup=0.7", *words]).resolved(1)
         rate = learning_rate(config, num_train)
         for number, epoch in enumerate(milestones):
             at = math.ceil(epoch * num_train)
@@ -135,7 +135,7 @@ def test_warm_ups(kind: str) -> None:
         "schedule.warmup_from=0.25",
         "schedule.shape=constant",
     ]
-    config = read_config("digits", [f"epochs={EPOCHS}", *words])
+    config = read_config("digits", [f"epochs={EPOCHS}", *words]).resolved(1)
     rate = learning_rate(config, N)
     for seen in range(0, EPOCHS * N, 64):
         risen = {"gradual": min(1.0, (seen + 64) / (4 * N)), "constant": float(seen >= 4 * N), "none": 1.0}[kind]

@@ -12,7 +12,6 @@ import torch
 from typer.testing import CliRunner
 
 import allstep
-import allstep.torch as hvd
 from allstep.cli.app import app
 from allstep.errors import CheckpointError, UserError
 from allstep.train import read_config
@@ -32,7 +31,6 @@ STAGES = ["start", "data", "step", "evaluate", "save", "load"]
 def learned_on(words: list[str], count: int, epochs: int) -> tuple[Learned, list[str]]:
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
-    hvd.init()
     config, _ = simplified(read_config("digits", words).resolved(world.size), count)
     lines: list[str] = []
     schedule = config.schedule.model_copy(update={"warmup": min(config.schedule.warmup, epochs)})
@@ -100,7 +98,6 @@ def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
     """What came out, or the words of the error."""
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
-    hvd.init()
     out = Path.cwd()
     if broken == "save" and world.rank == 0:
         (out / "checkpoints").touch()

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import allstep
-import allstep.torch as hvd
 from allstep import comm, data, runlog
 from allstep.comm.group import decide as agree
 from allstep.data import Batch, Loader
 from allstep.train import read_config
 from allstep.train.health.stop import Stopping
 from allstep.train.run.loop import _Run, train
+from allstep.train.run.request import TrainRequest
 from allstep.train.run.setup import make_job
-from allstep.train.run.worker import Asked, work
+from allstep.train.run.worker import work
 from allstep.train.score.evaluate import evaluate
 from allstep.train.watch.callback import Callbacks
 from allstep.train.watch.events import Result
@@ -163,8 +163,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(ranks: Any) -> None:
 
 def break_a_norm() -> None:
     world = allstep.init()
-    hvd.init()
-    job = make_job(read_config("digits", [*SHORT, "model.norm=batch"]), world, Path())
+    job = make_job(read_config("digits", [*SHORT, "model.norm=batch"]).resolved(world.size), world, Path())
     run = _Run(job, Callbacks([]), Stopping(None))
     norm = next(module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d))
     norm.running_var[1] = torch.inf  # the loss in training does not see it
@@ -195,12 +194,12 @@ def test_evaluation_counts_each_sample_once(ranks: Any, n: int) -> None:
         assert together[2] == n
 
 
-def try_to_work(asked: Asked) -> Result:
+def try_to_work(asked: TrainRequest) -> Result:
     return work(asked)
 
 
 def test_a_worker_makes_the_run_folder(ranks: Any, tmp_path: Path) -> None:
-    results = ranks(2, try_to_work, Asked("digits", ["epochs=1", "batch_per_worker=20"], out=tmp_path / "out"))
+    results = ranks(2, try_to_work, TrainRequest("digits", ["epochs=1", "batch_per_worker=20"], out=tmp_path / "out"))
     assert results[0].out == results[1].out == tmp_path / "out"
     config = read_config(str(tmp_path / "out" / "config.yaml"))
     assert (config.batch, config.batch_per_worker) == (40, None)
@@ -208,14 +207,14 @@ def test_a_worker_makes_the_run_folder(ranks: Any, tmp_path: Path) -> None:
 
 
 def test_bad_input_ends_all_ranks_alike(ranks: Any, tmp_path: Path) -> None:
-    def end_like_the_command(asked: Asked) -> None:
+    def end_like_the_command(asked: TrainRequest) -> None:
         try:
             work(asked)
         except allstep.UserError as error:
             print(f"allstep: {error}")
             raise SystemExit(error.exit_code) from None
 
-    outcomes = ranks.outcomes(2, end_like_the_command, Asked("digits", data=tmp_path))
+    outcomes = ranks.outcomes(2, end_like_the_command, TrainRequest("digits", data=tmp_path))
     assert [outcome.exit_code for outcome in outcomes] == [2, 2]
     assert "expected train-images-idx3-ubyte" in outcomes[0].output
     assert outcomes[1].output == ""

@@ -60,7 +60,7 @@ def test_a_run_and_a_resumed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_run_that_has_ended_is_a_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def launched(*given: Any, **named: Any) -> int:
         log = runlog.RunLog(tmp_path / "run" / "run.jsonl")
-        log.end(reason="")
+        log.end(reason="", samples=64, test={"accuracy": 0.9})
         log.close()
         return 0
 

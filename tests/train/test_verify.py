@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import allstep
-import allstep.torch as hvd
 from allstep.console.text_table import columns
 from allstep.errors import ConfigError
 from allstep.train import read_config
@@ -42,7 +41,6 @@ def answer_of(config: RunConfig, folder: Path) -> Answer:
     os.chdir(folder)  # where a user's net is
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
-    hvd.init()
     return run(config, world, folder)
 
 

@@ -15,7 +15,7 @@ from allstep.files.whole import replace_file
 from allstep.process.python import run_module
 
 if TYPE_CHECKING:
-    from allstep.train.config.run_config import RunConfig
+    from allstep.train.config.run_config import ResolvedConfig
     from allstep.world import World
 
 
@@ -110,11 +110,11 @@ def _left(asked: Rehearsal, world: "World", code: int) -> int:
     return 0
 
 
-def _learn(config: "RunConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]) -> int:
+def _learn(config: "ResolvedConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]) -> int:
     from allstep.train.check.overfit import learn, simplified, verdict
 
     simple, off = simplified(config, count)
-    tell(f"learning {count} samples by heart, in batches of {simple.global_batch}")
+    tell(f"learning {count} samples by heart, in batches of {simple.batch}")
     if off:
         tell(f"switched off: {', '.join(off)}")
     learned = learn(simple, world, folder, tell)
@@ -122,7 +122,7 @@ def _learn(config: "RunConfig", count: int, world: "World", folder: Path, tell: 
     return 0 if learned.by_heart else 1
 
 
-def _dry_run(config: "RunConfig", world: "World", folder: Path, tell: Callable[[str], None]) -> int:
+def _dry_run(config: "ResolvedConfig", world: "World", folder: Path, tell: Callable[[str], None]) -> int:
     from allstep.console.text_table import columns
     from allstep.train.check.dry_run import forecast, rehearse, table
 

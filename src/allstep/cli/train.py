@@ -5,9 +5,8 @@ the run folder and starts the workers. Inside a world (allstep run, torchrun, mp
 """
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,20 +15,10 @@ from allstep.console.escape import print_line, print_notice
 from allstep.console.progress_bar import file_bars
 from allstep.process.python import run_module
 
+if TYPE_CHECKING:
+    from allstep.train.run.request import TrainRequest
+
 _AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What was asked for, as plain values."""
-
-    source: str
-    words: list[str] = field(default_factory=list)
-    out: Path | None = None
-    data: Path | None = None
-    resume: bool = False
-    must_exist: bool = False
-    max_time: str | None = None
 
 
 def train(
@@ -104,7 +93,9 @@ def train(
         raise typer.Exit(_work(request, launcher))
 
 
-def _rehearse(request: _Request, overfit: int | None, dry_run: bool, workers: int | None, launcher: str | None) -> int:
+def _rehearse(
+    request: "TrainRequest", overfit: int | None, dry_run: bool, workers: int | None, launcher: str | None
+) -> int:
     """What is tried before a run; its exit status."""
     from allstep.cli.rehearse import Rehearsal, rehearse
     from allstep.errors import ConfigError
@@ -113,7 +104,9 @@ def _rehearse(request: _Request, overfit: int | None, dry_run: bool, workers: in
         raise ConfigError("--overfit and --dry-run are two tests: one after the other")
     if request.resume:
         raise ConfigError("--resume goes on with a run, --overfit and --dry-run come before one: give one of them")
-    return rehearse(Rehearsal(request.source, request.words, request.data, request.out, overfit), workers, launcher)
+    return rehearse(
+        Rehearsal(request.source, list(request.words), request.data, request.out, overfit), workers, launcher
+    )
 
 
 def _list() -> None:
@@ -130,10 +123,11 @@ def _request(
     data: Path | None,
     resume: str | None,
     max_time: str | None,
-) -> _Request:
+) -> "TrainRequest":
     """The words of the command line, checked against each other."""
     from allstep.errors import ConfigError
     from allstep.train.config.read import default_source, split_arguments
+    from allstep.train.run.request import TrainRequest
 
     sources, keys = split_arguments(arguments)
     words = [*keys, *words]
@@ -150,10 +144,10 @@ def _request(
         out = Path(resume)
         sources = sources or [str(out / "config.yaml")]
     source = sources[0] if sources else default_source(words)
-    return _Request(source, words, out, data, resume is not None, resume not in (None, _AUTO), max_time)
+    return TrainRequest(source, words, data, out, resume is not None, resume not in (None, _AUTO), max_time)
 
 
-def _start(request: _Request, workers: int | None) -> int:
+def _start(request: "TrainRequest", workers: int | None) -> int:
     """Check everything, then start the workers; their exit status."""
     from allstep.errors import DataError
     from allstep.launch import launch
@@ -161,11 +155,10 @@ def _start(request: _Request, workers: int | None) -> int:
     from allstep.train.config.trust import checked_word
     from allstep.train.folder.claim import CONFIG, RECORD, Claimed, abandon, claim_folder, expect_run, has_ended
     from allstep.train.folder.lock import check_free
-    from allstep.train.health.stop import STARTED, launched_now, parse_time
+    from allstep.train.health.stop import STARTED, launched_now
     from allstep.train.run.prepare import check, prepare
 
-    if request.max_time is not None:
-        parse_time(request.max_time)
+    _ = request.max_seconds  # what is wrong with it is reported before anything starts
     if request.must_exist and request.out is not None:
         expect_run(request.out)
     try:
@@ -202,14 +195,11 @@ def _start(request: _Request, workers: int | None) -> int:
     return code
 
 
-def _work(request: _Request, launcher: str | None) -> int:
+def _work(request: "TrainRequest", launcher: str | None) -> int:
     """As a worker; the exit status."""
     from allstep.launch import RESUBMIT
-    from allstep.train.health.stop import parse_time
     from allstep.train.run.loop import Paused
-    from allstep.train.run.worker import Asked, work
+    from allstep.train.run.worker import work
 
-    seconds = parse_time(request.max_time) if request.max_time is not None else None
-    asked = Asked(request.source, request.words, request.data, request.out, request.resume, request.must_exist, seconds)
-    result = work(asked, launcher)
+    result = work(request, launcher)
     return RESUBMIT if isinstance(result, Paused) else 0

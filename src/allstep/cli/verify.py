@@ -62,7 +62,7 @@ def _work(source: str, answers: Path) -> None:
     from allstep.train.check.verify import work
     from allstep.train.config.read import read_config
 
-    work(read_config(source), answers)
+    work(read_config(source).resolved(1), answers)
 
 
 def _start(source: str, words: list[str], workers: str, data: Path | None) -> int:

@@ -32,7 +32,7 @@ def training(name: str, recipe: str, words: Sequence[str], facts: Mapping[str, A
         name=name,
         command=(*command, "--out", FOLDER, *words),
         resume=("--resume", "auto"),
-        seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.global_batch),
+        seconds=config.num_epochs * _EPOCH_SECONDS * (1 + _STEP_SAMPLES / config.batch),
         epochs=config.num_epochs,
         settings=_digest(config),
         facts=facts,
@@ -57,7 +57,7 @@ def check_data(config: RunConfig, batches: Sequence[int]) -> None:
     smallest, largest = (
         config.model_copy(update={"batch": b, "batch_per_worker": None}) for b in (batches[0], batches[-1])
     )
-    check_batch(largest, len(check(Prepared(smallest)).train))
+    check_batch(largest.resolved(1), len(check(Prepared(smallest)).train))
 
 
 def refuse_words(words: Sequence[str], own: Mapping[str, str]) -> None:

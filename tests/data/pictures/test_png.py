@@ -1,11 +1,13 @@
 """PNG files: color profiles are not passed to libpng, whose warnings would print their names."""
 
+import resource
 import struct
 import subprocess
 import sys
 import zlib
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +42,21 @@ def test_the_pixels_are_the_same() -> None:
 def test_other_files_are_as_they_were() -> None:
     for code in (png(), png(chunk(b"tEXt", b"a\0iCCP")), b"iCCP", b"", png(PROFILE)[8:]):
         assert bytes(without_profile(memoryview(code))) == code
+
+
+@pytest.mark.parametrize("stated", [(1 << 32) - 1, 0x800012F3, (1 << 31) - 1, 200 << 20])
+@pytest.mark.parametrize("kind", [b"IDAT", b"tEXt", b"iCCP"])
+def test_a_chunk_takes_no_memory_by_what_it_states(kind: bytes, stated: int) -> None:
+    code = png()
+    at = code.index(b"IDAT") - 4
+    tracked = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="states"):
+        decode(code[:at] + struct.pack(">I", stated) + kind + code[at + 8 :])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - tracked < 50_000  # kB
+
+
+def test_a_file_that_lacks_its_last_bytes_is_read_as_before() -> None:
+    assert (decode(png()[:-12]) == decode(png())).all()
 
 
 def test_nothing_of_a_profile_is_printed() -> None:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store, TCPStore
 
+from allstep.comm.health.listeners import close_to_strangers
 from allstep.comm.join.store import WireStore, collect, root_of
 from allstep.wire.frames import plain_address
 
@@ -137,7 +138,8 @@ def found(
     """A Gloo group, made by `create` on all ranks at once, and its sockets. lost: seconds of silence after which a host is gone."""
     before = _open_files()
     gloo = create()
-    near = _connections(sorted(_open_files() - before), _ports_of(store))
+    new = _open_files() - before
+    near = _connections(sorted(new), _ports_of(store))
     links: list[Link] = []
     try:
         links = _matched(near, store, rank, size, seconds)
@@ -146,6 +148,8 @@ def found(
             near[fd][2].close()
     for link in links:
         _probe(link.sock, lost)
+    if len({link.peer for link in links}) == size - 1:
+        close_to_strangers(new, [link.gloo_fd for link in links])
     return gloo, Sockets(links)
 
 
@@ -166,7 +170,8 @@ def _matched(near: _Near, store: Store, rank: int, size: int, seconds: float) ->
 
 
 def _open_files() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+    """Without the one that the listing itself needs: Gloo may be the next to get its number."""
+    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
 
 
 def _connections(fds: list[int], store_ports: set[int]) -> _Near:

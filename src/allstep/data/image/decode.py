@@ -31,7 +31,7 @@ from allstep.data.image.by_pillow import decode_by_pillow
 from allstep.data.image.jpeg_header import Odd
 from allstep.data.image.limit import MAX_NBYTES, MAX_PIXELS, check_size
 from allstep.data.image.pixels import Picture, Region
-from allstep.data.image.png import without_profile
+from allstep.data.image.png import check_chunks, without_profile
 from allstep.data.image.resize import Box
 from allstep.data.image.size import size_of
 
@@ -124,6 +124,7 @@ def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Picture:
     if bytes(code[:4]) in _TIFF:
         return decode_by_pillow(code, channels, max_pixels)
     check_size(size_of(code), max_pixels)
+    check_chunks(code)
     try:
         picture = cv2.imdecode(np.frombuffer(without_profile(code), np.uint8), _FLAGS[channels])
     except cv2.error:

@@ -1,8 +1,11 @@
-"""Takes color profiles out of PNG files before they are decoded.
+"""Checks the chunks of PNG files, and takes color profiles out, before they are decoded.
 
 OpenCV's libpng checks an embedded color profile (the chunk `iCCP`) and prints what it dislikes to
 standard error, with the profile's name as the file has it: escape sequences included. The profile
 does not change the pixels that OpenCV returns, so it is removed.
+
+Decoders take memory for a chunk by the length that it states, before they see that the file is
+shorter: 4 KB can claim 4 GB.
 
 A PNG is a signature of 8 bytes and chunks::
 
@@ -18,6 +21,20 @@ _PROFILE = b"iCCP"
 _HAS_PROFILE = re.compile(_PROFILE)
 # Length, kind and CRC.
 _OVERHEAD = 12
+
+
+_MOST_MISSING = 64 << 20
+"""Bytes. A file that was cut short lacks less, or is refused in any case."""
+
+
+def check_chunks(code: memoryview) -> None:
+    """Raise ValueError for a PNG with a chunk that is much longer than the file."""
+    if code[:8] != _SIGNATURE:
+        return
+    for start, end, kind in _chunks(code):
+        stated = int.from_bytes(code[start : start + 4], "big")
+        if stated - (end - start) > _MOST_MISSING:
+            raise ValueError(f"broken picture: the chunk {kind!r} states {stated} bytes, {end - start} are left")
 
 
 def without_profile(code: memoryview) -> memoryview:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from allstep.errors import ConfigError, cut
 from allstep.machine import MOST_TASKS
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig, RunConfig
 
 TOLERANCE = 1e-9
 _EVALUATED = 500  # samples: enough for every worker to have several batches of its own
@@ -105,7 +105,7 @@ def parse_workers(text: str) -> tuple[int, ...]:
     return numbers
 
 
-def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[RunConfig, list[str]]:
+def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfig, list[str]]:
     """The run without what cannot agree, with its batch spelled out; and a line on each thing that was changed."""
     notes: list[str] = []
     config = _fixed_batch(config, max(workers), notes)
@@ -126,7 +126,7 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[RunConfig, li
     return config.model_copy(update={**changed, "model": model, "data": data}), notes
 
 
-def _fixed_batch(config: RunConfig, most: int, notes: list[str]) -> RunConfig:
+def _fixed_batch(config: RunConfig, most: int, notes: list[str]) -> ResolvedConfig:
     if config.batch_per_worker is not None:
         notes.append(
             f"batch_per_worker={config.batch_per_worker}: the batch would differ; verified with that of {most} workers"
@@ -134,9 +134,9 @@ def _fixed_batch(config: RunConfig, most: int, notes: list[str]) -> RunConfig:
     return config.resolved(most)
 
 
-def make_plan(config: RunConfig, workers: Sequence[int], num_validation: int) -> Plan:
+def make_plan(config: ResolvedConfig, workers: Sequence[int], num_validation: int) -> Plan:
     """Five steps: whole batches, one that no number of workers divides, and one with too few samples for all workers."""
-    batch, most = config.global_batch, max(workers)
+    batch, most = config.batch, max(workers)
     few = min(batch, most - 1 if most > 2 else 3)
     batches = (batch, batch, uneven(batch, workers), batch, few)
     return Plan(batches=batches, evaluated=uneven(min(num_validation, _EVALUATED), workers))

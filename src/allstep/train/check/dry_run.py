@@ -33,7 +33,7 @@ from allstep.errors import CheckpointError, UserError
 from allstep.train.check.overfit import num_samples
 from allstep.train.checkpoint import format as checkpoint
 from allstep.train.checkpoint.format import Snapshot, Tensors
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.capture import capture
 from allstep.train.run.setup import Job, make_job
@@ -84,7 +84,7 @@ class Rehearsed:
         return self.checkpoint_nbytes * self.checkpoints <= self.free_nbytes
 
 
-def rehearse(config: RunConfig, world: World, out: Path) -> Rehearsed:
+def rehearse(config: ResolvedConfig, world: World, out: Path) -> Rehearsed:
     """On all ranks; `config` knows its global batch, and `out` is a folder for this alone."""
     play = _Rehearsal(config, world, out)
     play.start()
@@ -113,7 +113,7 @@ class _Rehearsal:
 
     job: Job
 
-    def __init__(self, config: RunConfig, world: World, out: Path) -> None:
+    def __init__(self, config: ResolvedConfig, world: World, out: Path) -> None:
         self.config, self.world, self.out = config, world, out
         self.stages: list[Stage] = []
         self.nbytes = 0
@@ -174,7 +174,7 @@ class _Rehearsal:
                 if agree.rank_0_decides(self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS):
                     break
             first, usual = agree.rank_0_decides(self.world, lambda: (times[0], median(times[1:] or times)))
-            what += [f"batch {job.config.global_batch}", f"first {first:.3g} s, then {usual * 1e3:.3g} ms"]
+            what += [f"batch {job.config.batch}", f"first {first:.3g} s, then {usual * 1e3:.3g} ms"]
         return usual
 
     def evaluate_a_batch(self) -> float:

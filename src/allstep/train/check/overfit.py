@@ -20,7 +20,7 @@ from pathlib import Path
 from allstep.comm.group import decide as agree
 from allstep.data import Batch
 from allstep.train.check.verify import switch_dropout_off
-from allstep.train.config.run_config import AverageConfig, GrowthConfig, RunConfig, ScheduleConfig
+from allstep.train.config.run_config import AverageConfig, GrowthConfig, ResolvedConfig, ScheduleConfig
 from allstep.train.run.setup import Job, make_job
 from allstep.train.score.evaluate import Tally, check_targets, evaluate
 from allstep.train.step.after_step import StepReport
@@ -60,7 +60,7 @@ def is_learned(score: Score) -> bool:
     return score.count > 0 and score.accuracy == 1.0 and score.loss < ENOUGH
 
 
-def simplified(config: RunConfig, count: int) -> tuple[RunConfig, list[str]]:
+def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list[str]]:
     """The run on `count` samples, without what keeps a net from learning by heart; and the words for what was switched off."""
     off = [f"{key}={value}" for key, value, usual in _in_the_way(config) if value != usual]
     optimizer = config.optimizer.model_copy(update={"weight_decay": 0.0, "noise": 0.0, "noise_like": None})
@@ -68,8 +68,8 @@ def simplified(config: RunConfig, count: int) -> tuple[RunConfig, list[str]]:
     changed = {
         "overfit": count,
         "epochs": EPOCHS,
-        "batch": min(config.global_batch, count),
-        "accumulation": min(config.accumulation, config.global_batch, count),
+        "batch": min(config.batch, count),
+        "accumulation": min(config.accumulation, config.batch, count),
         "label_smoothing": 0.0,
         "noise_scale": False,
         "layout": "channels-last" if config.layout == "auto" else config.layout,
@@ -82,12 +82,12 @@ def simplified(config: RunConfig, count: int) -> tuple[RunConfig, list[str]]:
     return config.model_copy(update=changed), off
 
 
-def _resizes(config: RunConfig) -> bool:
+def _resizes(config: ResolvedConfig) -> bool:
     """Whether the net is made for the size that the augmentation gives; the loader leaves the rest of it out with `overfit`."""
     return config.data.augment != "none" and config.data.prepare != "none"
 
 
-def _in_the_way(config: RunConfig) -> Iterator[tuple[str, object, object]]:
+def _in_the_way(config: ResolvedConfig) -> Iterator[tuple[str, object, object]]:
     """Keys with what they are and what they are when they do nothing."""
     yield "data.augment", config.data.augment, "none"
     yield "data.mix", config.data.mix, "none"
@@ -100,7 +100,7 @@ def _in_the_way(config: RunConfig) -> Iterator[tuple[str, object, object]]:
     yield "growth.by_noise", config.growth.by_noise, False
 
 
-def learn(config: RunConfig, world: World, out: Path, tell: Callable[[str], None] = lambda line: None) -> Learned:
+def learn(config: ResolvedConfig, world: World, out: Path, tell: Callable[[str], None] = lambda line: None) -> Learned:
     """On all ranks, with a config that is `simplified`. `out` is where bad samples are listed; `tell` gets a line now and then."""
     job = make_job(config, world, out)
     dropouts = switch_dropout_off(job.trainer.net)

@@ -31,7 +31,7 @@ from allstep.errors import AllstepError
 from allstep.norm import SyncBatchNorm
 from allstep.train.check.compare import Answer, Compared, Difference, Plan, Step, read_plan, write_answer
 from allstep.train.checkpoint.format import Tensors
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.replicas import Fingerprint
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.setup import Job, make_job
@@ -45,7 +45,7 @@ from allstep.world import World
 _FLOOR = 1e-3  # of the size of all tensors: what is smaller may be zero but for rounding
 
 
-def work(config: RunConfig, folder: Path, launcher: str | None = None) -> None:
+def work(config: ResolvedConfig, folder: Path, launcher: str | None = None) -> None:
     """Runs in every worker; rank 0 leaves its answer in `folder`. The first number of workers that comes is the reference."""
     world = comm.init(launcher)
     answer = run(config, world, folder)
@@ -54,7 +54,7 @@ def work(config: RunConfig, folder: Path, launcher: str | None = None) -> None:
     comm.shutdown()
 
 
-def run(config: RunConfig, world: World, folder: Path) -> Answer:
+def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
     """The steps of the plan in `folder`, on all ranks of `world`."""
     plan = read_plan(folder)
     job = make_job(config, world, folder)

@@ -13,7 +13,7 @@ from allstep.models.by_name import check_name, check_options
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.read import warmup_that_fits
 from allstep.train.config.recipes import RECIPES, SMALLEST
-from allstep.train.config.run_config import NEUTRAL, RunConfig, usual_batch
+from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig, usual_batch
 
 _FEW_UPDATES = 8
 """In an epoch: with fewer even 100 epochs are less than 800 updates, hardly what a user wants."""
@@ -28,28 +28,30 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     check_options(config.model.name, config.model.options)
     for check in (_operations, _data, _device):
         check(config)
-    if config.batch_per_worker is None or num_workers is not None:
-        for check in (_ghost, _pieces, _schedule, _growth):
-            check(config.resolved(num_workers or 1))
-        _single_samples(config.resolved(num_workers or 1), num_workers or 1)
+    if config.batch_per_worker is not None and num_workers is None:
+        return
+    resolved = config.resolved(num_workers or 1)
+    for check_resolved in (_ghost, _pieces, _schedule, _growth):
+        check_resolved(resolved)
+    _single_samples(resolved, num_workers or 1)
     if num_workers is not None:
-        _ghost_divides(config.resolved(num_workers), num_workers)
+        _ghost_divides(resolved, num_workers)
 
 
-def check_batch(config: RunConfig, num_train: int) -> None:
+def check_batch(config: ResolvedConfig, num_train: int) -> None:
     """ConfigError when there are fewer training samples than the run wants at once; a smaller set is just what `overfit` asks for."""
     if config.overfit is not None:
         if config.overfit > num_train:
             raise ConfigError(
                 f"config key 'overfit': expected 1 to {num_train} training samples, found {config.overfit}"
             )
-    elif config.global_batch > num_train:
+    elif config.batch > num_train:
         raise ConfigError(
-            f"config key 'batch': a batch of {config.global_batch} is larger than the training set, which has {num_train} samples"
+            f"config key 'batch': a batch of {config.batch} is larger than the training set, which has {num_train} samples"
         )
 
 
-def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
+def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:
     """What the user should know about a run that is about to start; `num_train`: samples of an epoch."""
     found = (
         _shorter_warm_up(config),
@@ -61,8 +63,8 @@ def notes(config: RunConfig, num_workers: int, num_train: int) -> list[str]:
     return [note for note in found if note]
 
 
-def _ghost(config: RunConfig) -> None:
-    section, batch = config.model, config.global_batch
+def _ghost(config: ResolvedConfig) -> None:
+    section, batch = config.model, config.batch
     if section.norm == "ghost" and section.ghost < 2:
         raise ConfigError(
             f"config key 'model.ghost': expected at least 2 samples, which have a variance, found {section.ghost}; 16 to 128 are usual"
@@ -73,9 +75,9 @@ def _ghost(config: RunConfig) -> None:
         )
 
 
-def _ghost_divides(config: RunConfig, num_workers: int) -> None:
+def _ghost_divides(config: ResolvedConfig, num_workers: int) -> None:
     """Only where a size could: shares that differ by a sample are cut as well as they can be, see `_groups`."""
-    ghost, (piece, rest) = config.model.ghost, divmod(config.global_batch, num_workers * config.accumulation)
+    ghost, (piece, rest) = config.model.ghost, divmod(config.batch, num_workers * config.accumulation)
     if config.model.norm != "ghost" or rest or piece <= ghost or piece % ghost == 0:
         return
     from allstep.norm.ghost import nearest_divisors  # torch
@@ -87,11 +89,11 @@ def _ghost_divides(config: RunConfig, num_workers: int) -> None:
     )
 
 
-def _groups(config: RunConfig, num_workers: int) -> str | None:
+def _groups(config: ResolvedConfig, num_workers: int) -> str | None:
     """How ghost batches will be, where their size does not divide what a worker computes at a time, and no other would."""
     from allstep.norm.ghost import num_parts  # torch
 
-    ghost, share = config.model.ghost, -(-config.global_batch // num_workers)
+    ghost, share = config.model.ghost, -(-config.batch // num_workers)
     piece = -(-share // config.accumulation)
     if config.model.norm != "ghost" or piece % ghost == 0:
         return None
@@ -104,9 +106,9 @@ def _groups(config: RunConfig, num_workers: int) -> str | None:
     )
 
 
-def _single_samples(config: RunConfig, num_workers: int) -> None:
+def _single_samples(config: ResolvedConfig, num_workers: int) -> None:
     """One sample has no variance: a batch norm that trains needs two."""
-    samples, pieces = min(config.global_batch, config.overfit or config.global_batch), config.accumulation
+    samples, pieces = min(config.batch, config.overfit or config.batch), config.accumulation
     if _at_a_time(config, samples, num_workers) == 1:
         others = "group" if config.model.norm == "sync" else "sync or group"
         raise ConfigError(
@@ -116,7 +118,7 @@ def _single_samples(config: RunConfig, num_workers: int) -> None:
         )
 
 
-def _at_a_time(config: RunConfig, samples: int, num_workers: int) -> int | None:
+def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | None:
     """The fewest samples that a batch norm sees at once, when all workers together have so many; None: there is no batch norm."""
     if config.model.norm not in ("batch", "ghost", "sync"):
         return None
@@ -131,9 +133,9 @@ def _plural(count: int, what: str) -> str:
     return f"{count} {what}" + "s" * (count != 1)
 
 
-def _last_batch(config: RunConfig, num_workers: int, num_train: int) -> str | None:
+def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str | None:
     """No error: most norms see many pixels of a sample, and can do with one."""
-    rest = num_train % config.global_batch
+    rest = num_train % config.batch
     if not rest or _at_a_time(config, rest, num_workers) != 1:
         return None
     return (
@@ -142,20 +144,20 @@ def _last_batch(config: RunConfig, num_workers: int, num_train: int) -> str | No
     )
 
 
-def _few_updates(config: RunConfig, num_train: int) -> str | None:
+def _few_updates(config: ResolvedConfig, num_train: int) -> str | None:
     """A recipe's batch fits its data, and studies change it on purpose: only a user's own config is looked at."""
-    updates = -(-num_train // config.global_batch)
+    updates = -(-num_train // config.batch)
     if config.recipe != NEUTRAL or config.overfit is not None or updates >= _FEW_UPDATES:
         return None
     fits = usual_batch(config.optimizer.base_batch, num_train)
     return (
         f"an epoch has only {_plural(updates, 'update')}: {_plural(num_train, 'training sample')} at "
-        f"batch {config.global_batch}; a model learns little in so few: leave the batch out (it is "
+        f"batch {config.batch}; a model learns little in so few: leave the batch out (it is "
         f"{fits} then), or train many more epochs"
     )
 
 
-def _unseen_noise(config: RunConfig, num_workers: int) -> str | None:
+def _unseen_noise(config: ResolvedConfig, num_workers: int) -> str | None:
     """One gradient says nothing about how much gradients differ."""
     wanted = config.noise_scale or config.growth.by_noise
     if not wanted or num_workers > 1 or config.accumulation > 1:
@@ -192,14 +194,14 @@ def _data(config: RunConfig) -> None:
         )
 
 
-def _pieces(config: RunConfig) -> None:
-    if config.accumulation > config.global_batch:
+def _pieces(config: ResolvedConfig) -> None:
+    if config.accumulation > config.batch:
         raise ConfigError(
-            f"config key 'accumulation': a batch of {config.global_batch} cannot be computed in {config.accumulation} pieces"
+            f"config key 'accumulation': a batch of {config.batch} cannot be computed in {config.accumulation} pieces"
         )
 
 
-def _schedule(config: RunConfig) -> None:
+def _schedule(config: ResolvedConfig) -> None:
     section = config.schedule
     if section.milestones and section.shape != "step":
         raise ConfigError(
@@ -212,7 +214,7 @@ def _schedule(config: RunConfig) -> None:
         _warm_up(config)
 
 
-def _warm_up(config: RunConfig) -> None:
+def _warm_up(config: ResolvedConfig) -> None:
     """It is asked for, fits into the run, and is over before the rate falls."""
     section, warmup, epochs = config.schedule, config.warmup, config.num_epochs
     if section.shape == "one-cycle":
@@ -233,11 +235,11 @@ def _warm_up(config: RunConfig) -> None:
         )
 
 
-def _shorter_warm_up(config: RunConfig) -> str | None:
+def _shorter_warm_up(config: ResolvedConfig) -> str | None:
     """The recipe's warm-up did not fit into the run, and `source` made it shorter."""
     if config.recipe not in RECIPES:
         return None
-    recipe = RECIPES[config.recipe]()
+    recipe = RECIPES[config.recipe]().resolved(1)
     usual = recipe.warmup_epochs
     fitted = warmup_that_fits(recipe, usual, config.epochs)
     if config.warmup != fitted or fitted == usual:
@@ -248,8 +250,8 @@ def _shorter_warm_up(config: RunConfig) -> str | None:
     )
 
 
-def _growth(config: RunConfig) -> None:
-    section, batch = config.growth, config.global_batch
+def _growth(config: ResolvedConfig) -> None:
+    section, batch = config.growth, config.batch
     if section.by_noise and section.at:
         raise ConfigError("growth.at and growth.by_noise are two ways to decide when the batch grows; give one of them")
     if section.most is not None and section.most < batch:

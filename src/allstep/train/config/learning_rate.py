@@ -17,16 +17,16 @@ from collections.abc import Callable
 
 from allstep.optim import SCALINGS, SCHEDULES, Rate
 from allstep.optim.schedules import Schedule, exponential, one_cycle, polynomial, steps
-from allstep.train.config.run_config import RunConfig, ScheduleConfig
+from allstep.train.config.run_config import ResolvedConfig, ScheduleConfig
 
 
-def peak_rate(config: RunConfig) -> float:
+def peak_rate(config: ResolvedConfig) -> float:
     """The highest rate of the run: the recipe's, scaled to the batch."""
     section = config.optimizer
-    return SCALINGS[section.scaling](section.lr, config.global_batch, section.base_batch)
+    return SCALINGS[section.scaling](section.lr, config.batch, section.base_batch)
 
 
-def learning_rate(config: RunConfig, num_train: int) -> Callable[[int], float]:
+def learning_rate(config: ResolvedConfig, num_train: int) -> Callable[[int], float]:
     """The rate for the step after so many samples."""
     peak, schedule = peak_rate(config), config.schedule
     return Rate(
@@ -36,7 +36,7 @@ def learning_rate(config: RunConfig, num_train: int) -> Callable[[int], float]:
         warmup=config.warmup * num_train,
         start=schedule.warmup_from * peak,
         warm_up=schedule.warmup_kind,
-        batch=config.global_batch,
+        batch=config.batch,
     )
 
 
@@ -53,7 +53,7 @@ def _shape(schedule: ScheduleConfig) -> Schedule:
     )
 
 
-def _steps(config: RunConfig, num_train: int) -> Schedule:
+def _steps(config: ResolvedConfig, num_train: int) -> Schedule:
     """In samples, as the rate counts them: a milestone then comes with the step that begins there, not one later by rounding."""
     warmup, total = config.warmup * num_train, config.num_epochs * num_train
     rest = total - warmup or 1.0

@@ -20,62 +20,28 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from allstep.data.image.limit import MAX_PIXELS
 from allstep.errors import ConfigError, cut
-from allstep.machine import MOST_TASKS
-
-
-def _in_range(low: int, high: int) -> Any:
-    """An integer from `low` to `high`."""
-    return (Field(strict=True), _bounded(low, high))
-
-
-def _bounded(low: float, high: float) -> AfterValidator:
-    """From `low` to `high`; an error gives both, whichever of them was passed. Not a number is in no range."""
-
-    def check(value: float) -> float:
-        if not low <= value <= high:
-            bounds = {"low": f"{low:.10g}", "high": f"{high:.10g}" if isinstance(high, float) else str(high)}
-            raise PydanticCustomError("range", "a number from {low} to {high}", bounds)
-        return value
-
-    return AfterValidator(check)
-
-
-# A config may come from another person or have a typo: no number in it may start 100,000 threads or
-# take all memory. Each bound is far above what is useful, and low enough to be survived.
-MAX_BATCH = 1 << 30
-"""Samples of an update. What memory allows is less, and known when the data is."""
-_MOST_PER_WORKER = 1 << 20
-"""Times MOST_TASKS workers it is MAX_BATCH, so that a resolved config is valid."""
-
-Count = Annotated[int, *_in_range(1, 1_000_000_000)]
-"""Of steps, updates, evaluations: what is only counted, and takes no memory."""
-Whole = Annotated[int, *_in_range(0, 1 << 60)]
-"""Of samples, held out or skipped."""
-Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
-"""torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
-Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
-Batch = Annotated[int, *_in_range(1, MAX_BATCH)]
-PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
-Pixels = Annotated[int, *_in_range(1, 1 << 32)]
-"""Of a picture; 65,535 x 65,535, the largest JPEG, is less."""
-Classes = Annotated[int, *_in_range(1, 1 << 24)]
-"""Each takes a row of weights."""
-Label = Annotated[int, *_in_range(0, 1 << 31)]
-Epochs = Annotated[int, *_in_range(1, 1_000_000)]
-Kept = Annotated[int, *_in_range(1, 100_000)]
-"""Checkpoints on the disk."""
-_MOST_REAL = 1e9
-"""Rates, decays, seconds, epochs. The product of any three, and of a batch, is still a float32."""
-Positive = Annotated[float, _bounded(1e-15, _MOST_REAL)]
-NotNegative = Annotated[float, _bounded(0.0, _MOST_REAL)]
-Real = Annotated[float, _bounded(-_MOST_REAL, _MOST_REAL)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+from allstep.train.config.number_types import (
+    Batch,
+    Classes,
+    Count,
+    Decay,
+    Epochs,
+    Kept,
+    Label,
+    Loaders,
+    NotNegative,
+    PerWorker,
+    Pixels,
+    Positive,
+    Real,
+    Seed,
+    Share,
+    Whole,
+)
 
 
 class _Section(BaseModel):
@@ -316,14 +282,22 @@ class RunConfig(_Section):
     growth: GrowthConfig = GrowthConfig()
     save: SaveConfig = SaveConfig()
 
-    def resolved(self, num_workers: int) -> "RunConfig":
-        """The same run with its global batch, its warm-up and its optimizer's own values spelled out."""
+    def resolved(self, num_workers: int) -> "ResolvedConfig":
+        """Return the same run with its batch, its warm-up and its optimizer's own values filled in.
+
+        num_workers: how many share a batch; it counts where the config has `batch_per_worker`.
+        """
         batch = self.batch or (self.batch_per_worker or 0) * num_workers or self.optimizer.base_batch
-        known = {"batch": batch, "batch_per_worker": None, "optimizer": self.optimizer.spelled_out()}
-        config = self.model_copy(update=known)
-        # Last: its length depends on the batch where the run keeps its updates.
-        schedule = self.schedule.model_copy(update={"warmup": config.warmup_epochs})
-        return config.model_copy(update={"schedule": schedule})
+        warmup = self.schedule.warmup
+        if warmup is None:
+            warmup = _num_epochs(self, batch) / _WARM_UP_PART
+        known: dict[str, Any] = {
+            "batch": batch,
+            "batch_per_worker": None,
+            "optimizer": self.optimizer.spelled_out(),
+            "schedule": self.schedule.model_copy(update={"warmup": warmup}),
+        }
+        return ResolvedConfig(**{**dict(self), **known})
 
     @property
     def title(self) -> str:
@@ -332,18 +306,31 @@ class RunConfig(_Section):
             return self.recipe
         return f"{self.model.name.rpartition(':')[2]} on {self.data.name}"
 
-    @property
-    def global_batch(self) -> int:
-        """Samples of one update over all workers, once `resolved` has settled them."""
-        if self.batch is None:
-            raise ValueError("the batch depends on the number of workers: call resolved(num_workers) first")
-        return self.batch
+    def to_yaml(self) -> str:
+        """As a file that `read_config` reads back to an equal value."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+class ResolvedConfig(RunConfig):
+    """A run for which nothing is left to fill in: it has a batch, and the optimizer's own values.
+
+    `RunConfig.resolved` makes one. Whatever computes takes this type; what only reads, shows or
+    changes keys takes the other.
+    """
+
+    batch: Batch
+    batch_per_worker: None = None
+
+    @model_validator(mode="after")
+    def _is_filled_in(self) -> "ResolvedConfig":
+        if self.schedule.warmup is None or self.optimizer.spelled_out() != self.optimizer:
+            raise ValueError("expected a warm-up and the optimizer's own values: see RunConfig.resolved")
+        return self
 
     @property
     def num_epochs(self) -> int:
         """Epochs of the run; more than `epochs` where a large batch keeps its updates (`schedule.keep_updates`)."""
-        factor = max(1.0, self.global_batch / self.optimizer.base_batch) if self.schedule.keep_updates else 1.0
-        return math.ceil(self.epochs * factor)
+        return _num_epochs(self, self.batch)
 
     @property
     def warmup(self) -> float:
@@ -352,9 +339,8 @@ class RunConfig(_Section):
 
     @property
     def warmup_epochs(self) -> float:
-        """What `schedule.warmup` says, or 5% of the run, also where `warmup_kind` is "none"."""
-        given = self.schedule.warmup
-        return self.num_epochs / _WARM_UP_PART if given is None else given
+        """What `schedule.warmup` says, also where `warmup_kind` is "none"."""
+        return self.schedule.warmup or 0.0
 
     @property
     def milestones(self) -> list[float]:
@@ -362,9 +348,10 @@ class RunConfig(_Section):
         milestones = self.schedule.milestones or [part * self.epochs for part in _USUAL_MILESTONES]
         return [each * (self.num_epochs / self.epochs) for each in milestones]
 
-    def to_yaml(self) -> str:
-        """As a file that `read_config` reads back to an equal value."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+def _num_epochs(config: RunConfig, batch: int) -> int:
+    factor = max(1.0, batch / config.optimizer.base_batch) if config.schedule.keep_updates else 1.0
+    return math.ceil(config.epochs * factor)
 
 
 def usual_batch(base_batch: int, num_train: int) -> int:

@@ -27,7 +27,7 @@ from allstep.errors import ConfigError
 from allstep.files.whole import create_file
 from allstep.train.config.differences import differences
 from allstep.train.config.read import read_layers
-from allstep.train.config.run_config import RunConfig, validated
+from allstep.train.config.run_config import ResolvedConfig, validated
 from allstep.train.config.trust import SEAL, seal
 from allstep.train.folder.lock import LOCK
 
@@ -65,7 +65,7 @@ class Claimed:
         return f"{self.path}: this run has ended; look at it with `allstep report {self.path}`"
 
 
-def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> Claimed:
+def claim_folder(config: ResolvedConfig, out: Path | None, resume: bool = False) -> Claimed:
     """The folder `out`, else a new one in `runs`, with the config in it. resume: a run that is there continues.
 
     A new one is called <recipe>-<time>, or without a recipe <model>-on-<data>-<time>.
@@ -79,7 +79,7 @@ def claim_folder(config: RunConfig, out: Path | None, resume: bool = False) -> C
     return claimed
 
 
-def _claimed(config: RunConfig, out: Path | None, resume: bool) -> Claimed:
+def _claimed(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
     try:
         _keep_out_of_data(config, Path("runs") if out is None else out)
         folder = _new_folder(config.title) if out is None else out
@@ -93,7 +93,7 @@ def _claimed(config: RunConfig, out: Path | None, resume: bool) -> Claimed:
     return Claimed(folder, is_new=is_new, words=_words(config, folder, *complaint))
 
 
-def _keep_out_of_data(config: RunConfig, folder: Path) -> None:
+def _keep_out_of_data(config: ResolvedConfig, folder: Path) -> None:
     """Folders of pictures are classes: a run among them would be one more, for the next run and for its own resume."""
     if holds_run(folder):
         return
@@ -130,9 +130,10 @@ def holds_run(folder: Path) -> bool:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether the run in it, if there is one, has come to its end."""
+    """Whether the run in it, if there is one, has come to its end. An end without a test score is none."""
     try:
-        return runlog.read(folder / RECORD).end is not None
+        end = runlog.read(folder / RECORD).end
+        return end is not None and type(end.get("samples")) is int and isinstance(end.get("test"), Mapping)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -147,7 +148,7 @@ def expect_run(folder: Path) -> None:
         )
 
 
-def _taken_up(config: RunConfig, folder: Path, resume: bool) -> Claimed:
+def _taken_up(config: ResolvedConfig, folder: Path, resume: bool) -> Claimed:
     if not resume:
         raise ConfigError(
             f"{folder}: already holds a run; go on with it by --resume auto, or give another folder with --out"
@@ -163,7 +164,7 @@ def _taken_up(config: RunConfig, folder: Path, resume: bool) -> Claimed:
     return Claimed(folder, goes_on=True, has_ended=has_ended(folder), words=words)
 
 
-def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:
+def _words(config: ResolvedConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:
     """In what `config` differs from the folder's, if it may; else `complaint` with the differences and `remedy`."""
     before = read_layers(str(folder / CONFIG), ())[0]
     now = as_begun(config, folder).model_dump(mode="json")
@@ -174,7 +175,7 @@ def _words(config: RunConfig, folder: Path, complaint: str, remedy: str) -> tupl
     return tuple(f"{key}={json.dumps(value)}" for key, _, value in differences(before, now) if _may_change(key))
 
 
-def as_begun(config: RunConfig, folder: Path) -> RunConfig:
+def as_begun(config: ResolvedConfig, folder: Path) -> ResolvedConfig:
     """Replace `precision: auto` by what the run in `folder` was begun with.
 
     So a run with a fixed precision, such as one from before recipes said auto, is resumed by the
@@ -183,7 +184,8 @@ def as_begun(config: RunConfig, folder: Path) -> RunConfig:
     if config.precision != "auto":
         return config
     begun = read_layers(str(folder / CONFIG), ())[0].get("precision", config.precision)
-    return validated({**config.model_dump(), "precision": begun})
+    checked = validated({**config.model_dump(), "precision": begun})
+    return config.model_copy(update={"precision": checked.precision})
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

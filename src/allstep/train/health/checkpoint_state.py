@@ -14,13 +14,15 @@ from math import prod
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from torch import nn
 
 from allstep.errors import CheckpointError, ConfigError
 from allstep.optim import RunningNoiseScale
 from allstep.train.checkpoint.format import Snapshot
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches
+from allstep.train.step.build import make_optimizer
 from allstep.train.step.execution import WAYS
 from allstep.train.watch.events import Score
 
@@ -30,6 +32,8 @@ _Side = Annotated[int, Field(ge=1, le=1 << 16)]
 _Shape = Annotated[list[_Side], Field(min_length=3, max_length=3)]
 _Precision = Literal["float32", "bfloat16", "float16", "float64"]
 _Sums = Annotated[list[float], Field(min_length=4, max_length=4)]
+_LARGEST_SETTING = 1e30
+"""Of an optimizer. Not a number, or infinite, is beyond it, too."""
 _MOST_VALUES = 1 << 26
 """Of one image, 8,192 x 8,192 in one channel: its memory is taken before other errors are found."""
 
@@ -132,7 +136,7 @@ def check_resumed(snapshot: Snapshot) -> None:
         raise CheckpointError(f"state.json: layout: expected one of {', '.join(WAYS)}, found {state.layout[:40]!r}")
 
 
-def check_batch(snapshot: Snapshot, config: RunConfig, num_samples: int | None = None) -> None:
+def check_batch(snapshot: Snapshot, config: ResolvedConfig, num_samples: int | None = None) -> None:
     """CheckpointError unless the batch of the state is one that a run of this config can have.
 
     num_samples: of an epoch, where that is known.
@@ -142,6 +146,47 @@ def check_batch(snapshot: Snapshot, config: RunConfig, num_samples: int | None =
     if not least <= found <= most:
         expected = f"{least}, as in the config" if least == most else f"{least} to {most}, by the config"
         raise CheckpointError(f"state.json: standing.batch: expected {expected}, found {found}")
+
+
+def check_optimizer(snapshot: Snapshot, config: ResolvedConfig) -> None:
+    """CheckpointError unless the settings in the state are of the kinds that the config's optimizer has.
+
+    Whether they belong to this model's parameters is known when the model is built.
+    """
+    found = snapshot.state["optimizer"]
+    names, numbers = [], []
+    usual = {**make_optimizer(config, nn.Linear(1, 1)).defaults, "rate_factor": 1.0}
+    for index, group in enumerate(found["groups"]):
+        names += _listed(group, "param_names", str, index)
+        numbers += _listed(group, "params", int, index)
+        for key, value in group.items():
+            if key in usual and not _is_like(value, usual[key]):
+                raise CheckpointError(
+                    f"state.json: optimizer.groups.{index}.{key}: expected something like {usual[key]!r}, "
+                    f"found {str(value)[:40]!r}"
+                )
+    if names != found["names"] or numbers != list(range(len(names))):
+        raise CheckpointError("state.json: optimizer.groups: expected each of optimizer.names once, in their order")
+
+
+def _listed(group: Mapping[str, Any], key: str, kind: type, index: int) -> list[Any]:
+    values = group.get(key)
+    if not isinstance(values, list) or any(type(each) is not kind for each in values):
+        raise CheckpointError(
+            f"state.json: optimizer.groups.{index}.{key}: expected a list of {kind.__name__}, found {str(values)[:40]!r}"
+        )
+    return values
+
+
+def _is_like(value: Any, usual: Any) -> bool:
+    """Whether a setting is of the kind of another: None and switches, numbers, or as many numbers."""
+    if isinstance(usual, list | tuple):
+        return isinstance(value, list) and len(value) == len(usual) and all(map(_is_like, value, usual))
+    if isinstance(usual, bool | None):
+        return isinstance(value, bool | None)
+    if isinstance(usual, int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_SETTING
+    return isinstance(value, type(usual))
 
 
 def check_used(snapshot: Snapshot) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from allstep.console.escape import escaped
 from allstep.optim.scaling import SCALINGS
 from allstep.train.config.recipes import BASES
-from allstep.train.config.run_config import NEUTRAL, RunConfig
+from allstep.train.config.run_config import NEUTRAL, ResolvedConfig
 
 _BEYOND = 10.0
 _OF_THE_FIRST = 0.5
@@ -166,7 +166,7 @@ class Circumstances:
     """The last one that was written while all was well."""
 
 
-def explain(diverged: Diverged, known: Circumstances, config: RunConfig) -> str:
+def explain(diverged: Diverged, known: Circumstances, config: ResolvedConfig) -> str:
     """All that helps, a line each; the first says what happened, the others are indented below it."""
     norm = "" if known.grad_norm is None else f", gradient norm {known.grad_norm:.3g}"
     lines = [
@@ -181,7 +181,7 @@ def explain(diverged: Diverged, known: Circumstances, config: RunConfig) -> str:
     return "\n  ".join(map(escaped, lines))
 
 
-def remedies(known: Circumstances, config: RunConfig) -> list[str]:
+def remedies(known: Circumstances, config: ResolvedConfig) -> list[str]:
     """What may help, the likeliest first: a config key with its value, and why."""
     return [*_by_input(known), *_by_precision(config), *_by_rate(known, config), *_by_gradients(known, config)]
 
@@ -193,14 +193,14 @@ def _by_input(known: Circumstances) -> Iterator[str]:
         yield f"look at the samples {numbers}: as input of the net they are not finite, so the data or data.mean, data.deviation are wrong"
 
 
-def _by_precision(config: RunConfig) -> Iterator[str]:
+def _by_precision(config: ResolvedConfig) -> Iterator[str]:
     if config.precision == "float16":
         yield "precision=bfloat16: float16 ends at 65504, bfloat16 has the range of float32"
 
 
-def _by_rate(known: Circumstances, config: RunConfig) -> Iterator[str]:
+def _by_rate(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     optimizer, schedule = config.optimizer, config.schedule
-    scaled = SCALINGS[optimizer.scaling](1.0, config.global_batch, optimizer.base_batch)
+    scaled = SCALINGS[optimizer.scaling](1.0, config.batch, optimizer.base_batch)
     to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
     own = BASES[config.recipe]().optimizer if config.recipe in BASES else optimizer
     if (own.name, own.base_batch) == (optimizer.name, optimizer.base_batch) and optimizer.lr > _BOLD * own.lr:
@@ -218,13 +218,13 @@ def _by_rate(known: Circumstances, config: RunConfig) -> Iterator[str]:
         yield from _by_batch(known, config)
 
 
-def _longer(config: RunConfig) -> float:
+def _longer(config: ResolvedConfig) -> float:
     """Epochs of a warm-up that is long, for a run of that length; it must be over before the rate falls."""
     before = config.milestones[0] / 2 if config.schedule.shape == "step" else config.num_epochs
     return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.warmup_epochs), before)
 
 
-def _by_batch(known: Circumstances, config: RunConfig) -> Iterator[str]:
+def _by_batch(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     optimizer = config.optimizer
     far = f"batch {known.batch} is {known.batch / optimizer.base_batch:.3g} times base_batch {optimizer.base_batch}"
     if optimizer.name in _LAYERWISE:
@@ -234,7 +234,7 @@ def _by_batch(known: Circumstances, config: RunConfig) -> Iterator[str]:
         yield f"optimizer.scaling=square-root: {far}, where a rate in proportion is too high"
 
 
-def _by_gradients(known: Circumstances, config: RunConfig) -> Iterator[str]:
+def _by_gradients(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     optimizer = config.optimizer
     if optimizer.clip is None:
         yield f"optimizer.clip=1: {_why_clip(known.grad_norm)}"

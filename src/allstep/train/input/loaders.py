@@ -16,7 +16,7 @@ from allstep.data.augment.parse import spelled_mix
 from allstep.data.augment.transform import Transform
 from allstep.errors import ConfigError
 from allstep.train.config.check import check_batch
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Parts
 from allstep.world import World
@@ -32,7 +32,7 @@ SAMPLE = 5000
 
 
 def make_loaders(
-    config: RunConfig, parts: Parts, world: World, out: Path, device: torch.device | None = None
+    config: ResolvedConfig, parts: Parts, world: World, out: Path, device: torch.device | None = None
 ) -> dict[str, Loader]:
     """By part: train, validation, test. Bad samples are listed in `out`; `config` knows its global batch."""
     check_batch(config, len(parts.train))
@@ -53,7 +53,7 @@ def make_loaders(
         "train": loader(
             train.source,
             transform=_training(config, parts),
-            batch=config.global_batch,
+            batch=config.batch,
             seed=config.seed,
             numbers=train.numbers,
             quarantine=out / "quarantine.jsonl",
@@ -71,7 +71,9 @@ def make_loaders(
     return loaders
 
 
-def make_sample_loader(config: RunConfig, parts: Parts, world: World, device: torch.device | None) -> Loader | None:
+def make_sample_loader(
+    config: ResolvedConfig, parts: Parts, world: World, device: torch.device | None
+) -> Loader | None:
     """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where validation is that already.
 
     As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`. Training has listed its bad
@@ -104,15 +106,15 @@ def _size(shape: tuple[int, int, int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _training(config: RunConfig, parts: Parts) -> Transform | None:
+def _training(config: ResolvedConfig, parts: Parts) -> Transform | None:
     seen = parts.train.seen
     if config.overfit is not None:
         return make_transform("prepare", config.data, seen)
     return make_transform("augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes)
 
 
-def _evaluation_batch(config: RunConfig, parts: Parts, size: int) -> int:
+def _evaluation_batch(config: ResolvedConfig, parts: Parts, size: int) -> int:
     """Samples of one rank: as many as in training, or more where pictures are small."""
     channels, height, width = parts.evaluated_shape
-    trained = config.global_batch // (size * config.accumulation)
+    trained = config.batch // (size * config.accumulation)
     return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))

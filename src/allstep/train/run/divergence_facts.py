@@ -3,6 +3,7 @@
 from allstep.comm.group import decide as agree
 from allstep.data import Batch
 from allstep.train.checkpoint import format as checkpoint
+from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.divergence import Circumstances, Suspect
 from allstep.train.run.setup import Job
 
@@ -13,7 +14,8 @@ def circumstances(job: Job, batch: Batch) -> Circumstances:
     """All ranks together. `batch` is this rank's share."""
     optimizer, standing = job.trainer.optimizer, job.standing
     norms = optimizer.norms
-    written = checkpoint.written(job.out / "checkpoints")
+    # Rank 0 explains the divergence; a folder with a checkpoint's name may hold something else.
+    found = checkpoint.newest(job.out / "checkpoints", check_resumed) if job.world.rank == 0 else None
     return Circumstances(
         samples=standing.samples,
         epoch=standing.samples / job.num_train,
@@ -21,7 +23,7 @@ def circumstances(job: Job, batch: Batch) -> Circumstances:
         batch=standing.batch,
         grad_norm=None if norms is None else norms.mean**0.5 / job.trainer.scale,
         suspects=[suspect for mine in agree.gather(job.world, _suspects(job, batch)) for suspect in mine],
-        checkpoint=written[0] if written else None,
+        checkpoint=None if found is None else found.path,
     )
 
 

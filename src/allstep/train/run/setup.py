@@ -26,7 +26,7 @@ from allstep.train.checkpoint.format import Snapshot
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.config.check import notes
 from allstep.train.config.learning_rate import learning_rate
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
 from allstep.train.input.classes import check_same_classes
@@ -54,7 +54,7 @@ _PICTURES_TO_WHITEN = 5000
 class Job:
     """The parts of a run on this rank."""
 
-    config: RunConfig
+    config: ResolvedConfig
     world: World
     out: Path
     parts: Parts
@@ -91,14 +91,12 @@ class Job:
         self.trainer.optimizer.set_backward_passes_per_step(pieces)
 
 
-def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | None = None) -> Job:
+def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot | None = None) -> Job:
     """All ranks together. With a snapshot, the run goes on from there."""
     parts = _data_on_every_host(config, world)
     device = build.make_device(config)
     loaders = make_loaders(config, parts, world, out, device)
-    standing = (
-        Standing(batch=config.global_batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
-    )
+    standing = Standing(batch=config.batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
     if snapshot is not None:
         known = snapshot.state.get("pictures", {}).get("classes", ())
         agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
@@ -116,7 +114,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     if snapshot is not None:
         check_batch(snapshot, config, num_train)
     pieces = config.accumulation
-    if standing.batch != config.global_batch:  # it has grown before
+    if standing.batch != config.batch:  # it has grown before
         pieces = growth.pieces(standing.batch, world.size, pieces)
     optimizer = build.make_optimizer(config, net)
     if snapshot is not None:
@@ -162,7 +160,7 @@ def make_job(config: RunConfig, world: World, out: Path, snapshot: Snapshot | No
     )
 
 
-def _data_on_every_host(config: RunConfig, world: World) -> Parts:
+def _data_on_every_host(config: ResolvedConfig, world: World) -> Parts:
     """One rank of each host looks for the data first, so that what must be downloaded or indexed is so once."""
     agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
     parts = agree.everyone(world, lambda: open_parts(config))
@@ -171,7 +169,7 @@ def _data_on_every_host(config: RunConfig, world: World) -> Parts:
 
 
 def _net(
-    config: RunConfig,
+    config: ResolvedConfig,
     world: World,
     parts: Parts,
     out: Path,
@@ -192,16 +190,16 @@ def _net(
     return net
 
 
-def _some_pictures(config: RunConfig, parts: Parts, out: Path) -> torch.Tensor:
+def _some_pictures(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tensor:
     """The first pictures of the validation part, as they are evaluated: the same with any number of workers."""
     loader = make_loaders(config, parts, World.alone(), out)["validation"]
     loader.batch = _PICTURES_TO_WHITEN
     return next(iter(loader.batches())).data
 
 
-def _example(config: RunConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize) -> Example:
+def _example(config: ResolvedConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize) -> Example:
     """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
-    share = min(most, -(-config.global_batch // (world.size * config.accumulation)))
+    share = min(most, -(-config.batch // (world.size * config.accumulation)))
     # Random numbers of its own: those of the run are the same with and without a trial.
     draws = torch.Generator().manual_seed(0)
     images = to_input(torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws))
@@ -209,7 +207,7 @@ def _example(config: RunConfig, world: World, parts: Parts, to_input: ToInput, m
 
 
 def _precision(
-    config: RunConfig,
+    config: ResolvedConfig,
     world: World,
     device: torch.device,
     net: nn.Module,
@@ -230,7 +228,7 @@ def _precision(
 
 
 def _laid_out(
-    config: RunConfig,
+    config: ResolvedConfig,
     world: World,
     net: nn.Module,
     num_train: int,
@@ -242,11 +240,11 @@ def _laid_out(
     loss_of, before = loss_in(precision), None if snapshot is None else str(snapshot.state["layout"])
     if config.layout != "auto" or before is not None:
         return layout.settle(net, example(), loss_of, world, before or config.layout)
-    steps = config.num_epochs * num_train / config.global_batch
+    steps = config.num_epochs * num_train / config.batch
     return layout.choose(net, example(), loss_of, world, remaining_steps=steps)
 
 
-def _average(config: RunConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
+def _average(config: ResolvedConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
     section = config.average
     if section.decay is None:
         return None
@@ -256,12 +254,12 @@ def _average(config: RunConfig, net: nn.Module, snapshot: Snapshot | None) -> Av
     return average
 
 
-def measures_noise(config: RunConfig) -> bool:
+def measures_noise(config: ResolvedConfig) -> bool:
     """Whether the noise scale of gradients is wanted."""
     return config.noise_scale or config.growth.by_noise
 
 
-def _noise(config: RunConfig, world: World, snapshot: Snapshot | None) -> RunningNoiseScale | None:
+def _noise(config: ResolvedConfig, world: World, snapshot: Snapshot | None) -> RunningNoiseScale | None:
     if not measures_noise(config):
         return None
     return RunningNoiseScale(**snapshot.state["noise"]) if snapshot is not None else RunningNoiseScale()
@@ -279,8 +277,8 @@ def _room(world: World, parts: Parts, net: nn.Module, to_input: ToInput, precisi
     return min(agree.gather(world, mine))
 
 
-def _growth(config: RunConfig, num_train: int, room: int, snapshot: Snapshot | None) -> Growth:
-    growth = Growth(config.growth, config.global_batch, num_train, room)
+def _growth(config: ResolvedConfig, num_train: int, room: int, snapshot: Snapshot | None) -> Growth:
+    growth = Growth(config.growth, config.batch, num_train, room)
     if snapshot is not None:
         growth.load(snapshot.state["growth"])
     return growth

@@ -17,16 +17,16 @@ from allstep.errors import ConfigError, DataError
 from allstep.machine import keep_freed_memory
 from allstep.runlog import RunLog
 from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.checkpoint.format import Snapshot
 from allstep.train.config.check import check_config
-from allstep.train.config.recipes import DEFAULT
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import RECORD, Claimed, as_begun, claim_folder, expect_run, has_ended
 from allstep.train.folder.lock import hold
-from allstep.train.folder.read import run_config
-from allstep.train.health.checkpoint_state import check_batch, check_resumed
+from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed
 from allstep.train.run.loop import Paused, train
 from allstep.train.run.prepare import prepare
+from allstep.train.run.request import TrainRequest
 from allstep.train.watch.callback import Callback, Callbacks
 from allstep.train.watch.events import Result
 from allstep.train.watch.record import Record
@@ -35,50 +35,55 @@ from allstep.train.watch.terminal import Display
 from allstep.world import World
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the user asked for, before anybody looked whether it can be."""
-
-    source: str = DEFAULT
-    words: Sequence[str] = ()
-    data: Path | None = None
-    out: Path | None = None
-    resume: bool = False
-    must_exist: bool = False
-    """With resume: the run to go on with; it is an error if there is none."""
-    max_seconds: float | None = None
-
-
 @dataclass
 class _Rank0:
-    """What only rank 0 has of a run: the hold on its folder, the files it writes."""
+    """What only rank 0 has of a run: the lock on its folder, the files it writes, the checkpoint it read."""
 
     held: ExitStack = field(default_factory=ExitStack)
     callbacks: list[Callback] = field(default_factory=list)
+    snapshot: Snapshot | None = None
 
     def close(self) -> None:
         Callbacks(self.callbacks).close()
         self.held.close()
 
 
-def work(asked: Asked, launcher: str | None = None) -> Result | Paused | None:
-    """Runs in every worker. None: the run had ended before."""
+@dataclass(frozen=True)
+class _Decision:
+    """What rank 0 found out, for all ranks."""
+
+    claimed: Claimed
+    config: ResolvedConfig | None = None
+    """None: the run in the folder has ended."""
+    notes: Sequence[str] = ()
+
+
+def work(asked: TrainRequest, launcher: str | None = None) -> Result | Paused | None:
+    """Run in every worker. Return None where the run had ended before."""
     keep_freed_memory()
     world, mine = comm.init(launcher), _Rank0()
     try:
-        config, claimed, snapshot, notes = agree.rank_0_decides(world, lambda: _decide(asked, world, mine))
-        if claimed.has_ended:
+        decision = agree.rank_0_decides(world, lambda: _decide(asked, world, mine))
+        if decision.config is None:
             return None
-        for note in notes if world.rank == 0 else []:
+        for note in decision.notes if world.rank == 0 else []:
             print_notice(note)
-        result = train(config, world, claimed.path, mine.callbacks, snapshot=snapshot, max_seconds=asked.max_seconds)
+        result = train(
+            decision.config,
+            world,
+            decision.claimed.path,
+            mine.callbacks,
+            snapshot=broadcast_snapshot(world, mine.snapshot),
+            max_seconds=asked.max_seconds,
+        )
     finally:
         mine.close()
-    comm.shutdown()  # not after a failure: a group with an operation under way would wait for peers that are gone
+    # Not after a failure: a group with an operation in flight would wait for ranks that have exited.
+    comm.shutdown()
     return result
 
 
-def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claimed, Snapshot | None, list[str]]:
+def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
     if asked.must_exist and asked.out is not None:
         expect_run(asked.out)
     try:
@@ -86,39 +91,46 @@ def _decide(asked: Asked, world: World, mine: _Rank0) -> tuple[RunConfig, Claime
     except DataError:
         # A run that has ended needs no data any more.
         if asked.resume and asked.out is not None and has_ended(asked.out):
-            claimed = Claimed(asked.out, has_ended=True)
-            print_notice(claimed.farewell())
-            # Nothing is built from this config, so nothing of it is executed.
-            return run_config(asked.out, trust=True), claimed, None, []
+            return _ended(Claimed(asked.out, has_ended=True))
         raise
     config = prepared.config.resolved(world.size)
     check_config(config, world.size)
     claimed = _claim(config, asked, mine)
-    config = as_begun(config, claimed.path)
     if claimed.has_ended:
-        print_notice(claimed.farewell())
-        return config, claimed, None, []
+        return _ended(claimed)
+    config = as_begun(config, claimed.path)
     notes = [prepared.note] if prepared.note else []
-    if not claimed.goes_on:
-        return config, claimed, None, notes
-    found = checkpoint.newest(claimed.path / "checkpoints", partial(_check, config))
-    notes += [f"not used: {complaint}" for complaint in found.complaints]
+    if claimed.goes_on:
+        notes += _find_checkpoint(config, claimed.path, mine)
+    return _Decision(claimed, config, notes)
+
+
+def _ended(claimed: Claimed) -> _Decision:
+    print_notice(claimed.farewell())
+    return _Decision(claimed)
+
+
+def _find_checkpoint(config: ResolvedConfig, folder: Path, mine: _Rank0) -> list[str]:
+    """Read the newest whole checkpoint. Return notes on those that are not used."""
+    found = checkpoint.newest(folder / "checkpoints", partial(_check, config))
     if not found.snapshot and found.complaints:
         raise DataError(
-            f"{claimed.path}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of one, or move "
-            f"{claimed.path / 'checkpoints'} away, and the run begins anew"
+            f"{folder}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of one, or move "
+            f"{folder / 'checkpoints'} away, and the run begins anew"
         )
-    notes += [] if found.snapshot else [f"{claimed.path}: has no checkpoint yet, so the run begins anew"]
-    return config, claimed, found.snapshot, notes
+    mine.snapshot = found.snapshot
+    notes = [f"not used: {complaint}" for complaint in found.complaints]
+    return notes + ([] if found.snapshot else [f"{folder}: has no checkpoint yet, so the run begins anew"])
 
 
-def _check(config: RunConfig, snapshot: Snapshot) -> None:
+def _check(config: ResolvedConfig, snapshot: Snapshot) -> None:
     """CheckpointError unless the run of `config` can continue from there."""
     check_resumed(snapshot)
     check_batch(snapshot, config)
+    check_optimizer(snapshot, config)
 
 
-def _claim(config: RunConfig, asked: Asked, mine: _Rank0) -> Claimed:
+def _claim(config: ResolvedConfig, asked: TrainRequest, mine: _Rank0) -> Claimed:
     """The folder, ours alone unless the run in it has ended, and its files open."""
     claimed = claim_folder(config, asked.out, asked.resume)
     if claimed.has_ended:

@@ -33,7 +33,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from allstep.optim.noise_scale import Running
-from allstep.train.config.run_config import MAX_BATCH, GrowthConfig, RunConfig
+from allstep.train.config.number_types import MAX_BATCH
+from allstep.train.config.run_config import GrowthConfig, ResolvedConfig
 
 _SURE_AFTER = 30  # steps: the interval supposes that many
 
@@ -88,17 +89,17 @@ class Growth:
         self._room = int(state.get("room", 0))  # runs of before had none
 
 
-def grows(config: RunConfig) -> bool:
+def grows(config: ResolvedConfig) -> bool:
     """Whether the batch of that run may grow."""
     return bool(config.growth.at) or config.growth.by_noise
 
 
-def batches(config: RunConfig, num_samples: int | None = None) -> tuple[int, int]:
+def batches(config: ResolvedConfig, num_samples: int | None = None) -> tuple[int, int]:
     """Return the smallest and the largest batch that the run may have.
 
     num_samples: of an epoch, where that is known; a batch does not grow beyond it.
     """
-    base = config.global_batch
+    base = config.batch
     if not grows(config):
         return base, base
     most = config.growth.most or num_samples or MAX_BATCH
@@ -106,7 +107,7 @@ def batches(config: RunConfig, num_samples: int | None = None) -> tuple[int, int
     return min(base, most), max(base, most)
 
 
-def note(config: RunConfig) -> str | None:
+def note(config: ResolvedConfig) -> str | None:
     """What the user should know about growth and schedule together."""
     schedule = config.schedule
     if not grows(config) or schedule.shape == "constant" or (schedule.shape == "step" and schedule.milestones):

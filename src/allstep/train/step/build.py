@@ -24,7 +24,7 @@ from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
 from allstep.train.config.learning_rate import peak_rate
-from allstep.train.config.run_config import OptimizerConfig, RunConfig
+from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000
@@ -73,7 +73,7 @@ def make_net(config: RunConfig, parts: Pictures) -> nn.Module:
     return net
 
 
-def make_optimizer(config: RunConfig, net: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: ResolvedConfig, net: nn.Module) -> torch.optim.Optimizer:
     """Of this rank alone, on the whole net. Biases and norms are a group of their own."""
     named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
     section = config.optimizer
@@ -158,13 +158,13 @@ def distribute(
     return made
 
 
-def make_noise(config: RunConfig) -> Callable[[int], float] | None:
+def make_noise(config: ResolvedConfig) -> Callable[[int], float] | None:
     """Variance of the noise on gradients, by samples seen."""
-    eta, batch = config.optimizer.noise, config.global_batch
+    eta, batch = config.optimizer.noise, config.batch
     return (lambda seen: float(eta / (1 + seen / batch) ** 0.55)) if eta else None
 
 
-def make_weigh(config: RunConfig) -> Callable[[Batch, int], Tensor] | None:
+def make_weigh(config: ResolvedConfig) -> Callable[[Batch, int], Tensor] | None:
     """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of workers.
 
     The variance follows the samples of the step's global batch, which is smaller where an epoch ends and may have grown.

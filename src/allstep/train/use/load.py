@@ -153,6 +153,8 @@ def make_trained(found: Found, device: torch.device) -> Trained:
     if channels_last:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     shape: tuple[int, int, int] = tuple(facts["shape"])
+    to_input = make_to_input(facts["mean"], facts["deviation"], device, dtype, channels_last)
+    _check_shape(net, to_input, shape, found.path)
     return Trained(
         net=net,
         config=config,
@@ -161,11 +163,23 @@ def make_trained(found: Found, device: torch.device) -> Trained:
         mean=tuple(facts["mean"]),
         deviation=tuple(facts["deviation"]),
         prepare=picture_transform(facts["prepare"], shape, config.data.max_pixels),
-        to_input=make_to_input(facts["mean"], facts["deviation"], device, dtype, channels_last),
+        to_input=to_input,
         samples=found.snapshot.samples,
         which=found.which,
         notes=(*found.notes, *_not_finite(net, found.path)),
     )
+
+
+def _check_shape(net: nn.Module, to_input: ToInput, shape: tuple[int, int, int], path: Path) -> None:
+    """CheckpointError where the model does not take an image of the shape that the checkpoint has."""
+    try:
+        with torch.no_grad():
+            net(to_input(torch.zeros((1, *shape), dtype=torch.uint8)))
+    except Exception as error:  # whatever a user's model raises
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"{path}: state.json: pictures.shape: the model does not take images of {list(shape)} ({words})"
+        ) from error
 
 
 def _not_finite(net: nn.Module, path: Path) -> Iterator[str]:

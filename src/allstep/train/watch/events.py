@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.world import World
 
 
@@ -33,7 +33,7 @@ class Score:
 class Opening:
     """What is known when training begins."""
 
-    config: RunConfig
+    config: ResolvedConfig
     world: World
     hosts: tuple[str, ...]
     """Of each rank."""

@@ -15,6 +15,7 @@ evaluation, and at most one a minute in between. Square brackets in a path are n
 control characters in a name are escaped.
 """
 
+import contextlib
 import shlex
 import time
 from collections import Counter
@@ -30,10 +31,10 @@ from rich.table import Table
 from rich.text import Text
 
 from allstep._version import __version__
-from allstep.console.escape import escaped
+from allstep.console.escape import escaped, print_notice
 from allstep.train.config.differences import set_by_recipe, set_by_user
 from allstep.train.config.recipes import BASES
-from allstep.train.config.run_config import RunConfig
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Evaluated, Opening, Pace, Progress, Result, Score
 
@@ -51,6 +52,7 @@ class Display(Callback):
         self.bar: Bar | None = None
         self.task = TaskID(0)
         self._pace = Pace()
+        self._reported = False
         self._last = {"progress": 0.0, "saved": float("-inf")}
 
     def start(self, opening: Opening) -> None:
@@ -109,7 +111,7 @@ class Display(Callback):
         table = Table(box=box.SIMPLE, show_header=False)
         for name, value in final_figures(result, self.with_top5):
             table.add_row(Text(name), Text(escaped(value)))
-        self.console.print(table)
+        self._write(table)
         self._print(f"look at it: allstep report {shlex.quote(str(result.out))}")
 
     def close(self) -> None:
@@ -129,7 +131,23 @@ class Display(Callback):
         return f"{score.accuracy:.1%} (top-5 {score.top5:.1%})" if self.with_top5 else f"{score.accuracy:.1%}"
 
     def _print(self, line: str, style: str | None = None) -> None:
-        self.console.print(escaped(line), soft_wrap=True, markup=False, style=style)
+        self._write(escaped(line), soft_wrap=True, markup=False, style=style)
+
+    def _write(self, drawn: Any, **options: Any) -> None:
+        """Print; the first time that a full disk refuses it, report that on standard error.
+
+        The error is raised, too: other callbacks record it. A closed pipe needs no report.
+        """
+        try:
+            self.console.print(drawn, **options)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not self._reported:
+                self._reported = True
+                with contextlib.suppress(OSError):
+                    print_notice(f"standard output cannot be written: {error.strerror or error}; the run continues")
+            raise
 
 
 def banner(opening: Opening) -> list[tuple[str, str]]:
@@ -157,7 +175,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
     return [*lines, ("run folder", str(opening.out))]
 
 
-def recipe_lines(config: RunConfig) -> list[tuple[str, str]]:
+def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
     """Return what the recipe sets against the defaults, and what the run changes in either.
 
     Both as words that the command line takes.
@@ -181,7 +199,7 @@ def precision_line(opening: Opening) -> str:
     return opening.precision + (f" (auto: {opening.precision_why})" if opening.precision_why else "")
 
 
-def batch_sum(config: RunConfig, num_workers: int) -> str:
+def batch_sum(config: ResolvedConfig, num_workers: int) -> str:
     """Samples per worker and piece x workers x pieces = the global batch."""
     batch, pieces = config.batch or 0, config.accumulation
     low, rest = divmod(batch, num_workers * pieces)
@@ -191,7 +209,7 @@ def batch_sum(config: RunConfig, num_workers: int) -> str:
     return f"{each} per worker x {workers}{accumulation} = {batch}"
 
 
-def rate_line(config: RunConfig, peak: float) -> str:
+def rate_line(config: ResolvedConfig, peak: float) -> str:
     """The recipe's rate and what the batch made of it."""
     section = config.optimizer
     return (
@@ -199,14 +217,14 @@ def rate_line(config: RunConfig, peak: float) -> str:
     )
 
 
-def schedule_line(config: RunConfig) -> str:
+def schedule_line(config: ResolvedConfig) -> str:
     """How long the run is, and how its learning rate goes."""
     shape, warmup = config.schedule.shape, config.warmup
     rise = f"warm-up of {warmup:.3g}, then {shape}" if warmup else f"no warm-up, {shape}"
     return f"{config.num_epochs} epochs: {rise}"
 
 
-def warnings(config: RunConfig) -> list[str]:
+def warnings(config: ResolvedConfig) -> list[str]:
     """What the user may not have meant."""
     section = config.optimizer
     if section.scaling == "none" and config.batch != section.base_batch:

@@ -1,0 +1,62 @@
+"""Gloo's listening sockets, closed to strangers once a group is connected.
+
+Gloo keeps a socket listening for as long as a group lives, accepts whatever connects to it, and
+ends the process when no file descriptor is left to accept with: 1,000 idle connections of any user
+of the machine would end a run. All ranks of a group are connected when it is made, so after that
+the socket has no use. It cannot be closed from outside (Gloo takes that for an error, too); a
+socket filter makes the kernel drop what arrives for it, before there is a connection.
+
+Only a socket that is in one epoll set with Gloo's connections is touched: another thread of the
+user's may open a socket at the same moment.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+_SO_ATTACH_FILTER = 26
+# One instruction, BPF_RET | BPF_K with 0: of each packet, keep 0 bytes.
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_PROGRAM = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
+
+
+def close_to_strangers(new: Collection[int], connections: Collection[int]) -> int:
+    """Let the listening sockets of a connected Gloo group accept no more; return how many there were.
+
+    new: files that were opened while the group was made. connections: those that lead to its ranks;
+    a group of one rank has none.
+    """
+    count = 0
+    for epoll in new:
+        watched = _watched_by(epoll)
+        is_gloos = watched & set(connections) if connections else watched <= set(new)
+        for fd in watched if is_gloos else ():
+            count += _drop_all(fd)
+    return count
+
+
+def _watched_by(fd: int) -> set[int]:
+    """Return the files in an epoll set; of any other file none."""
+    try:
+        if str(Path(f"/proc/self/fd/{fd}").readlink()) != "anon_inode:[eventpoll]":
+            return set()
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+        return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+    except (OSError, ValueError):  # closed meanwhile, or a kernel that does not show it
+        return set()
+
+
+def _drop_all(fd: int) -> bool:
+    """Attach the filter, where the file is a listening TCP socket."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
+            if not is_tcp or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
+            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
+            return True
+    except OSError:  # no socket, closed meanwhile, or not allowed here: as before
+        return False

@@ -1,0 +1,62 @@
+"""A checkpoint that rank 0 has read, on all ranks: tensors travel as tensors.
+
+```
+names, types, shapes, state    one object, broadcast by torch
+each tensor                    one broadcast into memory of the receiver
+```
+
+A pickled copy of all tensors would take the memory of the checkpoint twice more on every rank.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from allstep.comm.group import decide as agree
+from allstep.train.checkpoint.format import Snapshot, Tensors
+from allstep.world import World
+
+_Layout = tuple[str, torch.dtype, torch.Size]
+"""Name, type and shape of a tensor."""
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """A snapshot without the values of its tensors."""
+
+    samples: int
+    weights: list[_Layout]
+    optimizer: list[_Layout]
+    state: Mapping[str, Any]
+
+
+def broadcast_snapshot(world: World, snapshot: Snapshot | None) -> Snapshot | None:
+    """Return rank 0's snapshot on every rank; the argument of the other ranks is not used."""
+    outline = agree.rank_0_decides(world, lambda: None if snapshot is None else _outline(snapshot))
+    if outline is None:
+        return None
+    mine = snapshot if world.rank == 0 else None
+    weights = _broadcast(outline.weights, None if mine is None else mine.weights)
+    optimizer = _broadcast(outline.optimizer, None if mine is None else mine.optimizer)
+    return Snapshot(outline.samples, dict(weights), dict(optimizer), outline.state)
+
+
+def _outline(snapshot: Snapshot) -> _Outline:
+    weights, optimizer = _layouts(snapshot.weights), _layouts(snapshot.optimizer)
+    return _Outline(snapshot.samples, weights, optimizer, snapshot.state)
+
+
+def _layouts(tensors: Tensors) -> list[_Layout]:
+    return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+
+
+def _broadcast(layouts: list[_Layout], mine: Tensors | None) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, dtype, shape in layouts:
+        tensor = torch.empty(shape, dtype=dtype) if mine is None else mine[name].contiguous()
+        if tensor.numel():
+            # As bytes: a group need not know the type.
+            dist.broadcast(tensor.view(-1).view(torch.uint8), 0)
+        yield name, tensor

@@ -1,0 +1,33 @@
+"""What the user asked `allstep train` for: one value for the command line and for every worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.train.config.recipes import DEFAULT
+from allstep.train.health.stop import parse_time
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A run that was asked for, before anything of it is checked."""
+
+    source: str = DEFAULT
+    """A recipe, or the path of a config file."""
+    words: Sequence[str] = ()
+    """Keys that differ from it, as key=value."""
+    data: Path | None = None
+    """The folder with the dataset's files; None: the usual places."""
+    out: Path | None = None
+    """The run folder; None: a new one."""
+    resume: bool = False
+    """Continue the run in `out`, if there is one."""
+    must_exist: bool = False
+    """With `resume`: raise an error if there is none."""
+    max_time: str | None = None
+    """Save and stop before this time is over, such as 1h30m."""
+
+    @property
+    def max_seconds(self) -> float | None:
+        """`max_time` in seconds. ConfigError where it is no time."""
+        return None if self.max_time is None else parse_time(self.max_time)
