@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.comm.group.init import exact
+from allstep.comm.group.joined import exact
 from allstep.errors import WorldError
 from allstep.world import LAUNCHERS, World, node_of, places, tasks_per_node
 

@@ -150,7 +150,7 @@ def test_torchrun_with_an_agents_store(script, runtime: Path) -> None:
 LATE = """
 import os, time
 import allstep
-from allstep.comm.group import init as start
+from allstep.comm.group import joined as start
 collect = start.collect
 def late(store, prefix, rank, size, word, seconds):
     if rank and not word:

@@ -245,7 +245,7 @@ def test_start_stop_and_start_again(ranks: Ranks, tmp_path: Path) -> None:
             dist.all_reduce(torch.ones(100))
         dist.barrier()
         group = dist.distributed_c10d._get_default_group()
-        room = dist.PrefixStore(f"timeline/{timeline._number}", group.get_group_store())
+        room = dist.PrefixStore(f"timeline/{timeline._process.number}", group.get_group_store())
         assert room.check(["start"])
         assert not room.check(["1/0"]), "what was read is deleted"
         dist.barrier()

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from allstep.comm.group import init as start
+from allstep.comm.group.init import session
+from allstep.comm.group.joined import Joined
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.console.escape import escaped
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        joined: start.Joined,
+        joined: Joined,
         board: Board,
         executor: Executor,
         sets: dict[int, tuple[int, ...]],
@@ -493,7 +494,7 @@ class Engine:
         self._thread.join(timeout=_LAST_SECONDS)
         self._board.close()
         self._handles.clear()
-        start.part(self._joined)
+        session().part()
         self._on_close()
 
     def leave_at_exit(self) -> None:

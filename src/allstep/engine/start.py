@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from torch._C._distributed_c10d import Store
 
 from allstep import machine
-from allstep.comm.group import init as _ranks
+from allstep.comm.group.init import session
+from allstep.comm.group.joined import Joined
 from allstep.comm.join.store import collect
 from allstep.comm.memory.flags import spins_for
 from allstep.comm.memory.segment import share
@@ -22,13 +23,41 @@ from allstep.engine.shared_board import SharedBoard, board_bytes
 from allstep.engine.socket_board import connect
 from allstep.errors import CommError
 
-_current: Engine | None = None
-_is_registered = False
+
+class _Process:
+    """The engine of this process, if one runs."""
+
+    def __init__(self) -> None:
+        self.engine: Engine | None = None
+        self._is_registered = False
+
+    def register(self) -> None:
+        """A script need not call `shutdown`, and may fork."""
+        if not self._is_registered:
+            atexit.register(self._at_exit)
+            os.register_at_fork(after_in_child=self._forked)
+            self._is_registered = True
+
+    def forget(self) -> None:
+        """The engine is closed: keep neither its memory nor its connections."""
+        self.engine = None
+
+    def _at_exit(self) -> None:
+        if self.engine is not None:
+            self.engine.leave_at_exit()
+
+    def _forked(self) -> None:
+        if self.engine is not None:
+            self.engine.forked()
+
+
+_process = _Process()
 
 
 def current() -> Engine | None:
     """The engine of this process, from `start` until its own `shutdown`, also when another rank has stopped it."""
-    return None if _current is None or _current.is_closed else _current
+    engine = _process.engine
+    return None if engine is None or engine.is_closed else engine
 
 
 def start(
@@ -40,19 +69,19 @@ def start(
     own. dynamic: whether sets may be added and removed later (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same). hooks: makes those that
     hear of everything from the first operation on; what it raises ends the engines of all ranks.
     """
-    global _current
     running = current()
     if running is not None:
         return running
-    joined = _ranks.join()
+    joined = session().join()
     try:
-        _current = _start(joined, process_sets, dynamic)
+        engine = _start(joined, process_sets, dynamic)
     except BaseException:
-        _ranks.part(joined)
+        session().part()
         raise
-    _register()
-    _begin(_current, hooks)
-    return _current
+    _process.engine = engine
+    _process.register()
+    _begin(engine, hooks)
+    return engine
 
 
 def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:
@@ -68,16 +97,7 @@ def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:
     engine.begin()
 
 
-def _register() -> None:
-    """A script need not call `shutdown`, and may fork."""
-    global _is_registered
-    if not _is_registered:
-        atexit.register(_at_exit)
-        os.register_at_fork(after_in_child=_forked)
-        _is_registered = True
-
-
-def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
+def _start(joined: Joined, process_sets: Sequence[Sequence[int]], dynamic: bool) -> Engine:
     world, limits = joined.world, joined.limits
     settings = read_settings(limits, world.local_rank, dynamic)
     store = joined.fresh_store("engine")
@@ -93,13 +113,7 @@ def _start(joined: _ranks.Joined, process_sets: Sequence[Sequence[int]], dynamic
         executor.close()
         board.close()
         raise
-    return Engine(joined, board, executor, sets, settings, _forget)
-
-
-def _forget() -> None:
-    """The engine is closed: keep neither its memory nor its connections."""
-    global _current
-    _current = None
+    return Engine(joined, board, executor, sets, settings, _process.forget)
 
 
 def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tuple[int, ...]]:
@@ -122,7 +136,7 @@ def _check_alike(store: Store, rank: int, sets: dict[int, tuple[int, ...]], size
             )
 
 
-def _make_board(joined: _ranks.Joined, store: Store) -> Board:
+def _make_board(joined: Joined, store: Store) -> Board:
     """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at a time."""
     world, cards = joined.world, joined.cards
     if len(set(joined.nodes)) > 1:
@@ -137,13 +151,3 @@ def _make_board(joined: _ranks.Joined, store: Store) -> Board:
     except CommError:  # on all ranks
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)
     return SharedBoard(segment.view, world.rank, [card["pid"] for card in cards], spins)
-
-
-def _at_exit() -> None:
-    if _current is not None:
-        _current.leave_at_exit()
-
-
-def _forked() -> None:
-    if _current is not None:
-        _current.forked()

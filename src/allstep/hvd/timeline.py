@@ -15,20 +15,27 @@ from allstep.hvd.util import env_flag
 
 VARIABLE = "HOROVOD_TIMELINE"
 
-_trace: HorovodTrace | None = None
-_allowed = False
+
+class _Process:
+    """The timeline of this process: the one that is written, and whether one may be started."""
+
+    def __init__(self) -> None:
+        self.trace: HorovodTrace | None = None
+        self.is_allowed = False
+
+
+_process = _Process()
 
 
 def current() -> HorovodTrace | None:
     """The one that is being written by this process."""
-    return _trace
+    return _process.trace
 
 
 def asked_for(engine: Engine) -> Hooks:
     """Called by `init` before anything happens: read the variable once. A file that cannot be written is a ValueError of init()."""
-    global _allowed
     value = os.environ.get(VARIABLE, "")
-    _allowed = bool(value)
+    _process.is_allowed = bool(value)
     if not value or value.upper() == "DYNAMIC" or engine.world.rank != 0:
         return Hooks()
     return _begin(engine, value, env_flag("HOROVOD_TIMELINE_MARK_CYCLES"))
@@ -40,7 +47,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     mark_cycles: also show when rank 0 tells the others what to do. Horovod marks its cycles; here there are none.
     """
     engine = running()
-    if not _allowed:
+    if not _process.is_allowed:
         raise ValueError(f"start_timeline({file_path!r}) needs {VARIABLE} to be set at init(): {VARIABLE}=DYNAMIC")
     if rank() == 0:
         stop_timeline()  # first, since it may be the same file
@@ -48,26 +55,24 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def _begin(engine: Engine, path: str, mark_cycles: bool) -> HorovodTrace:
-    global _trace
     try:
-        _trace = HorovodTrace(path, engine.process_sets, mark_cycles)
+        trace = HorovodTrace(path, engine.process_sets, mark_cycles)
     except ConfigError as error:
         raise ValueError(f"start_timeline: rank 0 cannot write it: {error}") from error
-    return _trace
+    _process.trace = trace
+    return trace
 
 
 def stop_timeline() -> None:
     """End it; nothing happens when there is none."""
-    global _trace
     engine = running()
-    if _trace is not None:
+    if _process.trace is not None:
         engine.hooks = Hooks()
-        ended, _trace = _trace, None
+        ended, _process.trace = _process.trace, None
         ended.close()
 
 
 def forget() -> None:
     """Called by `shutdown`."""
-    global _allowed
     stop_timeline()
-    _allowed = False
+    _process.is_allowed = False

@@ -88,17 +88,32 @@ class Life:
                 os.close(fd)
 
 
-_lives: weakref.WeakValueDictionary[int, Life] = weakref.WeakValueDictionary()
-_finding = threading.Lock()
+class _Lives:
+    """The processes that this one looks at."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[int, Life] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, pid: int) -> Life:
+        with self._lock:
+            known = self._known.get(pid)
+            if known is None or known.has_ended():
+                known = self._known[pid] = Life(pid)
+            return known
+
+    def forget(self) -> None:
+        """In a forked process, which looks at its own, if any: the lock may have been held at the fork."""
+        self._lock = threading.Lock()
+        self._known.clear()
+
+
+_lives = _Lives()
 
 
 def life_of(pid: int) -> Life:
-    """The life of the process that has this pid now: one object and two files for all watchers."""
-    with _finding:
-        known = _lives.get(pid)
-        if known is None or known.has_ended():
-            known = _lives[pid] = Life(pid)
-        return known
+    """Return the life of the process that has this pid now: one object and two files for all callers."""
+    return _lives.of(pid)
 
 
 def namespace() -> str:
@@ -176,11 +191,4 @@ def flags_of(stat: bytes) -> int:
     return int(stat.rpartition(b")")[2].split()[_FLAGS])
 
 
-def _forget() -> None:
-    """A forked process watches its own, if any: its lock may have been held when it was forked."""
-    global _finding
-    _finding = threading.Lock()
-    _lives.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_lives.forget)

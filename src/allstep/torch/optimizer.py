@@ -18,6 +18,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ _TWICE = (
     "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
 )
 _TIMELINE = TimelineListener()
-_made = 0  # optimizers of this process: their number tells them apart on all ranks
+_numbers = count()  # of the optimizers of this process: they tell them apart on all ranks
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -114,9 +115,7 @@ def DistributedOptimizer(  # noqa: N802
 
 def _next_key() -> str:
     """The same on all ranks: optimizers are told apart by the order in which they were made."""
-    global _made
-    number, _made = _made, _made + 1
-    return f"optimizer/{number}"
+    return f"optimizer/{next(_numbers)}"
 
 
 def _rule(op: int, compression: Any, densify: bool) -> Rule:

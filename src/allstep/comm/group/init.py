@@ -1,340 +1,174 @@
 """`allstep.init()`: from a started process to a rank that can work with the others.
 
-Five steps: detect who we are, find the store that all ranks share, meet there (every rank leaves a card; who does not turn up is
-named), take our share of cores and our GPU, and make torch's default process group. One process is a real group, too.
+Five steps: detect who we are, find the store that all ranks share, meet there (`joined`), take our share of cores and our GPU, and make
+torch's default process group. One process is a real group, too.
 
-The cards make the world exact. A launcher tells each rank its own place, often not the others'; from the cards every rank computes
-the same picture: which ranks share a host, which cores they may use, from which interface the other hosts are reached.
+What a process has of all this is one object, a `Session`. It can be closed, and opened again.
 """
 
 import atexit
-import json
-import os
 import threading
-import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
-from allstep import machine
 from allstep.comm.group.backend import create_apart
+from allstep.comm.group.joined import Joined, meet_all
 from allstep.comm.group.process_group import NAME, AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
-from allstep.comm.health.threads import watch
-from allstep.comm.join.attendance import attend, differing_programs, leave, program
-from allstep.comm.join.rendezvous import Meeting, expected_host, find_store
-from allstep.comm.join.store import WireStore, collect
-from allstep.comm.timeline.timeline import begin_if_asked, stop_timeline
-from allstep.console.escape import print_notice
 from allstep.errors import WorldError
-from allstep.limits import Limits, read_limits
-from allstep.process.liveness import namespace
-from allstep.world import World, local_variables, node_of, places
+from allstep.world import World
 
 
-@dataclass
-class Joined:
-    """The ranks have met: our exact place, the store that all share, and the card of each rank.
+class Session:
+    """All that a process keeps about its world: who the others are, and the groups made on top.
 
-    Several parts of a process may need this at once (torch's default group, the engine of named operations): whoever joins parts again,
-    and the last one to part ends it.
+    ```
+    join, part      the meeting of the ranks, counted: the default group and the engine both need it
+    init, shutdown  torch's default group, and groups for single purposes
+    ```
     """
 
-    world: World
-    meeting: Meeting
-    limits: Limits
-    cards: list[dict[str, Any]]
-    number: int
-    num_holders: int = 0
-    _used: Counter[str] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._joined: Joined | None = None
+        self._num_holders = 0
+        self._default: DefaultGroup | None = None
+        self._is_registered = False
 
-    def fresh_store(self, what: str) -> Store:
-        """A part of the store that nobody has written to. All ranks ask for the same things in the same order."""
-        self._used[what] += 1
-        return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
+    def join(self, launcher: str | None = None) -> Joined:
+        """Meet the other ranks, unless that has been done. `part` must follow."""
+        if self._joined is None:
+            self._joined = meet_all(launcher)
+        self._num_holders += 1
+        return self._joined
 
-    def wait_for_all(self, what: str) -> None:
-        """Wait until every rank has come this far; in rank 0, also until every rank knows that.
+    def part(self) -> None:
+        """End what one `join` began; the last one leaves the other ranks."""
+        self._num_holders -= 1
+        if self._num_holders == 0 and self._joined is not None:
+            ended, self._joined = self._joined, None
+            ended.close()
 
-        Rank 0 may serve the store, and its script may end right after this: a rank that still waits
-        for an answer would lose it.
-        """
-        fresh = self.fresh_store(what)
-        _wait_for_all(fresh, self.world, self.meeting.store, self.limits)
-        if self.world.rank:
-            fresh.set(f"knows/{self.world.rank}", "")
-        elif self.world.size > 1:
-            fresh.wait([f"knows/{rank}" for rank in range(1, self.world.size)], timedelta(seconds=self.limits.start))
+    def init(self, launcher: str | None = None) -> World:
+        """Join, and make torch's default group. A second call returns the same world."""
+        # A second thread waits for the world that the first one joins.
+        with self._lock:
+            if self._default is not None:
+                return self._default.joined.world
+            joined = self.join(launcher)
+            try:
+                made = DefaultGroup(joined)
+            except BaseException:
+                self.part()
+                raise
+            self._default = made
+            self._leave_at_exit()
+            return joined.world
+
+    def shutdown(self) -> None:
+        """End the groups and leave the ranks. `init` may be called again."""
+        with self._lock:
+            if self._default is None:
+                return
+            ended, self._default = self._default, None
+            ended.close()
+            self.part()
 
     @property
-    def nodes(self) -> list[str]:
-        """The host of each rank, by a name that no other host has."""
-        return _nodes(self.cards)
+    def default(self) -> "DefaultGroup | None":
+        """What `init` made, until `shutdown`."""
+        return self._default
 
-    @property
-    def neighbours(self) -> dict[int, int]:
-        """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
-        nodes, rank, own = self.nodes, self.world.rank, namespace() or None
-        here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
-        return {other: self.cards[other]["pid"] for other in here if self.cards[other]["namespace"] == own}
+    def _leave_at_exit(self) -> None:
+        """A script need not call `shutdown`. Registered once, however often the process joins."""
+        if not self._is_registered:
+            atexit.register(self._leave_alone)
+            self._is_registered = True
 
-
-@dataclass
-class _Running:
-    """What `init` made and `shutdown` ends."""
-
-    joined: Joined
-    made_group: bool
-    further: dict[str, AllstepGroup] = field(default_factory=dict)
-    closers: "list[weakref.WeakMethod[Callable[[], None]]]" = field(default_factory=list)
+    def _leave_alone(self) -> None:
+        """At the exit of a process that has not called `shutdown`: wait for no other rank."""
+        if self._default is not None:
+            groups = [*self._default.by_purpose.values(), *dist.distributed_c10d._world.pg_map]
+            leave_alone([self._default.joined.meeting.store, *groups])
 
 
-_lock = threading.RLock()
-_joined: Joined | None = None
-_running: _Running | None = None
+class DefaultGroup:
+    """torch's default group, and groups of all ranks for single purposes next to it."""
+
+    def __init__(self, joined: Joined) -> None:
+        self.joined = joined
+        self._is_ours = _make_group(joined)
+        # A rank must not leave while another one still connects to it.
+        joined.wait_for_all("joined")
+        self.by_purpose: dict[str, AllstepGroup] = {}
+        self.closers: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    def group_for(self, purpose: str) -> AllstepGroup:
+        """Return the group of this purpose; made by all ranks together when they first ask for it."""
+        if purpose not in self.by_purpose:
+            world, limits = self.joined.world, self.joined.limits
+            store, name = self.joined.fresh_store(f"group for {purpose}"), f"allstep {purpose}"
+            members = range(world.size)
+            made = create_apart(store, name, world.rank, members, limits.start, limits.timeout)
+            self.by_purpose[purpose] = made
+        return self.by_purpose[purpose]
+
+    def close(self) -> None:
+        """Close what was registered, then the groups."""
+        for closer in self.closers:
+            if (close := closer()) is not None:
+                close()
+        for group in self.by_purpose.values():
+            group.shutdown()
+        if self._is_ours and dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def join(launcher: str | None = None) -> Joined:
-    """Meet the other ranks, unless that has been done. Followed by `part`, sooner or later."""
-    global _joined
-    if _joined is None:
-        _joined = _meet_all(launcher)
-    _joined.num_holders += 1
-    return _joined
+_session = Session()
 
 
-def part(joined: Joined) -> None:
-    """We need the others no more."""
-    global _joined
-    joined.num_holders -= 1
-    if joined.num_holders == 0:
-        _joined = None
-        stop_timeline()
-        leave(joined.meeting.store, joined.world, joined.number)
-        _close(joined.meeting)
-
-
-def _close(meeting: Meeting) -> None:
-    if meeting.server is not None:
-        watch().not_at_end(meeting.server.close)
-    meeting.close()
-
-
-def _meet_all(launcher: str | None) -> Joined:
-    limits = read_limits()
-    world = World.detect(launcher)
-    meeting = find_store(world, limits)
-    try:
-        number = attend(meeting.store, world)
-        cards = _meet(world, meeting.store, limits, number)
-        meeting.all_here()
-        programs, local_ranks = zip(*((card["program"], card["local_rank"]) for card in cards), strict=True)
-        if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
-            print_notice(line)
-        if meeting.server is not None:
-            watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down
-        world = exact(world, cards)
-        _take_cores(world, cards)
-        _choose_interface(world, cards)
-        begin_if_asked(PrefixStore(f"allstep/{number}", meeting.store), world.rank, world.size)
-    except BaseException:
-        _close(meeting)
-        raise
-    return Joined(world, meeting, limits, cards, number)
+def session() -> Session:
+    """Return the session of this process."""
+    return _session
 
 
 def init(launcher: str | None = None) -> World:
     """Join the other ranks and return our place among them. A second call returns the same world.
 
-    launcher: whom to believe about our place, instead of finding out (see `allstep.world`).
+    launcher: which launcher to trust for rank and size, instead of detecting it (see `allstep.world`).
     """
-    global _running
-    # A second thread waits for the world that the first one joins.
-    with _lock:
-        if _running is not None:
-            return _running.joined.world
-        joined = join(launcher)
-        try:
-            made_group = _make_group(joined)
-            # A rank must not leave while another one still connects to it.
-            joined.wait_for_all("joined")
-        except BaseException:
-            part(joined)
-            raise
-        _running = _Running(joined, made_group)
-        _leave_at_exit()
-        return joined.world
+    return _session.init(launcher)
 
 
 def shutdown() -> None:
     """Leave the group. `init` may be called again."""
-    global _running
-    with _lock:
-        if _running is None:
-            return
-        ended, _running = _running, None
-        for closer in ended.closers:
-            if (close := closer()) is not None:
-                close()
-        for group in ended.further.values():
-            group.shutdown()
-        if ended.made_group and dist.is_initialized():
-            dist.destroy_process_group()
-        part(ended.joined)
+    _session.shutdown()
 
 
 def group_for(purpose: str) -> AllstepGroup:
-    """Return a group of all ranks beside torch's default one, the same for each call with this purpose.
+    """Return a group of all ranks next to torch's default one, the same for each call with this purpose.
 
-    Who has a group of their own waits for nobody else's operations. All ranks ask for it together. It
-    ends with `shutdown`.
+    Operations of one group do not wait for those of another. All ranks ask for it together. It ends
+    with `shutdown`.
     """
-    if _running is None:
+    if _session.default is None:
         raise WorldError(f"a group for {purpose}: call allstep.init() first")
-    if purpose not in _running.further:
-        joined, limits = _running.joined, _running.joined.limits
-        world, store = joined.world, joined.fresh_store(f"group for {purpose}")
-        members, name = range(world.size), f"allstep {purpose}"
-        made = create_apart(store, name, world.rank, members, limits.start, limits.timeout)
-        _running.further[purpose] = made
-    return _running.further[purpose]
+    return _session.default.group_for(purpose)
 
 
 def at_shutdown(close: Callable[[], None]) -> None:
     """Have a method called by `shutdown`, before the groups end, if its object still exists then."""
-    if _running is not None:
-        _running.closers.append(weakref.WeakMethod(close))
+    if _session.default is not None:
+        _session.default.closers.append(weakref.WeakMethod(close))
 
 
 def is_running() -> bool:
     """Whether `init` has been called, and `shutdown` has not."""
-    return _running is not None
-
-
-@cache
-def _leave_at_exit() -> None:
-    """A script need not call `shutdown`. Registered once, however often the process joins."""
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if _running is not None:
-        leave_alone([_running.joined.meeting.store, *_running.further.values(), *dist.distributed_c10d._world.pg_map])
-
-
-def _wait_for_all(fresh: Store, world: World, store: Store, limits: Limits, word: str = "") -> list[str]:
-    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are named."""
-    started = time.monotonic()
-    try:
-        return collect(fresh, "rank", world.rank, world.size, word, limits.start)
-    except RuntimeError as error:
-        missing = [rank for rank in range(world.size) if not fresh.check([f"rank/{rank}"])]
-        raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
-
-
-def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
-    """Leave our card, wait for the others', return them by rank."""
-    card = json.dumps(_card(world, store))
-    fresh = PrefixStore(f"allstep/meet/{number}", store)
-    return [json.loads(found) for found in _wait_for_all(fresh, world, store, limits, card)]
-
-
-def _card(world: World, store: Store) -> dict[str, Any]:
-    return {
-        "node": node_of(world),
-        "host": world.host,
-        "pid": os.getpid(),
-        "program": program(),
-        "namespace": namespace(),
-        "local_rank": world.local_rank,
-        "local_size": world.local_size,
-        "cores": sorted(os.sched_getaffinity(0)),
-        "addresses": _own_and_stores_address(store),
-    }
-
-
-def _own_and_stores_address(store: Store) -> list[str]:
-    """Two addresses that lead to other hosts: ours towards the store, and the store's own. Loopback leads nowhere."""
-    if not isinstance(store, WireStore):
-        return []
-    found = [store.client.local_address, store.client.server_address[0]]
-    return [address for address in found if not address.startswith("127.") and address != "::1"]
-
-
-def _absent(missing: list[int], world: World, store: Store, seconds: float) -> str:
-    names = []
-    for rank in missing:
-        host = expected_host(rank, world, store)
-        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (nobody told us its host)")
-    return (
-        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s: {', '.join(names)}. "
-        "Does every rank call allstep.init(), and did one die before? ALLSTEP_START_TIMEOUT sets the time"
-    )
-
-
-def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> World:
-    """The world with every number as the cards show it; what the launcher told us of our host must agree with them."""
-    exact = places(_nodes(cards), world.launcher)[world.rank]
-    told = local_variables(world, env)
-    if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
-        raise WorldError(
-            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of {world.local_size} on {world.host} "
-            f"({told}), but {exact.local_size} ranks turned up there, of which it is number {exact.local_rank}"
-        )
-    return replace(exact, host=world.host)
-
-
-def _nodes(cards: list[dict[str, Any]]) -> list[str]:
-    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank are on different hosts in its eyes
-    (hosts that are simulated on one machine), and its eyes count."""
-    seen: Counter[tuple[str, int]] = Counter()
-    nodes = []
-    for card in cards:
-        place = (card["node"], card["local_rank"])
-        nodes.append(f"{card['node']} #{seen[place]}")
-        seen[place] += 1
-    return nodes
-
-
-def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
-    """Threads = our share of the cores that the ranks of this host may use, unless the user set a number."""
-    if _user_set_threads(world):
-        return
-    nodes = _nodes(cards)
-    masks = [card["cores"] for card, node in zip(cards, nodes, strict=True) if node == nodes[world.rank]]
-    torch.set_num_threads(machine.fair_share(cards[world.rank]["cores"], masks, machine.cpu_quota()))
-
-
-def _user_set_threads(world: World) -> bool:
-    """Whether OMP_NUM_THREADS is the user's. `allstep run` marks its own; torchrun's own is 1."""
-    value = machine.threads_by_user(os.environ)
-    return value is not None and not (world.launcher == "torchrun" and value == "1")
-
-
-def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
-    """Tell Gloo and NCCL which interface leads to the other hosts; a host's name often resolves to 127.0.1.1 and misleads them."""
-    nodes = _nodes(cards)
-    others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
-    addresses = [
-        *(address for card in others for address in card["addresses"][:1]),
-        *cards[world.rank]["addresses"][1:],
-    ]
-    interface: str | None = "lo"
-    if others:
-        source = next((source for address in addresses if (source := machine.route_to(address))), None)
-        interface = machine.interface_of(source) if source else None
-    if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if interface != "lo":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return _session.default is not None
 
 
 def _make_group(joined: Joined) -> bool:

@@ -13,6 +13,7 @@ user's may open a socket at the same moment.
 import ctypes
 import os
 import socket
+import stat
 import struct
 from collections.abc import Collection
 from pathlib import Path
@@ -52,11 +53,13 @@ def _watched_by(fd: int) -> set[int]:
 def _drop_all(fd: int) -> bool:
     """Attach the filter, where the file is a listening TCP socket."""
     try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return False
         with socket.socket(fileno=os.dup(fd)) as sock:
             is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
             if not is_tcp or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False
             sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
             return True
-    except OSError:  # no socket, closed meanwhile, or not allowed here: as before
+    except OSError:  # closed meanwhile, or not allowed here: as before
         return False

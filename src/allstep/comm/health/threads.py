@@ -192,22 +192,31 @@ def _leave(groups: list[Group]) -> None:
         group.leave()
 
 
-_watch = Watch()
+class _Process:
+    """The watch of this process; a forked one starts without."""
+
+    def __init__(self) -> None:
+        self.watch = Watch()
+
+    def renew(self) -> None:
+        """In a forked process, which has none of the threads."""
+        self.watch = Watch()
+
+    def stop(self) -> None:
+        self.watch.stop()
+
+
+_process = _Process()
 
 
 def watch() -> Watch:
-    """The one of this process."""
-    return _watch
-
-
-def _forget() -> None:
-    global _watch
-    _watch = Watch()
+    """Return the watch of this process."""
+    return _process.watch
 
 
 def _nothing() -> None:
     return None
 
 
-os.register_at_fork(after_in_child=_forget)
-atexit.register(lambda: _watch.stop())
+os.register_at_fork(after_in_child=_process.renew)
+atexit.register(_process.stop)

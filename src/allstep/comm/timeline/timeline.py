@@ -32,15 +32,28 @@ from allstep.limits import read_limits
 
 VARIABLE = "ALLSTEP_TIMELINE"
 
-_running: Part | None = None
-_number = 0  # of timelines begun by this process: keys of an earlier one must not be taken for this one's
+
+class _Process:
+    """The timeline of this process, if one is being written."""
+
+    def __init__(self) -> None:
+        self.running: Part | None = None
+        # Keys of an earlier timeline must not be taken for those of a later one.
+        self.number = 0
+
+    def forget(self) -> None:
+        """In a forked child."""
+        self.running = recorder.active = None
+
+
+_process = _Process()
 
 
 def start_timeline(path: str | os.PathLike[str]) -> None:
     """Write every collective from now on to `path`, a file on rank 0's host. All ranks call it together; rank 0's path counts."""
     if not dist.is_initialized():
         raise WorldError("start_timeline needs a process group: call allstep.init() first")
-    if _running is not None:
+    if _process.running is not None:
         raise ConfigError(
             f"start_timeline({os.fspath(path)!r}): one is being written already; call stop_timeline() first"
         )
@@ -50,16 +63,15 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
 
 def stop_timeline() -> None:
     """End the timeline; on rank 0 the file is whole afterwards. All ranks call it together. Nothing happens when there is none."""
-    global _running
-    if _running is not None:
-        ended, _running = _running, None
+    if _process.running is not None:
+        ended, _process.running = _process.running, None
         atexit.unregister(stop_timeline)
         recorder.active = None
         ended.end()
 
 
 def is_running() -> bool:
-    return _running is not None
+    return _process.running is not None
 
 
 def begin_if_asked(store: Store, rank: int, size: int) -> None:
@@ -75,7 +87,6 @@ def begin_if_asked(store: Store, rank: int, size: int) -> None:
 
 def begin(path: str, store: Store, rank: int, size: int) -> None:
     """All ranks of `store` together. Raises the same error on all of them when rank 0 cannot write the file."""
-    global _running
     seconds, room = read_limits().start, _new_room(store)
     file = _open(path, room) if rank == 0 else None
     try:
@@ -88,17 +99,17 @@ def begin(path: str, store: Store, rank: int, size: int) -> None:
             f"timeline {path}: not all {size} ranks came to its start in {seconds:.0f} s: {error}"
         ) from error
     chrome = Chrome(rank, offset.add - origin)
-    _running = Sender(chrome, room, rank) if file is None else Writer(chrome, room, size, file)
-    _running.start(chrome.introduction(host_name(), offset.error))
+    part = Sender(chrome, room, rank) if file is None else Writer(chrome, room, size, file)
+    _process.running = part
+    part.start(chrome.introduction(host_name(), offset.error))
     atexit.register(stop_timeline)
     _forget_in_children()
 
 
 def _new_room(store: Store) -> Store:
     """Keys of one timeline."""
-    global _number
-    _number += 1
-    return PrefixStore(f"timeline/{_number}", store)
+    _process.number += 1
+    return PrefixStore(f"timeline/{_process.number}", store)
 
 
 def _open(path: str, room: Store) -> TraceFile | None:
@@ -120,9 +131,4 @@ def _hear(room: Store, key: str, seconds: float) -> str:
 @cache
 def _forget_in_children() -> None:
     """A forked child (a worker of a data loader) is no rank: it records nothing and ends nothing."""
-    os.register_at_fork(after_in_child=_forget)
-
-
-def _forget() -> None:
-    global _running
-    _running = recorder.active = None
+    os.register_at_fork(after_in_child=_process.forget)

@@ -71,22 +71,27 @@ class SamplerStateHandler(_CopyOfState):
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
 
-_registry: list[tuple[type, type[StateHandler]]] = [
-    (torch.nn.Module, ModelStateHandler),
-    (torch.optim.Optimizer, OptimizerStateHandler),
-    (ElasticSampler, SamplerStateHandler),
-]
+class _Registry:
+    """Which handler is for which type; users may replace the table."""
+
+    table: list[tuple[type, type[StateHandler]]] = [  # noqa: RUF012
+        (torch.nn.Module, ModelStateHandler),
+        (torch.optim.Optimizer, OptimizerStateHandler),
+        (ElasticSampler, SamplerStateHandler),
+    ]
+
+
+_registry = _Registry()
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
     """Which handler is for which type."""
-    return _registry
+    return _registry.table
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
     """Replace the table; usually `[(MyType, MyHandler), *get_handler_registry()]`."""
-    global _registry
-    _registry = registry
+    _registry.table = registry
 
 
 class TorchState(ObjectState):
@@ -130,4 +135,4 @@ class TorchState(ObjectState):
 
 
 def _handler_for(value: Any) -> type[StateHandler] | None:
-    return next((handler for kind, handler in _registry if isinstance(value, kind)), None)
+    return next((handler for kind, handler in _registry.table if isinstance(value, kind)), None)

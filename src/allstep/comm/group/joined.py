@@ -1,0 +1,219 @@
+"""How the ranks of a run meet: every rank leaves a card in the store, and reads those of all others.
+
+The cards make the world exact. A launcher tells each rank its own place, often not the others'; from
+the cards every rank computes the same picture: which ranks share a host, which cores they may use,
+from which interface the other hosts are reached. A rank that does not appear is named.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from allstep import machine
+from allstep.comm.health.threads import watch
+from allstep.comm.join.attendance import attend, differing_programs, leave, program
+from allstep.comm.join.rendezvous import Meeting, expected_host, find_store
+from allstep.comm.join.store import WireStore, collect
+from allstep.comm.timeline.timeline import begin_if_asked, stop_timeline
+from allstep.console.escape import print_notice
+from allstep.errors import WorldError
+from allstep.limits import Limits, read_limits
+from allstep.process.liveness import namespace
+from allstep.world import World, local_variables, node_of, places
+
+
+@dataclass
+class Joined:
+    """The ranks have met: our exact place, the store that all share, and the card of each rank.
+
+    Several parts of a process may need this at once (torch's default group, the engine of named
+    operations): `Session` counts them, and the last one to leave closes it.
+    """
+
+    world: World
+    meeting: Meeting
+    limits: Limits
+    cards: list[dict[str, Any]]
+    number: int
+    _used: Counter[str] = field(default_factory=Counter)
+
+    def fresh_store(self, what: str) -> Store:
+        """A part of the store that nobody has written to. All ranks ask for the same things in the same order."""
+        self._used[what] += 1
+        return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
+
+    def wait_for_all(self, what: str) -> None:
+        """Wait until every rank has come this far; in rank 0, also until every rank knows that.
+
+        Rank 0 may serve the store, and its script may end right after this: a rank that still waits
+        for an answer would lose it.
+        """
+        fresh = self.fresh_store(what)
+        _wait_for_all(fresh, self.world, self.meeting.store, self.limits)
+        if self.world.rank:
+            fresh.set(f"knows/{self.world.rank}", "")
+        elif self.world.size > 1:
+            fresh.wait([f"knows/{rank}" for rank in range(1, self.world.size)], timedelta(seconds=self.limits.start))
+
+    @property
+    def nodes(self) -> list[str]:
+        """The host of each rank, by a name that no other host has."""
+        return _nodes(self.cards)
+
+    @property
+    def neighbours(self) -> dict[int, int]:
+        """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+        nodes, rank, own = self.nodes, self.world.rank, namespace() or None
+        here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
+        return {other: self.cards[other]["pid"] for other in here if self.cards[other]["namespace"] == own}
+
+    def close(self) -> None:
+        """Leave the other ranks; the store's connection, and its server if we have it, end."""
+        stop_timeline()
+        leave(self.meeting.store, self.world, self.number)
+        _close(self.meeting)
+
+
+def _close(meeting: Meeting) -> None:
+    if meeting.server is not None:
+        watch().not_at_end(meeting.server.close)
+    meeting.close()
+
+
+def meet_all(launcher: str | None) -> Joined:
+    """Find the store, leave our card, and wait for those of all ranks."""
+    limits = read_limits()
+    world = World.detect(launcher)
+    meeting = find_store(world, limits)
+    try:
+        number = attend(meeting.store, world)
+        cards = _meet(world, meeting.store, limits, number)
+        meeting.all_here()
+        programs, local_ranks = zip(*((card["program"], card["local_rank"]) for card in cards), strict=True)
+        if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
+            print_notice(line)
+        if meeting.server is not None:
+            watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down
+        world = exact(world, cards)
+        _take_cores(world, cards)
+        _choose_interface(world, cards)
+        begin_if_asked(PrefixStore(f"allstep/{number}", meeting.store), world.rank, world.size)
+    except BaseException:
+        _close(meeting)
+        raise
+    return Joined(world, meeting, limits, cards, number)
+
+
+def _wait_for_all(fresh: Store, world: World, store: Store, limits: Limits, word: str = "") -> list[str]:
+    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are named."""
+    started = time.monotonic()
+    try:
+        return collect(fresh, "rank", world.rank, world.size, word, limits.start)
+    except RuntimeError as error:
+        missing = [rank for rank in range(world.size) if not fresh.check([f"rank/{rank}"])]
+        raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
+
+
+def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
+    """Leave our card, wait for the others', return them by rank."""
+    card = json.dumps(_card(world, store))
+    fresh = PrefixStore(f"allstep/meet/{number}", store)
+    return [json.loads(found) for found in _wait_for_all(fresh, world, store, limits, card)]
+
+
+def _card(world: World, store: Store) -> dict[str, Any]:
+    return {
+        "node": node_of(world),
+        "host": world.host,
+        "pid": os.getpid(),
+        "program": program(),
+        "namespace": namespace(),
+        "local_rank": world.local_rank,
+        "local_size": world.local_size,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "addresses": _own_and_stores_address(store),
+    }
+
+
+def _own_and_stores_address(store: Store) -> list[str]:
+    """Two addresses that lead to other hosts: ours towards the store, and the store's own. Loopback leads nowhere."""
+    if not isinstance(store, WireStore):
+        return []
+    found = [store.client.local_address, store.client.server_address[0]]
+    return [address for address in found if not address.startswith("127.") and address != "::1"]
+
+
+def _absent(missing: list[int], world: World, store: Store, seconds: float) -> str:
+    names = []
+    for rank in missing:
+        host = expected_host(rank, world, store)
+        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (nobody told us its host)")
+    return (
+        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s: {', '.join(names)}. "
+        "Does every rank call allstep.init(), and did one die before? ALLSTEP_START_TIMEOUT sets the time"
+    )
+
+
+def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> World:
+    """The world with every number as the cards show it; what the launcher told us of our host must agree with them."""
+    exact = places(_nodes(cards), world.launcher)[world.rank]
+    told = local_variables(world, env)
+    if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
+        raise WorldError(
+            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of {world.local_size} on {world.host} "
+            f"({told}), but {exact.local_size} ranks turned up there, of which it is number {exact.local_rank}"
+        )
+    return replace(exact, host=world.host)
+
+
+def _nodes(cards: list[dict[str, Any]]) -> list[str]:
+    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank are on different hosts in its eyes
+    (hosts that are simulated on one machine), and its eyes count."""
+    seen: Counter[tuple[str, int]] = Counter()
+    nodes = []
+    for card in cards:
+        place = (card["node"], card["local_rank"])
+        nodes.append(f"{card['node']} #{seen[place]}")
+        seen[place] += 1
+    return nodes
+
+
+def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
+    """Threads = our share of the cores that the ranks of this host may use, unless the user set a number."""
+    if _user_set_threads(world):
+        return
+    nodes = _nodes(cards)
+    masks = [card["cores"] for card, node in zip(cards, nodes, strict=True) if node == nodes[world.rank]]
+    torch.set_num_threads(machine.fair_share(cards[world.rank]["cores"], masks, machine.cpu_quota()))
+
+
+def _user_set_threads(world: World) -> bool:
+    """Whether OMP_NUM_THREADS is the user's. `allstep run` marks its own; torchrun's own is 1."""
+    value = machine.threads_by_user(os.environ)
+    return value is not None and not (world.launcher == "torchrun" and value == "1")
+
+
+def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
+    """Tell Gloo and NCCL which interface leads to the other hosts; a host's name often resolves to 127.0.1.1 and misleads them."""
+    nodes = _nodes(cards)
+    others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
+    addresses = [
+        *(address for card in others for address in card["addresses"][:1]),
+        *cards[world.rank]["addresses"][1:],
+    ]
+    interface: str | None = "lo"
+    if others:
+        source = next((source for address in addresses if (source := machine.route_to(address))), None)
+        interface = machine.interface_of(source) if source else None
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if interface != "lo":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
