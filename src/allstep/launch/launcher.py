@@ -21,7 +21,8 @@ import signal
 import socket
 import threading
 import time
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import IO
 
 from allstep import machine, wire
 from allstep._version import __version__
@@ -32,7 +33,21 @@ from allstep.launch.host_connection import Station, open_stations
 from allstep.launch.hosts import ssh
 from allstep.launch.hosts.addresses import choose_address
 from allstep.launch.job import Job
-from allstep.launch.link import Message
+from allstep.launch.messages import (
+    Alive,
+    BadMessage,
+    Exit,
+    Finish,
+    Hello,
+    Kill,
+    Lines,
+    Message,
+    Problem,
+    Signal,
+    Start,
+    Started,
+    WorkerOrder,
+)
 from allstep.launch.output.sink import wait_for_reader
 from allstep.launch.output.writer import Output
 from allstep.launch.signals import caught_signals
@@ -135,7 +150,7 @@ class Launcher:
             for station in self._remotes():
                 # A lost station hears no more of us, so that its agent ends what may still run.
                 if not station.over and not station.link.outbox:
-                    station.link.send("alive")
+                    station.link.send(Alive())
 
     def _start_workers(self) -> None:
         assert self.store is not None
@@ -150,7 +165,7 @@ class Launcher:
             self.output.say(self._banner())
         self.started = True
         for station, order in zip(self.stations, orders, strict=True):
-            station.link.send("start", **order)
+            station.link.send(order)
 
     def _banner(self) -> str:
         where = ", ".join(f"{station.label} has {_span(station.ranks)}" for station in self.stations)
@@ -166,40 +181,40 @@ class Launcher:
         if address:
             return address
         if station.remote:
-            known = station.hello["address"]
-            return str(known or choose_address(station.label, station.hello["interfaces"], machine.interfaces()))
+            hello = station.hello
+            return hello.address or choose_address(station.label, hello.interfaces, machine.interfaces())
         sources = (machine.route_to(self._address(other)) for other in self._remotes())
         return next((source for source in sources if source), "127.0.0.1")
 
     def _address_of_iface(self, station: Station) -> str:
         assert station.hello is not None and self.job.iface is not None
-        found = station.hello["interfaces"].get(self.job.iface)
+        found = station.hello.interfaces.get(self.job.iface)
         if not found:
-            known = ", ".join(station.hello["interfaces"])
+            known = ", ".join(station.hello.interfaces)
             raise ConfigError(
                 f"--iface {self.job.iface}: {station.label} has no such interface with an address; it has {known}"
             )
-        return str(found[0])
+        return found[0]
 
-    def _order(self, station: Station, addresses: list[str]) -> dict[str, Any]:
+    def _order(self, station: Station, addresses: list[str]) -> Start:
         """What the agent of a station is told to start."""
         assert self.store is not None and self.stations[0].hello is not None
         index = self.stations.index(station)
         own = addresses[index]
         env = ssh.forwarded(self.job.env, self.job.env_only) if station.remote else self.job.env
-        return {
-            "command": self.job.command,
-            "cwd": self.job.cwd,
-            "env": {**env, **self._common(addresses, index)},
-            "workers": [{"rank": rank, "env": self._place(rank)} for rank in station.ranks],
-            "foreground": 0 if self.job.foreground and not station.remote else None,
-            "store": [(address, self.store.port) for address in self._store_addresses(station)],
-            "token": self.token,
-            "peers": [address for address in addresses if address != own] if len(self.stations) > 1 else [],
-            "iface": self.job.iface if self._remotes() else None,
-            "lost": self.limits.lost_for_agent,
-            "beat": self.limits.beat,
-        }
+        return Start(
+            command=tuple(self.job.command),
+            cwd=self.job.cwd,
+            env={**env, **self._common(addresses, index)},
+            workers=tuple(WorkerOrder(rank, self._place(rank)) for rank in station.ranks),
+            foreground=0 if self.job.foreground and not station.remote else None,
+            store=tuple((address, self.store.port) for address in self._store_addresses(station)),
+            token=self.token,
+            peers=tuple(address for address in addresses if address != own) if len(self.stations) > 1 else (),
+            iface=self.job.iface if self._remotes() else None,
+            lost=self.limits.lost_for_agent,
+            beat=self.limits.beat,
+        )
 
     def _place(self, rank: int) -> dict[str, str]:
         return {**self.worlds[rank].to_env(), **horovod.place_variables(self.worlds[rank])}
@@ -208,7 +223,7 @@ class Launcher:
         assert self.stations[0].hello is not None
         return {
             "MASTER_ADDR": addresses[0],
-            "MASTER_PORT": str(self.stations[0].hello["port"]),
+            "MASTER_PORT": str(self.stations[0].hello.port),
             "GROUP_RANK": str(index),
             "GROUP_WORLD_SIZE": str(len(self.stations)),
             "ALLSTEP_TOKEN": self.token,
@@ -222,7 +237,7 @@ class Launcher:
             return ["127.0.0.1"]
         assert station.hello is not None
         asked_for = machine.interfaces().get(self.job.iface, []) if self.job.iface else []
-        candidates = [*asked_for, station.hello["launcher_address"], *machine.outside_addresses()]
+        candidates = [*asked_for, station.hello.launcher_address, *machine.outside_addresses()]
         return list(dict.fromkeys(address for address in candidates if address))
 
     # Watching.
@@ -271,7 +286,7 @@ class Launcher:
     def _kill_all(self, now: float) -> None:
         self.kill_at = None
         self.give_up_at = self.give_up_at or now + _GIVE_UP_SECONDS
-        self._tell_all("kill")
+        self._tell_all(Kill())
 
     def _give_up(self, now: float) -> None:
         """Leave agents that do not answer (stopped, or held up by the system): a run that was told to end must end."""
@@ -298,42 +313,56 @@ class Launcher:
         return bool(self.failures or self.signals or self.kill_at or self.give_up_at)
 
     def _hear(self, station: Station) -> None:
-        for message in station.link.receive():
-            station.heard = time.monotonic()
-            getattr(self, f"_on_{message['kind']}")(station, message)
+        try:
+            for message in station.link.receive():
+                station.heard = time.monotonic()
+                self._take(station, message)
+        except BadMessage as bad:
+            self._refuse(station, bad)
         station.hear_complaints()
         if station.link.ended and not station.over:
             self._gone(station)
+
+    def _refuse(self, station: Station, bad: BadMessage) -> None:
+        """End the run: an agent sent what the launcher cannot use. Its first error is reported."""
+        self.problem = self.problem or bad.described(station.label)
+        if self.started and not self.stopping:
+            self._stop(signal.SIGKILL, 0.0)
+
+    def _take(self, station: Station, message: Message) -> None:
+        """Handle a message of an agent. Lines come first: they are most of the messages."""
+        if isinstance(message, Lines | Started | Exit) and message.rank not in station.ranks:
+            what = f"sent message {message.kind!r} with field 'rank': found {message.rank}, expected {_span(station.ranks)}"
+            raise BadMessage(what, message.kind, "rank", __version__)
+        match message:
+            case Lines():
+                self._on_lines(message)
+            case Exit():
+                self._on_exit(station, message)
+            case Started():
+                self._on_started(station, message)
+            case Hello():
+                station.hello = message
+            case Problem():
+                self.problem = f"{message.text} (on {station.label})"
+                self._stop(signal.SIGKILL, 0.0)
 
     def _hear_complaints(self, station: Station, stream: IO[bytes]) -> None:
         if not station.hear_complaints():
             self.selector.unregister(stream)
 
-    def _on_hello(self, station: Station, message: Message) -> None:
-        station.hello = message
-        if message["version"] != __version__:
-            self.problem = f"{station.label} has allstep {message['version']}, here is {__version__}: install the same on every host"
-
-    def _on_alive(self, station: Station, message: Message) -> None:
-        """`_hear` has noted it."""
-
-    def _on_started(self, station: Station, message: Message) -> None:
+    def _on_started(self, station: Station, message: Started) -> None:
         if not station.remote:
-            station.groups.append(message["pid"])
+            station.groups.append(message.pid)
         if self.stopping:
-            station.link.send("signal", number=signal.SIGTERM)
+            station.link.send(Signal(signal.SIGTERM))
 
-    def _on_lines(self, station: Station, message: Message) -> None:
-        rank = message["rank"]
-        if any(map(failure.starts_traceback, self.output.write(rank, message["stream"], message["lines"]))):
-            self.complained[rank] = self._moment()
+    def _on_lines(self, message: Lines) -> None:
+        if any(map(failure.starts_traceback, self.output.write(message.rank, message.stream, message.lines))):
+            self.complained[message.rank] = self._moment()
 
-    def _on_problem(self, station: Station, message: Message) -> None:
-        self.problem = f"{message['text']} (on {station.label})"
-        self._stop(signal.SIGKILL, 0.0)
-
-    def _on_exit(self, station: Station, message: Message) -> None:
-        rank, code = message["rank"], message["code"]
+    def _on_exit(self, station: Station, message: Exit) -> None:
+        rank, code = message.rank, message.code
         self.exits[rank] = code
         if code == 0 or self.stopping or self.signals:
             return
@@ -343,9 +372,7 @@ class Launcher:
         now = self._moment()
         complained = self.complained.get(rank, now)
         moment = complained if now - complained < 5.0 else now
-        self._fail(
-            Failure(rank, station.label, code, moment, tuple(self.output.errors[rank]), message["out_of_memory"])
-        )
+        self._fail(Failure(rank, station.label, code, moment, tuple(self.output.errors[rank]), message.out_of_memory))
 
     def _gone(self, station: Station) -> None:
         """The link has ended: before the hello, ssh or the agent could not start; later the host, or the agent, was lost."""
@@ -400,13 +427,13 @@ class Launcher:
     def _stop(self, number: int, grace: float) -> None:
         self.stopping = True
         self.stopped = len(self.worlds) - len(self.exits)
-        self._tell_all("signal", number=number)
+        self._tell_all(Signal(number))
         self.kill_at = time.monotonic() + grace
 
-    def _tell_all(self, kind: str, **fields: Any) -> None:
+    def _tell_all(self, message: Message) -> None:
         for station in self.stations:
             if not station.over:
-                station.link.send(kind, **fields)
+                station.link.send(message)
 
     # Signals to us.
 
@@ -416,7 +443,7 @@ class Launcher:
                 self._kill_all(time.monotonic())
             elif number not in self.signals and number != signal.SIGCHLD:
                 self.signals.append(number)
-                self._tell_all("signal", number=number)
+                self._tell_all(Signal(number))
                 grace = min(self.job.grace, _STOP_SECONDS) if number == signal.SIGINT else self.job.grace
                 self.kill_at = min(self.kill_at or float("inf"), time.monotonic() + grace)
 
@@ -431,7 +458,7 @@ class Launcher:
 
     def _end_agents(self) -> None:
         """Ask the agents to clean up and leave; after 5 s make them."""
-        self._tell_all("finish")
+        self._tell_all(Finish())
         end = time.monotonic() + 5.0
         while time.monotonic() < end and any(station.hello and not station.over for station in self.stations):
             for key, _ in self.selector.select(0.1):
@@ -468,6 +495,6 @@ class Launcher:
         return 0
 
 
-def _span(ranks: list[int]) -> str:
+def _span(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 2-3`."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
