@@ -15,7 +15,10 @@ from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Alive, Hello, Problem, Start
+from allstep.launch.orders import Orders
+from allstep.launch.run_events import Greeted
 from allstep.limits import read_limits
+from allstep.world import places
 
 HELLO = Hello(port=1, interfaces={}, address=None, launcher_address="127.0.0.1")
 
@@ -37,11 +40,10 @@ def store() -> Iterator[wire.Server]:
 
 def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> Start:
     """What a launcher tells the agent of a remote host. The working folder is missing there, so that no worker starts."""
-    launcher = Launcher(Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder"))
-    launcher.token, launcher.store = "token", store
+    job = Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder")
     ssh = subprocess.Popen.__new__(subprocess.Popen)
-    launcher.stations = [Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)]
-    return launcher._order(launcher.stations[0], ["127.0.0.1"])
+    station = Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)
+    return Orders(job, places(["far"]), [station], "token", store.port, read_limits(env)).order(station, ["127.0.0.1"])
 
 
 def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> None:
@@ -50,13 +52,16 @@ def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> Non
     launcher.token, launcher.store = "token", store
     ssh = subprocess.Popen.__new__(subprocess.Popen)
     station = Station(Host("far", 1), [0], link, process=ssh)
-    launcher.stations = [station]
-    station.heard = time.monotonic() - 10 * launcher.limits.lost
+    launcher.watch([station])
+    launcher.began -= 10 * launcher.limits.lost
+    # Not a pause of the launcher's own, which would be excused.
+    launcher.state.decide(launcher._moment())
+    launcher.state.heard(0, 0.0)
     launcher._turn()
-    assert not launcher.failures
-    station.hello = HELLO
+    assert not launcher.state.failures
+    launcher.state.take(Greeted(launcher._moment(), 0))
     launcher._turn()
-    assert [failure.lost.startswith("no sign of life for ") for failure in launcher.failures] == [True]
+    assert [failure.lost.startswith("no sign of life for ") for failure in launcher.state.failures] == [True]
 
 
 def test_the_agent_gives_up_before_the_launcher_does(
@@ -122,7 +127,7 @@ def test_a_lost_host_gets_no_more_signs_of_life(link: Link) -> None:
     launcher = Launcher(Job(["true"], [Host("far", 1)], env={"ALLSTEP_LOST_SECONDS": "0.1"}))
     ssh = subprocess.Popen.__new__(subprocess.Popen)
     station = Station(Host("far", 1), [0], link, process=ssh, over=True)
-    launcher.stations = [station]
+    launcher.watch([station])
     beat_once(launcher)
     assert list(link.receive()) == []
     station.over = False

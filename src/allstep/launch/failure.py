@@ -68,6 +68,11 @@ class Failure:
         return not self.lost and self.code in _OWN_CODES and not self.errors
 
     @property
+    def may_follow(self) -> bool:
+        """Whether the cause may be the failure of another rank that has not been reported yet."""
+        return self.is_consequence or self.is_silent
+
+    @property
     def says_why(self) -> bool:
         """Whether its last words are a verb's of ours: one line and what is indented below it."""
         if self.lost or self.has_traceback or self.code not in _OWN_CODES:
@@ -100,8 +105,8 @@ class Failure:
 
 
 def first(failures: Iterable[Failure]) -> Failure:
-    """The failure that the others follow from."""
-    return min(failures, key=lambda failure: (failure.is_consequence, failure.moment))
+    """The failure that the others follow from; of simultaneous ones that of the lowest rank."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.moment, failure.rank))
 
 
 def teller(failures: Sequence[Failure], shown: Sequence[Failure]) -> Failure | None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ class Station:
     pid: int = 0  # the agent here, a child of ours
     process: subprocess.Popen[bytes] | None = None  # ssh, for another host
     hello: Hello | None = None
-    heard: float = field(default_factory=time.monotonic)
     groups: list[int] = field(default_factory=list)  # the workers' process groups, on this machine
     over: bool = False
     complaints: str = ""
