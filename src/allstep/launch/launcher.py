@@ -58,6 +58,7 @@ from allstep.launch.run_events import (
 from allstep.launch.run_state import RESUBMIT, HostRanks, RunState, span
 from allstep.launch.signals import caught_signals
 from allstep.limits import read_limits
+from allstep.wire import keys
 from allstep.world import places
 
 __all__ = ["RESUBMIT", "Launcher"]
@@ -154,7 +155,7 @@ class Launcher:
 
     def _start_workers(self) -> None:
         assert self.store is not None
-        self.store.set("allstep/hosts", json.dumps([world.host for world in self.worlds]).encode())
+        self.store.set(keys.HOSTS, json.dumps([world.host for world in self.worlds]).encode())
         orders = Orders(self.job, self.worlds, self.stations, self.token, self.store.port, self.limits)
         try:
             starts = orders.all()
@@ -272,10 +273,16 @@ class Launcher:
                 self.state.take(WorkerStarted(now, host))
             case Exit():
                 _check_rank(message, station)
-                errors = tuple(self.output.errors[message.rank])
-                self.state.take(Exited(now, message.rank, message.code, errors, message.out_of_memory))
+                self.state.take(self._exited(now, message))
             case Problem():
                 self.state.take(Refused(now, host, f"{message.text} (on {station.label})"))
+
+    def _exited(self, now: float, message: Exit) -> Exited:
+        """Return the event, with what the rank left about its failure on standard error and in the store."""
+        assert self.store is not None
+        rank, errors = message.rank, tuple(self.output.errors[message.rank])
+        record = self.store.peek(keys.failure_of(rank)) if message.code else None
+        return Exited(now, rank, message.code, errors, message.out_of_memory, failure.blamed_by(record))
 
     def _print(self, message: Lines) -> None:
         errors = self.output.write(message.rank, message.stream, message.lines)

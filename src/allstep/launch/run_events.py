@@ -34,13 +34,17 @@ class Complained:
 
 @dataclass(frozen=True)
 class Exited:
-    """A rank has ended. `code` as in subprocess. errors: the last lines on its standard error."""
+    """A rank has ended. `code` as in subprocess.
+
+    errors: the last lines on its standard error. blames: the rank that it recorded as the cause.
+    """
 
     at: float
     rank: int
     code: int
     errors: tuple[str, ...] = ()
     out_of_memory: bool = False
+    blames: int | None = None
 
 
 @dataclass(frozen=True)

@@ -208,9 +208,16 @@ class RunState:
         if event.code == RESUBMIT:
             self._kill_at = event.at + self._grace if self._kill_at is None else self._kill_at
             return
-        host = self.hosts[self._host_of[event.rank]]
         self._fail(
-            Failure(event.rank, host.label, event.code, self._moment_of(event), event.errors, event.out_of_memory),
+            Failure(
+                event.rank,
+                self.hosts[self._host_of[event.rank]].label,
+                event.code,
+                self._moment_of(event),
+                event.errors,
+                event.out_of_memory,
+                blames=event.blames,
+            ),
             event.at,
         )
 
