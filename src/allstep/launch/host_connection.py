@@ -16,6 +16,7 @@ from allstep.launch.hosts import ssh
 from allstep.launch.hosts.parse import Host, is_here
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
+from allstep.process.pipe import chunks_now
 
 # Characters that are kept of what ssh says: its last lines are quoted.
 _MAX_COMPLAINTS = 1 << 16
@@ -66,13 +67,10 @@ class Station:
         """
         if self.process is None or self.process.stderr is None:
             return False
-        with contextlib.suppress(BlockingIOError):
-            # A bounded number of reads: output without end must not block the launcher.
-            for _ in range(16):
-                chunk = os.read(self.process.stderr.fileno(), 1 << 16)
-                if not chunk:
-                    return False
-                self.complaints = (self.complaints + chunk.decode(errors="replace"))[-_MAX_COMPLAINTS:]
+        for chunk in chunks_now(self.process.stderr.fileno()):
+            if not chunk:
+                return False
+            self.complaints = (self.complaints + chunk.decode(errors="replace"))[-_MAX_COMPLAINTS:]
         return True
 
     def kill_workers_here(self) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from allstep.launch.messages import START, BadMessage, Channel, Message, decode, encode
+from allstep.process.pipe import chunks_now
 
 FULL = 4 << 20  # bytes in the outbox at which a sender should stop producing
 
@@ -92,15 +93,10 @@ class Link:
         return f"it printed {ascii(begins)[1:]}" if begins else ""
 
     def _fill(self) -> None:
-        """Read at most 1 MB: a peer that writes without end must neither block the caller nor fill the memory."""
         try:
-            for _ in range(16):
-                chunk = os.read(self.read_fd, 1 << 16)
+            for chunk in chunks_now(self.read_fd):
+                self._inbox += chunk
                 if not chunk:
                     self.ended = True
-                    return
-                self._inbox += chunk
-        except BlockingIOError:
-            return
         except OSError:
             self.ended = True
