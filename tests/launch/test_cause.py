@@ -1,4 +1,4 @@
-"""Cause and consequence by what ranks record in the launcher's store, rather than by what they print."""
+"""Cause and consequence by what ranks record in the launcher's store, not by what they print."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,8 @@ def test_a_record_counts_more_than_what_was_printed() -> None:
     assert not Failure(0, "a", 1, 1.0, lost="silent", blames=3).is_consequence
 
 
-# Rank 1 ends the group, as it does when it drops gradients. Rank 0 fails because of that, does not print it, and is the first to end.
+# Rank 2 ends the group, as it does when it drops gradients. The others fail because of that, do not
+# print it, and are the first to end.
 HIDDEN = """
 import os, sys, time
 import allstep, torch, torch.distributed as dist
@@ -70,7 +71,7 @@ def test_a_rank_that_hides_its_error_is_still_a_consequence(tmp_path: Path, subg
     assert done.last_lines.startswith("allstep run: rank 2 on localhost failed first of 3: exit code 5, "), done.err
 
 
-# The error of rank 1 looks like a lost connection, and rank 0, which fails because of it, prints nothing like it.
+# The error of rank 1 looks like a lost connection; rank 0 fails because of it, and prints nothing.
 LOOKS_ALIKE = """
 import os, sys, time
 import allstep, torch, torch.distributed as dist

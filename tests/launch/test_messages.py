@@ -1,4 +1,4 @@
-"""Messages between launcher, agents and probes: each survives the way, and bad ones are errors with the details."""
+"""Messages between launcher, agents and probes: each survives the way, bad ones are errors."""
 
 import dataclasses
 import json

@@ -1,13 +1,17 @@
-"""Which rank failed first, when to stop, the exit code: any events, in any order, without a process or a clock."""
+"""Which rank failed first, when to stop, the exit code: any events, without process or clock."""
 
+import ast
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allstep.launch import failure, restart, run_events, run_state
 from allstep.launch.failure import first
 from allstep.launch.restart import Situation, Stop, fixed
 from allstep.launch.run_events import (
@@ -92,7 +96,7 @@ def started(run: Run) -> RunState:
 
 
 def play(run: Run) -> tuple[RunState, list[tuple[float, Decision]]]:
-    """Play all that happens; then hosts stay alive and silent about their workers until the state ends the run."""
+    """Play all that happens; then nothing more, but signs of life, until the state ends the run."""
     state, decided = started(run), []
     for now, events in [*run.batches, *ticks(run)]:
         if state.is_over:
@@ -150,7 +154,7 @@ def test_a_failure_has_one_cause_and_the_run_ends_with_its_code(run: Run) -> Non
 
 @given(runs(with_signals=False))
 def test_the_first_own_failure_is_the_cause(run: Run) -> None:
-    """An oracle of its own: exits in the order of time, as long as the others have not been stopped."""
+    """An oracle of its own: exits in the order of time, until the others are stopped."""
     state, decided = play(run)
     stopped_at = next((now for now, each in decided if isinstance(each, SendSignal)), float("inf"))
     gone = {event.host for now, events in run.batches for event in events if isinstance(event, LinkEnded)}
@@ -354,3 +358,22 @@ def test_nothing_starts_after_a_signal() -> None:
     state.take(Signaled(0.5, signal.SIGINT))
     state.decide(0.5)
     assert not state.may_start and state.is_over and state.exit_code == 130
+
+
+@pytest.mark.parametrize("module", [failure, restart, run_events, run_state])
+def test_what_decides_has_no_clock_no_socket_and_no_process(module: ModuleType) -> None:
+    """It imports nothing that could give it one. Of `signal`, it uses the numbers."""
+    imported = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    pure = {"allstep.launch", *(f"allstep.launch.{name}" for name in ("failure", "restart", "run_events"))}
+    assert imported <= pure | {"collections.abc", "dataclasses", "json", "re", "signal", "typing"}
+    calls = {node.attr for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if is_of_signal(node)}
+    assert all(name.startswith("SIG") or name == "Signals" for name in calls)
+
+
+def is_of_signal(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal"

@@ -58,7 +58,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it blames another rank; without a record, whether its last words blame a connection."""
+        """Whether it blames another rank; without a record, whether it prints of a lost connection."""
         if self.lost:
             return False
         if self.blames is not None:
@@ -114,7 +114,7 @@ class Failure:
 
 
 def blamed_by(record: bytes | None) -> int | None:
-    """Return the rank that a record in the store blames; None when it blames none, or is unusable."""
+    """Return the rank that a record in the store blames; None for none and for a bad record."""
     try:
         found = json.loads(record or b"null")
     # RecursionError: thousands of opening brackets.

@@ -1,10 +1,10 @@
-"""The launcher: starts an agent on every host, gives each its workers, and watches until all have ended.
+"""The launcher: starts an agent on every host, gives each its workers, watches until all have ended.
 
     agents -> hello from each -> start -> lines, lines, ... -> exits -> finish -> report, exit code
 
 Everything happens in one loop over the links to the agents. It turns what comes into events of
-`run_state`, which decides, and carries the decisions out. `orders` has what agents are told to start.
-Two small threads serve the store and tell remote agents that the launcher lives.
+`run_state`, which decides, and carries the decisions out. `orders` makes what agents are to start.
+Two small threads serve the store and send signs of life to remote agents.
 """
 
 import contextlib
@@ -149,7 +149,7 @@ class Launcher:
         """Run in a thread: show remote agents that the launcher lives."""
         while not self.ended.wait(self.limits.beat):
             for station in self._remotes():
-                # A lost station gets no more signs of life, so that its agent ends what may still run.
+                # A lost station gets no more of them, so that its agent ends what may still run.
                 if not station.over and not station.link.outbox:
                     station.link.send(Alive())
 
@@ -256,7 +256,7 @@ class Launcher:
             self.selector.unregister(stream)
 
     def _take(self, host: int, station: Station, message: Message) -> None:
-        """Turn a message of an agent into events. Lines come first: they are most of the messages."""
+        """Turn a message of an agent into an event; print lines, which are most of the messages."""
         if isinstance(message, Lines):
             _check_rank(message, station)
             self._print(message)
@@ -278,7 +278,10 @@ class Launcher:
                 self.state.take(Refused(now, host, f"{message.text} (on {station.label})"))
 
     def _exited(self, now: float, message: Exit) -> Exited:
-        """Return the event, with what the rank left about its failure on standard error and in the store."""
+        """Return the event, with what the rank left about its failure.
+
+        That is the end of its standard error, and its record in the store.
+        """
         assert self.store is not None
         rank, errors = message.rank, tuple(self.output.errors[message.rank])
         record = self.store.peek(keys.failure_of(rank)) if message.code else None
@@ -292,7 +295,7 @@ class Launcher:
     # Ending.
 
     def _end_agents(self) -> None:
-        """Ask the agents to clean up and leave; after 5 s make them. What they still report is shown."""
+        """Ask the agents to clean up and leave, and print their last lines; after 5 s make them."""
         self._tell(Finish())
         end = time.monotonic() + _FINISH_SECONDS
         while time.monotonic() < end and any(station.hello and not station.over for station in self.stations):

@@ -1,10 +1,10 @@
-"""The messages between the launcher and its agents, and how a message becomes a line of JSON and back.
+"""The messages between launcher and agents, and how each becomes a line of JSON and back.
 
 A message is a frozen dataclass. On the way it is one line::
 
     {"kind": "exit", "version": "0.1.0", "rank": 3, "code": 1, "out_of_memory": false}
 
-`decode` checks a line on receipt, in this order: the version of allstep that wrote it, the kind, and
+`decode` checks a line on receipt, in this order: the version of allstep that wrote it, the kind,
 the type of every field. What does not pass raises `BadMessage` with kind, field and both versions.
 Fields that a kind does not have are ignored. `Lines` carries no version: it is most of the traffic,
 and versions were compared at the hello.
@@ -254,7 +254,10 @@ def _fields(cls: type) -> tuple[tuple[str, Reader], ...]:
 
 
 def _reader(hint: Any) -> Reader:
-    """Return the function for a type: plain types, None, unions, tuples, dicts by text, dataclasses."""
+    """Return the function that checks values of a type.
+
+    Types: plain ones, one of them or None, Literal, list, tuple, dict with text as keys, dataclass.
+    """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return lambda value: value

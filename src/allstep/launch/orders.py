@@ -1,8 +1,8 @@
 """What each agent is told to start: command, environment, addresses. Made when all have greeted.
 
-Addresses, on several hosts: a remote host is known by the address at which ssh found it, else by one
-of its interfaces that can be reached; this machine by the address from which it reaches the others;
-both by the address of `--iface` if it was given.
+Addresses, on several hosts: a remote host is known by the address at which ssh found it, else by
+one of its interfaces that can be reached; this machine by the address from which it reaches the
+others; both by the address of `--iface` if it was given.
 """
 
 from collections.abc import Sequence

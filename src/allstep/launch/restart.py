@@ -29,6 +29,3 @@ Policy = Callable[[Situation], Answer]
 def fixed(situation: Situation) -> Stop:
     """Stop the others: no rank of a fixed world can be replaced."""
     return Stop()
-
-
-POLICIES: dict[str, Policy] = {"fixed": fixed}

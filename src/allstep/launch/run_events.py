@@ -83,7 +83,7 @@ class Signaled:
 
 Event = Greeted | WorkerStarted | Complained | Exited | LinkEnded | Refused | StoreEnded | Signaled
 
-# A signal comes before the exits that it may explain, an exit before the end of the link it came by.
+# A signal comes before the exits that it may explain, an exit before the end of its link.
 PRECEDENCE: tuple[type, ...] = (
     Greeted,
     Signaled,

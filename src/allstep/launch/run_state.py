@@ -79,8 +79,8 @@ class Conclusion:
 class RunState:
     """One run, from the first hello to the exit code.
 
-    grace: seconds between a forwarded signal and SIGKILL. lost: seconds after which a silent host is
-    lost. policy: what follows a failure.
+    grace: seconds between a forwarded signal and SIGKILL. lost: seconds after which a silent host
+    is lost. policy: what follows a failure.
     """
 
     def __init__(self, hosts: Sequence[HostRanks], grace: float, lost: float, policy: Policy = fixed) -> None:
@@ -137,7 +137,7 @@ class RunState:
         return self._take_decisions()
 
     def decide_while_blocked(self, now: float) -> list[Decision]:
-        """The same while the loop waits for a reader of its output and reads no link.
+        """Decide while the loop waits for a reader of its output, and reads no link.
 
         Only signals and their deadlines count then: what the links hold is not known.
         """
@@ -149,23 +149,23 @@ class RunState:
         return self._take_decisions()
 
     def must_end(self, now: float) -> bool:
-        """Whether killed workers have had enough time to end."""
+        """Return whether killed workers have had enough time to end."""
         return self._give_up_at is not None and now > self._give_up_at
 
     @property
     def has_deadline(self) -> bool:
-        """Whether time alone may lead to a decision soon."""
+        """Return whether time alone may lead to a decision soon."""
         has_timer = self._kill_at is not None or self._give_up_at is not None
         return bool(self.failures or self.signals or has_timer)
 
     @property
     def may_start(self) -> bool:
-        """Whether nothing speaks against starting workers."""
+        """Return whether nothing speaks against starting workers."""
         return not (self.problem or self.signals or self.failures or self.store_failure)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Return whether there is nothing left to wait for."""
         if self.problem or len(self.exits) == self.size:
             return True
         if not self.started and not self.may_start:
@@ -222,7 +222,7 @@ class RunState:
         )
 
     def _moment_of(self, event: Exited) -> float:
-        """When the rank failed: when its traceback began, which may take a while to print, or now."""
+        """Return when the rank failed: when its traceback began, else when it ended."""
         complained = self._complained.get(event.rank, event.at)
         return complained if event.at - complained < _TRACEBACK_SECONDS else event.at
 
@@ -249,7 +249,10 @@ class RunState:
             self._kill_at = due if self._kill_at is None else min(self._kill_at, due)
 
     def _link_ended(self, event: LinkEnded) -> None:
-        """Before the hello, ssh or the agent could not start; later the host, or the agent, was lost."""
+        """Count the host as lost, or as done when its ranks have ended.
+
+        Before the hello, ssh or the agent could not start: that ends the run.
+        """
         if event.host in self.over:
             return
         if event.host not in self.greeted:
@@ -272,7 +275,7 @@ class RunState:
     # What time alone decides.
 
     def _excuse(self, now: float) -> None:
-        """While the launcher stood still (stopped, or the whole machine was), no silence counts."""
+        """Ignore silence while the launcher stood still (stopped, or the whole machine was)."""
         since, self._decided_at = now - self._decided_at, now
         if since > _STILL_SECONDS:
             self.last_heard = [min(now, heard + since) for heard in self.last_heard]
@@ -337,7 +340,7 @@ class RunState:
 
     @property
     def exit_code(self) -> int:
-        """What the launcher ends with: the code of the cause, if there is one."""
+        """Return what the launcher ends with: the code of the cause, if there is one."""
         if self.problem:
             return 2
         if self.store_failure:
@@ -373,5 +376,5 @@ class RunState:
 
 
 def span(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 2-3`."""
+    """Return ranks that follow each other as text: `rank 3`, `ranks 2-3`."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"

@@ -44,7 +44,7 @@ class Words:
             store.compare_set(failure_of(self._name), "", word.to_json())
 
     def leave(self, word: Failure) -> None:
-        """Leave why the group failed, also for the launcher, if the store can be reached in time."""
+        """Leave why the group failed, also for the launcher, if the store answers in time."""
 
         def write_and_record() -> None:
             self.write(word)
