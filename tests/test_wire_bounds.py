@@ -166,10 +166,10 @@ def test_values_are_bounded_and_the_owner_is_not() -> None:
                 write("half" if write == client.append else "more", bytes(MB * 6 // 10))
         with pytest.raises(ValueError, match="do not fit"):
             client.compare_set("more", b"", bytes(MB))
-        small.set("allstep/failed", bytes(MB))
-        assert client.get("allstep/failed", 30) == bytes(MB)
+        small.set("allstep/hosts", bytes(MB))
+        assert client.get("allstep/hosts", 30) == bytes(MB)
         client.delete("half")
-        client.delete("allstep/failed")
+        client.delete("allstep/hosts")
         client.set("more", bytes(MB // 2))
         client.close()
 

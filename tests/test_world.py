@@ -1,6 +1,7 @@
 """World.detect against the environments that real launchers gave their processes, and against contradictions."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def test_real_records_are_among_the_cases() -> None:
 def test_to_env_and_detect_are_inverse(hosts: list[str]) -> None:
     for world in places(hosts):
         assert World.detect(env=world.to_env()) == world
+
+
+def test_every_world_is_the_first_generation() -> None:
+    """Neither the record of a run, nor the environment, nor what is printed shows it so far."""
+    for world in (World.alone(), *places(["a", "b"])):
+        assert world.generation == 0
+        for shown in (repr(world), *world.to_env(), *asdict(world)):
+            assert "generation" not in shown.lower()
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8))

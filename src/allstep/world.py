@@ -144,6 +144,15 @@ class World:
     host: str
     launcher: str
 
+    @property
+    def generation(self) -> int:
+        """How often the ranks of this run have formed a new world; 0 for the first (D14).
+
+        Always 0 so far. Not a field yet: `run.jsonl` records the fields, and the environment, which
+        is written once per process, could not carry it.
+        """
+        return 0
+
     @classmethod
     def detect(cls, launcher: str | None = None, env: Environment | None = None) -> "World":
         """Read our place from the environment. `launcher` (else ALLSTEP_LAUNCHER) says whom to believe.

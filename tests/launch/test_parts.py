@@ -20,8 +20,9 @@ from allstep.launch.failure import Failure, closing_words, first, last_words, re
 from allstep.launch.hosts.parse import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.hosts.ssh import command_on, complaint, forwarded, parse_env_only
 from allstep.launch.link import Link
+from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Lines, Problem
 from allstep.launch.output import lines
-from allstep.launch.output.lines import Lines, as_printed
+from allstep.launch.output.lines import as_printed
 from allstep.launch.output.writer import Output
 from allstep.process.liveness import life_of
 from allstep.process.python import module_flags
@@ -30,7 +31,7 @@ from allstep.process.python import module_flags
 BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]), max_size=40)
 
 
-def fed(collector: Lines, *chunks: bytes) -> list[str]:
+def fed(collector: lines.Lines, *chunks: bytes) -> list[str]:
     return [piece for chunk in chunks for piece in collector.feed(chunk)]
 
 
@@ -45,7 +46,7 @@ def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list
     clock = itertools.count(0.0, step)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        collector = Lines()
+        collector = lines.Lines()
         pieces = fed(collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end))
         pieces += collector.end()
     assert collector.end() == []
@@ -61,7 +62,7 @@ def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list
 def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    bar = Lines()
+    bar = lines.Lines()
     pieces = []
     for percent in range(101):
         clock[0] += 0.05
@@ -77,7 +78,7 @@ def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytes
 def test_windows_line_ends_and_an_unended_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    collector = Lines()
+    collector = lines.Lines()
     assert printed(fed(collector, b"one\r\ntwo\r\n")) == "one\ntwo\n"
     clock[0] += 5.0
     assert printed(fed(collector, b"three\r", b"\nfour\r\n")) == "three\nfour\n", "no empty line between them"
@@ -95,14 +96,14 @@ def test_the_text_behind_the_last_carriage_return_is_printed() -> None:
 
 
 def test_a_line_without_end_comes_in_pieces() -> None:
-    collector = Lines()
+    collector = lines.Lines()
     pieces = fed(collector, *[b"x" * 70_000] * 40)
     assert pieces
     assert "".join(pieces + collector.end()) == "x" * 70_000 * 40
 
 
 def test_a_flood_of_redraws_is_not_kept_in_memory() -> None:
-    collector = Lines()
+    collector = lines.Lines()
     chunks = [b"\r" + b"x" * 9_999] * 100
     pieces = fed(collector, *chunks)
     rest = "".join(collector.end())
@@ -115,7 +116,7 @@ STREAM = b"one\r\n 10%\r 20%\rdone\n\x1b[1mbold\xe9\n\n 1%\r 2%"
 
 def test_log_files_have_the_bytes_that_the_worker_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = Output(2, {0}, tmp_path / "logs", tmp_path / "streams")
-    collector = Lines()
+    collector = lines.Lines()
     for chunk in (STREAM[:4], STREAM[4:20], STREAM[20:]):
         output.write(0, "out", collector.feed(chunk))
     output.write(0, "out", collector.end())
@@ -176,10 +177,10 @@ def test_which_host_is_here() -> None:
 @pytest.mark.parametrize("printed", [b"Welcome to node7!\n{not json\n", b"Welcome to node7! ", b"\x00\xff\n{"])
 def test_a_link_skips_what_a_login_shell_prints(printed: bytes) -> None:
     read, write = os.pipe()
-    link = Link(read, write)
+    link = Link(read, write, TO_LAUNCHER)
     os.write(write, printed)
-    link.send("hello", text="\udcff")
-    assert list(link.receive()) == [{"kind": "hello", "text": "\udcff"}]
+    link.send(Problem("\udcff"))
+    assert list(link.receive()) == [Problem("\udcff")]
     os.close(write)
     assert list(link.receive()) == []
     assert link.ended
@@ -189,7 +190,7 @@ def test_a_link_skips_what_a_login_shell_prints(printed: bytes) -> None:
 def test_a_link_takes_little_memory_for_noise() -> None:
     """A host that prints without end instead of a hello."""
     reading, writing = os.pipe()
-    link = Link(reading, os.open(os.devnull, os.O_WRONLY))
+    link = Link(reading, os.open(os.devnull, os.O_WRONLY), TO_LAUNCHER)
     for _ in range(100):
         # What a pipe holds.
         os.write(writing, b"x" * 65536)
@@ -203,13 +204,13 @@ def test_a_link_takes_little_memory_for_noise() -> None:
 
 def test_a_full_link_never_blocks() -> None:
     read, write = os.pipe()
-    link = Link(read, write)
+    link = Link(read, write, TO_LAUNCHER)
     for number in range(1000):
-        link.send("lines", number=number, text="x" * 1000)
+        link.send(Lines(number, "out", ("x" * 1000,)))
     assert link.outbox
     found = []
     while len(found) < 1000:
-        found += [message["number"] for message in link.receive()]
+        found += [message.rank for message in link.receive()]
         link.flush()
     assert found == list(range(1000))
     os.close(read)
@@ -392,7 +393,7 @@ def test_an_agent_starts_without_a_warning() -> None:
 def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 has missed worker 1 and failed, before the kernel has freed the memory of worker 1."""
     ours, theirs = socket.socketpair()
-    agent = Agent(Link(ours.fileno(), ours.fileno()), "here", remote=False)
+    agent = Agent(Link(ours.fileno(), ours.fileno(), TO_AGENT), "here", remote=False)
     for rank in range(2):
         process = subprocess.Popen(["sh", "-c", f"exec sleep {600 * rank}"])
         agent.workers[rank] = Worker(rank, process, life_of(process.pid))
@@ -400,14 +401,14 @@ def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.Mo
         agent.selector.register(agent.workers[rank].life, 1)
     ending = []
     monkeypatch.setattr(type(agent.workers[1].life), "is_ending", lambda life: life in ending)
-    launcher = Link(theirs.fileno(), theirs.fileno())
+    launcher = Link(theirs.fileno(), theirs.fileno(), TO_LAUNCHER)
 
     ending.append(agent.workers[1].life)
     agent._exited(0)
     assert list(launcher.receive()) == []
     agent.workers[1].process.kill()
     agent._exited(1)
-    assert [(each["rank"], each["code"]) for each in launcher.receive()] == [(1, -9), (0, 0)]
+    assert [(each.rank, each.code) for each in launcher.receive()] == [(1, -9), (0, 0)]
     agent.workers.clear()
     agent.selector.close()
     agent.port_holder.close()

@@ -256,7 +256,7 @@ def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace_time() -> No
     assert 0.4 < time.monotonic() - began < 20  # the default is 30 s
 
 
-PATIENT = "from allstep import cli; from allstep.launch import launcher; launcher._STOP_SECONDS = 100; cli.main()"
+PATIENT = "from allstep import cli; from allstep.launch import run_state; run_state._STOP_SECONDS = 100; cli.main()"
 
 
 def test_ctrl_c_stops_and_a_second_one_kills() -> None:
@@ -279,7 +279,7 @@ def test_ctrl_c_stops_and_a_second_one_kills() -> None:
 
 
 QUICK_TO_GIVE_UP = (
-    "from allstep import cli; from allstep.launch import launcher; launcher._GIVE_UP_SECONDS = 1.0; cli.main()"
+    "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS = 1.0; cli.main()"
 )
 
 

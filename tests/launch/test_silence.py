@@ -14,16 +14,20 @@ from allstep.launch.hosts.parse import Host
 from allstep.launch.job import Job
 from allstep.launch.launcher import Launcher
 from allstep.launch.link import Link
+from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Alive, Hello, Problem, Start
+from allstep.launch.orders import Orders
+from allstep.launch.run_events import Greeted
 from allstep.limits import read_limits
+from allstep.world import places
 
-HELLO = {"port": 1, "interfaces": {}, "address": None, "launcher_address": "127.0.0.1"}
+HELLO = Hello(port=1, interfaces={}, address=None, launcher_address="127.0.0.1")
 
 
 @pytest.fixture
 def link() -> Iterator[Link]:
     """What is sent comes back on the same link."""
     read, write = os.pipe()
-    yield Link(read, write)
+    yield Link(read, write, TO_LAUNCHER)
     os.close(read)
     os.close(write)
 
@@ -34,13 +38,12 @@ def store() -> Iterator[wire.Server]:
         yield server
 
 
-def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> dict:
+def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> Start:
     """What a launcher tells the agent of a remote host. The working folder is missing there, so that no worker starts."""
-    launcher = Launcher(Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder"))
-    launcher.token, launcher.store = "token", store
+    job = Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder")
     ssh = subprocess.Popen.__new__(subprocess.Popen)
-    launcher.stations = [Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)]
-    return launcher._order(launcher.stations[0], ["127.0.0.1"])
+    station = Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)
+    return Orders(job, places(["far"]), [station], "token", store.port, read_limits(env)).order(station, ["127.0.0.1"])
 
 
 def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> None:
@@ -49,30 +52,33 @@ def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> Non
     launcher.token, launcher.store = "token", store
     ssh = subprocess.Popen.__new__(subprocess.Popen)
     station = Station(Host("far", 1), [0], link, process=ssh)
-    launcher.stations = [station]
-    station.heard = time.monotonic() - 10 * launcher.limits.lost
+    launcher.watch([station])
+    launcher.began -= 10 * launcher.limits.lost
+    # Not a pause of the launcher's own, which would be excused.
+    launcher.state.decide(launcher._moment())
+    launcher.state.heard(0, 0.0)
     launcher._turn()
-    assert not launcher.failures
-    station.hello = HELLO
+    assert not launcher.state.failures
+    launcher.state.take(Greeted(launcher._moment(), 0))
     launcher._turn()
-    assert [failure.lost.startswith("no sign of life for ") for failure in launcher.failures] == [True]
+    assert [failure.lost.startswith("no sign of life for ") for failure in launcher.state.failures] == [True]
 
 
 def test_the_agent_gives_up_before_the_launcher_does(
     link: Link, store: wire.Server, capfd: pytest.CaptureFixture[str]
 ) -> None:
     order = order_for_another_host(link, store, {"ALLSTEP_LOST_SECONDS": "20"})
-    agent = Agent(link, "far", remote=True)
-    link.send("start", **order)
+    agent = Agent(Link(link.read_fd, link.write_fd, TO_AGENT), "far", remote=True)
+    link.send(order)
     agent._hear()
-    assert [message["kind"] for message in link.receive()] == ["problem"], "there is no such folder"
+    assert list(map(type, link.receive())) == [Problem], "there is no such folder"
     agent.heard = time.monotonic() - 13
     agent._beat()
-    assert not link.ended
+    assert not agent.link.ended
     assert capfd.readouterr().err == ""
     agent.heard = time.monotonic() - 15
     agent._beat()
-    assert link.ended
+    assert agent.link.ended
     assert capfd.readouterr().err == "no sign of life from the launcher for 15 s: the agent ended its workers\n"
     agent.port_holder.close()
 
@@ -121,12 +127,12 @@ def test_a_lost_host_gets_no_more_signs_of_life(link: Link) -> None:
     launcher = Launcher(Job(["true"], [Host("far", 1)], env={"ALLSTEP_LOST_SECONDS": "0.1"}))
     ssh = subprocess.Popen.__new__(subprocess.Popen)
     station = Station(Host("far", 1), [0], link, process=ssh, over=True)
-    launcher.stations = [station]
+    launcher.watch([station])
     beat_once(launcher)
     assert list(link.receive()) == []
     station.over = False
     beat_once(launcher)
-    assert [message["kind"] for message in link.receive()] == ["alive"]
+    assert list(link.receive()) == [Alive()]
 
 
 def test_the_agents_thread_count_is_not_taken_for_the_users() -> None:

@@ -239,7 +239,9 @@ TALKS = 'if [ $RANK = 0 ]; then exec yes; fi; trap "touch saved; exit 0" TERM; t
 @pytest.mark.parametrize("how", ["term", "two ctrl-c"])
 def test_signals_reach_the_workers_while_nobody_reads(tmp_path: Path, how: str) -> None:
     """`| less` on a page, a hung `tee`: workers save all the same, and the run ends."""
-    quick = "from allstep import cli; from allstep.launch import launcher; launcher._GIVE_UP_SECONDS = 1.0; cli.main()"
+    quick = (
+        "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS = 1.0; cli.main()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", quick, "run", "-np", "2", "--grace", "2", "sh", "-c", TALKS],
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from allstep.console.escape import print_notice
 from allstep.errors import ConfigError
 
 if TYPE_CHECKING:
-    from allstep.launch import Host
+    from allstep.launch import Host, Job
 
 
 def _check_build(asked: bool) -> None:
@@ -33,62 +33,62 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+Command = Annotated[
+    list[str], typer.Argument(metavar="COMMAND...", help="What every worker runs; a .py file is run with Python.")
+]
+NumWorkers = Annotated[
+    int | None,
+    typer.Option("-np", "-n", "--num-workers", metavar="N", help="How many workers; all slots of -H if not given."),
+]
+Hosts = Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4.")]
+Hostfile = Annotated[
+    Path | None, typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2.")
+]
+Iface = Annotated[str | None, typer.Option(help="The network interface between the hosts.")]
+LogDir = Annotated[str | None, typer.Option(metavar="DIR", help="Also write one file per rank into this folder.")]
+Show = Annotated[str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")]
+Grace = Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")]
+Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")]
+EnvOnly = Annotated[
+    str | None,
+    typer.Option(
+        "--env-only",
+        metavar="NAME,...",
+        help="Send only these variables to other hosts (default: almost all; docs/security.md).",
+    ),
+]
+AsHorovod = Annotated[bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")]
+AsHorovodrun = Annotated[
+    bool, typer.Option("--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:")
+]
+ReplaceGloo = Annotated[
+    bool,
+    typer.Option("--replace-gloo", help='Unmodified torch.distributed programs that ask for gloo get "allstep".'),
+]
+CheckBuild = Annotated[
+    bool,
+    typer.Option("-cb", "--check-build", callback=_check_build, is_eager=True, hidden=True, help="What is built in."),
+]
+Version = Annotated[bool, typer.Option("-v", "--version", callback=_version, is_eager=True, hidden=True)]
+
+
 @takes_horovod_flags
 def run(
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="What every worker runs; a .py file is run with Python.")
-    ],
-    num_workers: Annotated[
-        int | None,
-        typer.Option("-np", "-n", "--num-workers", metavar="N", help="How many workers; all slots of -H if not given."),
-    ] = None,
-    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4.")] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2.")
-    ] = None,
-    iface: Annotated[str | None, typer.Option(help="The network interface between the hosts.")] = None,
-    log_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Also write one file per rank into this folder.")
-    ] = None,
-    show: Annotated[str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")] = None,
-    grace: Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")] = 30.0,
-    ssh: Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")] = "ssh",
-    env_only: Annotated[
-        str | None,
-        typer.Option(
-            "--env-only",
-            metavar="NAME,...",
-            help="Send only these variables to other hosts (default: almost all; docs/security.md).",
-        ),
-    ] = None,
-    as_horovod: Annotated[
-        bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")
-    ] = False,
-    as_horovodrun: Annotated[
-        bool, typer.Option("--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:")
-    ] = False,
-    replace_gloo: Annotated[
-        bool,
-        typer.Option(
-            "--replace-gloo",
-            help='Unmodified torch.distributed programs that ask for gloo get "allstep".',
-        ),
-    ] = False,
-    check_build: Annotated[
-        bool,
-        typer.Option(
-            "-cb",
-            "--check-build",
-            callback=_check_build,
-            is_eager=True,
-            hidden=True,
-            help="What is built in.",
-        ),
-    ] = False,
-    version: Annotated[
-        bool,
-        typer.Option("-v", "--version", callback=_version, is_eager=True, hidden=True),
-    ] = False,
+    command: Command,
+    num_workers: NumWorkers = None,
+    hosts: Hosts = None,
+    hostfile: Hostfile = None,
+    iface: Iface = None,
+    log_dir: LogDir = None,
+    show: Show = None,
+    grace: Grace = 30.0,
+    ssh: Ssh = "ssh",
+    env_only: EnvOnly = None,
+    as_horovod: AsHorovod = False,
+    as_horovodrun: AsHorovodrun = False,
+    replace_gloo: ReplaceGloo = False,
+    check_build: CheckBuild = False,
+    version: Version = False,
     *,
     horovod: dict[str, Any],
 ) -> None:
@@ -97,14 +97,12 @@ def run(
     The workers find each other by allstep.init(), by torch.distributed's own variables, or by Horovod's API of allstep.
     horovodrun's flags are understood as well.
     """
-    from allstep.launch import Job, Launcher, assign, parse_env_only
-    from allstep.launch.gloo import LINE
+    from allstep.launch import Job, Launcher, parse_env_only
 
     _refuse_to_multiply()
     flags = _with_file(horovod)
     exported = variables(flags)
-    wanted = next((n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None), None)
-    used = assign(_hosts(hosts, hostfile, flags, wanted), wanted)
+    used = _used_hosts(hosts, hostfile, flags, num_workers)
     env = _environment(exported, as_horovod or as_horovodrun, replace_gloo)
     job = Job(
         _with_interpreter(command),
@@ -120,14 +118,21 @@ def run(
         ssh=_ssh(ssh, flags),
         grace=grace,
     )
+    _announce(job, flags, exported, replace_gloo)
+    raise typer.Exit(Launcher(job).run())
+
+
+def _announce(job: "Job", flags: dict[str, Any], exported: dict[str, str], replace_gloo: bool) -> None:
+    """Print what the flags lead to, as far as it may surprise the user or was asked for (--verbose)."""
+    from allstep.launch.gloo import LINE
+
     if replace_gloo:
         _say(LINE)
     if idle := idle_line(flags):
         _say(f"without effect here: {idle}")
     if flags.get("verbose"):
-        _say(f"{', '.join(f'{host.label}:{host.slots}' for host in used)} will run {shlex.join(job.command)}")
+        _say(f"{', '.join(f'{host.label}:{host.slots}' for host in job.hosts)} will run {shlex.join(job.command)}")
         _say(f"set by flags: {' '.join(f'{name}={value}' for name, value in exported.items()) or 'nothing'}")
-    raise typer.Exit(Launcher(job).run())
 
 
 def _say(text: str) -> None:
@@ -166,6 +171,16 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
     env = {name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"} | exported
     env = with_horovod(env) if as_horovod else env
     return with_gloo_replaced(env) if replace_gloo else env
+
+
+def _used_hosts(
+    hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
+) -> "list[Host]":
+    """Return the hosts with the workers that each one gets. -np counts more than horovodrun's names for it."""
+    from allstep.launch import assign
+
+    wanted = next((n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None), None)
+    return assign(_hosts(hosts, hostfile, flags, wanted), wanted)
 
 
 def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None) -> "list[Host]":

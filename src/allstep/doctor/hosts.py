@@ -16,15 +16,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from allstep import machine, wire
 from allstep.doctor.machine_facts import resolve
+from allstep.doctor.probe_messages import (
+    TO_DOCTOR,
+    AskClock,
+    Clock,
+    Connect,
+    Listen,
+    Listening,
+    ProbeHello,
+    Reached,
+    Target,
+)
 from allstep.launch import Host
 from allstep.launch.hosts import ssh as launch_ssh
 from allstep.launch.hosts.parse import is_here
-from allstep.launch.link import Link, Message
+from allstep.launch.link import Link
+from allstep.launch.messages import BadMessage, Message
 from allstep.process.python import module_flags
 
 HELLO_SECONDS = 13.0  # ssh itself gives up connecting after 10
@@ -32,6 +44,7 @@ ANSWER_SECONDS = 4.0
 CONNECT_SECONDS = 4.0
 THIS_MACHINE = "this machine"
 _T = TypeVar("_T")
+_M = TypeVar("_M", bound=Message)
 _R = TypeVar("_R")
 
 
@@ -44,7 +57,7 @@ class Station:
     resolves_to: list[str] | None = None
     seconds: float | None = None  # until its probe said hello
     error: str | None = None
-    facts: Message = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     clock_offset: float | None = None  # seconds that its clock is ahead of ours
     address: str | None = None  # at which the others would reach it
     port: int | None = None
@@ -94,25 +107,36 @@ class Call:
             )
             self.complaints = os.fdopen(os.dup(file.fileno()), "rb")
         assert self.process.stdin and self.process.stdout
-        self.link = Link(self.process.stdout.fileno(), self.process.stdin.fileno())
+        self.link = Link(self.process.stdout.fileno(), self.process.stdin.fileno(), TO_DOCTOR)
         self._heard: list[Message] = []
 
-    def wait_for(self, kind: str, seconds: float) -> Message | None:
-        """The next message of this kind; None when the probe is gone or the time is over."""
+    def wait_for(self, kind: type[_M], seconds: float) -> _M | None:
+        """Return the next message of this kind; None when the probe is gone or the time is over.
+
+        Also None after a message that is not understood; `Station.error` then has the reason.
+        """
         end = time.monotonic() + seconds
         poll = select.poll()
         poll.register(self.link.read_fd, select.POLLIN)
         while True:
             self.link.flush()
-            self._heard += self.link.receive()
+            self._receive()
             for message in self._heard:
-                if message["kind"] == kind:
+                if isinstance(message, kind):
                     self._heard.remove(message)
                     return message
             left = end - time.monotonic()
-            if self.link.ended or left <= 0:
+            if self.link.ended or left <= 0 or self.station.error:
                 return None
             poll.poll(min(left, 0.1 if self.link.outbox else 1.0) * 1000)
+
+    def _receive(self) -> None:
+        try:
+            # One by one: those before a bad message count.
+            for message in self.link.receive():
+                self._heard.append(message)
+        except BadMessage as bad:
+            self.station.error = bad.described(self.station.label)
 
     def why_not(self) -> str:
         """One line for a probe that did not say hello."""
@@ -182,22 +206,24 @@ def _start(station: Station, ssh: str) -> Call | None:
 def _ask(call: Call, token: str) -> None:
     """What is there, a port that listens, the clock."""
     station = call.station
-    hello = call.wait_for("hello", HELLO_SECONDS)
+    hello = call.wait_for(ProbeHello, HELLO_SECONDS)
     if hello is None:
-        station.error = call.why_not()
+        station.error = station.error or call.why_not()
         return
     station.seconds = time.monotonic() - call.began
-    station.facts = {key: value for key, value in hello.items() if key != "kind"}
-    call.link.send("listen", token=token)
-    listening = call.wait_for("listening", ANSWER_SECONDS)
+    station.facts = asdict(hello)
+    call.link.send(Listen(token))
+    listening = call.wait_for(Listening, ANSWER_SECONDS)
     asked = time.time()
-    call.link.send("clock")
-    clock = call.wait_for("clock", ANSWER_SECONDS)
+    call.link.send(AskClock())
+    clock = call.wait_for(Clock, ANSWER_SECONDS)
     if listening is None or clock is None:
-        station.error = f"{station.label} answered once and then fell silent for {ANSWER_SECONDS:.0f} s"
+        station.error = (
+            station.error or f"{station.label} answered once and then fell silent for {ANSWER_SECONDS:.0f} s"
+        )
         return
-    station.port = listening["port"]
-    station.clock_offset = clock["now"] - (asked + time.time()) / 2
+    station.port = listening.port
+    station.clock_offset = clock.now - (asked + time.time()) / 2
 
 
 def _choose_addresses(stations: list[Station], iface: str | None) -> None:
@@ -230,15 +256,16 @@ def _try(call: Call, everyone: list[Call], token: str, iface: str | None) -> lis
     """From one host to all others at once."""
     source = call.station
     others = [other.station for other in everyone if other is not call]
-    targets = [{"label": other.label, "addresses": _addresses(other, source, iface)} for other in others]
-    call.link.send("connect", token=token, targets=targets, seconds=CONNECT_SECONDS)
+    targets = tuple(Target(other.label, tuple(_addresses(other, source, iface))) for other in others)
+    call.link.send(Connect(token, targets, CONNECT_SECONDS))
     end = time.monotonic() + 2 * CONNECT_SECONDS + 1.0
     missing = {other.label for other in others}
     results = []
-    while missing and (reached := call.wait_for("reached", end - time.monotonic())) is not None:
-        missing.discard(reached["to"])
-        kept = {key: reached[key] for key in ("error", "seconds", "interface", "address")}
-        results.append(Connection(source.label, reached["to"], **kept))
+    while missing and (reached := call.wait_for(Reached, end - time.monotonic())) is not None:
+        missing.discard(reached.to)
+        results.append(
+            Connection(source.label, reached.to, reached.error, reached.seconds, reached.interface, reached.address)
+        )
     results += [Connection(source.label, label, "no answer in time", 2 * CONNECT_SECONDS) for label in sorted(missing)]
     return sorted(results, key=lambda connection: [other.label for other in others].index(connection.target))
 

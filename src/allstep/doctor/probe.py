@@ -3,8 +3,8 @@
 It runs here as a child process and on other hosts through ssh, like the launcher's agent, and speaks the launcher's `Link` on its
 standard streams. It ends when that stream ends, or after a minute.
 
-Messages to it: listen(token), clock, connect(token, targets, seconds). From it: hello, listening, clock, reached (one for each target).
-A connection is one to the small store of `allstep.wire`, so a port that answers is known to be the right one.
+Its messages are in `probe_messages`. A connection is one to the small store of `allstep.wire`, so a port that answers is known to be
+the right one.
 """
 
 import os
@@ -13,12 +13,23 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from typing import Any
 
 from allstep import machine, wire
 from allstep._version import __version__
 from allstep.doctor import machine_facts, packages
-from allstep.launch.link import Link, Message
+from allstep.doctor.probe_messages import (
+    TO_PROBE,
+    AskClock,
+    Clock,
+    Connect,
+    Listen,
+    Listening,
+    ProbeHello,
+    Reached,
+    Target,
+)
+from allstep.launch.link import Link
+from allstep.launch.messages import BadMessage, Message
 
 LIFE_SECONDS = 60.0
 
@@ -32,7 +43,7 @@ class Probe:
         self.server: wire.Server | None = None
 
     def run(self) -> None:
-        self.link.send("hello", **_facts())
+        self.link.send(_facts())
         end = time.monotonic() + LIFE_SECONDS
         while not self.link.ended and time.monotonic() < end:
             select.select([self.link.read_fd], [], [], 0.05 if self.link.outbox else 1.0)
@@ -41,59 +52,63 @@ class Probe:
                 self._answer(message)
 
     def _answer(self, message: Message) -> None:
-        if message["kind"] == "listen":
-            self.server = wire.Server(message["token"], "")
-            self.server.set("who", self.label.encode())
-            self.link.send("listening", port=self.server.port)
-        elif message["kind"] == "clock":
-            self.link.send("clock", now=time.time())
-        elif message["kind"] == "connect":
-            for target in message["targets"]:
-                threading.Thread(
-                    target=self._connect, args=(target, message["token"], message["seconds"]), daemon=True
-                ).start()
+        match message:
+            case Listen():
+                self.server = wire.Server(message.token, "")
+                self.server.set("who", self.label.encode())
+                self.link.send(Listening(self.server.port))
+            case AskClock():
+                self.link.send(Clock(time.time()))
+            case Connect():
+                for target in message.targets:
+                    arguments = (target, message.token, message.seconds)
+                    threading.Thread(target=self._connect, args=arguments, daemon=True).start()
 
-    def _connect(self, target: dict[str, Any], token: str, seconds: float) -> None:
-        self.link.send("reached", to=target["label"], **reach(target, token, seconds))
+    def _connect(self, target: Target, token: str, seconds: float) -> None:
+        self.link.send(reach(target, token, seconds))
 
 
-def reach(target: dict[str, Any], token: str, seconds: float) -> dict[str, Any]:
+def reach(target: Target, token: str, seconds: float) -> Reached:
     """Try to open a connection to a probe: seconds and the interface of ours that leads there, or the error."""
     began = time.monotonic()
     try:
-        client = wire.Client([(address, port) for address, port in target["addresses"]], token, seconds)
+        client = wire.Client(list(target.addresses), token, seconds)
         address = client.server_address[0]
         who = client.get("who", seconds).decode()
         interface = machine.interface_of(client.local_address)
         client.close()
     except OSError as reason:
         error = str(reason).replace("no store within", "no answer within")
-        return {"error": error, "seconds": time.monotonic() - began, "interface": None, "address": None}
-    stranger = None if who == target["label"] else f"{who} answered in its place"
-    return {"error": stranger, "seconds": time.monotonic() - began, "interface": interface, "address": address}
+        return Reached(target.label, error, time.monotonic() - began, None, None)
+    stranger = None if who == target.label else f"{who} answered in its place"
+    return Reached(target.label, stranger, time.monotonic() - began, interface, address)
 
 
-def _facts() -> dict[str, Any]:
+def _facts() -> ProbeHello:
     ssh = os.environ.get("SSH_CONNECTION", "").split()  # the doctor's address and port, then ours
     remote = len(ssh) == 4
-    return {
-        "allstep": __version__,
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "torch": packages.version_of("torch"),
-        "cores": asdict(machine_facts.cores()),
-        "memory": asdict(machine.memory()),
-        "network": asdict(machine_facts.network()),
-        "doctor_address": ssh[0] if remote else None,
-        "address": ssh[2] if remote else None,
-    }
+    return ProbeHello(
+        allstep=__version__,
+        python=".".join(map(str, sys.version_info[:3])),
+        torch=packages.version_of("torch"),
+        cores=asdict(machine_facts.cores()),
+        memory=asdict(machine.memory()),
+        network=asdict(machine_facts.network()),
+        doctor_address=ssh[0] if remote else None,
+        address=ssh[2] if remote else None,
+    )
 
 
 def main() -> None:
     """The doctor is at the other end of the standard streams."""
     _, label = sys.argv
     to_doctor = os.dup(1)
-    os.dup2(2, 1)  # a stray print must not get between the messages
-    Probe(Link(0, to_doctor), label).run()
+    # A stray print must not get between the messages.
+    os.dup2(2, 1)
+    try:
+        Probe(Link(0, to_doctor, TO_PROBE), label).run()
+    except BadMessage as bad:
+        sys.exit(bad.described("the doctor"))
 
 
 if __name__ == "__main__":

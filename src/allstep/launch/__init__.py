@@ -1,6 +1,25 @@
-"""Starting workers, here and on other hosts, and never hiding why one failed. No torch in here.
+"""Starting workers, here and on other hosts, and never hiding why one failed.
 
-`launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it; `run` calls a function on workers.
+`launch` runs a command on workers of this machine; `Job` and `Launcher` are the whole of it; `run`
+calls a function on workers.
+
+```
+run_state          which rank failed first, when to stop, the exit code; pure (`run_events`)
+failure            how one rank failed, cause or consequence, the report
+restart            what follows a failure: a policy
+launcher           the loop: links and signals to events, decisions to messages
+orders             what each agent is to start: command, environment, addresses
+agent, agent_main  one process per host that starts and watches its workers
+messages, link     what launcher and agents send each other, and the way it takes
+host_connection    the hosts as the launcher sees them: agent, link, ssh
+hosts, output      names and addresses of hosts; lines of workers, log files
+function           `run`, with function_worker and large_values
+horovod, gloo      environments in which scripts for Horovod or Gloo get allstep (search_path)
+job, signals       what was asked for; signals to the launcher
+```
+
+No torch and no numpy: may import what is below `comm` only. Start with `run_state`, then
+`launcher`.
 """
 
 from allstep.launch.function import run

@@ -11,7 +11,7 @@ The agent is the workers' parent, and nothing that it started outlives it:
 
 Each worker leads a session of its own, so a signal reaches its whole process group and Ctrl-C at the terminal only the launcher.
 
-Messages to the agent: start, signal, kill, finish, alive. From it: hello, started, lines, exit, problem, alive.
+The messages of both directions are in `messages`.
 """
 
 import contextlib
@@ -27,15 +27,28 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from allstep import machine, wire
-from allstep._version import __version__
 from allstep.launch import horovod
-from allstep.launch.link import FULL, Link, Message
-from allstep.launch.output.lines import Lines
+from allstep.launch.link import FULL, Link
+from allstep.launch.messages import (
+    Alive,
+    BadMessage,
+    Exit,
+    Finish,
+    Hello,
+    Kill,
+    Lines,
+    Message,
+    Problem,
+    Signal,
+    Start,
+    Started,
+    WorkerOrder,
+)
+from allstep.launch.output import lines
 from allstep.limits import read_limits
 from allstep.process.family import adopt_orphans, descendants, die_with_parent, reap
 from allstep.process.liveness import Life, life_of
@@ -44,7 +57,7 @@ _STILL_SECONDS = 1.0  # a beat that comes so late was held up by the machine
 _DYING_SECONDS = 4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
 
 
-class Problem(Exception):
+class CannotStart(Exception):
     """Why this host cannot start its workers, in one line."""
 
 
@@ -101,18 +114,19 @@ class Agent:
 
     def _greet(self) -> None:
         ssh = os.environ.get("SSH_CONNECTION", "").split()  # the launcher's address and port, then ours
+        by_ssh = self.remote and len(ssh) == 4
         self.link.send(
-            "hello",
-            version=__version__,
-            port=self.port_holder.getsockname()[1],
-            interfaces=machine.interfaces(),
-            launcher_address=ssh[0] if self.remote and len(ssh) == 4 else None,
-            address=ssh[2] if self.remote and len(ssh) == 4 else None,
+            Hello(
+                port=self.port_holder.getsockname()[1],
+                interfaces=machine.interfaces(),
+                launcher_address=ssh[0] if by_ssh else None,
+                address=ssh[2] if by_ssh else None,
+            )
         )
 
     def _beat(self) -> None:
         if not self.link.outbox:
-            self.link.send("alive")
+            self.link.send(Alive())
         if self.remote and time.monotonic() - self.heard > self.lost_seconds:
             # On standard error, which has a way of its own to the launcher if that is back.
             silence = time.monotonic() - self.heard
@@ -142,75 +156,81 @@ class Agent:
                 stream.pause() if full else stream.resume()
 
     def _hear(self) -> None:
-        for message in self.link.receive():
-            self.heard = time.monotonic()
-            handler: Callable[[Message], None] = getattr(self, f"_on_{message['kind']}")
-            handler(message)
+        try:
+            for message in self.link.receive():
+                self.heard = time.monotonic()
+                self._take(message)
+        except BadMessage as bad:
+            # Leave: a launcher that this agent does not understand may not be able to end it.
+            self.link.send(Problem(bad.described("the launcher")))
+            self.done = True
 
-    def _on_alive(self, message: Message) -> None:
-        """The launcher lives; `_hear` has noted it."""
+    def _take(self, message: Message) -> None:
+        match message:
+            case Start():
+                self._on_start(message)
+            case Signal():
+                self._signal(message.number)
+            case Kill():
+                self._signal(signal.SIGKILL)
+            case Finish():
+                self.done = True
 
-    def _on_finish(self, message: Message) -> None:
-        self.done = True
-
-    def _on_signal(self, message: Message) -> None:
+    def _signal(self, number: int) -> None:
+        """Send a signal to the process group of every running worker."""
         for rank in self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.workers[rank].process.pid, message["number"])
+                os.killpg(self.workers[rank].process.pid, number)
 
-    def _on_kill(self, message: Message) -> None:
-        self._on_signal({"number": signal.SIGKILL})
-
-    def _on_start(self, message: Message) -> None:
-        self.lost_seconds, self.beat_seconds = message["lost"], message["beat"]
+    def _on_start(self, message: Start) -> None:
+        self.lost_seconds, self.beat_seconds = message.lost, message.beat
         try:
             common = self._prepare(message)
-            for worker in message["workers"]:
+            for worker in message.workers:
                 self._start(worker, common, message)
-        except Problem as problem:
-            self.link.send("problem", text=str(problem))
+        except CannotStart as problem:
+            self.link.send(Problem(str(problem)))
         except OSError as error:
-            self.link.send("problem", text=_what_is_missing(error, len(message["workers"])))
+            self.link.send(Problem(_what_is_missing(error, len(message.workers))))
 
-    def _prepare(self, message: Message) -> dict[str, str]:
-        """The environment of this host's workers; a Problem when the command cannot run here."""
-        env = {**os.environ, **message["env"]} if self.remote else dict(message["env"])
+    def _prepare(self, message: Start) -> dict[str, str]:
+        """The environment of this host's workers; CannotStart when the command cannot run here."""
+        env = {**os.environ, **message.env} if self.remote else dict(message.env)
         bin_folder = str(Path(sys.executable).parent)
         env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", os.defpath)])
-        env.update(machine.thread_variables(env, len(message["workers"])))
+        env.update(machine.thread_variables(env, len(message.workers)))
         store = self._reach_store(message)
         env["ALLSTEP_STORE"] = wire.format_addresses([store])
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             env.update(_interface_variable(name, message, env))
         env.update(horovod.host_variables(store, env))
         try:
-            os.chdir(message["cwd"])
+            os.chdir(message.cwd)
         except OSError as error:
-            raise Problem(f"cannot enter the working folder {message['cwd']}: {error.strerror}") from error
-        if shutil.which(message["command"][0], path=env["PATH"]) is None:
-            raise Problem(f"command not found: {message['command'][0]}")
+            raise CannotStart(f"cannot enter the working folder {message.cwd}: {error.strerror}") from error
+        if shutil.which(message.command[0], path=env["PATH"]) is None:
+            raise CannotStart(f"command not found: {message.command[0]}")
         return env
 
-    def _reach_store(self, message: Message) -> tuple[str, int]:
+    def _reach_store(self, message: Start) -> tuple[str, int]:
         """The store's address as seen from here; the first of those offered that answers."""
-        addresses = [(address, port) for address, port in message["store"]]
         try:
-            client = wire.Client(addresses, message["token"], timeout=5.0 if self.remote else 10.0)
+            client = wire.Client(list(message.store), message.token, timeout=5.0 if self.remote else 10.0)
         except OSError as error:
-            raise Problem(
+            raise CannotStart(
                 f"cannot reach the launcher: {error}. Is a firewall between the hosts? --iface names another way"
             ) from error
         found = client.server_address
         client.close()
         return found
 
-    def _start(self, worker: dict[str, Any], common: dict[str, str], message: Message) -> None:
-        rank = worker["rank"]
-        to_terminal = rank == message["foreground"]
+    def _start(self, worker: WorkerOrder, common: dict[str, str], message: Start) -> None:
+        rank = worker.rank
+        to_terminal = rank == message.foreground
         try:
             process = subprocess.Popen(
-                message["command"],
-                env={**common, **worker["env"]},
+                message.command,
+                env={**common, **worker.env},
                 stdin=subprocess.DEVNULL,
                 stdout=None if to_terminal else subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -220,14 +240,15 @@ class Agent:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
-            raise Problem(f"cannot start {message['command'][0]}: {error.strerror}") from error
+            raise CannotStart(f"cannot start {message.command[0]}: {error.strerror}") from error
         self.workers[rank] = Worker(rank, process, life_of(process.pid))
         self.running.add(rank)
         self.selector.register(self.workers[rank].life, selectors.EVENT_READ, lambda: self._exited(rank))
-        for name, pipe in (("out", process.stdout), ("err", process.stderr)):
-            if pipe is not None:
-                self.streams.append(_Stream(self, rank, name, pipe.fileno()))
-        self.link.send("started", rank=rank, pid=process.pid)
+        if process.stdout is not None:
+            self.streams.append(_Stream(self, rank, "out", process.stdout.fileno()))
+        if process.stderr is not None:
+            self.streams.append(_Stream(self, rank, "err", process.stderr.fileno()))
+        self.link.send(Started(rank, process.pid))
 
     def _exited(self, rank: int) -> None:
         """Pass on the last words of a worker and how it ended. What it left behind is killed when the run is over."""
@@ -248,7 +269,7 @@ class Agent:
         out_of_memory = machine.oom_kills() > self.oom_kills
         ended, self._ended = self._ended, []
         for rank, code in ended:
-            self.link.send("exit", rank=rank, code=code, out_of_memory=out_of_memory)
+            self.link.send(Exit(rank, code, out_of_memory))
 
     def _clean_up(self) -> None:
         """Kill every process that descends from us; say the last words."""
@@ -271,9 +292,9 @@ class _Stream:
     It is read while it is `watched`: not while the launcher takes nothing (`pause`), and not after its end.
     """
 
-    def __init__(self, agent: Agent, rank: int, name: str, fd: int) -> None:
+    def __init__(self, agent: Agent, rank: int, name: Literal["out", "err"], fd: int) -> None:
         self.agent, self.rank, self.name, self.fd = agent, rank, name, fd
-        self.lines = Lines()
+        self.lines = lines.Lines()
         self.ended = False
         self.watched = False
         os.set_blocking(fd, False)
@@ -317,9 +338,9 @@ class _Stream:
             self.read()
         self._pass_on(self.lines.end())
 
-    def _pass_on(self, lines: list[str]) -> None:
-        if lines:
-            self.agent.link.send("lines", rank=self.rank, stream=self.name, lines=lines)
+    def _pass_on(self, pieces: list[str]) -> None:
+        if pieces:
+            self.agent.link.send(Lines(self.rank, self.name, tuple(pieces)))
 
 
 def _bytes_in(pipe: int) -> int:
@@ -350,14 +371,14 @@ def _hold_port() -> socket.socket:
     return holder
 
 
-def _interface_variable(name: str, message: Message, env: dict[str, str]) -> dict[str, str]:
+def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[str, str]:
     """Which interface Gloo or NCCL shall use: the one asked for, else the one that routes to the other hosts."""
-    if message["iface"]:
-        return {name: message["iface"]}
+    if message.iface:
+        return {name: message.iface}
     if name in env:
         return {}
-    if not message["peers"]:
+    if not message.peers:
         return {name: "lo"} if name.startswith("GLOO") else {}
-    sources = (machine.route_to(address) for address in message["peers"])
+    sources = (machine.route_to(address) for address in message.peers)
     interface = next((found for source in sources if source and (found := machine.interface_of(source))), None)
     return {name: interface} if interface else {}

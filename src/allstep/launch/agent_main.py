@@ -9,6 +9,7 @@ import sys
 
 from allstep.launch.agent import Agent
 from allstep.launch.link import Link
+from allstep.launch.messages import TO_AGENT
 
 
 def main() -> None:
@@ -17,7 +18,7 @@ def main() -> None:
     to_launcher = os.dup(1)
     # A stray print must not get between the messages.
     os.dup2(2, 1)
-    Agent(Link(0, to_launcher), host, remote=True).run()
+    Agent(Link(0, to_launcher, TO_AGENT), host, remote=True).run()
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 When one rank dies the others soon fail too, because it no longer answers; and a dying process may still be tearing down while its
 peers already complain. So "first" is not simply the first exit. A rank failed at the moment its traceback began to appear, or else
-when it ended; and a rank whose last words are about a lost connection is taken for a consequence as long as another one failed for
-a reason of its own.
+when it ended; and a rank that blames another one is a consequence as long as another one failed for a reason of its own.
+
+A rank that uses allstep records in the launcher's store which rank it blames, itself included (`blamed_by`). Only for processes
+without such a record do their last words count: whether they are about a lost connection.
 
 What a worker has told in whole is not told again. A verb of allstep ends bad input with `allstep: ...` on rank 0, what belongs to it
 indented below, and exit status 2 (1 for a run that went wrong); the other ranks leave with the same status and without a word. That is all
 the user needs; `teller` finds it.
 """
 
+import json
 import re
 import signal
 from collections.abc import Iterable, Sequence
@@ -32,6 +35,8 @@ _CONSEQUENCES = (
     "the store at",
     "Horovod has been shut down",
 )
+# Kinds of a recorded failure whose `peer` is the cause; that of a timeout is only late.
+_BLAMING = ("PeerLost", "CommError")
 _LAST_LINES = 10
 _OWN = "allstep: "  # how a verb of ours begins its last words
 _OWN_CODES = (1, 2)
@@ -48,12 +53,16 @@ class Failure:
     errors: tuple[str, ...] = ()
     out_of_memory: bool = False
     lost: str = ""  # why its host counts as lost; then there is no code
+    # The rank that it recorded as the cause; None without a record.
+    blames: int | None = None
 
     @property
     def is_consequence(self) -> bool:
-        """Whether its last words blame a lost connection."""
+        """Whether it blames another rank; without a record, whether it prints of a lost connection."""
         if self.lost:
             return False
+        if self.blames is not None:
+            return self.blames != self.rank
         words = "\n".join(last_words(self.errors))
         return any(sign in words for sign in _CONSEQUENCES)
 
@@ -66,6 +75,11 @@ class Failure:
     def is_silent(self) -> bool:
         """Whether it left as a verb of ours does on all ranks but the one that tells why: that one may come a little later."""
         return not self.lost and self.code in _OWN_CODES and not self.errors
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the cause may be the failure of another rank that has not been reported yet."""
+        return self.is_consequence or self.is_silent
 
     @property
     def says_why(self) -> bool:
@@ -99,9 +113,22 @@ class Failure:
         return f"killed by signal {-self.code}{name}{hint}"
 
 
+def blamed_by(record: bytes | None) -> int | None:
+    """Return the rank that a record in the store blames; None for none and for a bad record."""
+    try:
+        found = json.loads(record or b"null")
+    # RecursionError: thousands of opening brackets.
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("kind") not in _BLAMING:
+        return None
+    peer = found.get("peer")
+    return peer if type(peer) is int else None
+
+
 def first(failures: Iterable[Failure]) -> Failure:
-    """The failure that the others follow from."""
-    return min(failures, key=lambda failure: (failure.is_consequence, failure.moment))
+    """The failure that the others follow from; of simultaneous ones that of the lowest rank."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.moment, failure.rank))
 
 
 def teller(failures: Sequence[Failure], shown: Sequence[Failure]) -> Failure | None:

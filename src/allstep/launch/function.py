@@ -28,6 +28,34 @@ from allstep.process.python import run_module
 
 _OWN = ("allstep run: ", "allstep: ")  # how a line of the launcher itself begins
 _KEPT_LINES = 500
+# The arguments that are options of `allstep run`, in the order of its command line.
+_FLAGS = {
+    "num_proc": "-np",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+    "host_discovery_script": "--host-discovery-script",
+    "start_timeout": "--start-timeout",
+    "ssh_port": "-p",
+    "ssh_identity_file": "-i",
+    "disable_cache": "--disable-cache",
+    "output_filename": "--output-filename",
+    "verbose": "--verbose",
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "mpi_args": "--mpi-args",
+    "network_interfaces": "--network-interfaces",
+}
+_RENAMED = {
+    "np": "num_proc",
+    "min_np": "min_num_proc",
+    "max_np": "max_num_proc",
+    "network_interface": "network_interfaces",
+}
 
 
 def run(
@@ -63,49 +91,36 @@ def run(
 
     The options are those of `horovodrun`. A worker that fails stops the others and is a RuntimeError with its traceback.
     """
-    num_proc = _renamed("np", np, "num_proc") or num_proc
-    min_num_proc = _renamed("min_np", min_np, "min_num_proc") or min_num_proc
-    max_num_proc = _renamed("max_np", max_np, "max_num_proc") or max_num_proc
-    network_interfaces = _renamed("network_interface", network_interface, "network_interfaces") or network_interfaces
-    if isinstance(num_proc, bool) or not isinstance(num_proc, Integral):
-        raise ValueError(f"num_proc: expected a whole number, found {num_proc!r}")
-    if hosts and hostfile:
-        raise ValueError("hosts and hostfile both name the hosts; give one of them")
-    if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi exclude each other; give one of them or none")
-    options = {
-        "-np": num_proc,
-        "--min-np": min_num_proc,
-        "--max-np": max_num_proc,
-        "--slots-per-host": slots,
-        "--reset-limit": reset_limit,
-        "--blacklist-cooldown-range": cooldown_range,
-        "-H": hosts,
-        "--hostfile": hostfile,
-        "--host-discovery-script": host_discovery_script,
-        "--start-timeout": start_timeout,
-        "-p": ssh_port,
-        "-i": ssh_identity_file,
-        "--disable-cache": disable_cache,
-        "--output-filename": output_filename,
-        "--verbose": bool(verbose),
-        "--gloo": use_gloo,
-        "--mpi": use_mpi,
-        "--mpi-args": mpi_args,
-        "--network-interfaces": network_interfaces
-        if network_interfaces is None or isinstance(network_interfaces, str)
-        else ",".join(network_interfaces),
-    }
+    # First of all, while there are no other local names than the arguments.
+    given = dict(locals())
+    options = _options(given)
     command = run_module("allstep", "run", *_arguments(options))
     command += run_module("allstep.launch.function_worker", executable=executable)
     everywhere = bool(hosts or hostfile or host_discovery_script)
     return _call(command, func, args, kwargs or {}, bind="" if everywhere else "127.0.0.1")
 
 
-def _renamed(old: str, value: Any, new: str) -> Any:
-    if value is not None:
-        warnings.warn(f"{old} is deprecated: the argument is called {new} now", DeprecationWarning, stacklevel=3)
-    return value
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `allstep run`, by flag, for the arguments of `run`.
+
+    ValueError for arguments that exclude each other. Warns of deprecated names.
+    """
+    for old, new in _RENAMED.items():
+        if given[old] is not None:
+            # 1 is this line, 2 `run`, 3 its caller.
+            warnings.warn(f"{old} is deprecated: the argument is called {new} now", DeprecationWarning, stacklevel=3)
+            given[new] = given[old] or given[new]
+    num_proc, interfaces = given["num_proc"], given["network_interfaces"]
+    if isinstance(num_proc, bool) or not isinstance(num_proc, Integral):
+        raise ValueError(f"num_proc: expected a whole number, found {num_proc!r}")
+    if given["hosts"] and given["hostfile"]:
+        raise ValueError("hosts and hostfile both name the hosts; give one of them")
+    if given["use_gloo"] and given["use_mpi"]:
+        raise ValueError("use_gloo and use_mpi exclude each other; give one of them or none")
+    given["verbose"] = bool(given["verbose"])
+    if interfaces is not None and not isinstance(interfaces, str):
+        given["network_interfaces"] = ",".join(interfaces)
+    return {flag: given[name] for name, flag in _FLAGS.items()}
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:

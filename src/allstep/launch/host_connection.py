@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,9 @@ from allstep.console.escape import print_notice
 from allstep.launch.agent import Agent
 from allstep.launch.hosts import ssh
 from allstep.launch.hosts.parse import Host, is_here
-from allstep.launch.link import Link, Message
+from allstep.launch.link import Link
+from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Hello
+from allstep.process.pipe import chunks_now
 
 # Characters that are kept of what ssh says: its last lines are quoted.
 _MAX_COMPLAINTS = 1 << 16
@@ -26,12 +27,11 @@ class Station:
     """A host as the launcher sees it."""
 
     host: Host
-    ranks: list[int]
+    ranks: Sequence[int]
     link: Link
     pid: int = 0  # the agent here, a child of ours
     process: subprocess.Popen[bytes] | None = None  # ssh, for another host
-    hello: Message | None = None
-    heard: float = field(default_factory=time.monotonic)
+    hello: Hello | None = None
     groups: list[int] = field(default_factory=list)  # the workers' process groups, on this machine
     over: bool = False
     complaints: str = ""
@@ -67,13 +67,10 @@ class Station:
         """
         if self.process is None or self.process.stderr is None:
             return False
-        with contextlib.suppress(BlockingIOError):
-            # A bounded number of reads: output without end must not block the launcher.
-            for _ in range(16):
-                chunk = os.read(self.process.stderr.fileno(), 1 << 16)
-                if not chunk:
-                    return False
-                self.complaints = (self.complaints + chunk.decode(errors="replace"))[-_MAX_COMPLAINTS:]
+        for chunk in chunks_now(self.process.stderr.fileno()):
+            if not chunk:
+                return False
+            self.complaints = (self.complaints + chunk.decode(errors="replace"))[-_MAX_COMPLAINTS:]
         return True
 
     def kill_workers_here(self) -> None:
@@ -103,10 +100,10 @@ class Station:
 def open_stations(hosts: Sequence[Host], ssh_command: str) -> list[Station]:
     """Start an agent on every host, in order of rank. Those here are forked first, while this process has no thread."""
     first_rank = 0
-    here: list[tuple[Host, list[int]]] = []
-    elsewhere: list[tuple[Host, list[int]]] = []
+    here: list[tuple[Host, range]] = []
+    elsewhere: list[tuple[Host, range]] = []
     for host in hosts:
-        ranks = list(range(first_rank, first_rank + host.slots))
+        ranks = range(first_rank, first_rank + host.slots)
         first_rank += host.slots
         (here if is_here(host.name) else elsewhere).append((host, ranks))
     stations: list[Station] = []
@@ -116,19 +113,19 @@ def open_stations(hosts: Sequence[Host], ssh_command: str) -> list[Station]:
         process = ssh.start_agent(host.name, host.label, ssh_command)
         assert process.stdin and process.stdout and process.stderr
         os.set_blocking(process.stderr.fileno(), False)
-        link = Link(process.stdout.fileno(), process.stdin.fileno())
+        link = Link(process.stdout.fileno(), process.stdin.fileno(), TO_LAUNCHER)
         stations.append(Station(host, ranks, link, process=process))
     return sorted(stations, key=lambda station: station.ranks[0])
 
 
-def _fork_agent(host: Host, ranks: list[int], others: list[int]) -> Station:
+def _fork_agent(host: Host, ranks: range, others: list[int]) -> Station:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         _be_agent(theirs, [ours.fileno(), *others], host.label)
     theirs.close()
     fd = ours.detach()
-    return Station(host, ranks, Link(fd, fd), pid=pid)
+    return Station(host, ranks, Link(fd, fd, TO_LAUNCHER), pid=pid)
 
 
 def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
@@ -139,7 +136,7 @@ def _be_agent(theirs: socket.socket, not_ours: list[int], label: str) -> None:
             os.close(fd)
         os.setsid()
         fd = theirs.fileno()
-        Agent(Link(fd, fd), label, remote=False).run()
+        Agent(Link(fd, fd, TO_AGENT), label, remote=False).run()
         code = 0
     except OSError as error:
         print_notice(f"the agent on {label} cannot start: {error.strerror or error}", "allstep run")

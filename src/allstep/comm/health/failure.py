@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from allstep.errors import CollectiveTimeout, CommError, PeerLost
+from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 
 _KINDS: dict[str, type[CommError]] = {kind.__name__: kind for kind in (PeerLost, CollectiveTimeout, CommError)}
 
@@ -84,3 +84,21 @@ def op_and_tensor(said: str) -> tuple[str, str | None]:
     """`all_reduce(float32 [3], SUM)` is an all_reduce of float32 [3]."""
     tensor = re.search(r"\((\w+(?: \[[^\]]*\])?)", said)
     return said.partition("(")[0], tensor[1] if tensor else None
+
+
+def blamed_rank(error: BaseException, rank: int) -> int | None:
+    """Return the rank that caused an exception which ends the process of `rank`.
+
+    That is the rank itself, unless the exception comes from an error between ranks: then the rank
+    which that error names. None for errors that several ranks raise alike.
+    """
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        if isinstance(at, CollectiveMismatch | CollectiveTimeout):
+            return None
+        if isinstance(at, CommError):
+            return at.peer
+        seen.add(id(at))
+        at = at.__cause__ or at.__context__
+    return rank

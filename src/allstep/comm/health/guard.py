@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import Store
 
 from allstep.comm.health import stall
 from allstep.comm.health.at_exit import destroy_aside
-from allstep.comm.health.failure import Failure, Operation
+from allstep.comm.health.failure import Failure, Operation, blamed_rank
 from allstep.comm.health.helper_thread import dismiss
 from allstep.comm.health.processes import Lives
 from allstep.comm.health.sockets import Sockets
@@ -76,7 +76,7 @@ class Guard:
         self._host = host
         self._limits = limits or read_limits()
         self._store = store
-        self._words = Words(store, rank)
+        self._words = Words(store, rank, self.names[rank])
         self._questions = Questions(store, rank, size)
         self._connections: list[tuple[Sockets, Sequence[int]]] = []
         self._gloos: list[object] = []
@@ -360,6 +360,7 @@ class Guard:
             name = self.names[self.rank]
             reason = f"rank {name} is gone (it ended with {type(error).__name__}: {error})"
             self._words.write(self._failure("PeerLost", reason, name))
+            self._words.record(self._failure("CommError", reason, blamed_rank(error, name)))
 
     def abandon(self) -> None:
         """The process ends now: nobody waits for the store any more."""

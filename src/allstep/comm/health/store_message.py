@@ -4,6 +4,9 @@
 word/<rank>      a `Failure`; its kind is "left" when nothing went wrong
 ```
 
+The first failure of a process is also left for the launcher, at a place of its own in its store
+(`wire.keys.failure_of`): by it the launcher tells the cause from its consequences.
+
 The store may be on a host that is gone: no call waits longer than two seconds for it.
 """
 
@@ -14,24 +17,40 @@ from torch._C._distributed_c10d import Store
 
 from allstep.comm.health.failure import Failure, from_json
 from allstep.comm.health.threads import watch
+from allstep.comm.join.store import WireStore, root_of
+from allstep.wire.keys import failure_of
 
 STORE_SECONDS = 2.0
 
 
 class Words:
-    """The words of one group. store: of this group alone."""
+    """The words of one group. store: of this group alone. name: our rank as the user counts it."""
 
-    def __init__(self, store: Store, rank: int) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, store: Store, rank: int, name: int) -> None:
+        self._store, self._rank, self._name = store, rank, name
         self._seconds = STORE_SECONDS
 
     def write(self, word: Failure) -> None:
         """Leave our word. May hang, since the store may."""
         self._store.set(f"word/{self._rank}", word.to_json())
 
+    def record(self, word: Failure) -> None:
+        """Leave a failure for the launcher. May hang, since the store may.
+
+        The first one of a process counts: what fails later fails because of it.
+        """
+        store = root_of(self._store)
+        if isinstance(store, WireStore):
+            store.compare_set(failure_of(self._name), "", word.to_json())
+
     def leave(self, word: Failure) -> None:
-        """Leave our word, if the store can be reached in time."""
-        self.at_store(lambda: self.write(word))
+        """Leave why the group failed, also for the launcher, if the store answers in time."""
+
+        def write_and_record() -> None:
+            self.write(word)
+            self.record(word)
+
+        self.at_store(write_and_record)
 
     def of(self, ranks: Sequence[int]) -> dict[int, Failure]:
         """The words that these ranks have left, by rank; none when the store cannot be reached."""

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import Store
 
 from allstep.errors import WorldError
 from allstep.process.liveness import birth, namespace
+from allstep.wire.keys import failure_of
 from allstep.world import World
 
 _LONGEST = 200
@@ -39,6 +40,9 @@ def attend(store: Store, world: World) -> int:
     # A process that was killed between the two lines above has left nothing.
     if number > 1 and store.check([_key(world, number - 1)]):
         _wait_until_gone(world, lambda: store.get(_key(world, number - 1)))
+    if number > 1:
+        # That of a program before: the launcher must not take it for the reason of this one.
+        store.delete_key(failure_of(world.rank))
     return number
 
 

@@ -39,6 +39,7 @@ from allstep.errors import WorldError
 from allstep.files.whole import replace_file
 from allstep.limits import Limits
 from allstep.process.liveness import birth
+from allstep.wire.keys import HOSTS
 from allstep.world import NONE, World, job_of, tasks_per_node
 
 _NUM_PORTS = 16
@@ -281,8 +282,8 @@ def _told_by_mpi(world: World, limits: Limits) -> Meeting | None:
 
 def expected_host(rank: int, world: World, store: Store) -> str | None:
     """On which host a rank that did not turn up should be; None when nobody told us."""
-    if world.launcher == "allstep" and store.check(["allstep/hosts"]):
-        return str(json.loads(store.get("allstep/hosts"))[rank])
+    if world.launcher == "allstep" and store.check([HOSTS]):
+        return str(json.loads(store.get(HOSTS))[rank])
     if world.local_size == world.size:
         return world.host
     if world.launcher == "slurm" and os.environ.get("SLURM_STEP_TASKS_PER_NODE"):

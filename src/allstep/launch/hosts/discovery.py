@@ -15,6 +15,7 @@ import time
 from allstep.errors import ConfigError
 from allstep.launch.hosts.parse import Host, parse_hosts
 from allstep.process.liveness import Life
+from allstep.process.pipe import chunks_now
 
 _SECONDS = 60.0
 _MAX_OUTPUT = 1 << 20
@@ -89,14 +90,10 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
 
 def _take(fd: int, found: bytearray, most: int) -> bool:
     """Read what is in a pipe now, at most a little more than `most` bytes; False at its end."""
-    while True:
-        try:
-            chunk = os.read(fd, 1 << 16)
-        except BlockingIOError:
-            return True
+    for chunk in chunks_now(fd):
         if not chunk:
             return False
-        if len(found) > most:
-            # More is read only so that the writer can go on.
-            return True
-        found += chunk
+        # More is read only so that the writer can continue.
+        if len(found) <= most:
+            found += chunk
+    return True

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -71,7 +71,7 @@ class Output:
     def _log(self, fd: int, name: str) -> Sink:
         return self._sink(fd, name, self.say)
 
-    def write(self, rank: int, stream: str, pieces: list[str]) -> list[str]:
+    def write(self, rank: int, stream: str, pieces: Sequence[str]) -> list[str]:
         """Take pieces of one worker's standard output ("out") or error ("err"), as `Lines` cuts them.
 
         Returns the lines of standard error, without their newlines; nothing for standard output.

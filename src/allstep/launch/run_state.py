@@ -1,0 +1,380 @@
+"""Where the cause of a failure is decided: which rank failed first, when to stop, the exit code.
+
+Events in, decisions out (`run_events`). There is no clock, no socket and no process here: times are
+arguments, in seconds since the run began, and the launcher's loop carries decisions out.
+
+=================================  =============================================================
+a rank fails                       wait 0.25 s; while all that failed look like consequences,
+                                   up to 2 s for the cause. Then ask the policy (`restart`), which
+                                   stops the others: SIGTERM, SIGKILL 3 s later
+a host is silent for `lost` s      its ranks have failed
+a signal to the launcher           forwarded once; SIGKILL after the grace time, 3 s after Ctrl-C;
+                                   a second Ctrl-C kills. Exits after it are no failures
+a rank exits with 75               the others have the grace time, too
+the store ends, a host refuses     SIGKILL
+10 s after SIGKILL                 hosts that have not reported how their ranks ended are left
+=================================  =============================================================
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from allstep.launch import failure
+from allstep.launch.failure import Failure
+from allstep.launch.restart import Policy, Situation, Stop, fixed
+from allstep.launch.run_events import (
+    Complained,
+    Decision,
+    Event,
+    Exited,
+    Greeted,
+    KillAll,
+    LeaveHost,
+    LinkEnded,
+    Refused,
+    SendSignal,
+    Signaled,
+    StoreEnded,
+    WorkerStarted,
+    order,
+)
+
+RESUBMIT = 75
+"""A worker's exit code: saved, start me again."""
+
+# After the first failure: others that failed by themselves may be about to report it.
+_SETTLE_SECONDS = 0.25
+# While all that failed blame a lost connection, or print nothing: the cause should turn up.
+_CAUSE_SECONDS = 2.0
+# Between SIGTERM and SIGKILL when a rank failed, or after Ctrl-C.
+_STOP_SECONDS = 3.0
+# After SIGKILL: an agent that has not reported by then how its workers ended is left.
+_GIVE_UP_SECONDS = 10.0
+# A host silent for so long may be the cause.
+_QUIET_SECONDS = 3.0
+# A traceback that began longer before the exit does not explain it.
+_TRACEBACK_SECONDS = 5.0
+# The loop decides at least once a second; after a longer pause the launcher itself stood still.
+_STILL_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """A host of the run. remote: it can fall silent without its connection ending."""
+
+    label: str
+    ranks: Sequence[int]
+    remote: bool = False
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """How the run ends: its exit code, and what is printed last ("" for nothing)."""
+
+    code: int
+    words: str = ""
+
+
+class RunState:
+    """One run, from the first hello to the exit code.
+
+    grace: seconds between a forwarded signal and SIGKILL. lost: seconds after which a silent host
+    is lost. policy: what follows a failure.
+    """
+
+    def __init__(self, hosts: Sequence[HostRanks], grace: float, lost: float, policy: Policy = fixed) -> None:
+        self.hosts = hosts
+        self.size = sum(len(host.ranks) for host in hosts)
+        self.exits: dict[int, int] = {}
+        self.failures: list[Failure] = []
+        self.signals: list[int] = []
+        self.problem: str | None = None
+        self.store_failure: str | None = None
+        self.started = False
+        self.stopping = False
+        self.num_stopped = 0
+        self.greeted: set[int] = set()
+        self.over: set[int] = set()
+        self.last_heard = [0.0 for _ in hosts]
+        self._host_of = {rank: number for number, host in enumerate(hosts) for rank in host.ranks}
+        self._grace, self._lost, self._policy = grace, lost, policy
+        self._complained: dict[int, float] = {}
+        self._failed_at: float | None = None
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._decided_at = 0.0
+        self._news: list[Event] = []
+        self._decisions: list[Decision] = []
+
+    # Events.
+
+    def heard(self, host: int, now: float) -> None:
+        """Note a sign of life. Not an event of its own: every line that is printed is one."""
+        self.last_heard[host] = now
+
+    def take(self, event: Event) -> None:
+        """Note an event; `decide` draws the conclusions."""
+        self._news.append(event)
+
+    def start(self) -> None:
+        """Note that the agents have been told to start their workers."""
+        self.started = True
+
+    # Decisions.
+
+    def decide(self, now: float) -> list[Decision]:
+        """Apply what was taken since the last call, and return what is to be done now."""
+        self._excuse(now)
+        news, self._news = sorted(self._news, key=order), []
+        for event in news:
+            self._apply(event)
+        self._lose_silent_hosts(now)
+        self._settle(now)
+        self._kill_when_due(now)
+        if self.must_end(now):
+            self._give_up(now)
+        return self._take_decisions()
+
+    def decide_while_blocked(self, now: float) -> list[Decision]:
+        """Decide while the loop waits for a reader of its output, and reads no link.
+
+        Only signals and their deadlines count then: what the links hold is not known.
+        """
+        signaled = [event for event in self._news if isinstance(event, Signaled)]
+        self._news = [event for event in self._news if not isinstance(event, Signaled)]
+        for event in sorted(signaled, key=order):
+            self._apply(event)
+        self._kill_when_due(now)
+        return self._take_decisions()
+
+    def must_end(self, now: float) -> bool:
+        """Return whether killed workers have had enough time to end."""
+        return self._give_up_at is not None and now > self._give_up_at
+
+    @property
+    def has_deadline(self) -> bool:
+        """Return whether time alone may lead to a decision soon."""
+        has_timer = self._kill_at is not None or self._give_up_at is not None
+        return bool(self.failures or self.signals or has_timer)
+
+    @property
+    def may_start(self) -> bool:
+        """Return whether nothing speaks against starting workers."""
+        return not (self.problem or self.signals or self.failures or self.store_failure)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether there is nothing left to wait for."""
+        if self.problem or len(self.exits) == self.size:
+            return True
+        if not self.started and not self.may_start:
+            # There is no worker whose end could be waited for.
+            return True
+        return len(self.over) == len(self.hosts)
+
+    def _take_decisions(self) -> list[Decision]:
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Greeted():
+                self.greeted.add(event.host)
+            case Complained():
+                self._complained[event.rank] = event.at
+            case Exited():
+                self._exited(event)
+            case WorkerStarted():
+                if self.stopping:
+                    self._decisions.append(SendSignal(signal.SIGTERM, event.host))
+            case Refused():
+                self._end_with(event.text, event.at)
+            case StoreEnded():
+                if self.store_failure is None:
+                    self.store_failure = event.reason
+                    self._stop(signal.SIGKILL, event.at)
+            case Signaled():
+                self._signaled(event)
+            case LinkEnded():
+                self._link_ended(event)
+
+    def _exited(self, event: Exited) -> None:
+        if event.rank in self.exits:
+            return
+        self.exits[event.rank] = event.code
+        if event.code == 0 or self.stopping or self.signals:
+            return
+        if event.code == RESUBMIT:
+            self._kill_at = event.at + self._grace if self._kill_at is None else self._kill_at
+            return
+        self._fail(
+            Failure(
+                event.rank,
+                self.hosts[self._host_of[event.rank]].label,
+                event.code,
+                self._moment_of(event),
+                event.errors,
+                event.out_of_memory,
+                blames=event.blames,
+            ),
+            event.at,
+        )
+
+    def _moment_of(self, event: Exited) -> float:
+        """Return when the rank failed: when its traceback began, else when it ended."""
+        complained = self._complained.get(event.rank, event.at)
+        return complained if event.at - complained < _TRACEBACK_SECONDS else event.at
+
+    def _fail(self, failed: Failure, now: float) -> None:
+        self.failures.append(failed)
+        if self._failed_at is None:
+            self._failed_at = now
+
+    def _end_with(self, problem: str, now: float) -> None:
+        """End the run before its workers do anything: bad input, for the user to mend."""
+        if self.problem is None:
+            self.problem = problem
+            if self.started:
+                self._stop(signal.SIGKILL, now)
+
+    def _signaled(self, event: Signaled) -> None:
+        if event.number == signal.SIGINT and signal.SIGINT in self.signals:
+            self._kill(event.at)
+        elif event.number not in self.signals:
+            self.signals.append(event.number)
+            self._decisions.append(SendSignal(event.number))
+            grace = min(self._grace, _STOP_SECONDS) if event.number == signal.SIGINT else self._grace
+            due = event.at + grace
+            self._kill_at = due if self._kill_at is None else min(self._kill_at, due)
+
+    def _link_ended(self, event: LinkEnded) -> None:
+        """Count the host as lost, or as done when its ranks have ended.
+
+        Before the hello, ssh or the agent could not start: that ends the run.
+        """
+        if event.host in self.over:
+            return
+        if event.host not in self.greeted:
+            self._end_with(event.why, event.at)
+        if self.problem or all(rank in self.exits for rank in self.hosts[event.host].ranks):
+            self.over.add(event.host)
+            self._decisions.append(LeaveHost(event.host, lost=False))
+        else:
+            self._lose(event.host, event.why, event.at)
+
+    def _lose(self, host: int, why: str, now: float) -> None:
+        """Count the ranks of a host that have not ended as failed."""
+        self.over.add(host)
+        self._decisions.append(LeaveHost(host, lost=True))
+        left = [rank for rank in self.hosts[host].ranks if rank not in self.exits]
+        self.exits.update(dict.fromkeys(left, 1))
+        if left and not self.stopping and not self.signals:
+            self._fail(Failure(left[0], self.hosts[host].label, 1, now, lost=f"{why} ({span(left)})"), now)
+
+    # What time alone decides.
+
+    def _excuse(self, now: float) -> None:
+        """Ignore silence while the launcher stood still (stopped, or the whole machine was)."""
+        since, self._decided_at = now - self._decided_at, now
+        if since > _STILL_SECONDS:
+            self.last_heard = [min(now, heard + since) for heard in self.last_heard]
+
+    def _silence(self, now: float) -> dict[int, float]:
+        """Return for how long each remote host has been silent.
+
+        Before the hello, ssh is connecting; that time has a limit of its own.
+        """
+        return {
+            number: now - self.last_heard[number]
+            for number, host in enumerate(self.hosts)
+            if host.remote and number in self.greeted and number not in self.over
+        }
+
+    def _lose_silent_hosts(self, now: float) -> None:
+        for host, seconds in self._silence(now).items():
+            if seconds > self._lost:
+                self._lose(host, f"no sign of life for {seconds:.0f} s", now)
+
+    def _settle(self, now: float) -> None:
+        """Ask the policy once the cause is known, or has been waited for long enough."""
+        if self._failed_at is None or self.stopping or now - self._failed_at < self._patience(now):
+            return
+        failed = frozenset(each.rank for each in self.failures)
+        running = frozenset(range(self.size)) - frozenset(self.exits)
+        answer = self._policy(Situation(failure.first(self.failures), failed, running))
+        if isinstance(answer, Stop):
+            self._stop(signal.SIGTERM, now, min(self._grace, _STOP_SECONDS))
+
+    def _patience(self, now: float) -> float:
+        """Return the seconds to wait for the cause after the first failure."""
+        if len(self.exits) == self.size or not all(each.may_follow for each in self.failures):
+            return _SETTLE_SECONDS
+        is_quiet = any(seconds > _QUIET_SECONDS for seconds in self._silence(now).values())
+        return self._lost + _CAUSE_SECONDS if is_quiet else _CAUSE_SECONDS
+
+    def _stop(self, number: int, now: float, grace: float = 0.0) -> None:
+        self.stopping = True
+        self.num_stopped = self.size - len(self.exits)
+        self._decisions.append(SendSignal(number))
+        self._kill_at = now + grace
+
+    def _kill_when_due(self, now: float) -> None:
+        if self._kill_at is not None and now > self._kill_at:
+            self._kill(now)
+
+    def _kill(self, now: float) -> None:
+        self._kill_at = None
+        if self._give_up_at is None:
+            self._give_up_at = now + _GIVE_UP_SECONDS
+        self._decisions.append(KillAll())
+
+    def _give_up(self, now: float) -> None:
+        """Leave agents that do not answer (stopped, or held up by the system): the run must end."""
+        self._give_up_at = now + _GIVE_UP_SECONDS
+        for number, host in enumerate(self.hosts):
+            if number not in self.over and any(rank not in self.exits for rank in host.ranks):
+                self._lose(number, f"its agent did not answer within {_GIVE_UP_SECONDS:.0f} s", now)
+
+    # The end.
+
+    @property
+    def exit_code(self) -> int:
+        """Return what the launcher ends with: the code of the cause, if there is one."""
+        if self.problem:
+            return 2
+        if self.store_failure:
+            return 1
+        if self.failures:
+            return failure.first(self.failures).exit_code
+        codes = list(self.exits.values())
+        if RESUBMIT in codes:
+            return RESUBMIT
+        if self.signals and (any(codes) or len(codes) < self.size):
+            return 128 + self.signals[0]
+        return 0
+
+    def conclusion(self, now: float, shows: Callable[[int], bool], *, foreground: bool) -> Conclusion:
+        """Return exit code and last words.
+
+        shows: whether the lines of a rank were printed. foreground: the command is a verb of
+        allstep, whose own line is enough.
+        """
+        words = self.problem or ""
+        if self.store_failure and not self.problem:
+            words = (
+                f"allstep run: the launcher's store ended by itself ({self.store_failure}), "
+                f"{now:.1f} s after the start; {self.num_stopped} of {self.size} workers "
+                "were killed. "
+                "This is a defect of allstep: start again, and report it"
+            )
+        elif self.failures and not self.problem:
+            shown = [failed for failed in self.failures if shows(failed.rank)]
+            if not (foreground and failure.teller(self.failures, shown)):
+                words = failure.closing_words(self.failures, shown, self.size, self.num_stopped)
+        return Conclusion(self.exit_code, words)
+
+
+def span(ranks: Sequence[int]) -> str:
+    """Return ranks that follow each other as text: `rank 3`, `ranks 2-3`."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
