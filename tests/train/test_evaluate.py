@@ -9,7 +9,8 @@ from torch import nn
 
 import allstep
 from allstep.data import Loader
-from allstep.train.score.evaluate import Tally, check_targets, evaluate, outputs
+from allstep.train.score.evaluate import evaluate, outputs
+from allstep.train.task.classification import Classification, ClassificationTally
 from allstep.train.watch.events import Score
 from sources import Arrays
 
@@ -41,7 +42,7 @@ def score_of(n: int, classes: int, mirror: bool) -> tuple[Score, bool]:
     net = made_net(classes)
     net[1].eval()  # type: ignore[index]  # a frozen part
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
-    score = evaluate(net, loader, lambda data: data, mirror=mirror)
+    score = evaluate(net, loader, lambda data: data, Classification(classes), mirror=mirror)
     return score, (net.training, net[1].training, net[2].training) == (True, False, True)  # type: ignore[index]
 
 
@@ -69,7 +70,7 @@ def meet_a_wrong_label(label: int) -> None:
     labels[7] = label
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
     try:
-        evaluate(made_net(3), loader, lambda data: data)
+        evaluate(made_net(3), loader, lambda data: data, Classification(3))
     except allstep.UserError as error:
         print(error)
         raise SystemExit(error.exit_code) from None
@@ -88,22 +89,22 @@ def test_wrong_targets_have_a_name(target: Any, what: str) -> None:
     images, _ = samples(3, 3)
     loader = Loader(Arrays(images, np.array(target)), batch=3, seed=None)
     with pytest.raises(allstep.UserError, match=what):
-        check_targets(next(iter(loader.batches())), 3, loader)
+        Classification(3).check_targets(next(iter(loader.batches())), loader)
 
 
 def test_a_tally_adds_and_travels() -> None:
     logits, labels = torch.randn(20, 7, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 7
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
-    whole, first, second = Tally(), Tally(), Tally()
+    whole, first, second = ClassificationTally(), ClassificationTally(), ClassificationTally()
     whole.add(loss.sum(), logits, labels)
     first.add(loss[:6].sum(), logits[:6], labels[:6])
     soft = nn.functional.one_hot(labels[6:], 7) * 0.8 + 0.1
     second.add(loss[6:].sum(), logits[6:], soft)
-    both = first + Tally(*second.sums())
+    both = first + ClassificationTally(*second.sums())
     assert both.sums() == pytest.approx(whole.sums())
     expected = slow_score(logits.numpy(), labels.numpy())
     assert (both.score().accuracy, both.score().top5) == (expected.accuracy, expected.top5)
-    assert Tally().score() == Score(0.0, 0.0, 0, 0.0)
+    assert ClassificationTally().score() == Score(0.0, 0.0, 0, 0.0)
 
 
 def test_logits_have_at_least_32_bits() -> None:

@@ -22,6 +22,7 @@ from allstep.train.run import setup as job
 from allstep.train.run.loop import train
 from allstep.train.step import build
 from allstep.train.step.step import accumulate_gradients
+from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Result
 from allstep.train.watch.record import Record
@@ -272,6 +273,7 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
     batches = Loader(Arrays(*two_samples()), batch=2, seed=1, world=world).batches()
     trainer = job.Trainer(
         net=net,
+        task=Classification(3),
         optimizer=hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters()),
         rate=lambda seen: 0.1,
         to_input=lambda x: x,
@@ -318,6 +320,7 @@ def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
 def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
     trainer = job.Trainer(
         net=torch.nn.Sequential(norm),
+        task=Classification(3),
         optimizer=None,
         rate=lambda seen: 0.1,
         to_input=lambda x: x,

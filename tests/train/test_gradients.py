@@ -13,11 +13,13 @@ from allstep.data import Loader
 from allstep.models import SmallCnn
 from allstep.train.precision.precision import Precision
 from allstep.train.step.step import Clock, Trainer, accumulate_gradients, step
+from allstep.train.task.classification import Classification
 from sources import Arrays
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 1, 8, 8)).astype(np.float32)
 LABELS = RANDOM.integers(0, 10, 40)
+TASK = Classification(10)
 
 
 def net(seed: int = 0) -> SmallCnn:
@@ -40,6 +42,7 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
     )
     return Trainer(
         net=model,
+        task=TASK,
         optimizer=optimizer,
         rate=lambda seen: rate,
         to_input=lambda x: x,

@@ -22,6 +22,7 @@ from allstep.data import ArraySource, Loader, Transform
 from allstep.report.mistakes import read_confusion, read_mistakes
 from allstep.train.score.evaluate import evaluate
 from allstep.train.score.mistakes import Mistakes, to_png
+from allstep.train.task.classification import Classification
 from allstep.world import World
 
 NAMES = ("ankle boot", "bag", "coat", "dress", "5 é")
@@ -62,7 +63,7 @@ def evaluate_and_write(n: int, channels: int, keep: int, folder: Path) -> str | 
     images, labels, logits = samples(n, channels)
     loader = Loader(ArraySource(images, labels), Transform(), batch=15, world=world, seed=None)
     mistakes = Mistakes(NAMES, keep)
-    evaluate(Said(logits), loader, lambda data: data.float(), mistakes=mistakes)
+    evaluate(Said(logits), loader, lambda data: data.float(), Classification(logits.shape[1]), mistakes=mistakes)
     return mistakes.write(folder, world)
 
 

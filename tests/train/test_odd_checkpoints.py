@@ -26,8 +26,8 @@ from allstep.train.checkpoint.restore import load_optimizer, load_weights, param
 from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed, check_used
 from allstep.train.health.divergence import LossWatch
 from allstep.train.run.state import Standing
-from allstep.train.score.evaluate import Tally
 from allstep.train.step.build import make_optimizer
+from allstep.train.task.classification import Classification, ClassificationTally
 from allstep.train.watch.events import Score
 from limited import limited, seeds
 from odd_files import ODD
@@ -50,7 +50,9 @@ def snapshot(samples: int) -> Snapshot:
     """With all that a run's state may hold."""
     net, optimizer = net_and_optimizer()
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
-    standing = Standing(samples, 5, 10, Score(0.5, 0.5, 10, 1.0), samples, 0, Tally(1.0, 2.0, 3.0, 4.0))
+    standing = Standing(
+        samples, 5, 10, Score(0.5, 0.5, 10, 1.0), samples, 0, since=ClassificationTally(1.0, 2.0, 3.0, 4.0)
+    )
     pictures = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "deviation": [2.0] * 3}
     state = {
         "standing": standing.to_plain(),
@@ -358,7 +360,7 @@ def use(found: Snapshot) -> None:
     """As `make_job` does; only CheckpointError may come of it."""
     state = found.state
     net, optimizer = net_and_optimizer()
-    Standing.from_plain(dict(state["standing"]))
+    Standing.from_plain(dict(state["standing"]), Classification(2))
     LossWatch(**state["watch"])
     if "noise" in state and state["noise"] is not None:
         RunningNoiseScale(**state["noise"])

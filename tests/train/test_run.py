@@ -18,6 +18,7 @@ from allstep.train.run.request import TrainRequest
 from allstep.train.run.setup import make_job
 from allstep.train.run.worker import work
 from allstep.train.score.evaluate import evaluate
+from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callbacks
 from allstep.train.watch.events import Result
 from allstep.train.watch.record import Record
@@ -182,7 +183,7 @@ def evaluate_share(n: int) -> tuple[float, float, int]:
     torch.manual_seed(0)
     images, labels = torch.randn(n, 5).numpy(), torch.arange(n).numpy() % 3
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
-    score = evaluate(torch.nn.Linear(5, 3), loader, lambda x: x)
+    score = evaluate(torch.nn.Linear(5, 3), loader, lambda x: x, Classification(3))
     return score.loss, score.accuracy, score.count
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import allstep
-from allstep.train.score.evaluate import Tally
 from allstep.train.step.after_step import AfterStep, StepOutcome, StepReport
 from allstep.train.step.running_statistics import RunningStatistics
+from allstep.train.task.classification import ClassificationTally
 from ranks import Ranks
 
 WEIGHTS = [6, 0, 2]
@@ -107,12 +107,14 @@ def test_a_net_without_such_norms_talks_to_nobody() -> None:
 def reported(by_rank: bool) -> StepOutcome:
     world = allstep.init()
     after = AfterStep(RunningStatistics(nn.BatchNorm2d(3)), world, by_rank)
-    tally = Tally(loss=1.0 + world.rank, correct=2.0, top5=3.0, count=WEIGHTS[world.rank])
+    tally = ClassificationTally(loss=1.0 + world.rank, correct=2.0, top5=3.0, count=WEIGHTS[world.rank])
     return after.exchange(StepReport(tally, WEIGHTS[world.rank], world.rank == 1, failed=False))
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
 def test_all_ranks_learn_of_the_whole_step(ranks: Ranks, by_rank: bool) -> None:
     outcomes = ranks(3, reported, by_rank)
-    expected = StepOutcome(Tally(6.0, 6.0, 9.0, 8.0), stop=True, failed=False, samples=(6, 0, 2) if by_rank else ())
+    expected = StepOutcome(
+        ClassificationTally(6.0, 6.0, 9.0, 8.0), stop=True, failed=False, samples=(6, 0, 2) if by_rank else ()
+    )
     assert outcomes == [expected] * 3

@@ -3,6 +3,7 @@
 ```
 config | precision       what a run is, checked and resolved; the number format it computes in
 input | watch | folder   splits and loaders; events and callbacks; the run folder
+task                     what is learned: losses, tally, metrics, kind of input
 score                    losses and accuracies, counted once per sample; wrong predictions
 step                     one update: forward, backward, reduce, update; running statistics, EMA
 checkpoint               written whole or not at all, restored at any number of workers

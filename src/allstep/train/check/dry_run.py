@@ -38,7 +38,7 @@ from allstep.train.input.splits import make_loaders
 from allstep.train.run.capture import capture
 from allstep.train.run.setup import Job, make_job
 from allstep.train.run.start import memory_in_use
-from allstep.train.score.evaluate import check_targets, evaluate
+from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step
 from allstep.world import World
@@ -154,7 +154,7 @@ class _Rehearsal:
 
     def _read(self, loader: Loader, place: int) -> None:
         batch = next(iter(loader.batches(place)))
-        check_targets(batch, self.job.parts.num_classes, loader)
+        self.job.trainer.task.check_targets(batch, loader)
 
     def take_steps(self) -> float:
         """One update, then some by the clock; seconds of one of these."""
@@ -185,7 +185,9 @@ class _Rehearsal:
             device = next(job.trainer.net.parameters()).device
             few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
             started = time.perf_counter()
-            score = evaluate(job.evaluated_net, few, job.trainer.to_input, mirror=job.config.evaluation.mirror)
+            score = evaluate(
+                job.evaluated_net, few, job.trainer.to_input, job.trainer.task, mirror=job.config.evaluation.mirror
+            )
             what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
         return (time.perf_counter() - started) * len(loader)
 

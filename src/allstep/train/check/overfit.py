@@ -22,9 +22,10 @@ from allstep.data import Batch
 from allstep.train.check.verify import switch_dropout_off
 from allstep.train.config.run_config import AverageConfig, GrowthConfig, ResolvedConfig, ScheduleConfig
 from allstep.train.run.setup import Job, make_job
-from allstep.train.score.evaluate import Tally, check_targets, evaluate
+from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.step import Clock, step
+from allstep.train.task.task import Tally
 from allstep.train.watch.events import Score
 from allstep.world import World
 
@@ -116,7 +117,9 @@ def learn(config: ResolvedConfig, world: World, out: Path, tell: Callable[[str],
         if is_learned(last) or not math.isfinite(last.loss):
             break
     evaluated = (
-        evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input) if is_learned(last) else None
+        evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input, job.trainer.task)
+        if is_learned(last)
+        else None
     )
     return Learned(job.num_train, job.parts.num_classes, steps, epochs, first, last, evaluated)
 
@@ -124,18 +127,18 @@ def learn(config: ResolvedConfig, world: World, out: Path, tell: Callable[[str],
 def _epochs(job: Job) -> Iterator[tuple[int, Score]]:
     """Trains; after each epoch how many updates it had, and its score over all ranks."""
     loader, clock = job.loaders["train"], Clock()
-    steps, total = 0, Tally()
+    steps, total = 0, job.trainer.task.tally()
     for batch in loader.batches(0, job.total):
         steps, total = steps + 1, total + _update(job, batch, clock)
         if steps == len(loader):
             yield steps, total.score()
-            steps, total = 0, Tally()
+            steps, total = 0, job.trainer.task.tally()
 
 
 def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
     """One step; the tally of all ranks."""
     if batch.epoch == 0:
-        agree.everyone(job.world, lambda: check_targets(batch, job.parts.num_classes, job.loaders["train"]))
+        agree.everyone(job.world, lambda: job.trainer.task.check_targets(batch, job.loaders["train"]))
     mine = step(job.trainer, batch, num_samples(job, batch), clock)
     return job.after_step.exchange(StepReport(mine, batch.weight)).tally
 

@@ -35,7 +35,7 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.replicas import Fingerprint
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.setup import Job, make_job
-from allstep.train.score.evaluate import check_targets, evaluate
+from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
 from allstep.train.step.running_statistics import RunningStatistics
 from allstep.train.step.step import Clock, step
@@ -125,7 +125,7 @@ def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
 
     optimizer.apply = look_and_apply
     for number, batch in enumerate(_batches(job, plan.batches), 1):
-        agree.everyone(job.world, partial(check_targets, batch, job.parts.num_classes, job.loaders["train"]))
+        agree.everyone(job.world, partial(trainer.task.check_targets, batch, job.loaders["train"]))
         mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
         total = job.after_step.exchange(StepReport(mine, batch.weight)).tally
         if job.average is not None:
@@ -186,7 +186,7 @@ def _evaluate(job: Job, count: int) -> Score:
     parts = replace(job.parts, validation=job.parts.validation.first(count))
     loaders = make_loaders(job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device)
     mirror = job.config.evaluation.mirror
-    return evaluate(job.evaluated_net, loaders["validation"], job.trainer.to_input, mirror=mirror)
+    return evaluate(job.evaluated_net, loaders["validation"], job.trainer.to_input, job.trainer.task, mirror=mirror)
 
 
 # Comparing

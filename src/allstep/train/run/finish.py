@@ -22,6 +22,7 @@ from allstep.comm.group.decide import EndedElsewhere
 from allstep.data import Loader
 from allstep.errors import CheckpointError, DataError, UserError
 from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.checkpoint.format import Snapshot
 from allstep.train.checkpoint.restore import with_weights
 from allstep.train.health.checkpoint_state import check_used
@@ -39,7 +40,9 @@ def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
     if choose == "last" or job.standing.best_samples == job.standing.samples:
         return last, choose
     path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
-    snapshot, problem = agree.rank_0_decides(job.world, lambda: _read_or_not(path, job.parts.classes))
+    found, problem = _read_or_not(path, job.parts.classes) if job.world.rank == 0 else (None, "")
+    problem = agree.rank_0_decides(job.world, lambda: problem)
+    snapshot = broadcast_snapshot(job.world, found)
     if snapshot is None:
         callback.event(f"the best weights cannot be read, the last ones are tested: {problem}")
         return last, "last"

@@ -37,7 +37,7 @@ from allstep.train.run.finish import chosen_net, training_score
 from allstep.train.run.setup import Job, make_job
 from allstep.train.run.start import memory_in_use, opening
 from allstep.train.run.state import crossed
-from allstep.train.score.evaluate import Interrupted, Tally, check_targets, evaluate
+from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
@@ -90,7 +90,7 @@ class _Run:
 
     def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
-        self.clock, self.since_log = Clock(), Tally()
+        self.clock, self.since_log = Clock(), job.trainer.task.tally()
         self.checkpoints = Checkpoints(job, callbacks, stopping)
         self.fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
         self.validation: Score | None = None
@@ -131,13 +131,14 @@ class _Run:
 
     def _over(self) -> str:
         """Why there is no further step; empty when there is."""
-        job, section = self.job, self.job.config.evaluation
+        job, section, best = self.job, self.job.config.evaluation, self.job.standing.best
+        metric = job.trainer.task.metrics[0]
         if job.standing.samples >= job.total:
             return "all epochs are done"
         if section.patience is not None and job.standing.worse >= section.patience:
-            return f"no better validation accuracy in {job.standing.worse} evaluations (evaluation.patience)"
-        if section.stop_at is not None and job.standing.best and job.standing.best.accuracy >= section.stop_at:
-            return f"the validation accuracy is {job.standing.best.accuracy:.2%} (evaluation.stop_at)"
+            return f"no better validation {metric.name} in {job.standing.worse} evaluations (evaluation.patience)"
+        if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
+            return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
         return ""
 
     def _batches(self) -> Generator[Batch]:
@@ -166,7 +167,7 @@ class _Run:
         """The next share. Where there is something wrong with it, an empty one, so that this step can end and all ranks hear of it."""
         try:
             batch = next(batches)
-            check_targets(batch, self.job.parts.num_classes, self.job.loaders["train"])
+            self.job.trainer.task.check_targets(batch, self.job.loaders["train"])
             return batch, None
         except UserError as error:
             return self._empty(), error
@@ -267,7 +268,7 @@ class _Run:
             self.callbacks.progress(progress)
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
-        self.since_log = Tally()
+        self.since_log = job.trainer.task.tally()
 
     def _trust_ratios(self) -> dict[str, float] | None:
         """Of each layer, where the optimizer has them."""
@@ -285,7 +286,7 @@ class _Run:
         self.validation = self._validate()
         self.clock.skip()
         self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
-        is_best = standing.note(self.validation)
+        is_best = standing.note(self.validation, job.trainer.task.metrics[0])
         epoch = -(-standing.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad())
@@ -300,6 +301,7 @@ class _Run:
             net,
             loader,
             self.job.trainer.to_input,
+            self.job.trainer.task,
             mirror=self.job.config.evaluation.mirror,
             mistakes=mistakes,
             must_leave=self.stopping.must_leave,

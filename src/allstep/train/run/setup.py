@@ -45,9 +45,13 @@ from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_b
 from allstep.train.step.running_statistics import RunningStatistics
 from allstep.train.step.step import Trainer
 from allstep.train.step.timing import Example
+from allstep.train.task.classification import Classification
+from allstep.train.task.task import Task
 from allstep.world import World
 
 _PICTURES_TO_WHITEN = 5000
+# By kind of a task's input: how what is stored becomes what a model takes.
+_INPUTS = {"images": make_to_input}
 
 
 @dataclass
@@ -96,13 +100,14 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
     parts = _data_on_every_host(config, world)
     device = build.make_device(config)
     loaders = make_loaders(config, parts, world, out, device)
-    standing = Standing(batch=config.batch) if snapshot is None else Standing.from_plain(snapshot.state["standing"])
+    task = Classification(parts.num_classes, config.label_smoothing)
+    standing = _standing(config, task, snapshot)
     if snapshot is not None:
         known = snapshot.state.get("pictures", {}).get("classes", ())
         agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
         agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
     dtype = dtype_of_weights(config.precision)
-    to_input = make_to_input(parts.mean, parts.deviation, device, dtype, config.layout != "plain")
+    to_input = _INPUTS[task.input](parts.mean, parts.deviation, device, dtype, config.layout != "plain")
     net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
     share_of_batch = partial(_example, config, world, parts, to_input)
     precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
@@ -121,13 +126,13 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
     trainer = Trainer(
         net=net,
+        task=task,
         optimizer=build.distribute(net, optimizer, world, pieces, share),
         rate=learning_rate(config, num_train),
         to_input=to_input,
         precision=precision,
         pieces=pieces,
         clip=config.optimizer.clip,
-        label_smoothing=config.label_smoothing,
         noise=build.make_noise(config),
         weigh=build.make_weigh(config),
         seed=config.seed,
@@ -158,6 +163,12 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
             *notes(config, world.size, num_train),
         ],
     )
+
+
+def _standing(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> Standing:
+    if snapshot is None:
+        return Standing(batch=config.batch, since=task.tally())
+    return Standing.from_plain(snapshot.state["standing"], task)
 
 
 def _data_on_every_host(config: ResolvedConfig, world: World) -> Parts:

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from allstep.train.score.evaluate import Tally
+from allstep.train.task.task import Metric, Tally, Task
 from allstep.train.watch.events import Score
 
 
@@ -25,19 +25,19 @@ class Standing:
     best_samples: int = 0
     worse: int = 0
     """Evaluations since the best one."""
-    since: Tally = field(default_factory=Tally)
+    since: Tally = field(kw_only=True)
     """The training samples since the last evaluation."""
     owes: int | None = None
     """Samples before the last step, when what was due after it (an evaluation, growth, a checkpoint) is still to be done."""
 
-    def note(self, validation: Score) -> bool:
-        """Takes an evaluation into account; whether it is the best so far."""
-        is_best = self.best is None or validation.accuracy > self.best.accuracy
+    def note(self, validation: Score, metric: Metric) -> bool:
+        """Take an evaluation into account. Return whether it is the best so far, by `metric`."""
+        is_best = metric.is_better(validation, self.best)
         if is_best:
             self.best, self.best_samples, self.worse = validation, self.samples, 0
         else:
             self.worse += 1
-        self.since = Tally()
+        self.since = self.since.with_sums([0.0 for _ in self.since.sums()])
         return is_best
 
     def to_plain(self) -> dict[str, Any]:
@@ -46,10 +46,10 @@ class Standing:
         return {**{name: getattr(self, name) for name in _PLAIN}, "best": best, "since": self.since.sums()}
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "Standing":
-        """From a checkpoint."""
+    def from_plain(cls, plain: dict[str, Any], task: Task) -> "Standing":
+        """From a checkpoint of a run of this task."""
         best = Score(**plain["best"]) if plain["best"] else None
-        return cls(**{name: plain[name] for name in _PLAIN}, best=best, since=Tally(*plain["since"]))
+        return cls(**{name: plain[name] for name in _PLAIN}, best=best, since=task.tally().with_sums(plain["since"]))
 
 
 _PLAIN = ("samples", "updates", "batch", "best_samples", "worse", "owes")

@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from allstep.data import Batch
 from allstep.norm import GhostBatchNorm, SyncBatchNorm
 from allstep.optim import add_noise, seed_step, squared_norm
 from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.precision.precision import Precision, exact
-from allstep.train.score.evaluate import Tally, ToInput
+from allstep.train.score.evaluate import ToInput
+from allstep.train.task.task import Tally, Task
 
 PHASES = ("input", "compute", "wait", "update")
 
@@ -66,6 +66,7 @@ class Trainer:
     """What a step works with."""
 
     net: nn.Module
+    task: Task
     optimizer: ReplicatedOptimizer
     rate: Callable[[int], float]
     """The learning rate, by samples seen."""
@@ -73,7 +74,6 @@ class Trainer:
     precision: Precision
     pieces: int = 1
     """In which a worker computes its share, one after the other."""
-    label_smoothing: float = 0.0
     clip: float | None = None
     """The largest norm of a gradient."""
     noise: Callable[[int], float] | None = None
@@ -130,7 +130,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
 
     Where ranks meet within the net (synchronised norms), all go through it equally often: with nothing, if they have nothing.
     """
-    tally, factor = Tally(), trainer.precision.scale * trainer.size / num_samples
+    tally, factor = trainer.task.tally(), trainer.precision.scale * trainer.size / num_samples
     trainer.not_finite = []
     weights = trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
     pieces = min(trainer.pieces, math.ceil(num_samples / trainer.size))  # the largest share's: the same on all ranks
@@ -144,7 +144,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
         with trainer.precision.autocast():
             logits = trainer.net(pictures)
         logits = exact(logits)
-        losses = functional.cross_entropy(logits, target, reduction="none", label_smoothing=trainer.label_smoothing)
+        losses = trainer.task.training_losses(logits, target)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
         (weighed.sum() * factor).backward()
         row = int(tally.count)

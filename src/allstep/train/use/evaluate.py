@@ -26,6 +26,7 @@ from allstep.train.input.classes import check_same_classes, given_names
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Part, open_parts
 from allstep.train.score.evaluate import evaluate
+from allstep.train.task.classification import Classification
 from allstep.train.use.load import Trained, find_run, make_device, make_trained, picture_transform
 from allstep.train.use.predict import num_at_once
 from allstep.train.watch.events import Score
@@ -62,7 +63,8 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
         check_shape(config.model.name, trained.shape, (channels, height, width))
     loader = _loader(config, trained, opened, world, asked.device)
     try:
-        score = evaluate(trained.net, loader, trained.to_input, mirror=config.evaluation.mirror)
+        task = Classification(trained.num_classes)
+        score = evaluate(trained.net, loader, trained.to_input, task, mirror=config.evaluation.mirror)
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
