@@ -16,7 +16,7 @@ from allstep.bench import CommResult, Missing, Row, launch
 from allstep.bench.comm import measure as comm
 from allstep.bench.comm import rank as comm_rank
 from allstep.bench.comm.measure import CommFailed
-from allstep.bench.comm.rank import Contender, Rank, check, fill
+from allstep.bench.comm.rank import CommRank, SumContender, check, fill
 from allstep.bench.comm.result import (
     CACHES,
     COLD,
@@ -141,7 +141,7 @@ def test_sums_are_checked(numel: int, size: int, turns: int) -> None:
         check(total, size, turns)
 
 
-class Alone(Contender):
+class Alone(SumContender):
     """Sums over one rank, and keeps what the call finds."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ def test_a_call_finds_the_caches_as_asked(
     monkeypatch.setattr(comm_rank.machine, "largest_cache", lambda: 400)
     monkeypatch.setattr(comm_rank, "check", lambda tensor, size, turns: None)
     alone = Alone()
-    rank = Rank(0, 1, {PRIVATE: alone})
+    rank = CommRank(0, 1, {PRIVATE: alone})
     assert rank.answer({"prepare": 4000}) == {"absent": {}}
     evict = rank._evict
     rank._evict = lambda: sums.append(1) or evict()  # type: ignore[method-assign]

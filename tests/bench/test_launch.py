@@ -8,15 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from allstep.bench import launch
-from allstep.bench.launch import Contender, LaunchFailed, contenders, measure_launch
+from allstep.bench.launch import LaunchContender, LaunchFailed, contenders, measure_launch
 from allstep.cli.app import app
 
 PYTHON = sys.executable
 QUICK = [
-    Contender("import torch", (PYTHON, "-c", "pass")),
-    Contender("torchrun, env://", (PYTHON, "-c", "pass")),
-    Contender("allstep run, env://", (PYTHON, "-c", "pass")),
-    Contender("mpirun, allstep.init()", ("mpirun",), missing="mpirun is not installed"),
+    LaunchContender("import torch", (PYTHON, "-c", "pass")),
+    LaunchContender("torchrun, env://", (PYTHON, "-c", "pass")),
+    LaunchContender("allstep run, env://", (PYTHON, "-c", "pass")),
+    LaunchContender("mpirun, allstep.init()", ("mpirun",), missing="mpirun is not installed"),
 ]
 
 
@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("contender", contenders()[1:], ids=lambda contender: contender.name)
-def test_it_runs(contender: Contender, tmp_path: Path) -> None:
+def test_it_runs(contender: LaunchContender, tmp_path: Path) -> None:
     if contender.missing:
         pytest.skip(contender.missing)
     (tmp_path / contender.script).write_text(launch._SCRIPTS[contender.script])
@@ -69,9 +69,9 @@ def test_a_peer_that_fails_is_missing_and_ours_is_an_error(monkeypatch: pytest.M
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho no MPI today\nexit 3\n")
     mpirun.chmod(0o755)
-    monkeypatch.setattr(launch, "contenders", lambda: [Contender("mpirun", (str(mpirun),))])
+    monkeypatch.setattr(launch, "contenders", lambda: [LaunchContender("mpirun", (str(mpirun),))])
     assert [missing.reason for missing in measure_launch(1).missing] == ["it fails here: no MPI today"]
-    ours = Contender("allstep run", (PYTHON, "-c", "raise SystemExit(3)"))
+    ours = LaunchContender("allstep run", (PYTHON, "-c", "raise SystemExit(3)"))
     monkeypatch.setattr(launch, "contenders", lambda: [ours])
     with pytest.raises(LaunchFailed, match="allstep run ended with status 3"):
         measure_launch(1)

@@ -26,8 +26,8 @@ from allstep.bench import Missing
 from allstep.bench.comm import measure as comm
 from allstep.bench.step import measure as step
 from allstep.bench.step import rank as step_rank
-from allstep.bench.step.measure import Rounds, StepFailed, check_losses, round_of
-from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, Rank, watching
+from allstep.bench.step.measure import StepFailed, StepRounds, check_losses, round_of
+from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, StepRank, watching
 from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, PARTS, SHARED, TASKS, StepResult, StepRow
 from allstep.cli.app import app
 from allstep.comm.timeline import recorder
@@ -143,7 +143,7 @@ def test_what_cannot_be_measured_is_said_at_once(options: list[str], monkeypatch
 class _Team:
     """One rank, spoken to without a socket."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: StepRank) -> None:
         self._rank, self.names = rank, rank.names
 
     def tell(self, order: dict[str, Any]) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ def _rounds(contenders: dict[str, Any]) -> tuple[list[tuple[str, int, bool]], li
     allstep.init()
     torch.set_num_threads(1)
     step._SECONDS_PER_TURN = 0
-    rounds = Rounds(_Team(Rank(0, 1, "small-cnn", 2, contenders)), 1)  # type: ignore[arg-type]
+    rounds = StepRounds(_Team(StepRank(0, 1, "small-cnn", 2, contenders)), 1)  # type: ignore[arg-type]
     rounds.prepare()
     rounds.warm_up()
     rounds.take()
@@ -210,7 +210,7 @@ def _fail_on_one_rank() -> list[str]:
     contenders = {name: CONTENDERS[name] for name in (ALONE, OPTIMIZER, DDP)}
     if world.rank == 1:
         contenders[OPTIMIZER] = lambda *given: _fails_in_turn(0)(*CONTENDERS[OPTIMIZER](*given))
-    rank = Rank(world.rank, world.size, "small-cnn", 2, contenders)
+    rank = StepRank(world.rank, world.size, "small-cnn", 2, contenders)
     assert not any("failed" in rank.answer({"prepare": name}) for name in contenders)
     failed = rank.answer({"train": OPTIMIZER, "turn": 1, "steps": 3})["failed"]
     Path(f"answer of {world.rank}").touch()  # the bench, too, goes on when all have answered
@@ -228,7 +228,7 @@ def test_who_fails_on_one_rank_fails_on_all_and_the_others_go_on(ranks: Ranks) -
 def test_all_reasons_are_given() -> None:
     answers = [{"failed": "rank 1 did not come"}, {"failed": "worn out"}, {"failed": "rank 1 did not come"}]
     team = SimpleNamespace(names=[GLOO], tell=lambda order: answers)
-    rounds = Rounds(team, 3)  # type: ignore[arg-type]
+    rounds = StepRounds(team, 3)  # type: ignore[arg-type]
     with pytest.raises(StepFailed, match="it fails here: rank 1 did not come; worn out"):
         rounds.prepare()
 

@@ -18,7 +18,7 @@ from allstep.comm.group.plan import RedOpType
 from allstep.comm.op.describe import words
 from allstep.comm.timeline import recorder
 from allstep.comm.timeline.chrome_trace import described
-from allstep.comm.timeline.recorder import Operation, Recorder, spans
+from allstep.comm.timeline.recorder import RecordedOperation, Recorder, spans
 from hosts import Hosts
 from launch.command import run
 from ranks import Ranks, held_port, wait_until
@@ -545,8 +545,8 @@ def test_hosts_whose_clocks_differ_are_shown_on_one(ranks: Ranks, tmp_path: Path
 # The pieces
 
 
-def operation(*marks: tuple[int, str], ended: int) -> Operation:
-    return Operation("0", "barrier", marks, ended, "")
+def operation(*marks: tuple[int, str], ended: int) -> RecordedOperation:
+    return RecordedOperation("0", "barrier", marks, ended, "")
 
 
 def test_spans_follow_the_marks() -> None:

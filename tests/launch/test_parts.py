@@ -31,7 +31,7 @@ from allstep.process.python import module_flags
 BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]), max_size=40)
 
 
-def fed(collector: lines.Lines, *chunks: bytes) -> list[str]:
+def fed(collector: lines.LineCutter, *chunks: bytes) -> list[str]:
     return [piece for chunk in chunks for piece in collector.feed(chunk)]
 
 
@@ -46,7 +46,7 @@ def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list
     clock = itertools.count(0.0, step)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        collector = lines.Lines()
+        collector = lines.LineCutter()
         pieces = fed(collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end))
         pieces += collector.end()
     assert collector.end() == []
@@ -62,7 +62,7 @@ def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list
 def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    bar = lines.Lines()
+    bar = lines.LineCutter()
     pieces = []
     for percent in range(101):
         clock[0] += 0.05
@@ -78,7 +78,7 @@ def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytes
 def test_windows_line_ends_and_an_unended_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    collector = lines.Lines()
+    collector = lines.LineCutter()
     assert printed(fed(collector, b"one\r\ntwo\r\n")) == "one\ntwo\n"
     clock[0] += 5.0
     assert printed(fed(collector, b"three\r", b"\nfour\r\n")) == "three\nfour\n", "no empty line between them"
@@ -96,14 +96,14 @@ def test_the_text_behind_the_last_carriage_return_is_printed() -> None:
 
 
 def test_a_line_without_end_comes_in_pieces() -> None:
-    collector = lines.Lines()
+    collector = lines.LineCutter()
     pieces = fed(collector, *[b"x" * 70_000] * 40)
     assert pieces
     assert "".join(pieces + collector.end()) == "x" * 70_000 * 40
 
 
 def test_a_flood_of_redraws_is_not_kept_in_memory() -> None:
-    collector = lines.Lines()
+    collector = lines.LineCutter()
     chunks = [b"\r" + b"x" * 9_999] * 100
     pieces = fed(collector, *chunks)
     rest = "".join(collector.end())
@@ -116,7 +116,7 @@ STREAM = b"one\r\n 10%\r 20%\rdone\n\x1b[1mbold\xe9\n\n 1%\r 2%"
 
 def test_log_files_have_the_bytes_that_the_worker_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = Output(2, {0}, tmp_path / "logs", tmp_path / "streams")
-    collector = lines.Lines()
+    collector = lines.LineCutter()
     for chunk in (STREAM[:4], STREAM[4:20], STREAM[20:]):
         output.write(0, "out", collector.feed(chunk))
     output.write(0, "out", collector.end())

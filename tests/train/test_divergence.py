@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from allstep.train import read_config
 from allstep.train.config.check import check_config
-from allstep.train.config.run_config import ResolvedConfig, validated
+from allstep.train.config.run_config import ResolvedConfig
+from allstep.train.config.validate import validated
 from allstep.train.health.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
 
 FALLING = [2.3 * 0.97**step for step in range(100)]  # to 0.11

@@ -16,7 +16,7 @@ from allstep.cli.app import app
 from allstep.errors import CheckpointError, UserError
 from allstep.train import read_config
 from allstep.train.check import overfit as by_heart
-from allstep.train.check.dry_run import Rehearsed, Stage, _check_same, forecast, rehearse, table
+from allstep.train.check.dry_run import Rehearsed, RehearsedStage, _check_same, forecast, rehearse, table
 from allstep.train.check.overfit import Learned, learn, simplified, verdict
 from allstep.train.checkpoint.format import Snapshot
 from allstep.train.run import setup as job
@@ -174,7 +174,7 @@ def test_one_bit_is_enough(changes: dict[str, Any], what: str) -> None:
 
 
 REHEARSED = Rehearsed(
-    stages=(Stage("start", "a net", 1.5, 400_000_000),),
+    stages=(RehearsedStage("start", "a net", 1.5, 400_000_000),),
     epochs=90,
     steps_per_epoch=157,
     step_seconds=0.5,

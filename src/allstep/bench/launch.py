@@ -75,7 +75,7 @@ class LaunchFailed(AllstepError):
 
 
 @dataclass(frozen=True)
-class Contender:
+class LaunchContender:
     """A command to time. `script` is a name of `_SCRIPTS`, or none; `missing` says why it cannot be run here."""
 
     name: str
@@ -84,7 +84,7 @@ class Contender:
     missing: str = ""
 
 
-def contenders() -> list[Contender]:
+def contenders() -> list[LaunchContender]:
     """Everybody in the table's order, those that are not installed included."""
     python = sys.executable
     allstep = (python, "-m", "allstep", "run", "-np", "2", python)
@@ -93,12 +93,12 @@ def contenders() -> list[Contender]:
     no_mpirun = "" if shutil.which("mpirun") else "mpirun is not installed"
     no_mpi4py = "" if find_spec("mpi4py") else "mpi4py is not installed"
     return [
-        Contender(_IMPORT, (python, "-c", "import torch")),
-        Contender(_TORCHRUN, torchrun, "with_env.py"),
-        Contender("allstep run, env://", allstep, "with_env.py"),
-        Contender("allstep run, allstep.init()", allstep, "with_allstep.py"),
-        Contender("mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py),
-        Contender("mpirun, allstep.init()", mpirun, "with_allstep.py", no_mpirun),
+        LaunchContender(_IMPORT, (python, "-c", "import torch")),
+        LaunchContender(_TORCHRUN, torchrun, "with_env.py"),
+        LaunchContender("allstep run, env://", allstep, "with_env.py"),
+        LaunchContender("allstep run, allstep.init()", allstep, "with_allstep.py"),
+        LaunchContender("mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py),
+        LaunchContender("mpirun, allstep.init()", mpirun, "with_allstep.py", no_mpirun),
     ]
 
 
@@ -134,7 +134,7 @@ def measure_launch(repetitions: int = 5, progress: Progress = lambda name: None)
     return Result("launch", rows, missing, {"torchrun": _TORCHRUN, "import": _IMPORT})
 
 
-def _warm_up(contender: Contender, folder: Path, progress: Progress) -> Contender:
+def _warm_up(contender: LaunchContender, folder: Path, progress: Progress) -> LaunchContender:
     """The contender after its first turn. A peer that cannot even do that, such as an MPI that mpi4py was not made for, is missing."""
     if contender.missing:
         return contender
@@ -148,7 +148,7 @@ def _warm_up(contender: Contender, folder: Path, progress: Progress) -> Contende
     return contender
 
 
-def _time(contender: Contender, folder: Path) -> float:
+def _time(contender: LaunchContender, folder: Path) -> float:
     """Seconds from the start of the command to its end."""
     script = [str(folder / contender.script)] if contender.script else []
     env = environment_of(contender)
@@ -186,7 +186,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def environment_of(contender: Contender) -> Mapping[str, str]:
+def environment_of(contender: LaunchContender) -> Mapping[str, str]:
     """Ours, without what a launcher around us may have said; for scripts that must be told where to meet, a place to meet."""
     foreign = {name for launcher in LAUNCHERS.values() for names in launcher[1:] for name in names}
     env = {name: value for name, value in os.environ.items() if name not in foreign}

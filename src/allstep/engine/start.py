@@ -24,7 +24,7 @@ from allstep.engine.socket_board import connect
 from allstep.errors import CommError
 
 
-class _Process:
+class _EngineState:
     """The engine of this process, if one runs."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _Process:
             self.engine.forked()
 
 
-_process = _Process()
+_process = _EngineState()
 
 
 def current() -> Engine | None:

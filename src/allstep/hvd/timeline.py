@@ -16,7 +16,7 @@ from allstep.hvd.util import env_flag
 VARIABLE = "HOROVOD_TIMELINE"
 
 
-class _Process:
+class _HorovodTimelineState:
     """The timeline of this process: the one that is written, and whether one may be started."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class _Process:
         self.is_allowed = False
 
 
-_process = _Process()
+_process = _HorovodTimelineState()
 
 
 def current() -> HorovodTrace | None:

@@ -294,7 +294,7 @@ class _Stream:
 
     def __init__(self, agent: Agent, rank: int, name: Literal["out", "err"], fd: int) -> None:
         self.agent, self.rank, self.name, self.fd = agent, rank, name, fd
-        self.lines = lines.Lines()
+        self.lines = lines.LineCutter()
         self.ended = False
         self.watched = False
         os.set_blocking(fd, False)

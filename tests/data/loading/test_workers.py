@@ -28,7 +28,7 @@ from allstep.data.loading import processes as workers_process
 from allstep.data.loading.fill import Recipe, Stopped
 from allstep.data.loading.memory import Memory, SharedBuffer
 from allstep.data.loading.processes import Processes
-from allstep.data.loading.share import Layout, Share
+from allstep.data.loading.share import Share, ShareLayout
 from allstep.data.order import Span
 from allstep.data.sources.source import Block, Sample
 from allstep.errors import AllstepError, ConfigError
@@ -192,7 +192,7 @@ class TestProcesses:
         """A question too long for the socket waits: else both sides could wait for the other to read."""
         monkeypatch.setattr(workers_process, "_ROOM", room)
         recipe = Recipe(Singly(pictures(8)), noise_transform())
-        layout = Layout(Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None))
+        layout = ShareLayout(Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None))
         share = Share(recipe, layout, Span(0, 0, 8, 8), np.arange(8))
         crew, stop = Processes(recipe, 1), prefetch.Stop()
         (link,) = crew.links
@@ -441,7 +441,7 @@ class TestBackPressure:
             events.append(f"begin {piece.start}")
             return lambda: events.append(f"end {piece.start}") or fill.Rows(target=[0] * (piece.stop - piece.start))
 
-        layout = Layout(Memory(1), (4, 4, 3), np.dtype(np.uint8), 1, Sample(None))
+        layout = ShareLayout(Memory(1), (4, 4, 3), np.dtype(np.uint8), 1, Sample(None))
         share = Share(Recipe(Singly(pictures(4)), noise_transform()), layout, Span(0, 0, 4, 4), np.arange(4))
         assert len(list(prefetch.ahead_of_time(given(), [begin], ahead=1, depth=2))) == 1
         assert [event for event in events if event.startswith("end")] == [f"end {n}" for n in range(4)]

@@ -19,7 +19,7 @@ from allstep.data.opening import open_source
 from allstep.data.sources import index as index_module
 from allstep.data.sources import unpack
 from allstep.data.sources.index import index_places, read_index
-from allstep.data.sources.labels import INTEGERS, NAMES, NUMBERS, Labeling, Stored, Tally, decide, text_of
+from allstep.data.sources.labels import INTEGERS, NAMES, NUMBERS, Labeling, StoredLabels, Tally, decide, text_of
 from allstep.data.sources.source import BadSample, Source
 from allstep.data.sources.tar.source import TarSource
 from allstep.data.sources.tfrecord import labels as record_labels
@@ -169,7 +169,7 @@ def source_reason(label: int, first: int) -> str:
     return f"its label is {label}, expected labels from {first} on; labels_from=0 if they begin with 0"
 
 
-def counted(labels: Sequence[Any]) -> Stored:
+def counted(labels: Sequence[Any]) -> StoredLabels:
     tally = Tally()
     for label in labels:
         tally.add(label)
@@ -424,4 +424,4 @@ def test_a_labeling_without_text_changes_nothing() -> None:
     for label in (3, 2.5, None, np.array([1, 2])):
         assert same.value(label) is label
     assert same.key() == [] and json.loads(json.dumps(counted([b"a"]).to_json()))["names"] == ["a"]
-    assert Stored.from_json(counted([b"a"]).to_json()) == counted([b"a"])
+    assert StoredLabels.from_json(counted([b"a"]).to_json()) == counted([b"a"])

@@ -209,7 +209,7 @@ def start_team(name: str, command: Sequence[str], num_ranks: int, folder: Path, 
     door.listen(num_ranks)
     door.settimeout(0.2)
     output = folder / f"{name}.txt"
-    env = {**launch.environment_of(launch.Contender(name, ())), "OMP_NUM_THREADS": "1"}
+    env = {**launch.environment_of(launch.LaunchContender(name, ())), "OMP_NUM_THREADS": "1"}
     with output.open("w") as sink:
         process = subprocess.Popen(
             [*command, str(path)],

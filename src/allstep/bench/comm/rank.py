@@ -39,7 +39,7 @@ _PATTERN = 61  # a prime: no block of the pipeline is a multiple of it
 _BITS = 80  # the sums may grow by so many powers of two before the tensor is filled anew
 
 
-class Contender(Protocol):
+class SumContender(Protocol):
     """Somebody who can sum a tensor over the ranks, in place."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Contender(Protocol):
         """A barrier."""
 
 
-class Torch(Contender):
+class Torch(SumContender):
     """A process group of torch: allstep's or Gloo's. `empty` may be one for both, so that they work on the same memory."""
 
     def __init__(self, group: Any, empty: Callable[[int], Tensor] = torch.empty) -> None:
@@ -73,7 +73,7 @@ class Torch(Contender):
         dist.barrier(self._group)
 
 
-class Mpi(Contender):
+class Mpi(SumContender):
     """MPI through mpi4py, on the same kind of memory as the others."""
 
     def __init__(self, mpi: Any) -> None:
@@ -91,10 +91,10 @@ class Mpi(Contender):
         self._mpi.COMM_WORLD.Barrier()
 
 
-class Rank:
+class CommRank:
     """Answers the lines of the bench."""
 
-    def __init__(self, rank: int, size: int, contenders: Mapping[str, Contender]) -> None:
+    def __init__(self, rank: int, size: int, contenders: Mapping[str, SumContender]) -> None:
         self.rank, self.size = rank, size
         self.contenders = contenders
         self.names = list(contenders)
@@ -193,7 +193,7 @@ def _rows(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return tensor[:end].view(-1, _PATTERN), tensor[end:]
 
 
-def torch_rank() -> Rank:
+def torch_rank() -> CommRank:
     """Joins the ranks that were started with this one, and makes a group for each contender."""
     import allstep.comm
     from allstep.comm.network.algorithms import ALGORITHMS
@@ -209,18 +209,18 @@ def torch_rank() -> Rank:
     for name in ALGORITHMS:
         options = allstep.comm.Options(algorithm=name)
         contenders[f"allstep, {name}"] = Torch(dist.new_group(backend="allstep", pg_options=options))
-    return Rank(world.rank, world.size, contenders)
+    return CommRank(world.rank, world.size, contenders)
 
 
-def mpi_rank() -> Rank:
+def mpi_rank() -> CommRank:
     from mpi4py import MPI
 
     torch.set_num_threads(1)
-    return Rank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), {OPEN_MPI: Mpi(MPI)})
+    return CommRank(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), {OPEN_MPI: Mpi(MPI)})
 
 
 class Answering(Protocol):
-    """What the bench talks to: `Rank`, or whoever else speaks its lines."""
+    """What the bench talks to: `CommRank`, or whoever else speaks its lines."""
 
     rank: int
     size: int

@@ -79,7 +79,7 @@ def measure_data(
         folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-"))
         settings = prepare(source, Settings(folder, size, batch, num_threads or machine.allowed_cores()), progress)
         progress("warming up")
-        rounds = Rounds(settings, ending)
+        rounds = DataRounds(settings, ending)
         rounds.take(_SECONDS_PER_TURN)
         rounds.forget()
         for number in range(1, repetitions + 1):
@@ -143,7 +143,7 @@ def _write_files(source: Source, folder: Path) -> None:
         (folder / f"{number:06}.jpg").write_bytes(content)
 
 
-class Rounds:
+class DataRounds:
     """All contenders that there are, round by round."""
 
     def __init__(self, settings: Settings, ending: contextlib.ExitStack) -> None:

@@ -83,7 +83,7 @@ def measure_step(
         rank = run_module("allstep.bench.step.rank", model, str(batch))
         command = run_module("allstep", "run", "-np", str(num_ranks), *rank)
         progress("starting")
-        rounds = Rounds(start_team("allstep run", command, num_ranks, folder, ending), num_ranks)
+        rounds = StepRounds(start_team("allstep run", command, num_ranks, folder, ending), num_ranks)
         rounds.prepare()
         progress("warming up")
         rounds.warm_up()
@@ -110,7 +110,7 @@ def round_of(rivals: Sequence[str]) -> list[tuple[str, ...]]:
     return [(first, ALONE, *second) for first, *second in pairs]
 
 
-class Rounds:
+class StepRounds:
     """All contenders of a team, round by round."""
 
     def __init__(self, team: Team, num_ranks: int) -> None:

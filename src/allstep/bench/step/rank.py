@@ -101,7 +101,7 @@ class Trainee:
         return loss.detach()
 
 
-class Rank:
+class StepRank:
     """Answers the lines of the bench."""
 
     def __init__(
@@ -218,7 +218,7 @@ def main(model: str, batch: str, path: str) -> None:
     os.environ.setdefault("ALLSTEP_TIMEOUT", str(_SECONDS_TO_WAIT))
     world = allstep.comm.init()
     torch.set_num_threads(1)
-    serve(path, Rank(world.rank, world.size, model, int(batch)))
+    serve(path, StepRank(world.rank, world.size, model, int(batch)))
 
 
 if __name__ == "__main__":

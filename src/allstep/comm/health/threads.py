@@ -192,7 +192,7 @@ def _leave(groups: list[Group]) -> None:
         group.leave()
 
 
-class _Process:
+class _WatchState:
     """The watch of this process; a forked one starts without."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class _Process:
         self.watch.stop()
 
 
-_process = _Process()
+_process = _WatchState()
 
 
 def watch() -> Watch:

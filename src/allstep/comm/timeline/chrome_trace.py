@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from allstep.comm.timeline.recorder import Operation, spans
+from allstep.comm.timeline.recorder import RecordedOperation, spans
 from allstep.errors import ConfigError
 
 _WORDS = re.compile(r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?")  # see op.describe
@@ -44,7 +44,7 @@ class Chrome:
             lines.append(self._about("process_labels", {"labels": label}))
         return "".join(lines)
 
-    def operations(self, ended: Iterable[Operation]) -> str:
+    def operations(self, ended: Iterable[RecordedOperation]) -> str:
         return "".join(line for operation in ended for line in self._lines(operation))
 
     def left_out(self, count: int, now: int) -> str:
@@ -53,7 +53,7 @@ class Chrome:
         event = {"name": name, "ph": "i", "s": "p", "ts": self.time(now), "pid": self._rank, "tid": 0}
         return json.dumps(event) + ",\n"
 
-    def _lines(self, operation: Operation) -> Iterable[str]:
+    def _lines(self, operation: RecordedOperation) -> Iterable[str]:
         if operation.group not in self._tracks:
             yield self._introduce_track(operation.group)
         tid = self._tracks[operation.group]

@@ -32,7 +32,7 @@ Mark = tuple[int, str]  # from this nanosecond on, what the operation is doing
 _thread = threading.local()  # .running: the operation that this thread carries out
 
 
-class Operation(NamedTuple):
+class RecordedOperation(NamedTuple):
     """One collective of a group, as this rank carried it out. said: the call in words. error: the name of what it raised, or empty."""
 
     group: str
@@ -63,7 +63,7 @@ class Recorder:
 
     def __init__(self, most: int = MOST_OPERATIONS) -> None:
         self._most = most
-        self._ended: deque[Operation] = deque()
+        self._ended: deque[RecordedOperation] = deque()
         self._num_left_out = 0
 
     @contextmanager
@@ -82,15 +82,15 @@ class Recorder:
             raise
         finally:
             _thread.running = None
-            self._keep(Operation(group, said, running.marks, clock(), error))
+            self._keep(RecordedOperation(group, said, running.marks, clock(), error))
 
-    def _keep(self, operation: Operation) -> None:
+    def _keep(self, operation: RecordedOperation) -> None:
         if len(self._ended) < self._most:
             self._ended.append(operation)
         else:
             self._num_left_out += 1
 
-    def take(self) -> tuple[list[Operation], int]:
+    def take(self) -> tuple[list[RecordedOperation], int]:
         """What has ended since the last time, and how many operations had to be left out."""
         taken = [self._ended.popleft() for _ in range(len(self._ended))]
         left_out, self._num_left_out = self._num_left_out, 0
@@ -108,7 +108,7 @@ def during(kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
     return act(*args, **named) if running is None else running.during(kind, act, *args, **named)
 
 
-def spans(operation: Operation) -> Iterator[tuple[str, int, int]]:
+def spans(operation: RecordedOperation) -> Iterator[tuple[str, int, int]]:
     """(kind, start, end) one after the other, from the beginning to the end. What is very short belongs to the span before it."""
     start, kind = operation.marks[0]
     ends = [*(at for at, _ in operation.marks[1:]), operation.ended]

@@ -33,7 +33,7 @@ from allstep.limits import read_limits
 VARIABLE = "ALLSTEP_TIMELINE"
 
 
-class _Process:
+class _TimelineState:
     """The timeline of this process, if one is being written."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Process:
         self.running = recorder.active = None
 
 
-_process = _Process()
+_process = _TimelineState()
 
 
 def start_timeline(path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,6 @@
 """What is in a source: how many samples, files and bytes, which sizes and formats of pictures, how many of each class.
 
-Pictures are looked at by their headers, and only a few hundred of them, spread over the set. Classes are counted over all samples; a
+Images are looked at by their headers, and only a few hundred of them, spread over the set. Classes are counted over all samples; a
 TFRecord source keeps the labels in its index, so that the second count is quick.
 """
 
@@ -30,7 +30,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSummary:
     """What the pictures that were looked at are like."""
 
     looked_at: int
@@ -49,7 +49,7 @@ class Info:
     num_samples: int
     num_files: int
     nbytes: int
-    pictures: Pictures
+    pictures: ImageSummary
     num_classes: int
     classes: tuple[tuple[str, int], ...]
     """Name and number of samples of each class, in the order of the labels; empty where samples have no class numbers."""
@@ -104,13 +104,13 @@ def files_of(source: Source) -> list[str]:
     return list(found)
 
 
-def look_at(source: Source, count: int = _LOOKED_AT) -> Pictures:
+def look_at(source: Source, count: int = _LOOKED_AT) -> ImageSummary:
     """Formats and sizes of up to `count` pictures."""
     seen = [_look(source, number) for number in spread(len(source), count)] if len(source) else []
     good = [each for each in seen if each is not None]
     heights, widths = ([size[axis] for _, size in good if size] for axis in (0, 1))
     formats = dict(Counter(kind for kind, _ in good).most_common())
-    return Pictures(len(seen), len(seen) - len(good), formats, _spread(heights), _spread(widths))
+    return ImageSummary(len(seen), len(seen) - len(good), formats, _spread(heights), _spread(widths))
 
 
 def _look(source: Source, number: int) -> tuple[str, tuple[int, ...]] | None:

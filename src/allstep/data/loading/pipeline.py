@@ -16,7 +16,7 @@ from allstep.data.loading import fill, prefetch, workers
 from allstep.data.loading.fill import Recipe
 from allstep.data.loading.memory import Buffer, Memory, PinnedBuffer, SharedBuffer
 from allstep.data.loading.processes import DEPTH, Processes
-from allstep.data.loading.share import Filled, Layout, Share
+from allstep.data.loading.share import Filled, Share, ShareLayout
 from allstep.data.loading.workers import Crew
 from allstep.data.order import Span
 from allstep.data.sources.source import Sample
@@ -50,9 +50,9 @@ class Machinery:
         else:
             _refuse_encoded(like)
 
-    def layout(self, share: int) -> Layout:
+    def layout(self, share: int) -> ShareLayout:
         """For shares of about `share` samples."""
-        return Layout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
+        return ShareLayout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
 
     def _piece(self, share: int) -> int:
         """Samples of a piece: blocks that fit the cache; all, where arrays are only copied; else few, for all workers to have some."""

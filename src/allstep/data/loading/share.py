@@ -23,7 +23,7 @@ from allstep.data.sources.source import BadSample, Sample
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShareLayout:
     """How shares lie in memory."""
 
     memory: Memory
@@ -51,7 +51,7 @@ class Filled:
 class Share:
     """Pieces are filled by `put(piece, rows)`, once each; `wait` then gives what `assemble` made of them."""
 
-    def __init__(self, recipe: Recipe, layout: Layout, span: Span, samples: Numbers) -> None:
+    def __init__(self, recipe: Recipe, layout: ShareLayout, span: Span, samples: Numbers) -> None:
         self.recipe, self.layout, self.span, self.samples = recipe, layout, span, samples
         size = max(1, layout.piece)
         self.pieces = [slice(i, min(i + size, len(samples))) for i in range(0, len(samples), size)] or [slice(0, 0)]

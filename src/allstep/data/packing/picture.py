@@ -61,7 +61,7 @@ _WEBP_AND_JPEG = range(1, 101)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredImage:
     """A picture as it goes into a shard: `content` is encoded as `kind`, or pixels when that is "raw"."""
 
     content: Any
@@ -93,7 +93,7 @@ class Recoding:
         if self.raw and self.format != "keep":
             raise ConfigError(f"--raw stores pixels, --format {self.format} encodes them; give one of the two")
 
-    def __call__(self, data: Any) -> Stored:
+    def __call__(self, data: Any) -> StoredImage:
         """What `data`, an encoded picture or an array, becomes. ValueError when it is no picture."""
         if isinstance(data, np.ndarray) and data.ndim > 1:
             picture = _checked(data)
@@ -103,7 +103,7 @@ class Recoding:
         check_size(size, self.max_pixels)
         smaller = self._scaled(size)
         if not self.raw and self.format in ("keep", kind) and smaller == size and kind in SUFFIXES:
-            return Stored(data, size, kind)
+            return StoredImage(data, size, kind)
         return self._store(_decode(data, kind, smaller, self.max_pixels), kind, smaller)
 
     def _scaled(self, size: Size) -> Size:
@@ -114,13 +114,13 @@ class Recoding:
         height, width = (max(1, round(side * self.max_side / longer)) for side in size)
         return height, width
 
-    def _store(self, picture: NDArray[np.uint8], kind: str, size: Size) -> Stored:
+    def _store(self, picture: NDArray[np.uint8], kind: str, size: Size) -> StoredImage:
         picture = _resized(picture, size)
         if self.raw:
-            return Stored(np.ascontiguousarray(picture).tobytes(), picture.shape, "raw")
+            return StoredImage(np.ascontiguousarray(picture).tobytes(), picture.shape, "raw")
         kind = self.format if self.format != "keep" else kind
         kind = kind if kind in FORMATS else "png"
-        return Stored(_encoded(picture, kind, self.quality), size, kind)
+        return StoredImage(_encoded(picture, kind, self.quality), size, kind)
 
 
 def kind_of(data: Any) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from allstep.data.packing.picture import SUFFIXES, Stored
+from allstep.data.packing.picture import SUFFIXES, StoredImage
 from allstep.data.sources.folder import PICTURES
 from allstep.data.sources.source import Place, Sample
 from allstep.data.sources.tar import source as tar
@@ -58,7 +58,7 @@ class Item:
     number: int
     place: Place
     sample: Sample
-    picture: Stored
+    picture: StoredImage
 
 
 @dataclass(frozen=True)

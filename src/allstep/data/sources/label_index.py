@@ -16,26 +16,31 @@ from typing import Any
 
 from allstep.data.sources.files import check_unchanged, lockable, open_file
 from allstep.data.sources.index import Index, index_places, read_index, write_index
-from allstep.data.sources.labels import Stored
+from allstep.data.sources.labels import StoredLabels
 from allstep.data.sources.unpack import all_content
 from allstep.files.lock import in_turn
 
 
-def noted(place: str, stored: Stored, whole: bool) -> dict[str, Any]:
+def noted(place: str, stored: StoredLabels, whole: bool) -> dict[str, Any]:
     """The entry of an index's `extra`."""
     return {"labels": {"in": place, "whole": whole, "stored": stored.to_json()}}
 
 
-def kept(index: Index, place: str, whole: bool) -> Stored | None:
+def kept(index: Index, place: str, whole: bool) -> StoredLabels | None:
     """What an index says of the labels in `place`: of the `whole` shard, or of a few. None: nothing."""
     about = index.extra.get("labels", {})
     if about.get("in") != place or (whole and not about["whole"]):
         return None
-    return Stored.from_json(about["stored"])
+    return StoredLabels.from_json(about["stored"])
 
 
 def completed(
-    where: str, kind: str, index: Index, place: str, whole: bool, look: Callable[[memoryview], tuple[Stored, bool]]
+    where: str,
+    kind: str,
+    index: Index,
+    place: str,
+    whole: bool,
+    look: Callable[[memoryview], tuple[StoredLabels, bool]],
 ) -> Index:
     """An index of `where` that says what labels in `place` are stored as.
 

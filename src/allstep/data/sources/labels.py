@@ -7,7 +7,7 @@ text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the same
 other text                          NAMES     b"tench", b"12"    line of classes.txt, else sorted order
 ```
 
-`Tally` counts what the samples of one shard store (`Stored`, kept in the shard's index). `decide`
+`Tally` counts what the samples of one shard store (`StoredLabels`, kept in the shard's index). `decide`
 makes one `Labeling` of all shards, from the files alone, so all ranks and worker processes number
 alike. Where a dataset has numbers and text, the more frequent of the two is its kind (ties: the one
 that comes first). A sample of the other kind is a bad sample, and so is a label that is empty, not
@@ -36,7 +36,7 @@ _SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLabels:
     """What the samples of one shard store as labels: how many numbers and texts, and which texts."""
 
     numbers: int = 0
@@ -52,9 +52,9 @@ class Stored:
         return {**vars(self), "names": list(self.names)}
 
     @staticmethod
-    def from_json(content: Mapping[str, Any]) -> "Stored":
+    def from_json(content: Mapping[str, Any]) -> "StoredLabels":
         """What `to_json` was called on."""
-        return Stored(**{**content, "names": tuple(content["names"])})
+        return StoredLabels(**{**content, "names": tuple(content["names"])})
 
 
 class Tally:
@@ -89,10 +89,10 @@ class Tally:
             self._names.add(text)
             self._known.add(stored)
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredLabels:
         """What was counted."""
         names = tuple(sorted(self._names))
-        return Stored(self._numbers, self._texts, self._text_first, names, self._problem)
+        return StoredLabels(self._numbers, self._texts, self._text_first, names, self._problem)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,9 @@ AS_NUMBERS = Labeling()
 """The labeling of sources that store numbers, or of which nothing is known."""
 
 
-def decide(place: str, shards: Sequence[Stored], listed: tuple[str, ...], given: tuple[str, ...] = ()) -> Labeling:
+def decide(
+    place: str, shards: Sequence[StoredLabels], listed: tuple[str, ...], given: tuple[str, ...] = ()
+) -> Labeling:
     """The labeling of a dataset that stores its labels in `place`, and has these `shards`.
 
     Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes of

@@ -28,7 +28,7 @@ _MOST_REDRAWS = 1 << 16
 _LONGEST = 1 << 20
 
 
-class Lines:
+class LineCutter:
     """Cuts one stream into pieces."""
 
     def __init__(self) -> None:

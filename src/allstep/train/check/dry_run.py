@@ -47,7 +47,7 @@ _TIMED, _TIMED_SECONDS = 5, 10.0  # steps by the clock, fewer where they are slo
 
 
 @dataclass(frozen=True)
-class Stage:
+class RehearsedStage:
     """One line of the table; times and memory are those of the worst rank."""
 
     name: str
@@ -60,7 +60,7 @@ class Stage:
 class Rehearsed:
     """What was measured."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[RehearsedStage, ...]
     epochs: int
     steps_per_epoch: int
     step_seconds: float
@@ -115,7 +115,7 @@ class _Rehearsal:
 
     def __init__(self, config: ResolvedConfig, world: World, out: Path) -> None:
         self.config, self.world, self.out = config, world, out
-        self.stages: list[Stage] = []
+        self.stages: list[RehearsedStage] = []
         self.nbytes = 0
 
     @contextmanager
@@ -132,7 +132,7 @@ class _Rehearsal:
             raise
         mine = (time.perf_counter() - started, memory_in_use())
         seconds, memory = zip(*agree.gather(self.world, mine), strict=True)
-        self.stages.append(Stage(name, ", ".join(what), max(seconds), max(memory)))
+        self.stages.append(RehearsedStage(name, ", ".join(what), max(seconds), max(memory)))
 
     def start(self) -> None:
         """The data opened, the net and its optimizer made."""

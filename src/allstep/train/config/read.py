@@ -34,8 +34,9 @@ import yaml
 from allstep.errors import ConfigError, cut, did_you_mean
 from allstep.files.yaml import Document, parse_yaml, read_yaml
 from allstep.train.config.recipes import BASES, DEFAULT
-from allstep.train.config.run_config import NEUTRAL, RunConfig, known_keys, validated
+from allstep.train.config.run_config import NEUTRAL, RunConfig
 from allstep.train.config.trust import TRUST, check_digest, check_factory, is_digest, is_of_run
+from allstep.train.config.validate import known_keys, validated
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"

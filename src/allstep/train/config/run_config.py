@@ -15,15 +15,14 @@ it, and `resolved` turns it into the first.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from allstep.data.image.limit import MAX_PIXELS
-from allstep.errors import ConfigError, cut
 from allstep.train.config.number_types import (
     Batch,
     Classes,
@@ -364,50 +363,3 @@ def usual_batch(base_batch: int, num_train: int) -> int:
     while batch // 2 >= _SMALLEST_BATCH and batch * _ENOUGH_UPDATES > num_train:
         batch //= 2
     return max(1, min(batch, num_train))
-
-
-def validated(values: Mapping[str, Any], place: Callable[[str], str] = lambda key: "") -> RunConfig:
-    """`values` as a RunConfig, or one line that says what is wrong with the first wrong one. place: where a key was set, in words."""
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        found = error.errors()
-        first = found[0]
-        key = ".".join(_key_parts(first["loc"]))
-        ways = [
-            _expected(each["type"], each["msg"])
-            for each in found
-            if _key_parts(each["loc"]) == _key_parts(first["loc"])
-        ]
-        what = " or ".join(dict.fromkeys(ways))
-        words = f"expected {what}, found {cut(repr(first['input']))}"
-        raise ConfigError(f"{place(key)}config key {cut(key)!r}: {words}") from error
-
-
-def _expected(kind: str, message: str) -> str:
-    if kind == "path_type":
-        return "a path"
-    what = message.removeprefix("Input should be ")
-    return f"a number {what}" if what.startswith(("greater", "less")) else what
-
-
-def _key_parts(location: tuple[int | str, ...]) -> list[str]:
-    """Of a key, without what pydantic adds about the alternatives that it tried."""
-    parts: list[str] = []
-    section: Any = RunConfig
-    for part in location:
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            break
-        parts.append(str(part))
-        section = section.model_fields[str(part)].annotation if str(part) in section.model_fields else None
-    return parts
-
-
-def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """All keys of a config, those of sections with a dot."""
-    for name, field in section.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from known_keys(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

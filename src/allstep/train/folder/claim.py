@@ -27,8 +27,9 @@ from allstep.errors import ConfigError
 from allstep.files.whole import create_file
 from allstep.train.config.differences import differences
 from allstep.train.config.read import read_layers
-from allstep.train.config.run_config import ResolvedConfig, validated
+from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.config.trust import SEAL, seal
+from allstep.train.config.validate import validated
 from allstep.train.folder.lock import LOCK
 
 CONFIG, RECORD = "config.yaml", "run.jsonl"

@@ -22,6 +22,7 @@ from torch import nn
 from allstep.comm.group import decide as agree
 from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
+from allstep.parallel.replicated import ReplicatedOptimizer
 from allstep.train.checkpoint.format import Snapshot
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.config.check import notes
@@ -96,16 +97,76 @@ class Job:
 
 
 def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot | None = None) -> Job:
-    """All ranks together. With a snapshot, the run goes on from there."""
+    """Build all parts of a run, on all ranks together. With a snapshot, the run continues from there."""
     parts = _data_on_every_host(config, world)
     device = build.make_device(config)
     loaders = make_loaders(config, parts, world, out, device)
+    num_train = loaders["train"].num_samples
     task = Classification(parts.num_classes, config.label_smoothing)
     standing = _standing(config, task, snapshot)
     if snapshot is not None:
-        known = snapshot.state.get("pictures", {}).get("classes", ())
-        agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
-        agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
+        _check_data(snapshot, world, parts, loaders)
+    made = _model(config, world, parts, out, device, task, snapshot)
+    growth = _growth(config, num_train, made.room, snapshot)
+    if snapshot is not None:
+        check_batch(snapshot, config, num_train)
+    pieces = config.accumulation
+    if standing.batch != config.batch:  # it has grown before
+        pieces = growth.pieces(standing.batch, world.size, pieces)
+    optimizer = build.make_optimizer(config, made.net)
+    if snapshot is not None:
+        agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
+    share = agree.everyone(world, lambda: build.shares_weights(config, world, made.net, device))
+    replicated = build.distribute(made.net, optimizer, world, pieces, share)
+    return Job(
+        config=config,
+        world=world,
+        out=out,
+        parts=parts,
+        loaders=loaders,
+        trainer=_trainer(config, world, task, made, replicated, num_train, pieces),
+        after_step=AfterStep(RunningStatistics(made.net), world, by_rank=measures_noise(config)),
+        standing=standing,
+        growth=growth,
+        watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
+        average=_average(config, made.net, snapshot),
+        noise=_noise(config, world, snapshot),
+        shares_weights=share,
+        layout=made.layout,
+        notes=[*parts.notes, *made.notes, *filter(None, [note(config)]), *notes(config, world.size, num_train)],
+    )
+
+
+def _check_data(snapshot: Snapshot, world: World, parts: Parts, loaders: Mapping[str, Loader]) -> None:
+    """Raise DataError unless the data is that of the checkpoint, and go to its position."""
+    known = snapshot.state.get("pictures", {}).get("classes", ())
+    agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
+    agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model on this rank, and how it is computed."""
+
+    net: nn.Module
+    to_input: ToInput
+    precision: Precision
+    room: int
+    """Samples that fit into memory at once, where the batch grows; else 0."""
+    layout: str
+    notes: tuple[str, ...]
+
+
+def _model(
+    config: ResolvedConfig,
+    world: World,
+    parts: Parts,
+    out: Path,
+    device: torch.device,
+    task: Task,
+    snapshot: Snapshot | None,
+) -> _Model:
+    """Build the model with equal weights on all ranks, and settle its precision and execution."""
     dtype = dtype_of_weights(config.precision)
     to_input = _INPUTS[task.input](parts.mean, parts.deviation, device, dtype, config.layout != "plain")
     net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
@@ -113,24 +174,25 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
     precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
     room = _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
     chosen = _laid_out(config, world, net, len(parts.train), share_of_batch, precision, snapshot)
-    share = agree.everyone(world, lambda: build.shares_weights(config, world, net, device))
-    num_train = loaders["train"].num_samples
-    growth = _growth(config, num_train, room, snapshot)
-    if snapshot is not None:
-        check_batch(snapshot, config, num_train)
-    pieces = config.accumulation
-    if standing.batch != config.batch:  # it has grown before
-        pieces = growth.pieces(standing.batch, world.size, pieces)
-    optimizer = build.make_optimizer(config, net)
-    if snapshot is not None:
-        agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
-    trainer = Trainer(
-        net=net,
+    return _Model(net, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
+
+
+def _trainer(
+    config: ResolvedConfig,
+    world: World,
+    task: Task,
+    made: _Model,
+    optimizer: ReplicatedOptimizer,
+    num_train: int,
+    pieces: int,
+) -> Trainer:
+    return Trainer(
+        net=made.net,
         task=task,
-        optimizer=build.distribute(net, optimizer, world, pieces, share),
+        optimizer=optimizer,
         rate=learning_rate(config, num_train),
-        to_input=to_input,
-        precision=precision,
+        to_input=made.to_input,
+        precision=made.precision,
         pieces=pieces,
         clip=config.optimizer.clip,
         noise=build.make_noise(config),
@@ -139,29 +201,6 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
         rank=world.rank,
         size=world.size,
         watches_first_piece=measures_noise(config) and world.size == 1,
-    )
-    return Job(
-        config=config,
-        world=world,
-        out=out,
-        parts=parts,
-        loaders=loaders,
-        trainer=trainer,
-        after_step=AfterStep(RunningStatistics(net), world, by_rank=measures_noise(config)),
-        standing=standing,
-        growth=growth,
-        watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
-        average=_average(config, net, snapshot),
-        noise=_noise(config, world, snapshot),
-        shares_weights=share,
-        layout=chosen.name,
-        notes=[
-            *parts.notes,
-            *chosen.notes,
-            *notes_on_it,
-            *filter(None, [note(config)]),
-            *notes(config, world.size, num_train),
-        ],
     )
 
 

@@ -42,7 +42,7 @@ def make_device(config: RunConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
 
-class Pictures(Protocol):
+class ImageFacts(Protocol):
     """What a net must know of the data."""
 
     @property
@@ -51,7 +51,7 @@ class Pictures(Protocol):
     def shape(self) -> tuple[int, int, int]: ...
 
 
-def make_net(config: RunConfig, parts: Pictures) -> nn.Module:
+def make_net(config: RunConfig, parts: ImageFacts) -> nn.Module:
     """The net with its first weights, which depend on the seed only."""
     torch.manual_seed(config.seed)
     section = config.model

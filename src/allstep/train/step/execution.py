@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from allstep.norm import SyncBatchNorm
-from allstep.train.step.timing import Example, LossOf, Stage, Trial, fastest, figures, stage, together
+from allstep.train.step.timing import Example, LossOf, Trial, TrialModel, fastest, figures, stage, together
 from allstep.world import World
 
 PLAIN, CHANNELS_LAST, COMPILED = WAYS = ("plain", "channels-last", "compiled")
@@ -118,7 +118,7 @@ def _compiled(net: nn.Module) -> Any:
     return torch.compile(call)
 
 
-def _trial(copied: Stage, way: str, loss_of: LossOf, steps: int) -> Trial:
+def _trial(copied: TrialModel, way: str, loss_of: LossOf, steps: int) -> Trial:
     compiles = way == COMPILED
     if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.net.modules()):
         return Trial(why_not="its norms talk to the other ranks, which cannot be compiled")

@@ -54,7 +54,7 @@ class Trial:
 
 
 @dataclass
-class Stage:
+class TrialModel:
     """A copy of the model, on which the ways are tried one after the other."""
 
     net: nn.Module
@@ -92,12 +92,12 @@ class Stage:
 
 
 @contextmanager
-def stage(net: nn.Module, example: Example) -> Iterator[Stage]:
+def stage(net: nn.Module, example: Example) -> Iterator[TrialModel]:
     """Trials on it change neither the model nor the random numbers of the run."""
     device = example[0].device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a way that may not be taken; the run itself shows them
-        yield Stage(copy.deepcopy(net), example)
+        yield TrialModel(copy.deepcopy(net), example)
 
 
 def together(world: World, mine: Mapping[str, Trial]) -> dict[str, Trial]:

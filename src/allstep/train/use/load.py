@@ -198,7 +198,7 @@ def _not_finite(net: nn.Module, path: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Pictures:
+class _ImageFacts:
     """What a net is made for."""
 
     num_classes: int
@@ -208,7 +208,7 @@ class _Pictures:
 def _net(found: Found) -> nn.Module:
     """With weights that mean nothing yet, for pictures of the size that it was trained on."""
     channels, height, width = found.facts.get("trained_shape", found.facts["shape"])
-    pictures = _Pictures(len(found.facts["classes"]), (channels, height, width))
+    pictures = _ImageFacts(len(found.facts["classes"]), (channels, height, width))
     try:
         return build.make_net(found.config, pictures)
     except ConfigError as error:

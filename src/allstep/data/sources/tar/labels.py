@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep.data.sources.checksum import crc32c
-from allstep.data.sources.labels import Stored, Tally, is_integer, text_of
+from allstep.data.sources.labels import StoredLabels, Tally, is_integer, text_of
 
 LABELS = ("cls", "txt", "json")
 _PLACES = ("extension", "start", "size")
@@ -79,7 +79,7 @@ class Members:
                 return extension
         return None
 
-    def look(self, view: memoryview, extension: str) -> tuple[Stored, bool]:
+    def look(self, view: memoryview, extension: str) -> tuple[StoredLabels, bool]:
         """What all samples in the bytes `view` store as labels; and that these are all."""
         tally = Tally()
         for row, start, size in self._with(extension):

@@ -31,7 +31,7 @@ from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, 
 from allstep.data.sources.folder import PICTURES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
 from allstep.data.sources.label_index import completed, kept, noted
-from allstep.data.sources.labels import AS_NUMBERS, Labeling, Stored, decide
+from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.data.sources.tar.groups import Groups
@@ -95,7 +95,7 @@ class Shard:
             raise ValueError(not_as_stored(crc, expected))
         return found
 
-    def stored_labels(self, extension: str) -> Stored:
+    def stored_labels(self, extension: str) -> StoredLabels:
         """What its samples store as labels in the members with this `extension`; counted once, then kept in the index."""
         members = Members(self.index.columns, self._extensions, self.lost)
         self.index = completed(

@@ -39,7 +39,7 @@ _LABELS = (LABEL, _FROM_ONE)
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """How the records of one set become samples."""
 
     features: Mapping[str, str]
@@ -115,15 +115,15 @@ class Layout:
         return self.target(value) if field == "target" else value
 
 
-def layout_for(features: Mapping[str, str] | None, there: Collection[str], labels_from: int | None) -> Layout:
+def layout_for(features: Mapping[str, str] | None, there: Collection[str], labels_from: int | None) -> RecordLayout:
     """The layout that was asked for, or the one that the features that are `there` speak of."""
     chosen = recognise(there) if features is None else features
     start = (1 if chosen.get(_FROM_ONE) == "target" else 0) if labels_from is None else labels_from
-    return Layout(dict(chosen), start)
+    return RecordLayout(dict(chosen), start)
 
 
 def label_in(record: memoryview, feature: str) -> Any:
-    """The label that a record stores as `feature`, as `Layout.sample` reads it; None where it has none."""
+    """The label that a record stores as `feature`, as `RecordLayout.sample` reads it; None where it has none."""
     values = example.decode(record, (feature,)).get(feature, [])
     return _plain(values, "target") if len(values) else None
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from allstep.data.sources.labels import Stored, Tally
+from allstep.data.sources.labels import StoredLabels, Tally
 from allstep.data.sources.tfrecord.example import spans
 from allstep.data.sources.tfrecord.features import label_in, layout_for
 from allstep.data.sources.tfrecord.framing import data_at
@@ -30,7 +30,7 @@ class Records:
     lengths: NDArray[np.uint32]
     lost: Mapping[int, str]
 
-    def look(self, view: memoryview, feature: str, whole: bool) -> tuple[Stored, bool]:
+    def look(self, view: memoryview, feature: str, whole: bool) -> tuple[StoredLabels, bool]:
         """What records in the bytes `view` store as `feature`, and whether all were read.
 
         All are read if asked for (`whole`), or if one of a few is text.
@@ -50,7 +50,7 @@ class Records:
                 continue
         return None
 
-    def _count(self, view: memoryview, feature: str, step: int) -> Stored:
+    def _count(self, view: memoryview, feature: str, step: int) -> StoredLabels:
         tally = Tally()
         for row in range(0, len(self.offsets), step):
             try:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.source import Sample
 from allstep.data.sources.tfrecord.example import next_field, spans
-from allstep.data.sources.tfrecord.features import LABEL, PIXELS, Layout
+from allstep.data.sources.tfrecord.features import LABEL, PIXELS, RecordLayout
 
 _MOST_MOULDS = 4096  # lengths of records: pictures cut to a longer side have some hundreds
 _BYTES_LIST, _INT64_LIST, _VALUE = 0x0A, 0x1A, 0x0A  # tags of example's lists, and of the values in them
@@ -47,7 +47,7 @@ class Mould:
         return last < 0x80 and all(byte >= 0x80 for byte in more)
 
 
-def mould_of(record: memoryview, layout: Layout) -> Mould | None:
+def mould_of(record: memoryview, layout: RecordLayout) -> Mould | None:
     """The mould that `record`, which must be good, was made with; None where it has no such simple form."""
     found = spans(record, (PIXELS, layout.label or LABEL))
     if len(found) != 2:
@@ -75,7 +75,7 @@ def _innermost(record: memoryview, start: int, stop: int, kind: int) -> slice | 
 
 
 def gather(
-    records: list[memoryview], layout: Layout, moulds: dict[int, Mould | None]
+    records: list[memoryview], layout: RecordLayout, moulds: dict[int, Mould | None]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
     """Pixels and targets of all `records`, stacked; None when they differ in shape or fit no mould. The caller keeps `moulds`."""
     data: NDArray[np.uint8] | None = None
@@ -94,7 +94,7 @@ def gather(
     return None if data is None else (data, target)
 
 
-def single(record: memoryview, layout: Layout, moulds: dict[int, Mould | None]) -> Sample | None:
+def single(record: memoryview, layout: RecordLayout, moulds: dict[int, Mould | None]) -> Sample | None:
     """One record, its pixels where they lie; None when it fits no mould, and must be decoded with care."""
     mould = _mould_for(record, layout, moulds)
     if mould is None or not mould.fits(record):
@@ -103,7 +103,7 @@ def single(record: memoryview, layout: Layout, moulds: dict[int, Mould | None]) 
     return Sample(pixels, layout.target(mould.number(record)))
 
 
-def _mould_for(record: memoryview, layout: Layout, moulds: dict[int, Mould | None]) -> Mould | None:
+def _mould_for(record: memoryview, layout: RecordLayout, moulds: dict[int, Mould | None]) -> Mould | None:
     if len(record) not in moulds:
         if len(moulds) >= _MOST_MOULDS:  # pictures of every size: nothing to gain here
             return None

@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
 from allstep.data.sources.label_index import completed, kept, noted
-from allstep.data.sources.labels import AS_NUMBERS, Labeling, Stored, decide
+from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.data.sources.tfrecord import example, raw
-from allstep.data.sources.tfrecord.features import Layout, label_in, layout_for
+from allstep.data.sources.tfrecord.features import RecordLayout, label_in, layout_for
 from allstep.data.sources.tfrecord.framing import OVERHEAD, data_at, length_at
 from allstep.data.sources.tfrecord.labels import Records
 from allstep.data.sources.tfrecord.scan import walk
@@ -80,7 +80,7 @@ class Shard:
         length = int(self._lengths[row])
         return data_at(self.file.read(int(self._offsets[row]), OVERHEAD + length), 0, length, check=check)
 
-    def stored_labels(self, feature: str, *, whole: bool = False) -> Stored:
+    def stored_labels(self, feature: str, *, whole: bool = False) -> StoredLabels:
         """What records store as `feature`: of some of them, or of the `whole` shard. Counted once, then kept in the index."""
         records = Records(self._offsets, self._lengths, self.lost)
         self.index = completed(
@@ -90,7 +90,7 @@ class Shard:
         assert found is not None
         return found
 
-    def labels(self, layout: Layout) -> NDArray[np.int64]:
+    def labels(self, layout: RecordLayout) -> NDArray[np.int64]:
         """The label of each record, -1 where there is none; counted once, then kept in the index."""
         made_for = [layout.label, layout.labels_from, layout.num_classes, *layout.labeling.key()]
         if "label" not in self.index or self.index.extra.get("label") != made_for:
@@ -100,7 +100,7 @@ class Shard:
             any(write_index(place, KIND, self.index) for place in index_places(self.where))
         return self.index["label"].astype(np.int64)
 
-    def _label(self, row: int, layout: Layout) -> int:
+    def _label(self, row: int, layout: RecordLayout) -> int:
         try:
             target = layout.target(label_in(self.record(row, check=False), layout.label or ""))
             return -1 if target is None or isinstance(target, np.ndarray) else int(target)

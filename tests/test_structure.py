@@ -1,0 +1,88 @@
+"""Limits on the shape of the source, each with a planted violation that it must find."""
+
+import ast
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "allstep"
+HOROVODS_NAMES = "horovod_path"
+"""What `import horovod` finds: its modules have Horovod's names."""
+
+MOST_MODULES = 20
+MOST_LINES = 400
+MEDIAN_FUNCTION = 6
+NINE_OF_TEN_FUNCTIONS = 15
+LONGEST_FUNCTION = 60
+LONG_SIGNATURES = {("cli/train.py", "train")}
+"""Functions whose length is their options."""
+
+
+def modules(root: Path) -> Iterator[Path]:
+    return (path for path in sorted(root.rglob("*.py")) if HOROVODS_NAMES not in path.parts)
+
+
+def crowded_folders(root: Path) -> list[str]:
+    count: dict[Path, int] = defaultdict(int)
+    for path in modules(root):
+        count[path.parent] += path.name != "__init__.py"
+    return [f"{folder.name}: {number} modules" for folder, number in count.items() if number > MOST_MODULES]
+
+
+def long_modules(root: Path) -> list[str]:
+    sizes = {path: len(path.read_text().splitlines()) for path in modules(root)}
+    return [f"{path.name}: {lines} lines" for path, lines in sizes.items() if lines > MOST_LINES]
+
+
+def functions(root: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield path, name and lines of each function."""
+    for path in modules(root):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                yield path.relative_to(root).as_posix(), node.name, node.end_lineno - node.lineno + 1
+
+
+def long_functions(root: Path) -> list[str]:
+    found = [each for each in functions(root) if each[2] > LONGEST_FUNCTION]
+    return [f"{path}: {name}, {lines} lines" for path, name, lines in found if (path, name) not in LONG_SIGNATURES]
+
+
+def repeated_classes(root: Path) -> list[str]:
+    """Class names that occur in two subpackages of one package."""
+    places: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path in modules(root):
+        package, *inner = path.relative_to(root).parts
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places[package, node.name].add(inner[0] if len(inner) > 1 else "")
+    return [f"{package}: {name}" for (package, name), found in places.items() if len(found) > 1]
+
+
+CHECKS = [crowded_folders, long_modules, long_functions, repeated_classes]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_source_keeps_to_the_limits(check: object) -> None:
+    assert check(SOURCE) == []  # type: ignore[operator]
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted(lines for _, _, lines in functions(SOURCE))
+    assert len(lengths) > 4000
+    assert statistics.median(lengths) <= MEDIAN_FUNCTION
+    assert lengths[int(0.9 * len(lengths))] <= NINE_OF_TEN_FUNCTIONS
+
+
+def test_a_planted_violation_is_found(tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        folder = tmp_path / "package" / part
+        folder.mkdir(parents=True)
+        (folder / "module.py").write_text("class Same:\n    pass\n")
+    for number in range(MOST_MODULES):
+        (tmp_path / "package" / "a" / f"m{number}.py").touch()
+    body = "\n".join(f"    x = {number}" for number in range(MOST_LINES))
+    (tmp_path / "package" / "long.py").write_text(f"def f():\n{body}\n")
+    assert [len(check(tmp_path)) for check in CHECKS] == [1, 1, 1, 1]
