@@ -1,4 +1,6 @@
-"""The mover for ranks that share the memory of a host: which operations it takes, and how each is done, on one host and over several.
+"""The transport for ranks that share the memory of a host: which operations it takes, and how each is prepared.
+
+The procedures that ranks then run together, on one host and over several, are in `procedures`.
 
 For each kind of call (operation, dtype, shape, reduction) a plan is worked out once and kept: the mark by which ranks compare what they
 call, the views of the pools, torch's function for the reduction. A call that waits is then carried out by the caller (`queue.now`), one
@@ -29,6 +31,7 @@ from torch._C._distributed_c10d import (
 )
 
 from allstep.comm.group import across_hosts as crossing
+from allstep.comm.group import procedures
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
 from allstep.comm.group.plan import (
@@ -45,7 +48,7 @@ from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
 from allstep.comm.memory import reduce as summing
-from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, private_mark
+from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call
 from allstep.comm.op.describe import first_tensor, kind_of, words, words_of_any
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
@@ -82,8 +85,10 @@ class LocalMover(Mover):
         self._plans: dict[Any, Plan | None] = {}
         self._blocks: dict[int, SharedBlock] = {}  # by the address of our own part
         self._guard = guard
-        self._small = _small if way is None else partial(_small_across, way)
-        self._large_or_shared = _large_or_shared if way is None else partial(_large_or_shared_across, way)
+        self._small = procedures.small if way is None else partial(procedures.small_across, way)
+        self._large_or_shared = (
+            procedures.large_or_shared if way is None else partial(procedures.large_or_shared_across, way)
+        )
 
     @cached_property
     def name(self) -> str:
@@ -198,7 +203,7 @@ class LocalMover(Mover):
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
         if self.way is None:
-            return self._do(opts, lambda: self._guarded(_BARRIER, _meet, _BARRIER), [])
+            return self._do(opts, lambda: self._guarded(_BARRIER, procedures.meet, _BARRIER), [])
         return self._do(opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), [])
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
@@ -210,7 +215,7 @@ class LocalMover(Mover):
 
         def act() -> None:
             with recorder.operation(self.name, call.said):
-                self._guarded(call, _meet, call)
+                self._guarded(call, procedures.meet, call)
                 recorder.during(recorder.GLOO, lambda: start().wait())
 
         results = args[0] if isinstance(args[0], list | tuple) else args[:1]
@@ -237,16 +242,16 @@ class LocalMover(Mover):
     def _reduce(self, tensor: Tensor, plan: Plan, keep: bool) -> None:
         flat = flattened(tensor)
         if plan.places:
-            self._guarded(plan.call, _small, flat, plan, None, keep)
+            self._guarded(plan.call, procedures.small, flat, plan, None, keep)
         else:
-            self._guarded(plan.call, _large, flat, plan, keep)
+            self._guarded(plan.call, procedures.large, flat, plan, keep)
         if keep:
             finish(tensor, flat, plan, self.size)
 
     def _broadcast(self, tensor: Tensor, plan: Plan, root: int) -> None:
         flat = flattened(tensor)
         if plan.places:
-            self._guarded(plan.call, _small_broadcast, flat, plan, root)
+            self._guarded(plan.call, procedures.small_broadcast, flat, plan, root)
         else:
             self._guarded(plan.call, copying.broadcast, flat, root, plan.call)
         if self.rank != root:
@@ -271,7 +276,7 @@ class LocalMover(Mover):
 
     def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
         flat, flats = flattened(output), [flattened(each) for each in inputs]
-        self._guarded(plan.call, _reduce_scatter, flat, flats, plan)
+        self._guarded(plan.call, procedures.reduce_scatter, flat, flats, plan)
         finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
@@ -358,74 +363,7 @@ class LocalMover(Mover):
         return found
 
 
-# Procedures that take a plan: what the hot path calls without a lambda in between. On one host, and over several.
-
-
-def _meet(arena: Arena, call: Call) -> None:
-    arena.meet(call)
-
-
-def _small(arena: Arena, flat: Tensor, plan: Plan, scale: float | None = None, keep: bool = True) -> None:
-    if scale is not None:
-        flat.mul_(scale)
-    summing.small(arena, flat, plan.places, plan.combine, plan.call, keep)
-
-
-def _large(arena: Arena, flat: Tensor, plan: Plan, keep: bool) -> None:
-    summing.large(arena, flat, plan.combine, plan.call, keep)
-
-
-def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    """Where it lies when all ranks' tensors lie in the same shared memory; else all do it the private way, whatever their own does."""
-    if plan.shared and scale is not None:
-        flat.mul_(scale)
-        scale = None
-    try:
-        if plan.shared:
-            summing.shared(arena, plan.blocks, plan.combine, plan.call)
-        else:
-            summing.large(arena, flat, plan.combine, plan.call, scale=scale)
-    except MixedMemory:
-        summing.large(arena, flat, plan.combine, _as_private(plan.call), scale=scale)
-
-
-def _reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
-    summing.reduce_scatter(arena, output, inputs, plan.combine, plan.call)
-
-
-def _small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    if scale is not None:
-        flat.mul_(scale)
-    crossing.small(arena, way, flat, plan.places, plan.combine, plan.call)
-
-
-def _large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    if scale is not None:
-        flat.mul_(scale)
-    try:
-        if plan.shared:
-            crossing.shared(arena, way, plan.shared, plan.combine, plan.call)
-        else:
-            crossing.large(arena, way, flat, plan.combine, plan.call)
-    except MixedMemory:
-        crossing.large(arena, way, flat, plan.combine, _as_private(plan.call))
-
-
 def _factor(opts: AllreduceOptions) -> float | None:
     """By what our values are multiplied; None for a factor of 1, which is no work."""
     factor = float(opts.reduceOp.factor)
     return None if factor == 1.0 else factor
-
-
-def _as_private(call: Call) -> Call:
-    return Call(private_mark(call.mark), call.said)
-
-
-def _small_broadcast(arena: Arena, flat: Tensor, plan: Plan, root: int) -> None:
-    arena.turn = turn = 1 - arena.turn
-    place = plan.places[turn][root]
-    if arena.rank == root:
-        place.copy_(flat)
-    arena.meet(plan.call)
-    if arena.rank != root:
-        flat.copy_(place)
