@@ -22,7 +22,7 @@ import time
 from collections import deque
 
 from allstep.console.escape import escaped
-from allstep.engine.board import Board
+from allstep.engine.board.board import Board
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.dispatch import Dispatch
 from allstep.engine.handle import Handle, Sleeper

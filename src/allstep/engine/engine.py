@@ -24,7 +24,7 @@ from allstep.comm.group.joined import Joined
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.engine.autotune import read_autotune
-from allstep.engine.board import Board
+from allstep.engine.board.board import Board
 from allstep.engine.coordinator import Coordinator
 from allstep.engine.dispatch import Dispatch
 from allstep.engine.driver import Driver

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from allstep.engine.board import Board
+from allstep.engine.board.board import Board
 from allstep.engine.executor import Executor
 from allstep.engine.handle import Handle, Pending
 from allstep.engine.messages import ASK, pack

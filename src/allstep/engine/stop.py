@@ -9,7 +9,7 @@ well: `let_go` aborts the groups, after a grace period if the stop was orderly.
 import contextlib
 import time
 
-from allstep.engine.board import Board
+from allstep.engine.board.board import Board
 from allstep.engine.executor import Executor
 from allstep.engine.messages import pack
 from allstep.engine.pending import PendingRequests
