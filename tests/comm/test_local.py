@@ -408,8 +408,8 @@ def test_tensors_in_shared_memory(ranks: Ranks) -> None:
         assert len(file.getvalue()) < 4000  # its own storage, not the segment's
         del mine, part, mixed, average, handle
         gc.collect()
-        assert not group.local._blocks
-        assert not any(plan and plan.shared for plan in group.local._plans.values())
+        assert not group.local.plans.blocks
+        assert not any(plan and plan.shared for plan in group.local.plans._plans.values())
         return True
 
     assert all(ranks(3, check, timeout=150))

@@ -4,8 +4,10 @@
     handle = running.enqueue(Request(Kind.ALLREDUCE, "allreduce.grad", tensor))
     average = running.synchronize(handle)
 
-Read on in this order: `request` (what is asked), `coordinator` (when it is done, and in which order), `board` (how ranks tell each other),
-`executor` (how it is done), `engine` (who does it when).
+Read on in this order: `request` (what is asked), `coordinator` (when it is done, and in which order),
+`mismatch` (whether the ranks ask for the same), `board` (how messages travel between ranks),
+`executor` (how it is done), `engine` (what callers see). The engine's parts: `pending` (requests and
+handles), `driver` (the progress loop), `dispatch` (does what the coordinator says), `stop`.
 """
 
 from allstep.engine.engine import Engine

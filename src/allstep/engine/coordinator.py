@@ -5,7 +5,8 @@ does what concerns it in that order. So operations of several sets cannot wait f
 asked in.
 
 An operation is ready when all members of its set have asked for it; ranks that have joined (they have no more data) are not waited for.
-Then the asks are compared, and the answer is to carry it out, or why not. Asks that were handed over as a group are answered together.
+Then the asks are compared (`mismatch`), and the answer is to carry it out, or why not. Asks that were handed over as a group are
+answered together.
 """
 
 import time
@@ -28,10 +29,10 @@ from allstep.engine.messages import (
     VALUE,
     Fields,
 )
-from allstep.engine.request import Ask, Key, Kind, decode, numbers
+from allstep.engine.mismatch import Verdict, joined_text, judge
+from allstep.engine.request import Ask, Key, Kind, decode
 
 _FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
-_WITH_JOIN = (Kind.ALLREDUCE, Kind.ADASUM)
 _WORTH_FUSING = 1 << 20  # bytes; what is larger gains nothing from being packed with others, and is copied twice for it
 _MOST_VERDICTS = 10_000
 _MOST_NAMES = 6
@@ -55,20 +56,10 @@ class _Waiting:
     group: _Group | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What came of comparing the asks: the operation and what more there is to know, or why it cannot be done."""
-
-    ask: Ask
-    more: bytes = b""
-    nbytes: int = 0
-    refusal: str = ""
-
-
 class _Ready(NamedTuple):
     """An operation that can be done."""
 
-    verdict: _Verdict
+    verdict: Verdict
     group: _Group | None
 
 
@@ -95,7 +86,7 @@ class Coordinator:
         self._clock = clock
         self._waiting: dict[Key, _Waiting] = {}
         self._due: list[_Ready | Fields] = []
-        self._verdicts: dict[tuple[Ask, ...], _Verdict] = {}
+        self._verdicts: dict[tuple[Ask, ...], Verdict] = {}
         self._free_ids: deque[int] = deque()
         self._num_groups = 0
         self._steps: dict[bytes, list[int]] = {}  # key -> the last step of each rank
@@ -281,7 +272,7 @@ class Coordinator:
                 room[like] = answer, left - verdict.nbytes
         return answers
 
-    def _fusable(self, verdict: _Verdict, group: _Group | None) -> tuple[object, ...]:
+    def _fusable(self, verdict: Verdict, group: _Group | None) -> tuple[object, ...]:
         """What must be equal for two operations to be fused; empty when this one is not."""
         ask = verdict.ask
         if ask.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
@@ -325,127 +316,6 @@ class Coordinator:
     def _missing(self, waiting: _Waiting) -> list[int]:
         members = self.sets[waiting.key[0]]
         return [rank for rank in members if rank not in waiting.asks and rank not in self.joined]
-
-
-def judge(ranks: Sequence[int], asks: Sequence[Ask], joined: Sequence[int]) -> _Verdict:
-    """Compare what ranks ask for; the first difference decides. joined: members of the set that have joined."""
-    first = asks[0]
-    differ = any(ask is not first for ask in asks)
-    why = (_difference(_LOOKS, ranks, asks) if differ else "") or _impossible(first, joined)
-    why = why or (_difference(_LAST_LOOKS, ranks, asks) if differ else "")
-    if why:
-        return _Verdict(first, refusal=why)
-    nbytes, more = first.nbytes, b""
-    if first.kind is Kind.ALLGATHER:
-        nbytes = sum(ask.nbytes for ask in asks)
-        more = joined_text(ask.shape[0] for ask in asks)
-    elif first.kind is Kind.ALLTOALL:
-        more = b";".join(joined_text(ask.splits or _even(ask.shape[0], len(asks))) for ask in asks)
-    return _Verdict(first, more, nbytes)
-
-
-def joined_text(values: Iterable[int]) -> bytes:
-    return ",".join(map(str, values)).encode()
-
-
-def rows_of(more: bytes) -> list[tuple[int, ...]]:
-    """The numbers of each rank, out of an alltoall's `more`."""
-    return [numbers(text) for text in more.decode().split(";")]
-
-
-def _even(num_rows: int, size: int) -> list[int]:
-    return [num_rows // size] * size
-
-
-_Look = Callable[[Ask], tuple[str, str, str] | None]  # title, what is compared, verb; None: not for this kind
-
-
-def _difference(looks: Sequence[_Look], ranks: Sequence[int], asks: Sequence[Ask]) -> str:
-    """The first thing in which asks differ."""
-    for look in looks:
-        first = None
-        for rank, ask in zip(ranks, asks, strict=True):
-            found = look(ask)
-            if found is None:
-                continue
-            if first is None:
-                first = rank, found[1]
-            elif found[1] != first[1]:
-                title, _, verb = found
-                return f"{title}: rank {first[0]} {verb} {first[1]}, but rank {rank} {verb} {found[1]}."
-    return ""
-
-
-def _dtype(ask: Ask) -> tuple[str, str, str]:
-    return "Mismatched data types", ask.dtype, "had type"
-
-
-def _kind(ask: Ask) -> tuple[str, str, str]:
-    return "Mismatched operations", ask.kind.name.lower(), "did an"
-
-
-_ROWS_MAY_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
-
-
-def _shape(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind in _ROWS_MAY_DIFFER:
-        return None
-    if ask.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
-        return "Mismatched process sets", str(list(ask.splits)), "gave"
-    return f"Mismatched {ask.kind.name} tensor shapes", str(list(ask.shape)), "sent a tensor of shape"
-
-
-def _num_dims(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in _ROWS_MAY_DIFFER:
-        return None
-    return f"Mismatched {ask.kind.name} tensor shapes", str(len(ask.shape)), "sent a tensor of rank"
-
-
-def _later_dims(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in _ROWS_MAY_DIFFER:
-        return None
-    sizes = ", ".join(f"dimension {index} equal to {size}" for index, size in enumerate(ask.shape) if index)
-    return f"Mismatched {ask.kind.name} tensor shapes", sizes, "sent a tensor with"
-
-
-def _factors(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER):
-        return None
-    return "Mismatched prescale and/or postscale factors", f"{ask.prescale} and {ask.postscale}", "specified"
-
-
-def _op(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-        return None
-    return "Mismatched reduction operations", ask.op.name, "specified reduction operation"
-
-
-def _root(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind is not Kind.BROADCAST:
-        return None
-    return "Mismatched broadcast root ranks", str(ask.root), "specified root rank"
-
-
-def _device(ask: Ask) -> tuple[str, str, str]:
-    return "Mismatched CPU/GPU device selection", ask.device, "specified device"
-
-
-_LOOKS: tuple[_Look, ...] = (_dtype, _kind, _shape, _num_dims, _later_dims, _factors, _op)  # in Horovod's order
-_LAST_LOOKS: tuple[_Look, ...] = (_root, _device)  # after what is impossible
-
-
-def _impossible(ask: Ask, joined: Sequence[int]) -> str:
-    """Why an operation on whose form all ranks agree cannot be done."""
-    name = ask.kind.name.lower()
-    if joined and ask.kind not in _WITH_JOIN:
-        return f"{name} is not supported with Join: {_ranks(joined)} joined, and has no data to give or take."
-    if not ask.shape and ask.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
-        return f"{name} of a tensor of rank zero: {ask.name} has no rows to deal with. Give it a dimension."
-    return ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {', '.join(map(str, ranks))}"
 
 
 def stall_report(stalled: Sequence[tuple[str, Sequence[int]]], seconds: float, stopping: Iterable[int]) -> str:

@@ -29,8 +29,8 @@ from allstep.comm.group import backend
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.health.failure import Failure
 from allstep.engine.adasum import combine
-from allstep.engine.coordinator import rows_of
 from allstep.engine.hooks import Hooks
+from allstep.engine.mismatch import rows_of
 from allstep.engine.request import Ask, Kind, Op, Request, numbers
 
 _REDUCTIONS = {

@@ -14,13 +14,13 @@ from allstep.comm.group.joined import Joined
 from allstep.comm.join.store import collect
 from allstep.comm.memory.flags import spins_for
 from allstep.comm.memory.segment import share
-from allstep.engine.board import Board
+from allstep.engine.board.board import Board
+from allstep.engine.board.shared_board import SharedBoard, board_bytes
+from allstep.engine.board.socket_board import connect
 from allstep.engine.engine import Engine, check_ranks
 from allstep.engine.executor import Executor
 from allstep.engine.hooks import Hooks
 from allstep.engine.settings import read_settings
-from allstep.engine.shared_board import SharedBoard, board_bytes
-from allstep.engine.socket_board import connect
 from allstep.errors import CommError
 
 

@@ -163,7 +163,7 @@ def steps_until_done() -> tuple[list[int], list[tuple[int, int]]]:
             assert e.synchronize(handle).eq(size * (each + step) + size * (size - 1) / 2).all(), (step, each)
         if e._coordinator is not None:
             used.append(e._coordinator.fusion)
-        over = torch.tensor(float(e._autotune is not None and e._autotune.is_done))
+        over = torch.tensor(float(e._dispatch.autotune is not None and e._dispatch.autotune.is_done))
         if e.perform(Request(Kind.BROADCAST, "broadcast.over", over, root=0)).item():
             break
     else:
@@ -196,7 +196,7 @@ def test_without_the_variable_nothing_is_tried(ranks: Ranks) -> None:
     def thresholds() -> tuple[object, int]:
         e = engine.start()
         assert e._coordinator is not None
-        return e._autotune, e._coordinator.fusion
+        return e._dispatch.autotune, e._coordinator.fusion
 
     assert ranks(1, thresholds) == [(None, 128 << 20)]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from allstep.engine import shared_board
-from allstep.engine.board import Board
-from allstep.engine.byte_ring import Frames
-from allstep.engine.shared_board import SharedBoard, board_bytes
-from allstep.engine.socket_board import SocketBoard
+from allstep.engine.board import shared_board
+from allstep.engine.board.board import Board
+from allstep.engine.board.byte_ring import Frames
+from allstep.engine.board.shared_board import SharedBoard, board_bytes
+from allstep.engine.board.socket_board import SocketBoard
 from allstep.wire.frames import LENGTH
 from ranks import wait_until
 

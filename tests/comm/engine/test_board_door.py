@@ -10,8 +10,8 @@ import pytest
 from torch.distributed import HashStore
 
 from allstep.comm.health import sockets
-from allstep.engine import socket_board
-from allstep.engine.socket_board import SocketBoard, connect
+from allstep.engine.board import socket_board
+from allstep.engine.board.socket_board import SocketBoard, connect
 from allstep.errors import CommError
 from allstep.limits import read_limits
 from allstep.wire.frames import pack, receive, receive_frame, unpack

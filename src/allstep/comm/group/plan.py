@@ -5,6 +5,7 @@ here for every collective, also for those that Gloo carries.
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.memory import reduce as summing
-from allstep.comm.memory.arena import BLOCK_BITS, Call
+from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call
+from allstep.comm.op.describe import kind_of, words
 from allstep.comm.op.reduction import FOLD
 
 RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members
@@ -21,6 +23,7 @@ COMBINE: dict[Any, summing.Combine] = {
     RedOpType.AVG: torch.add,  # divided afterwards
     RedOpType.PREMUL_SUM: torch.add,  # multiplied beforehand
 }
+_MOST_PLANS = 1000
 _BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -36,6 +39,13 @@ class Plan(NamedTuple):
     scaled: bool  # each rank's tensor is first multiplied by a factor of its own
     shared: tuple[Tensor, ...] = ()  # large and in shared memory: the tensors of the host's ranks, flat
     blocks: tuple[tuple[Tensor, ...], ...] = ()  # of those, what this rank adds up on one host: `summing.own_blocks`
+
+
+class SharedBlock(NamedTuple):
+    """What one `shared_empty` made: a tensor of the same size on every rank, all of them visible to all."""
+
+    number: int
+    parts: Sequence[memoryview]  # by rank
 
 
 def call_of(said: str) -> Call:
@@ -68,3 +78,77 @@ def finish(tensor: Tensor, flat: Tensor, plan: Plan, size: int) -> None:
         return
     if flat.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
         tensor.detach().copy_(flat.view(tensor.shape))
+
+
+class Plans:
+    """Makes plans and keeps them, for the ranks of one group.
+
+    is_one_host: whether all ranks of the group share the arena. blocks: the tensors in shared
+    memory, by the address of our own part. num_blocks: how many there have been.
+    """
+
+    def __init__(self, arena: Arena, is_one_host: bool) -> None:
+        self._arena, self._is_one_host = arena, is_one_host
+        self._plans: dict[Any, Plan | None] = {}
+        self.blocks: dict[int, SharedBlock] = {}
+        self.num_blocks = 0
+
+    def find(self, name: str, tensor: Tensor, op: Any, more: str = "", sizes_differ: bool = False) -> Plan | None:
+        """Return the plan of an operation, or None when shared memory does not do it.
+
+        op: torch's reduction; None where there is none. more: what the ranks must agree on besides
+        dtype and shape. sizes_differ: the ranks' shapes may, and `more` has what they agree on.
+        """
+        # A ReduceOp's hash is its number, and so is its RedOpType's; comparing the objects themselves takes 1 us.
+        key = (name, tensor.dtype, tensor.shape, -1 if op is None else hash(op), more, tensor.layout)
+        try:
+            return self._plans[key]
+        except KeyError:
+            if len(self._plans) > _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._make(name, tensor, kind_of(op), more, sizes_differ)
+            return plan
+
+    def _make(self, name: str, tensor: Tensor, kind: Any, more: str, sizes_differ: bool) -> Plan | None:
+        if kind == RedOpType.PREMUL_SUM and name != "all_reduce":
+            return None
+        if tensor.layout != torch.strided or not tensor.numel() or not can(tensor.dtype, kind):
+            return None
+        if not self._is_one_host and name != "all_reduce":
+            return None
+        call = call_of(words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more))
+        small = tensor.numel() * tensor.element_size() <= SMALL and name in ("all_reduce", "reduce", "broadcast")
+        places = self._arena.small_places(tensor.dtype, tensor.numel()) if small else ()
+        return Plan(call, places, COMBINE.get(kind, torch.add), kind == RedOpType.AVG, kind == RedOpType.PREMUL_SUM)
+
+    def add_block(self, parts: Sequence[memoryview], address: int) -> None:
+        """Register memory in which every rank has a tensor. All ranks call it in the same order.
+
+        address: of our own part.
+        """
+        self.num_blocks += 1
+        self.blocks[address] = SharedBlock(self.num_blocks, parts)
+
+    def forget_block(self, address: int) -> None:
+        """Drop a block whose tensor is gone, and the plans that would keep its memory."""
+        block = self.blocks.pop(address, None)
+        for key in [key for key in self._plans if block is not None and key[0] == block.number]:
+            del self._plans[key]
+
+    def shared(self, tensor: Tensor, plan: Plan) -> Plan:
+        """Return the plan with the tensors of all ranks in it, if this one is in shared memory."""
+        block = self.blocks.get(tensor.untyped_storage().data_ptr())
+        if block is None or not tensor.is_contiguous():
+            return plan
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        key = (block.number, offset, plan.call.mark)
+        found = self._plans.get(key)
+        if found is None:
+            tensors = tuple(
+                torch.frombuffer(part, dtype=tensor.dtype, count=tensor.numel(), offset=offset) for part in block.parts
+            )
+            where = zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << BLOCK_BITS) - 1) + 1
+            call = Call(plan.call.mark | where, plan.call.said)
+            blocks = summing.own_blocks(tensors, self._arena.rank) if self._is_one_host else ()
+            found = self._plans[key] = plan._replace(call=call, shared=tensors, blocks=blocks)
+        return found

@@ -11,7 +11,8 @@ answers one of the findings:
 
 The way of one call: `dist.all_reduce(t)` -> `allreduce([t], opts)` here -> CUDA? then NCCL -> `local.all_reduce` (memory shared on this
 host; it may decline) -> `far.all_reduce` (Gloo). See `mover` for the contract. Arguments are checked here (`checks`), so a mover may trust
-them. Methods take torch's several argument shapes (`broadcast([t], opts)`, `broadcast(t, root, timeout)`); the first costs nothing extra.
+them. torch passes tensors and options in several shapes; `torch_arguments` brings them into one and has the signatures of the methods
+that take `*given`. Where time matters, the usual shape is tested for here and costs nothing extra.
 """
 
 from collections.abc import Sequence
@@ -23,21 +24,18 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
-    AllreduceCoalescedOptions,
     AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
     ReduceScatterOptions,
-    ScatterOptions,
     Store,
     Work,
     _make_nccl_premul_sum,
 )
 from torch.distributed import ProcessGroup
 
+from allstep.comm.group import torch_arguments as arguments
 from allstep.comm.health.at_exit import leave_alone
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import wait_for_all
@@ -48,16 +46,6 @@ from allstep.comm.op.work import Later
 from allstep.errors import CommError
 
 NAME = "allstep"
-_ALL_REDUCE = AllreduceOptions()
-_COALESCED = AllreduceCoalescedOptions()
-_BROADCAST = BroadcastOptions()
-_REDUCE = ReduceOptions()
-_ALL_GATHER = AllgatherOptions()
-_GATHER = GatherOptions()
-_SCATTER = ScatterOptions()
-_REDUCE_SCATTER = ReduceScatterOptions()
-_ALL_TO_ALL = AllToAllOptions()
-_BARRIER = BarrierOptions()
 
 
 class AllstepGroup(ProcessGroup):
@@ -78,11 +66,15 @@ class AllstepGroup(ProcessGroup):
     # Collectives
 
     def allreduce(  # type: ignore[override]
-        self, tensors: Sequence[Tensor], opts: Any = _ALL_REDUCE, timeout: timedelta | None = None, **named: Any
+        self,
+        tensors: Sequence[Tensor],
+        opts: Any = arguments.ALL_REDUCE,
+        timeout: timedelta | None = None,
+        **named: Any,
     ) -> Work:
         # The hot path: written out, because a call more is 0.1 us.
         if type(tensors) is not list or type(opts) is not AllreduceOptions or named:
-            tensors, opts = _list(tensors), _options(AllreduceOptions, timeout, reduceOp=named.get("op", opts))
+            tensors, opts = arguments.allreduce(tensors, opts, timeout, **named)
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("allreduce", tensors, opts)
@@ -108,44 +100,30 @@ class AllstepGroup(ProcessGroup):
         opts.asyncOp = False
         self.allreduce([tensor], opts).wait()
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = _COALESCED) -> Work:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = arguments.COALESCED) -> Work:
         if tensors[0].is_cuda:
             return self._nccl("allreduce_coalesced", tensors, opts)
         return self._move("all_reduce_coalesced", tensors, opts)
 
     def broadcast(  # type: ignore[override]
-        self, tensors: Sequence[Tensor], opts: Any = _BROADCAST, timeout: timedelta | None = None, **named: Any
+        self, tensors: Sequence[Tensor], opts: Any = arguments.BROADCAST, timeout: timedelta | None = None, **named: Any
     ) -> Work:
         if type(tensors) is not list or type(opts) is not BroadcastOptions or named:
-            tensors, opts = _list(tensors), _options(BroadcastOptions, timeout, rootRank=named.get("root", opts))
+            tensors, opts = arguments.broadcast(tensors, opts, timeout, **named)
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("broadcast", tensors, opts)
         return self._move("broadcast", tensor, opts)
 
-    def reduce(  # type: ignore[override]
-        self,
-        tensors: Sequence[Tensor],
-        opts: Any = _REDUCE,
-        op: Any = torch.distributed.ReduceOp.SUM,
-        timeout: timedelta | None = None,
-        **named: Any,
-    ) -> Work:
-        if type(tensors) is not list or type(opts) is not ReduceOptions or named:
-            root = named.get("root", opts)
-            tensors, opts = _list(tensors), _options(ReduceOptions, timeout, rootRank=root, reduceOp=op)
+    def reduce(self, *given: Any, **named: Any) -> Work:
+        tensors, opts = arguments.reduce(*given, **named)
         (tensor,) = tensors
         if tensor.is_cuda:
             return self._nccl("reduce", tensors, opts)
         return self._move("reduce", tensor, opts)
 
-    def allgather(  # type: ignore[override]
-        self, outputs: Sequence[Any], inputs: Any, opts: Any = _ALL_GATHER, **named: Any
-    ) -> Work:
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        if type(opts) is not AllgatherOptions or named:
-            opts = _options(AllgatherOptions, named.get("timeout", opts))
+    def allgather(self, *given: Any, **named: Any) -> Work:
+        outputs, inputs, opts = arguments.allgather(*given, **named)
         (tensor,) = inputs
         if tensor.is_cuda:
             return self._nccl("allgather", outputs, inputs, opts)
@@ -154,14 +132,17 @@ class AllstepGroup(ProcessGroup):
         return self._move("all_gather", outputs[0], tensor, opts)
 
     def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: AllgatherOptions = _ALL_GATHER
+        self,
+        outputs: Sequence[Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        opts: AllgatherOptions = arguments.ALL_GATHER,
     ) -> Work:
         """outputs[rank][i] comes from inputs[i] of that rank."""
         per_input = zip(*outputs, strict=True)
         works = [self.allgather([list(mine)], [tensor], opts) for mine, tensor in zip(per_input, inputs, strict=True)]
         return Later(works, [tensor for rank in outputs for tensor in rank])
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = _ALL_GATHER) -> Work:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = arguments.ALL_GATHER) -> Work:
         if input.is_cuda:
             return self._nccl("_allgather_base", output, input, opts)
         checks.holds_all("all_gather_into_tensor", output, input, self._rank, self._size)
@@ -170,25 +151,15 @@ class AllstepGroup(ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllgatherOptions = _ALL_GATHER
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllgatherOptions = arguments.ALL_GATHER
     ) -> Work:
         works = [self.all_gather_single(output, each, opts) for output, each in zip(outputs, inputs, strict=True)]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
-    def gather(  # type: ignore[override]
-        self,
-        outputs: Any,
-        inputs: Any,
-        opts: Any = _GATHER,
-        timeout: timedelta | None = None,
-        **named: Any,
-    ) -> Work:
-        if isinstance(inputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        if type(opts) is not GatherOptions or named:
-            opts = _options(GatherOptions, timeout, rootRank=named.get("root", opts))
+    def gather(self, *given: Any, **named: Any) -> Work:
+        outputs, inputs, opts = arguments.gather(*given, **named)
         (tensor,) = inputs
         if tensor.is_cuda:
             return self._nccl("gather", outputs, inputs, opts)
@@ -198,18 +169,8 @@ class AllstepGroup(ProcessGroup):
             checks.fits("gather", tensor, places[self._rank], self._rank)
         return self._move("gather", places, tensor, opts)
 
-    def scatter(  # type: ignore[override]
-        self,
-        outputs: Any,
-        inputs: Any,
-        opts: Any = _SCATTER,
-        timeout: timedelta | None = None,
-        **named: Any,
-    ) -> Work:
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        if type(opts) is not ScatterOptions or named:
-            opts = _options(ScatterOptions, timeout, rootRank=named.get("root", opts))
+    def scatter(self, *given: Any, **named: Any) -> Work:
+        outputs, inputs, opts = arguments.scatter(*given, **named)
         (output,) = outputs
         if output.is_cuda:
             return self._nccl("scatter", outputs, inputs, opts)
@@ -219,18 +180,8 @@ class AllstepGroup(ProcessGroup):
             checks.fits("scatter", tensors[self._rank], output, self._rank)
         return self._move("scatter", output, tensors, opts)
 
-    def reduce_scatter(  # type: ignore[override]
-        self,
-        outputs: Any,
-        inputs: Any,
-        opts: Any = _REDUCE_SCATTER,
-        timeout: timedelta | None = None,
-        **named: Any,
-    ) -> Work:
-        if isinstance(outputs, Tensor):
-            outputs, inputs = [outputs], [inputs]
-        if type(opts) is not ReduceScatterOptions or named:
-            opts = _options(ReduceScatterOptions, timeout, reduceOp=named.get("op", opts))
+    def reduce_scatter(self, *given: Any, **named: Any) -> Work:
+        outputs, inputs, opts = arguments.reduce_scatter(*given, **named)
         (output,) = outputs
         if output.is_cuda:
             return self._nccl("reduce_scatter", outputs, inputs, opts)
@@ -239,7 +190,7 @@ class AllstepGroup(ProcessGroup):
         return self._move("reduce_scatter", output, inputs[0], opts)
 
     def reduce_scatter_single(  # type: ignore[override]
-        self, output: Tensor, input: Tensor, opts: ReduceScatterOptions = _REDUCE_SCATTER
+        self, output: Tensor, input: Tensor, opts: ReduceScatterOptions = arguments.REDUCE_SCATTER
     ) -> Work:
         if input.is_cuda:
             return self._nccl("_reduce_scatter_base", output, input, opts)
@@ -249,7 +200,7 @@ class AllstepGroup(ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def reduce_scatter_single_coalesced(  # type: ignore[override]
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: ReduceScatterOptions = _REDUCE_SCATTER
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: ReduceScatterOptions = arguments.REDUCE_SCATTER
     ) -> Work:
         works = [self.reduce_scatter_single(output, each, opts) for output, each in zip(outputs, inputs, strict=True)]
         return works[0] if len(works) == 1 else Later(works, outputs)
@@ -257,10 +208,10 @@ class AllstepGroup(ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def alltoall(  # type: ignore[override]
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = _ALL_TO_ALL, **named: Any
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = arguments.ALL_TO_ALL, **named: Any
     ) -> Work:
         if type(opts) is not AllToAllOptions or named:
-            opts = _options(AllToAllOptions, named.get("timeout", opts))
+            opts = arguments.all_to_all(opts, **named)
         if inputs[0].is_cuda:
             return self._nccl("alltoall", outputs, inputs, opts)
         self._one_each("all_to_all", outputs)
@@ -273,11 +224,11 @@ class AllstepGroup(ProcessGroup):
         input: Tensor,
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
-        opts: Any = _ALL_TO_ALL,
+        opts: Any = arguments.ALL_TO_ALL,
         **named: Any,
     ) -> Work:
         if type(opts) is not AllToAllOptions or named:
-            opts = _options(AllToAllOptions, named.get("timeout", opts))
+            opts = arguments.all_to_all(opts, **named)
         if input.is_cuda:
             return self._nccl("alltoall_base", output, input, output_split_sizes, input_split_sizes, opts)
         checks.rows("all_to_all_single", output, output_split_sizes, self._rank, self._size)
@@ -286,9 +237,9 @@ class AllstepGroup(ProcessGroup):
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = _BARRIER, **named: Any) -> Work:  # type: ignore[override]
+    def barrier(self, opts: Any = arguments.BARRIER, **named: Any) -> Work:  # type: ignore[override]
         if type(opts) is not BarrierOptions or named:
-            opts = _options(BarrierOptions, named.get("timeout", opts))
+            opts = arguments.barrier(opts, **named)
         if self.nccl is not None and opts.device is not None and opts.device.type == "cuda":
             return self._nccl("barrier", opts)
         return self._move("barrier", opts)
@@ -440,20 +391,3 @@ class AllstepGroup(ProcessGroup):
         raise CommError(
             "merge_remote_group is not supported: form a new group of all the ranks", op="merge_remote_group"
         )
-
-
-def _list(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _options(kind: Any, timeout: Any, **fields: Any) -> Any:
-    """Torch's option object out of an argument shape that has none. A field given as an option object is already that."""
-    for value in (timeout, *fields.values()):
-        if type(value) is kind:
-            return value
-    opts = kind()
-    if isinstance(timeout, timedelta):
-        opts.timeout = timeout
-    for name, value in fields.items():
-        setattr(opts, name, value)
-    return opts

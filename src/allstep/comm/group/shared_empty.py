@@ -38,7 +38,7 @@ def shared_empty(
 def _in_segment(group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     nbytes = shape.numel() * dtype.itemsize
     rank, size = local.arena.rank, local.arena.size
-    store = PrefixStore(f"shared/{local.num_blocks}/{local.layout.host}", group.get_group_store())
+    store = PrefixStore(f"shared/{local.plans.num_blocks}/{local.layout.host}", group.get_group_store())
     try:
         segment = share(store, rank, size, size * rounded(nbytes), read_limits().start)
     except CommError as error:
@@ -48,6 +48,6 @@ def _in_segment(group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, 
     pieces = list(parts(segment, *[nbytes] * size))
     tensor = torch.frombuffer(pieces[rank], dtype=dtype, count=shape.numel()).view(shape)
     storage = tensor.untyped_storage()
-    local.add_block(pieces, storage.data_ptr())
-    weakref.finalize(storage, local.forget_block, storage.data_ptr())
+    local.plans.add_block(pieces, storage.data_ptr())
+    weakref.finalize(storage, local.plans.forget_block, storage.data_ptr())
     return tensor

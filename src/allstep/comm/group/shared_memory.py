@@ -1,19 +1,22 @@
-"""The mover for ranks that share the memory of a host: which operations it takes, and how each is done, on one host and over several.
+"""The transport for ranks that share the memory of a host: which operations it takes.
 
-For each kind of call (operation, dtype, shape, reduction) a plan is worked out once and kept: the mark by which ranks compare what they
-call, the views of the pools, torch's function for the reduction. A call that waits is then carried out by the caller (`queue.now`), one
-that does not is put in line. What is not taken here (sparse or empty tensors, reductions that torch's kernels do not compute, gathers
-to one rank, uneven splits: all that the ranks cannot decide alike from what each of them sees) returns None, and Gloo does it, after
-the ranks of the host have met and found that they all call it (`carry`).
+For each kind of call (operation, dtype, shape, reduction) a plan is made once and kept (`plan`):
+the mark by which ranks compare what they call, the views of the pools, torch's function for the
+reduction. The procedures that the ranks then run together, on one host and over several, are in
+`procedures`. A call that waits is carried out by the caller (`queue.now`), one that does not is put
+into the queue.
+
+What is not taken here returns None: sparse or empty tensors, reductions that torch's kernels do not
+compute, gathers to one rank, uneven splits. In short, all that the ranks cannot decide alike from
+what each of them sees. Gloo does it, after the ranks of the host have met and found that they all
+call it (`carry`).
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import (
@@ -29,40 +32,24 @@ from torch._C._distributed_c10d import (
 )
 
 from allstep.comm.group import across_hosts as crossing
+from allstep.comm.group import procedures
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
-from allstep.comm.group.plan import (
-    COMBINE,
-    Plan,
-    RedOpType,
-    call_of,
-    can,
-    finish,
-    flattened,
-)
+from allstep.comm.group.plan import Plan, Plans, call_of, finish, flattened
 from allstep.comm.group.traced import RecordedArena, RecordedCrossing, recorded
 from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
-from allstep.comm.memory import reduce as summing
-from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call, MixedMemory, private_mark
-from allstep.comm.op.describe import first_tensor, kind_of, words, words_of_any
+from allstep.comm.memory.arena import Arena, Call
+from allstep.comm.op.describe import first_tensor, words_of_any
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
 from allstep.comm.op.transport import Mover
 from allstep.comm.op.work import DONE
 from allstep.comm.timeline import recorder
 
-_MOST_PLANS = 1000
 _SCALED = _make_nccl_premul_sum(1.0)  # only its kind counts
 _BARRIER = call_of("barrier")
-
-
-class SharedBlock(NamedTuple):
-    """What one `shared_empty` made: a tensor of the same size on every rank, all of them visible to all."""
-
-    number: int
-    parts: Sequence[memoryview]  # by rank
 
 
 class LocalMover(Mover):
@@ -78,12 +65,14 @@ class LocalMover(Mover):
         self.rank, self.size = layout.rank, layout.size
         self.way = way = None if way is None else RecordedCrossing(way.num_slices, way.lane)
         self.queue = Queue()
-        self.num_blocks = 0
-        self._plans: dict[Any, Plan | None] = {}
-        self._blocks: dict[int, SharedBlock] = {}  # by the address of our own part
+        self.plans = plans = Plans(arena, way is None)
+        # Bound here, because every operation uses them.
+        self._plan, self._blocks = plans.find, plans.blocks
         self._guard = guard
-        self._small = _small if way is None else partial(_small_across, way)
-        self._large_or_shared = _large_or_shared if way is None else partial(_large_or_shared_across, way)
+        self._small = procedures.small if way is None else partial(procedures.small_across, way)
+        self._large_or_shared = (
+            procedures.large_or_shared if way is None else partial(procedures.large_or_shared_across, way)
+        )
 
     @cached_property
     def name(self) -> str:
@@ -105,7 +94,7 @@ class LocalMover(Mover):
         if plan is None:
             return None
         if self._blocks and not plan.places:
-            plan = self._shared_plan(tensor, plan)
+            plan = self.plans.shared(tensor, plan)
         scale = _factor(opts) if plan.scaled else None
         if opts.asyncOp:
             return self.queue.later(lambda: self._all_reduce(tensor, plan, scale), [tensor])
@@ -118,7 +107,7 @@ class LocalMover(Mover):
         if plan is None:
             return False
         if self._blocks and not plan.places:
-            plan = self._shared_plan(tensor, plan)
+            plan = self.plans.shared(tensor, plan)
         self.queue.now(self._all_reduce, tensor, plan, None if scale == 1.0 else scale)
         return True
 
@@ -198,7 +187,7 @@ class LocalMover(Mover):
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
         if self.way is None:
-            return self._do(opts, lambda: self._guarded(_BARRIER, _meet, _BARRIER), [])
+            return self._do(opts, lambda: self._guarded(_BARRIER, procedures.meet, _BARRIER), [])
         return self._do(opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), [])
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
@@ -210,7 +199,7 @@ class LocalMover(Mover):
 
         def act() -> None:
             with recorder.operation(self.name, call.said):
-                self._guarded(call, _meet, call)
+                self._guarded(call, procedures.meet, call)
                 recorder.during(recorder.GLOO, lambda: start().wait())
 
         results = args[0] if isinstance(args[0], list | tuple) else args[:1]
@@ -237,16 +226,16 @@ class LocalMover(Mover):
     def _reduce(self, tensor: Tensor, plan: Plan, keep: bool) -> None:
         flat = flattened(tensor)
         if plan.places:
-            self._guarded(plan.call, _small, flat, plan, None, keep)
+            self._guarded(plan.call, procedures.small, flat, plan, None, keep)
         else:
-            self._guarded(plan.call, _large, flat, plan, keep)
+            self._guarded(plan.call, procedures.large, flat, plan, keep)
         if keep:
             finish(tensor, flat, plan, self.size)
 
     def _broadcast(self, tensor: Tensor, plan: Plan, root: int) -> None:
         flat = flattened(tensor)
         if plan.places:
-            self._guarded(plan.call, _small_broadcast, flat, plan, root)
+            self._guarded(plan.call, procedures.small_broadcast, flat, plan, root)
         else:
             self._guarded(plan.call, copying.broadcast, flat, root, plan.call)
         if self.rank != root:
@@ -271,7 +260,7 @@ class LocalMover(Mover):
 
     def _reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
         flat, flats = flattened(output), [flattened(each) for each in inputs]
-        self._guarded(plan.call, _reduce_scatter, flat, flats, plan)
+        self._guarded(plan.call, procedures.reduce_scatter, flat, flats, plan)
         finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
@@ -294,138 +283,14 @@ class LocalMover(Mover):
             with recorder.operation(self.name, call.said):
                 procedure(RecordedArena(self.arena), *map(recorded, args))
 
-    # Plans
-
-    def _plan(self, name: str, tensor: Tensor, op: Any, more: str = "", sizes_differ: bool = False) -> Plan | None:
-        """None: not ours. sizes_differ: the ranks' own tensors may, and what they agree on is in `more`."""
-        # A ReduceOp's hash is its number, and so is its RedOpType's; comparing the objects themselves takes 1 us.
-        key = (name, tensor.dtype, tensor.shape, -1 if op is None else hash(op), more, tensor.layout)
-        try:
-            return self._plans[key]
-        except KeyError:
-            if len(self._plans) > _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._make_plan(name, tensor, kind_of(op), more, sizes_differ)
-            return plan
-
     def _fit(self, by_rank: Sequence[Tensor], own: Tensor) -> bool:
         """One for each rank, none of them empty, and ours like our own. What does not fit is Gloo's to refuse."""
         if len(by_rank) != self.size or by_rank[self.rank].shape != own.shape:
             return False
         return all(each.numel() and each.dtype == own.dtype for each in by_rank)
 
-    def _make_plan(self, name: str, tensor: Tensor, kind: Any, more: str, sizes_differ: bool) -> Plan | None:
-        if kind == RedOpType.PREMUL_SUM and name != "all_reduce":
-            return None
-        if tensor.layout != torch.strided or not tensor.numel() or not can(tensor.dtype, kind):
-            return None
-        if self.way is not None and name != "all_reduce":
-            return None
-        call = call_of(words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more))
-        small = tensor.numel() * tensor.element_size() <= SMALL and name in ("all_reduce", "reduce", "broadcast")
-        places = self.arena.small_places(tensor.dtype, tensor.numel()) if small else ()
-        return Plan(call, places, COMBINE.get(kind, torch.add), kind == RedOpType.AVG, kind == RedOpType.PREMUL_SUM)
-
-    # Tensors in shared memory
-
-    def add_block(self, parts: Sequence[memoryview], address: int) -> None:
-        """Make memory known in which every rank has a tensor. All ranks call it in the same order."""
-        self.num_blocks += 1
-        self._blocks[address] = SharedBlock(self.num_blocks, parts)
-
-    def forget_block(self, address: int) -> None:
-        """The tensor is gone; so are the plans that would keep its memory."""
-        block = self._blocks.pop(address, None)
-        for key in [key for key in self._plans if block is not None and key[0] == block.number]:
-            del self._plans[key]
-
-    def _shared_plan(self, tensor: Tensor, plan: Plan) -> Plan:
-        """The plan with the tensors of all ranks in it, when this tensor lies in shared memory."""
-        block = self._blocks.get(tensor.untyped_storage().data_ptr())
-        if block is None or not tensor.is_contiguous():
-            return plan
-        offset = int(tensor.storage_offset()) * tensor.element_size()
-        key = (block.number, offset, plan.call.mark)
-        found = self._plans.get(key)
-        if found is None:
-            tensors = tuple(
-                torch.frombuffer(part, dtype=tensor.dtype, count=tensor.numel(), offset=offset) for part in block.parts
-            )
-            where = zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << BLOCK_BITS) - 1) + 1
-            call = Call(plan.call.mark | where, plan.call.said)
-            blocks = summing.own_blocks(tensors, self.arena.rank) if self.way is None else ()
-            found = self._plans[key] = plan._replace(call=call, shared=tensors, blocks=blocks)
-        return found
-
-
-# Procedures that take a plan: what the hot path calls without a lambda in between. On one host, and over several.
-
-
-def _meet(arena: Arena, call: Call) -> None:
-    arena.meet(call)
-
-
-def _small(arena: Arena, flat: Tensor, plan: Plan, scale: float | None = None, keep: bool = True) -> None:
-    if scale is not None:
-        flat.mul_(scale)
-    summing.small(arena, flat, plan.places, plan.combine, plan.call, keep)
-
-
-def _large(arena: Arena, flat: Tensor, plan: Plan, keep: bool) -> None:
-    summing.large(arena, flat, plan.combine, plan.call, keep)
-
-
-def _large_or_shared(arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    """Where it lies when all ranks' tensors lie in the same shared memory; else all do it the private way, whatever their own does."""
-    if plan.shared and scale is not None:
-        flat.mul_(scale)
-        scale = None
-    try:
-        if plan.shared:
-            summing.shared(arena, plan.blocks, plan.combine, plan.call)
-        else:
-            summing.large(arena, flat, plan.combine, plan.call, scale=scale)
-    except MixedMemory:
-        summing.large(arena, flat, plan.combine, _as_private(plan.call), scale=scale)
-
-
-def _reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], plan: Plan) -> None:
-    summing.reduce_scatter(arena, output, inputs, plan.combine, plan.call)
-
-
-def _small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    if scale is not None:
-        flat.mul_(scale)
-    crossing.small(arena, way, flat, plan.places, plan.combine, plan.call)
-
-
-def _large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    if scale is not None:
-        flat.mul_(scale)
-    try:
-        if plan.shared:
-            crossing.shared(arena, way, plan.shared, plan.combine, plan.call)
-        else:
-            crossing.large(arena, way, flat, plan.combine, plan.call)
-    except MixedMemory:
-        crossing.large(arena, way, flat, plan.combine, _as_private(plan.call))
-
 
 def _factor(opts: AllreduceOptions) -> float | None:
     """By what our values are multiplied; None for a factor of 1, which is no work."""
     factor = float(opts.reduceOp.factor)
     return None if factor == 1.0 else factor
-
-
-def _as_private(call: Call) -> Call:
-    return Call(private_mark(call.mark), call.said)
-
-
-def _small_broadcast(arena: Arena, flat: Tensor, plan: Plan, root: int) -> None:
-    arena.turn = turn = 1 - arena.turn
-    place = plan.places[turn][root]
-    if arena.rank == root:
-        place.copy_(flat)
-    arena.meet(plan.call)
-    if arena.rank != root:
-        flat.copy_(place)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from allstep.comm.health.processes import Lives
 from allstep.comm.memory.segment import rounded
-from allstep.engine.board import Board
-from allstep.engine.byte_ring import (
+from allstep.engine.board.board import Board
+from allstep.engine.board.byte_ring import (
     ASLEEP,
     AWAY,
     BELL,

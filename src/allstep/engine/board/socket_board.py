@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import Store
 from allstep import machine
 from allstep.comm.health.processes import Lives
 from allstep.comm.health.sockets import MOST_KEEPALIVE_SECONDS
-from allstep.engine.board import Board
-from allstep.engine.byte_ring import Frames
+from allstep.engine.board.board import Board
+from allstep.engine.board.byte_ring import Frames
 from allstep.errors import CommError
 from allstep.limits import Limits
 from allstep.wire.door import Door, listen

@@ -1,0 +1,226 @@
+"""The progress loop, and which thread runs it: **the thread that waits drives.**
+
+Coordinating (on rank 0), reading the coordinator's log and carrying operations out is one loop, and
+one thread at a time runs it, the one that holds the turn:
+
+    a caller that waits for a result    if there is one
+    the engine's own thread             else; it sleeps while there is nothing to do
+
+So a synchronous operation needs no other thread, and an operation that no caller waits for is done
+all the same. A second caller that comes to wait sleeps until its result is there, or until the
+first one leaves and the second is to drive.
+
+From time to time the driver also looks for lost ranks and for operations that wait too long.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+
+from allstep.console.escape import escaped
+from allstep.engine.board.board import Board
+from allstep.engine.coordinator import Coordinator
+from allstep.engine.dispatch import Dispatch
+from allstep.engine.handle import Handle, Sleeper
+from allstep.engine.messages import ASK, pack, unpack
+from allstep.engine.notices import Notices
+from allstep.engine.pending import PendingRequests
+from allstep.engine.request import decode
+from allstep.engine.settings import Settings
+from allstep.engine.state import EngineState
+from allstep.engine.stop import Stop
+from allstep.errors import PeerLost
+
+# Seconds: the longest sleep. A missed wake-up is a delay of this length and no more.
+_NAP = 0.05
+_DONE = Handle(0)
+
+
+class Driver:
+    """Runs the loop in the callers' threads and in a thread of its own.
+
+    coordinator: on rank 0, None elsewhere.
+    """
+
+    def __init__(
+        self,
+        state: EngineState,
+        requests: PendingRequests,
+        board: Board,
+        dispatch: Dispatch,
+        stop: Stop,
+        notices: Notices,
+        coordinator: Coordinator | None,
+        settings: Settings,
+    ) -> None:
+        self._state, self._requests, self._board, self._obey = state, requests, board, dispatch.obey
+        self._stop, self._notices, self._coordinator, self._settings = stop, notices, coordinator, settings
+        self._turn = threading.Lock()  # held by the thread that drives
+        self._sleepers: deque[Sleeper] = deque()
+        self._looked_at = 0.0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="allstep-engine", daemon=True)
+
+    def begin(self) -> None:
+        """Start the engine's own thread."""
+        self._thread.start()
+
+    # In the thread of a caller
+
+    def wait(self, handle: Handle) -> None:
+        """Drive, or sleep while another thread drives, until a handle is done."""
+        while not handle.is_done:
+            if self._turn.acquire(blocking=False):
+                self._drive(handle)
+            else:
+                self._wait_for_driver(handle)
+
+    def _wait_for_driver(self, handle: Handle) -> None:
+        """Wake the thread that drives, and sleep until woken, at most `_NAP` seconds."""
+        self._board.nudge()
+        handle.sleeper = sleeper = Sleeper()
+        self._sleepers.append(sleeper)
+        if not handle.is_done:
+            sleeper.sleep(_NAP)
+        with contextlib.suppress(ValueError):
+            self._sleepers.remove(sleeper)
+
+    def _drive(self, handle: Handle, until: float = math.inf) -> None:
+        """Run the loop until a handle is done or the clock shows `until`; then give back the turn."""
+        board = self._board
+        try:
+            board.attend()
+            self._progress()
+            while not handle.is_done and time.monotonic() < until:
+                board.wait(_NAP)
+                self._progress()
+                self._look_after()
+        finally:
+            board.leave()
+            self._turn.release()
+            self._call_next()
+
+    def _call_next(self) -> None:
+        """Wake one thread that waits for the turn, which is free."""
+        if self._sleepers:
+            with contextlib.suppress(IndexError):  # it may have left
+                self._sleepers.popleft().wake()
+
+    # In the engine's thread
+
+    def _serve(self) -> None:
+        if self._settings.core is not None:
+            os.sched_setaffinity(0, [self._settings.core])  # 0 is this thread
+        while not self._is_closed:
+            self._board.sleep(_NAP)
+            self._run_errands()
+            self._stop.let_go()
+            if not self._is_closed and self._turn.acquire(blocking=False):
+                try:
+                    # An error has ended the engine, and every caller that waits gets it.
+                    with contextlib.suppress(Exception):
+                        self._progress()
+                        self._look_after()
+                finally:
+                    self._turn.release()
+                    self._call_next()
+
+    def _run_errands(self) -> None:
+        try:
+            if self._requests.end is None:
+                self._notices.run_errands()
+        except BaseException as error:
+            self._stop.fail(error)
+
+    # The loop
+
+    def _progress(self) -> None:
+        """Do all there is to do now. After the end: discard what still comes."""
+        board, requests = self._board, self._requests
+        try:
+            board.look()
+            if self._coordinator is not None:
+                self._coordinate(self._coordinator, board)
+            for message in board.told():
+                if requests.end is None:
+                    self._obey(unpack(message))
+        except BaseException as error:
+            self._stop.fail(error)
+            raise
+
+    def _coordinate(self, coordinator: Coordinator, board: Board) -> None:
+        """Pass the ranks' posts to the coordinator and its answers to all ranks. On rank 0."""
+        for rank, message in board.posts():
+            fields = unpack(message)
+            if fields[0] == ASK:
+                for data in fields[1:]:
+                    self._state.hooks.reported(decode(data), rank)
+            coordinator.take(rank, fields)
+        answers = coordinator.answers()
+        if answers:
+            self._state.hooks.answered()
+            board.tell([pack(answer) for answer in answers])
+
+    def _look_after(self) -> None:
+        """Look for lost ranks and for operations that wait too long; at most every `_NAP` / 2."""
+        now = time.monotonic()
+        requests = self._requests
+        if now - self._looked_at < _NAP / 2 or requests.end is not None:
+            return
+        self._looked_at = now
+        self._state.hooks.now_and_then()
+        # Flags of processes are read while an operation waits here or, on rank 0, anywhere.
+        waits = bool(requests.by_key) or (self._coordinator is not None and self._coordinator.is_waiting)
+        lost = self._board.lost(waits)
+        if lost is not None:
+            self._progress()  # the rank may have sent the reason
+            if requests.end is None:
+                rank = self._state.world.rank
+                self._stop.fail(PeerLost(f"rank {lost} is gone (its process ended)", rank=rank, peer=lost))
+        if self._coordinator is not None and requests.end is None:
+            self._look_for_stalls(self._coordinator)
+
+    def _look_for_stalls(self, coordinator: Coordinator) -> None:
+        settings = self._settings
+        coordinator.expire(settings.timeout)
+        if settings.stall:
+            report = coordinator.stalls(settings.stall, settings.stall_stop)
+            if report:
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+                level = "E" if coordinator.stopped else "W"
+                line = f"[{stamp}: {level} allstep.engine] {report}"
+                print(escaped(line, keep="\n"), file=sys.stderr, flush=True)
+        if coordinator.stopped:
+            self._progress()
+
+    # The end
+
+    def drive_to_end(self, handle: Handle, until: float) -> None:
+        """Drive until the engine has stopped or the clock shows `until`.
+
+        handle: of the request to stop.
+        """
+        while time.monotonic() < until:
+            if self._turn.acquire(timeout=_NAP):
+                with contextlib.suppress(Exception):  # it has ended the engine
+                    self._drive(handle if self._requests.end is None else _DONE, until)
+                if self._requests.end is not None:
+                    break
+
+    def close(self) -> None:
+        """End the engine's thread. A thread that is in an operation gets 1 s: see `join`."""
+        self._is_closed = True
+        self._board.wake()
+        self.join(1.0)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the engine's thread to end, at most so long."""
+        self._thread.join(timeout=seconds)
+
+    def forked(self) -> None:
+        """Make a new lock in a child process: the thread that held the turn is not in it."""
+        self._turn = threading.Lock()

@@ -1,0 +1,161 @@
+"""Finds mismatches: the ranks' asks for one operation are compared before it is carried out.
+
+All ranks of an operation must agree on its kind, data type, shape, scale factors, reduction, root
+and device. `judge` compares their asks field by field and returns a `Verdict`: the operation, with
+what the ranks must know of each other (the rows of each rank for allgather, the splits of each rank
+for alltoall), or the text of the error that every rank raises. The order of the comparisons and the
+texts are Horovod's.
+
+Pure: no clock, no network, no tensors. `coordinator` is the only caller of `judge`; `executor`
+reads the splits with `rows_of`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from allstep.engine.request import Ask, Kind, numbers
+
+# The operations to which a rank that has joined contributes zeros.
+_WITH_JOIN = (Kind.ALLREDUCE, Kind.ADASUM)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of comparing the asks: the operation, or the reason why it cannot be done.
+
+    more: what ranks must know of each other, as text: the rows of each rank (allgather), or the
+    splits of each rank (alltoall). refusal: the reason; empty when the operation can be done.
+    """
+
+    ask: Ask
+    more: bytes = b""
+    nbytes: int = 0
+    refusal: str = ""
+
+
+def judge(ranks: Sequence[int], asks: Sequence[Ask], joined: Sequence[int]) -> Verdict:
+    """Compare what ranks ask for; the first difference decides.
+
+    ranks: the ranks that asked, in the order of `asks`. joined: members that have joined.
+    """
+    first = asks[0]
+    differ = any(ask is not first for ask in asks)
+    why = (_difference(_LOOKS, ranks, asks) if differ else "") or _impossible(first, joined)
+    why = why or (_difference(_LAST_LOOKS, ranks, asks) if differ else "")
+    if why:
+        return Verdict(first, refusal=why)
+    nbytes, more = first.nbytes, b""
+    if first.kind is Kind.ALLGATHER:
+        nbytes = sum(ask.nbytes for ask in asks)
+        more = joined_text(ask.shape[0] for ask in asks)
+    elif first.kind is Kind.ALLTOALL:
+        more = b";".join(joined_text(ask.splits or _even(ask.shape[0], len(asks))) for ask in asks)
+    return Verdict(first, more, nbytes)
+
+
+def joined_text(values: Iterable[int]) -> bytes:
+    """Write integers as the text that `request.numbers` reads."""
+    return ",".join(map(str, values)).encode()
+
+
+def rows_of(more: bytes) -> list[tuple[int, ...]]:
+    """Read the splits of each rank from the `more` of an alltoall."""
+    return [numbers(text) for text in more.decode().split(";")]
+
+
+def _even(num_rows: int, size: int) -> list[int]:
+    return [num_rows // size] * size
+
+
+# title, what is compared, verb; None: not for this kind
+_Look = Callable[[Ask], tuple[str, str, str] | None]
+
+
+def _difference(looks: Sequence[_Look], ranks: Sequence[int], asks: Sequence[Ask]) -> str:
+    """Describe the first thing in which asks differ; empty when they are alike."""
+    for look in looks:
+        first = None
+        for rank, ask in zip(ranks, asks, strict=True):
+            found = look(ask)
+            if found is None:
+                continue
+            if first is None:
+                first = rank, found[1]
+            elif found[1] != first[1]:
+                title, _, verb = found
+                return f"{title}: rank {first[0]} {verb} {first[1]}, but rank {rank} {verb} {found[1]}."
+    return ""
+
+
+def _dtype(ask: Ask) -> tuple[str, str, str]:
+    return "Mismatched data types", ask.dtype, "had type"
+
+
+def _kind(ask: Ask) -> tuple[str, str, str]:
+    return "Mismatched operations", ask.kind.name.lower(), "did an"
+
+
+_ROWS_MAY_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
+
+
+def _shape(ask: Ask) -> tuple[str, str, str] | None:
+    if ask.kind in _ROWS_MAY_DIFFER:
+        return None
+    if ask.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
+        return "Mismatched process sets", str(list(ask.splits)), "gave"
+    return f"Mismatched {ask.kind.name} tensor shapes", str(list(ask.shape)), "sent a tensor of shape"
+
+
+def _num_dims(ask: Ask) -> tuple[str, str, str] | None:
+    if ask.kind not in _ROWS_MAY_DIFFER:
+        return None
+    return f"Mismatched {ask.kind.name} tensor shapes", str(len(ask.shape)), "sent a tensor of rank"
+
+
+def _later_dims(ask: Ask) -> tuple[str, str, str] | None:
+    if ask.kind not in _ROWS_MAY_DIFFER:
+        return None
+    sizes = ", ".join(f"dimension {index} equal to {size}" for index, size in enumerate(ask.shape) if index)
+    return f"Mismatched {ask.kind.name} tensor shapes", sizes, "sent a tensor with"
+
+
+def _factors(ask: Ask) -> tuple[str, str, str] | None:
+    if ask.kind not in (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER):
+        return None
+    return "Mismatched prescale and/or postscale factors", f"{ask.prescale} and {ask.postscale}", "specified"
+
+
+def _op(ask: Ask) -> tuple[str, str, str] | None:
+    if ask.kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        return None
+    return "Mismatched reduction operations", ask.op.name, "specified reduction operation"
+
+
+def _root(ask: Ask) -> tuple[str, str, str] | None:
+    if ask.kind is not Kind.BROADCAST:
+        return None
+    return "Mismatched broadcast root ranks", str(ask.root), "specified root rank"
+
+
+def _device(ask: Ask) -> tuple[str, str, str]:
+    return "Mismatched CPU/GPU device selection", ask.device, "specified device"
+
+
+# In Horovod's order, so that its users see the message that they know when several things differ.
+_LOOKS: tuple[_Look, ...] = (_dtype, _kind, _shape, _num_dims, _later_dims, _factors, _op)
+# Compared after `_impossible`.
+_LAST_LOOKS: tuple[_Look, ...] = (_root, _device)
+
+
+def _impossible(ask: Ask, joined: Sequence[int]) -> str:
+    """Give the reason why an operation on which all ranks agree cannot be done, or ""."""
+    name = ask.kind.name.lower()
+    if joined and ask.kind not in _WITH_JOIN:
+        return f"{name} is not supported with Join: {_ranks(joined)} joined, and has no data to give or take."
+    if not ask.shape and ask.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
+        return f"{name} of a tensor of rank zero: {ask.name} has no rows to deal with. Give it a dimension."
+    return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {', '.join(map(str, ranks))}"
