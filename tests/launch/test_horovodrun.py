@@ -191,6 +191,8 @@ def test_a_config_file_gives_the_same_flags(config: Path) -> None:
         ("params: {fusion_threshold_mb: much}", "params.fusion_threshold_mb: 'much' is not of type int"),
         ("params: {cache_capacity: true}", "True is not of type int"),
         ("params: {cycle_time_ms: -1}", "params.cycle_time_ms: -1.0: the number must be at least 0"),
+        ('timeline: {filename: "a\\0b"}', "timeline.*NUL byte"),
+        ('autotune: {enabled: true, log_file: "\\0"}', "NUL byte"),
     ],
 )
 def test_a_wrong_config_file_is_refused(config: Path, text: str, words: str) -> None:

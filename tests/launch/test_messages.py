@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from allstep._version import __version__
 from allstep.doctor.hosts import visit
 from allstep.doctor.probe_messages import TO_DOCTOR, TO_PROBE
-from allstep.errors import WorldError
-from allstep.launch import Host
+from allstep.errors import ConfigError, WorldError
+from allstep.launch import Host, Job
 from allstep.launch.messages import (
     TO_AGENT,
     TO_LAUNCHER,
@@ -28,6 +28,7 @@ from allstep.launch.messages import (
     decode,
     encode,
 )
+from allstep.launch.output.writer import _encoded
 from launch.command import run
 
 CHANNELS = [TO_AGENT, TO_LAUNCHER, TO_PROBE, TO_DOCTOR]
@@ -219,3 +220,21 @@ def test_a_probe_that_is_not_understood_is_an_error_of_its_host(tmp_path: Path) 
     ssh.chmod(0o755)
     (station,) = visit([Host("far.invalid", 1)], str(ssh)).stations
     assert station.error == f"far.invalid sent message 'hola', which is unknown here{VERSIONS}"
+
+
+def test_half_a_character_in_lines_is_printed_escaped() -> None:
+    """No worker can write it: an agent that is not ours did."""
+    assert _encoded("\ud800x\n") == b"\\ud800x\n"
+    assert _encoded("\udcff\udc80y\n") == b"\xff\x80y\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "words"),
+    [
+        (["true", "a\0b"], {}, "the command holds a NUL byte"),
+        (["true"], {"A": "x\0"}, "the variable A holds a NUL byte"),
+    ],
+)
+def test_what_no_program_can_take_is_refused(command: list[str], env: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Job(command, [Host("localhost", 1)], env=env)

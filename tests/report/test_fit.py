@@ -115,8 +115,8 @@ def test_steps_that_were_trained_as_they_are_evaluated_are_judged() -> None:
         ("data", {"augment": "Flip()"}, "augmentation"),
         ("data", {"augment": "Flip()", "mix": "Mixup(0.2)"}, "augmentation and mixed samples"),
         ("", {"label_smoothing": 0.1}, "label smoothing"),
-        ("average", {"decay": 0.9}, "weights that are not the averaged ones"),
-        ("evaluation", {"mirror": True}, "no mirror images"),
+        ("ema", {"decay": 0.9}, "weights that are not the averaged ones"),
+        ("evaluation", {"flip": True}, "no mirror images"),
         ("model", {"options": {"dropout": 0.5}}, "dropout"),
         ("model", {"name": "vgg16", "options": {}}, "dropout"),
         ("model", {"name": "mine.models:make", "options": {}}, "dropout"),
@@ -132,6 +132,22 @@ def test_steps_that_cannot_be_compared_show_no_underfitting(section: str, values
     sampled = lines(**{**HIGH, "sample": True})
     (said,) = judge(record(with_config(sampled, section, **values)), LATER)
     assert said.rule == "high_training_error"
+
+
+@pytest.mark.parametrize(
+    ("old", "words"),
+    [
+        ({"average": {"decay": 0.9}}, "weights that are not the averaged ones"),
+        ({"evaluation": {"mirror": True}}, "no mirror images"),
+    ],
+)
+def test_a_run_from_before_keys_were_renamed(old: dict[str, Any], words: str) -> None:
+    made = lines(**HIGH)
+    made[0]["config"] = {
+        key: value for key, value in made[0]["config"].items() if key not in ("ema", "evaluation")
+    } | old
+    (said,) = judge(record(made), LATER)
+    assert f"training steps had {words}" in said.figures
 
 
 def test_steps_that_cannot_be_compared_show_overfitting_all_the_same() -> None:

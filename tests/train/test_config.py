@@ -102,7 +102,7 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("optimizer.learning_rate=3", "'optimizer.learning_rate'; did you mean 'optimizer.lr'?"),
         ("optimizer.decay=3", "'optimizer.decay'; did you mean 'optimizer.weight_decay'?"),
         ("batch_size=3", "unknown config key 'batch_size'; did you mean 'batch'?"),
-        ("ema.decay=0.9", "unknown config key 'ema.decay'; did you mean 'average.decay'?"),
+        ("ema=0.9", "config key 'ema' is a section: expected one of its keys, such as ema.decay"),
         ("model.optionsfoo=3", "unknown config key 'model.optionsfoo'; did you mean 'model.options'?"),
         ("model.options=3", "config key 'model.options': expected a valid dictionary"),
         ("optimizer=3", "config key 'optimizer' is a section"),
@@ -157,7 +157,7 @@ def test_every_number_is_in_a_range_that_float32_survives(value: str) -> None:
     assert {"optimizer.lr", "optimizer.weight_decay", "evaluation.every", "data.mean", "growth.at"} <= set(keys)
     if value == "1e-320":
         # Where 0 is allowed, so is what rounds to it.
-        keys = {key: keys[key] for key in ("optimizer.lr", "evaluation.every", "data.deviation", "save.seconds")}
+        keys = {key: keys[key] for key in ("optimizer.lr", "evaluation.every", "data.std", "save.seconds")}
     for key, is_list in keys.items():
         assert f"config key '{key}': expected " in complaint(f"{key}=[{value}]" if is_list else f"{key}={value}"), key
 

@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "label_smoothing": 0.0,
     "overfit": None,
     "device": "auto",
-    "layout": "channels-last",
+    "execution": "channels-last",
     "share_weights": "auto",
     "log_every": 10,
     "noise_scale": False,
@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
         "prepare": "none",
         "mix": "none",
         "mean": None,
-        "deviation": None,
+        "std": None,
         "labels_from": None,
         "num_classes": None,
         "workers": "auto",
@@ -89,9 +89,9 @@ DEFAULTS: dict[str, Any] = {
         "end": 0.0,
         "keep_updates": False,
     },
-    "evaluation": {"every": 1.0, "mirror": False, "patience": None, "stop_at": None, "choose": "last"},
-    "average": {"decay": None, "every": 5},
-    "growth": {"at": [], "factor": 2, "by_noise": False, "most": None},
+    "evaluation": {"every": 1.0, "flip": False, "patience": None, "stop_at": None, "weights": "last"},
+    "ema": {"decay": None, "every": 5},
+    "growth": {"at": [], "factor": 2, "by_noise": False, "max": None},
     "save": {"seconds": 300.0, "epochs": 1.0, "keep": 3},
 }
 
@@ -151,7 +151,7 @@ def test_a_file_starts_from_the_defaults_unless_it_names_a_recipe(tmp_path: Path
         assert plain(config) == {**DEFAULTS, "data": data}
     path.write_text("recipe: fashion-mnist\ndata: {train: photos}\n")
     inherited = read_config(str(path))
-    assert (inherited.recipe, inherited.optimizer.bias_lr, inherited.average.decay) == ("fashion-mnist", 16, 0.98)
+    assert (inherited.recipe, inherited.optimizer.bias_lr, inherited.ema.decay) == ("fashion-mnist", 16, 0.98)
     assert read_config().recipe == "fashion-mnist"
 
 

@@ -117,7 +117,7 @@ def test_the_banner_says_what_runs_where() -> None:
         ("device", "CPU"),
         ("data", "8x8 digits: 1,000 train, 143 validation, 360 test, from /d"),
         ("net", "1,000 parameters, 1.0 MFLOP per picture"),
-        ("layout", "plain"),
+        ("execution", "plain"),
         ("weights", "one copy on each host"),
         ("batch", "32 per worker x 2 workers = 64"),
         ("rate", "0.05 at batch 64 -> 0.05 at batch 64 (scaling: linear)"),

@@ -221,7 +221,7 @@ def test_the_whole_message() -> None:
         "gradient norm 3.1e+05)\n"
         "  samples of that step: 7 (b.tfrecord, record 7) on rank 1, 100, 101, 102, 103, 104, 105, 106 and 4 more\n"
         "  what to try, the likeliest first:\n"
-        "    look at the samples 7: as input of the net they are not finite, so the data or data.mean, data.deviation are wrong\n"
+        "    look at the samples 7: as input of the net they are not finite, so the data or data.mean, data.std are wrong\n"
         "    optimizer.clip=1: the gradient's norm was 3.1e+05\n"
         "    optimizer.lr=0.4: half of what it is\n"
         "  the last good checkpoint is kept: runs/a/checkpoints/000000100000"

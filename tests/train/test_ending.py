@@ -31,8 +31,8 @@ from ranks import Ranks
 # All that makes training differ from evaluation: running statistics, dropout, averaged weights, augmentation, label smoothing.
 WORDS = [
     *("epochs=2", "batch=50", "data.validation=100", "log_every=7", "save.seconds=null", "data.split_seed=3"),
-    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "average.decay=0.9"),
-    *("data.augment=PadAndCrop(8, pad=2)", "label_smoothing=0.1", "evaluation.mirror=true"),
+    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "ema.decay=0.9"),
+    *("data.augment=PadAndCrop(8, pad=2)", "label_smoothing=0.1", "evaluation.flip=true"),
 ]
 NUM_TRAIN = 1437 - 100
 
@@ -73,7 +73,7 @@ def by_hand(out: Path, which: Any) -> tuple[float, float]:
 @pytest.mark.parametrize("choose", ["last", "best"])
 def test_the_sample_is_scored_once_in_evaluation_mode_with_the_tested_weights(ranks: Ranks, choose: Any) -> None:
     """Reference: the checkpoint of these weights. The best ones are made to be those of epoch 1."""
-    results = ranks(2, run_whose_first_evaluation_is_best, [f"evaluation.choose={choose}"])
+    results = ranks(2, run_whose_first_evaluation_is_best, [f"evaluation.weights={choose}"])
     out, samples = results[0].out, NUM_TRAIN * (2 if choose == "last" else 1)
     loss, accuracy = by_hand(out, choose)
     for result in results:
@@ -122,7 +122,7 @@ def state_around_the_sample() -> list[tuple[dict[str, Tensor], Tensor, dict[str,
     def spy(job: Any, *args: Any) -> Any:
         def look() -> None:
             files = {path.name: path.read_bytes() for path in checkpoint.written(job.out / "checkpoints")[0].iterdir()}
-            tensors = {**job.trainer.net.state_dict(), **{f"a.{k}": v for k, v in job.average.net.state_dict().items()}}
+            tensors = {**job.trainer.net.state_dict(), **{f"a.{k}": v for k, v in job.ema.net.state_dict().items()}}
             seen.append(({name: each.clone() for name, each in tensors.items()}, torch.get_rng_state(), files))
 
         look()
@@ -223,7 +223,7 @@ def test_data_with_other_classes_does_not_continue_a_run(ranks: Ranks, tmp_path:
 
 def test_the_best_checkpoint_is_looked_at_like_the_newest(ranks: Ranks, tmp_path: Path) -> None:
     """One in the place of another is whole, and not the best."""
-    ((result,),) = (ranks(1, run_whose_first_evaluation_is_best, ["evaluation.choose=best"]),)
+    ((result,),) = (ranks(1, run_whose_first_evaluation_is_best, ["evaluation.weights=best"]),)
     out = shutil.copytree(result.out, tmp_path / "out")
     first, last = sorted(path for path in (out / "checkpoints").iterdir() if path.name.isdigit())
     shutil.rmtree(first)

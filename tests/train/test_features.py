@@ -63,7 +63,7 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tol
         ["optimizer=adamw", "optimizer.lr=0.001", "optimizer.clip=0.5", "share_weights=true", "accumulation=3"],
         ["optimizer=larc", "optimizer.lr=0.1", "optimizer.noise_like=10", "schedule.shape=polynomial"],
         ["optimizer=novograd", "optimizer.lr=0.01", "growth.at=[1]", "schedule.shape=constant", "label_smoothing=0.1"],
-        ["model.norm=sync", "average.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "optimizer.bias_lr=2"],
+        ["model.norm=sync", "ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "optimizer.bias_lr=2"],
     ],
     ids=lambda words: words[0],
 )
@@ -85,7 +85,7 @@ def test_bfloat16_is_near_float32(ranks: Any) -> None:
 
 def test_it_ends_early_and_tests_the_best(ranks: Any) -> None:
     """Sixty evaluations on 100 samples: two in a row that are no better come long before the end."""
-    words = ["epochs=12", "evaluation.every=0.2", "evaluation.patience=2", "evaluation.choose=best", "save.keep=1"]
+    words = ["epochs=12", "evaluation.every=0.2", "evaluation.patience=2", "evaluation.weights=best", "save.keep=1"]
     result, _, out = ranks(2, run, [*words, "schedule.shape=constant"])[0]
     record = runlog.read(out / "run.jsonl")
     scores = [line["accuracy"] for line in record.evals if line["part"] == "validation"]

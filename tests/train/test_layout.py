@@ -105,14 +105,16 @@ def test_ranks_choose_together(ranks: Ranks) -> None:
     assert first == second
     assert first["seconds"].keys() == {"plain", "channels-last"}
     (note,) = first["notes"]
-    assert note.startswith(f"layout {first['name']}: a step takes plain ")
+    assert note.startswith(f"execution {first['name']}: a step takes plain ")
     assert note.endswith("; 100 steps are left")
 
 
 def test_a_net_that_cannot_be_channels_last(ranks: Ranks) -> None:
     (found,) = ranks(1, choose_untouched, ("channels-last", "plain"), True, False)
     assert found["name"] == "plain"
-    assert found["notes"][1].startswith("layout channels-last was left out: RuntimeError: view size is not compatible")
+    assert found["notes"][1].startswith(
+        "execution channels-last was left out: RuntimeError: view size is not compatible"
+    )
 
 
 def test_norms_that_talk_are_not_compiled(ranks: Ranks) -> None:
@@ -120,7 +122,7 @@ def test_norms_that_talk_are_not_compiled(ranks: Ranks) -> None:
         assert found["name"] == "plain"
         assert (
             found["notes"][1]
-            == "layout compiled was left out: its norms talk to the other ranks, which cannot be compiled"
+            == "execution compiled was left out: its norms talk to the other ranks, which cannot be compiled"
         )
 
 
@@ -151,7 +153,7 @@ def test_a_fixed_way_falls_back(ranks: Ranks) -> None:
     assert ranks(1, settle_on, "plain", True)[0]["name"] == "plain"
     (found,) = ranks(1, settle_on, "channels-last", True)
     assert found["name"] == "plain"
-    assert found["notes"][0].startswith("layout channels-last was left out: RuntimeError: view size")
+    assert found["notes"][0].startswith("execution channels-last was left out: RuntimeError: view size")
 
 
 COMPILER = {
@@ -166,7 +168,7 @@ def both_without_a_compiler() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_without_a_compiler(ranks: Ranks, tmp_path: Path) -> None:
     env = {**COMPILER, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    note = "layout compiled was left out: there is no C++ compiler; install g++, or set CXX"
+    note = "execution compiled was left out: there is no C++ compiler; install g++, or set CXX"
     ((settled, chosen),) = ranks(1, both_without_a_compiler, env=env)
     assert settled == {"name": "channels-last", "seconds": {}, "notes": (note,)}
     assert chosen["name"] == "plain"

@@ -53,7 +53,7 @@ def snapshot(samples: int) -> Snapshot:
     standing = Standing(
         samples, 5, 10, Score(0.5, 0.5, 10, 1.0), samples, 0, since=ClassificationTally(1.0, 2.0, 3.0, 4.0)
     )
-    pictures = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "deviation": [2.0] * 3}
+    pictures = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
     state = {
         "standing": standing.to_plain(),
         "optimizer": numbers,
@@ -61,9 +61,9 @@ def snapshot(samples: int) -> Snapshot:
         "precision": {"name": "float32", "scale": 1.0, "steps_since": 0},
         "growth": {"times": 0, "last": 0, "room": 0},
         "watch": asdict(LossWatch()),
-        "layout": "plain",
+        "execution": "plain",
         "pictures": {**pictures, "prepare": "none", "classes": ["a", "b"]},
-        "average": {"updates": 3},
+        "ema": {"updates": 3},
         "noise": asdict(RunningNoiseScale()),
     }
     return Snapshot(samples, net.state_dict(), tensors, state)
@@ -160,7 +160,11 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
         (("standing", "since"), [1, 2], "standing.since"),
         (("optimizer", "groups"), {}, "optimizer.groups"),
         (("watch",), {"colour": 1}, "watch.colour"),
-        (("layout",), "upside-down", "layout: expected one of plain, channels-last, compiled, found 'upside-down'"),
+        (
+            ("execution",),
+            "upside-down",
+            "execution: expected one of plain, channels-last, compiled, found 'upside-down'",
+        ),
         (("precision", "name"), "float7", "precision.name"),
         (("noise",), 3, "noise"),
     ],
@@ -182,6 +186,7 @@ def test_a_state_of_other_types(folder: Path, place: tuple[str, ...], value: Any
     [
         *(("shape", value) for value in ([3, 10**9, 10**9], [3, 60_000, 60_000], [3, 0, 4])),
         *(("mean", value) for value in ([1.0], None)),
+        *(("std", value) for value in ([0.0, 1.0, 1.0], [1.0, -1.0, 1.0], [1.0, 1.0, 1e300])),
         *(("classes", value) for value in ([], "ab")),
         ("prepare", 3),
         ("trained_shape", [1]),
@@ -211,7 +216,7 @@ def test_a_position_that_cannot_be(folder: Path, check: Callable[[Snapshot], Non
     [
         ([], None, [64], [7, 63, 65, 128, 1 << 40]),
         (["growth.at=[1]", "growth.factor=2"], None, [64, 128, 1 << 30], [63, 1 << 40]),
-        (["growth.at=[1]", "growth.most=256"], 1000, [64, 256], [63, 257]),
+        (["growth.at=[1]", "growth.max=256"], 1000, [64, 256], [63, 257]),
         (["growth.by_noise=true"], 1000, [64, 1000], [63, 1001]),
         (["growth.at=[1]"], 40, [64, 40], [39, 65]),
     ],

@@ -173,7 +173,7 @@ class TestWhatIsWrong:
             ([0, 1, 2, 3], {"augment": "Flop()"}, "'data.augment': no operation is called 'Flop'"),
             (
                 [0, 1, 2, 3],
-                {"mean": (1.0, 2.0), "deviation": (1.0,)},
+                {"mean": (1.0, 2.0), "std": (1.0,)},
                 "'data.mean': expected one figure for each of 1 channels, found 2",
             ),
             ([0, 1, 2, 3], {"train": "nowhere"}, "data.train: nowhere: no such file or folder"),
@@ -216,7 +216,7 @@ class TestFigures:
         source = parts.train.source
         assert isinstance(source, ArraySource) and parts.train.numbers is not None
         kept = source.data[parts.train.numbers].astype(np.float64)
-        assert measure(parts) == {"mean": pytest.approx((kept.mean(),)), "deviation": pytest.approx((kept.std(),))}
+        assert measure(parts) == {"mean": pytest.approx((kept.mean(),)), "std": pytest.approx((kept.std(),))}
 
     def test_colours_are_measured_as_they_are_evaluated(self, tmp_path: Path) -> None:
         """Reference: all pictures of the training part, one by one. One file is broken and does not count."""
@@ -231,17 +231,17 @@ class TestFigures:
         levels = pictures.double().transpose(0, 1).flatten(1)
         found = measure(parts)
         assert found["mean"] == pytest.approx(levels.mean(1).tolist())
-        assert found["deviation"] == pytest.approx(levels.std(1, correction=0).tolist())
+        assert found["std"] == pytest.approx(levels.std(1, correction=0).tolist())
 
     def test_the_config_may_give_them(self) -> None:
-        section = {"train": "synthetic:30x8x8", "mean": (9.0,), "deviation": (1.0, 2.0, 3.0)}
+        section = {"train": "synthetic:30x8x8", "mean": (9.0,), "std": (1.0, 2.0, 3.0)}
         parts = opened(num_classes=3, **section)
-        assert measure(parts) == {"mean": (9.0, 9.0, 9.0), "deviation": (1.0, 2.0, 3.0)}
+        assert measure(parts) == {"mean": (9.0, 9.0, 9.0), "std": (1.0, 2.0, 3.0)}
         assert parts.picture_facts() == {
             "shape": [3, 8, 8],
             "trained_shape": [3, 8, 8],
             "mean": [9.0, 9.0, 9.0],
-            "deviation": [1.0, 2.0, 3.0],
+            "std": [1.0, 2.0, 3.0],
             "prepare": "none",
             "classes": ["0", "1", "2"],
         }
@@ -249,7 +249,7 @@ class TestFigures:
     def test_pictures_that_are_all_the_same_are_not_divided_by_zero(self) -> None:
         parts = opened(name="digits")
         black = ArraySource(np.zeros((1437, 8, 8), np.uint8), np.zeros(1437, np.int64))
-        assert min(measure(replace(parts, train=replace(parts.train, source=black)))["deviation"]) > 0
+        assert min(measure(replace(parts, train=replace(parts.train, source=black)))["std"]) > 0
 
     @pytest.mark.parametrize("channels_last", [True, False])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

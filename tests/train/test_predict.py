@@ -50,7 +50,7 @@ class Pictures:
 FACTS = {
     "shape": [3, 12, 12],
     "mean": [100.0, 110.0, 120.0],
-    "deviation": [50.0, 60.0, 70.0],
+    "std": [50.0, 60.0, 70.0],
     "prepare": "none",
     "classes": list(CLASSES),
 }
@@ -97,7 +97,7 @@ def store(folder: Path, count: int, height: int = 12, width: int = 12) -> list[P
 
 def by_hand(net: torch.nn.Module, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
     """Probabilities by plain numpy and torch."""
-    scaled = (np.stack(pictures) - np.array(FACTS["mean"])) / np.array(FACTS["deviation"])
+    scaled = (np.stack(pictures) - np.array(FACTS["mean"])) / np.array(FACTS["std"])
     like = next(net.parameters())
     with torch.no_grad():
         logits = net(torch.from_numpy(scaled.transpose(0, 3, 1, 2)).to(like.dtype))
@@ -110,7 +110,7 @@ def shares(found: Sequence[Prediction]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["layout=plain"], ["model.norm=sync"], ["model.norm=ghost", "model.ghost=4"], ["precision=float64"]],
+    [[], ["execution=plain"], ["model.norm=sync"], ["model.norm=ghost", "model.ghost=4"], ["precision=float64"]],
     ids=" ".join,
 )
 def test_predictions_are_those_of_the_net_in_plain_torch(tmp_path: Path, words: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_in_several_batches_they_are_the_same(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_mirror_image_counts_where_the_run_has_it_so(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", "evaluation.mirror=true")
+    make_run(tmp_path / "run", "evaluation.flip=true")
     make_run(tmp_path / "plain")
     Image.fromarray(picture(0)).save(tmp_path / "one.png")
     Image.fromarray(picture(0)[:, ::-1]).save(tmp_path / "other.png")
@@ -155,7 +155,7 @@ def test_the_mirror_image_counts_where_the_run_has_it_so(tmp_path: Path) -> None
 def test_the_moving_average_is_what_predicts(tmp_path: Path) -> None:
     other = make_net([], seed=5)
     average = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-    net = make_run(tmp_path / "run", "average.decay=0.9", average=average)
+    net = make_run(tmp_path / "run", "ema.decay=0.9", average=average)
     trained = load_run(tmp_path / "run", device="cpu")
     for name, tensor in trained.net.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name])
@@ -171,7 +171,7 @@ def test_last_or_best(tmp_path: Path) -> None:
     assert load_run(run).samples == load_run(run, "last").samples == 200
     best = load_run(run, "best")
     assert (best.samples, best.which) == (100, "best")
-    make_run(run, "evaluation.choose=best", samples=100)
+    make_run(run, "evaluation.weights=best", samples=100)
     assert load_run(run).samples == 100
     checkpoint.remove(run / "checkpoints" / f"{100:012}")
     with pytest.raises(CheckpointError, match="there is no such checkpoint"):
@@ -457,7 +457,7 @@ def test_evaluating_again_gives_what_a_run_on_pictures_logged(ranks: Any, tmp_pa
     (odd / "eel").rename(odd / "ant")
     out = tmp_path / "out"
     words = [f"data.train={folder}", f"data.test={other}", "data.augment=RandomResizedCrop(16)", "batch=16", "epochs=2"]
-    words += ["data.prepare=CentreCrop(16)", "model.norm=sync", "average.decay=0.5", "average.every=1"]
+    words += ["data.prepare=CentreCrop(16)", "model.norm=sync", "ema.decay=0.5", "ema.every=1"]
     ranks(2, run, words, out)
     before = sorted(out.rglob("*"))
     asked = Evaluation(out), Evaluation(out, "validation", "last"), Evaluation(out, "train", words=["data.workers=0"])
@@ -489,7 +489,7 @@ def test_evaluating_again_gives_what_a_run_on_pictures_logged(ranks: Any, tmp_pa
 
 def test_evaluating_again_gives_what_a_run_on_arrays_logged(ranks: Any, tmp_path: Path) -> None:
     """Of a set known by name, with the best weights."""
-    words = ["epochs=2", "batch=128", "save.epochs=1", "evaluation.choose=best", "data.validation=50"]
+    words = ["epochs=2", "batch=128", "save.epochs=1", "evaluation.weights=best", "data.validation=50"]
     ranks(1, run, words, tmp_path / "out")
     found = ranks(1, evaluations, Evaluation(tmp_path / "out"))[0][0]
     assert found.which == "best"

@@ -71,9 +71,9 @@ def test_the_folder_is_kept_in_the_config(tmp_path: Path, monkeypatch: pytest.Mo
 WRONG = [
     (["model.name=resnet5"], "no net is called 'resnet5' .*did you mean 'resnet50'"),
     (["model.name=no_such_module:net"], "no module 'no_such_module'"),
-    (["data.mean=[3]"], "data.mean is given without data.deviation"),
-    (["data.deviation=[3]"], "data.deviation is given without data.mean"),
-    (["data.mean=[1, 2]", "data.deviation=[1, 2]"], "'data.mean': expected one figure for each of 1 channels, found 2"),
+    (["data.mean=[3]"], "data.mean is given without data.std"),
+    (["data.std=[3]"], "data.std is given without data.mean"),
+    (["data.mean=[1, 2]", "data.std=[1, 2]"], "'data.mean': expected one figure for each of 1 channels, found 2"),
     (["batch=4000"], "a batch of 4000 is larger than the training set, which has 1294 samples"),
     (["batch_per_worker=700"], "a batch of 1400 is larger than the training set, which has 1294 samples"),
     (["accumulation=100"], "a batch of 64 cannot be computed in 100 pieces"),
@@ -86,7 +86,7 @@ WRONG = [
     (["growth.at=[4, 2]"], "'growth.at': expected growing epochs, found 4, 2"),
     (["growth.at=[150]"], "epoch 150 never comes, the run has 150"),
     (["growth.at=[2]", "growth.by_noise=true"], "two ways to decide"),
-    (["growth.most=32"], "'growth.most': expected at least the batch, 64, found 32"),
+    (["growth.max=32"], "'growth.max': expected at least the batch, 64, found 32"),
     (["model.norm=ghost", "model.ghost=1"], "'model.ghost': expected at least 2 samples.*found 1"),
     (["model.norm=ghost", "model.ghost=128"], "a ghost batch of 128 samples is larger than the batch, which has 64"),
     (

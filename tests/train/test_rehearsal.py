@@ -60,11 +60,11 @@ def test_a_net_that_cannot_learn_does_not(ranks: Any) -> None:
 
 
 def test_what_stands_in_the_way_is_switched_off_and_said() -> None:
-    words = ["data.augment=Flip()", "label_smoothing=0.1", "average.decay=0.9", "batch=512", "accumulation=100"]
+    words = ["data.augment=Flip()", "label_smoothing=0.1", "ema.decay=0.9", "batch=512", "accumulation=100"]
     config, off = simplified(read_config("digits", words).resolved(1), 64)
-    assert off == ["data.augment=Flip()", "label_smoothing=0.1", "optimizer.weight_decay=0.0005", "average.decay=0.9"]
+    assert off == ["data.augment=Flip()", "label_smoothing=0.1", "optimizer.weight_decay=0.0005", "ema.decay=0.9"]
     assert (config.overfit, config.batch, config.accumulation, config.label_smoothing) == (64, 64, 64, 0.0)
-    assert (config.data.augment, config.optimizer.weight_decay, config.average.decay) == ("none", 0.0, None)
+    assert (config.data.augment, config.optimizer.weight_decay, config.ema.decay) == ("none", 0.0, None)
     assert config.schedule.shape == "constant"
 
 
@@ -121,7 +121,7 @@ def _with_a_class_less(config: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words", [["average.decay=0.9", "optimizer=lamb", "model=lenet", "model.norm=batch"], ["share_weights=true"]]
+    "words", [["ema.decay=0.9", "optimizer=lamb", "model=lenet", "model.norm=batch"], ["share_weights=true"]]
 )
 def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
     first, second = ranks(2, rehearsed_on, words)

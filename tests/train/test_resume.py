@@ -29,7 +29,7 @@ from ranks import clean_environment, shared_memory_files, wait_until
 # A net with all that could differ: running statistics, dropout, a moving average, random crops, uneven batches.
 WORDS = [
     *("digits", "epochs=6", "batch=50", "save.seconds=0.05", "save.keep=2", "log_every=1", "data.validation=100"),
-    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "average.decay=0.9"),
+    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "ema.decay=0.9"),
     *("data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
 ]
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))

@@ -57,7 +57,7 @@ def verified(
     ("words", "numbers"),
     [
         (["batch=16", "share_weights=true", "optimizer.clip=0.01", "accumulation=3", "label_smoothing=0.1"], (1, 3)),
-        (["batch=16", "share_weights=true", "optimizer=lars", "average.decay=0.9"], (2, 1)),
+        (["batch=16", "share_weights=true", "optimizer=lars", "ema.decay=0.9"], (2, 1)),
         (["batch=16", "optimizer=adamw", "model=lenet", "model.options.dropout=0.5"], (1, 2)),
     ],
 )
@@ -179,9 +179,15 @@ def test_two_numbers_of_workers_are_needed(text: str) -> None:
 
 
 def test_what_cannot_agree_is_taken_out_and_said() -> None:
-    words = ["model.norm=ghost", "data.mix=Mixup(0.2)", "precision=bfloat16", "layout=compiled", "batch_per_worker=5"]
+    words = [
+        "model.norm=ghost",
+        "data.mix=Mixup(0.2)",
+        "precision=bfloat16",
+        "execution=compiled",
+        "batch_per_worker=5",
+    ]
     config, notes = made_exact(read_config("digits", words), (1, 4))
-    assert (config.model.norm, config.data.mix, config.precision, config.layout) == (
+    assert (config.model.norm, config.data.mix, config.precision, config.execution) == (
         "sync",
         "none",
         "float64",

@@ -21,6 +21,7 @@ from typing import Any
 from allstep.report.ending import is_finished
 from allstep.report.series import counts, samples_per_epoch, steps, validations
 from allstep.runlog import Fields, RunRecord, number
+from allstep.train.config.renamed import with_new_keys
 
 TAIL = 0.1
 """Part of an epoch whose steps stand in for a training sample."""
@@ -130,12 +131,13 @@ def _obstacles(record: RunRecord) -> Iterator[str]:
     config = record.starts[-1].get("config") if record.starts else None
     if not isinstance(config, Mapping):
         return
+    config = with_new_keys(config)
     for section, key, words in (
         ("data", "augment", "augmentation"),
         ("data", "mix", "mixed samples"),
         ("", "label_smoothing", "label smoothing"),
-        ("average", "decay", "weights that are not the averaged ones"),
-        ("evaluation", "mirror", "no mirror images"),
+        ("ema", "decay", "weights that are not the averaged ones"),
+        ("evaluation", "flip", "no mirror images"),
     ):
         value = (_section(config, section) if section else config).get(key)
         if value and value != "none":

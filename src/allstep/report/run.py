@@ -28,6 +28,7 @@ from allstep.files.yaml import read_yaml
 from allstep.report.mistakes import Confusion, Mistake, read_confusion, read_mistakes
 from allstep.runlog import RunRecord
 from allstep.train.checkpoint.names import number_of
+from allstep.train.config.renamed import with_new_keys
 
 _SHOWN_BAD = 10
 _LARGEST_HASHED = 1 << 30  # bytes; a larger record is shown without its checksum
@@ -105,7 +106,7 @@ def read_run(folder: Path) -> Run:
         name=folder.resolve().name,
         folder=folder,
         record=record,
-        config=config if isinstance(config, Mapping) else _read_config(folder / "config.yaml", notes),
+        config=with_new_keys(config if isinstance(config, Mapping) else _read_config(folder / "config.yaml", notes)),
         checksums={file.name: found for file in (folder / "config.yaml", log) if (found := _checksum(file))},
         checkpoints=_read_checkpoints(folder / "checkpoints", notes),
         num_bad=num_bad,

@@ -247,5 +247,7 @@ def _typed(flag: Flag, value: Any, where: str) -> Any:
         value = float(value)
     if not isinstance(value, flag.kind) or (flag.kind is int and isinstance(value, bool)):
         raise ConfigError(f"{where}: {value!r} is not of type {flag.kind.__name__}")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{where}: {value!r} holds a NUL byte, which no environment variable can")
     _check(flag, value, f"{where}:")
     return value

@@ -110,7 +110,11 @@ def _with_prefix(prefix: str, lines: str) -> str:
 
 
 def _encoded(text: str) -> bytes:
-    return text.encode(errors="surrogateescape")
+    """Return the bytes that a worker wrote; half a character that no worker can write is escaped."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # from an agent that is not ours
+        return text.encode(errors="backslashreplace")
 
 
 def _descriptor(stream: TextIO | None) -> int:

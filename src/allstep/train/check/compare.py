@@ -110,8 +110,8 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
     notes: list[str] = []
     config = _fixed_batch(config, max(workers), notes)
     changed = {"precision": "float64", "overfit": None, "noise_scale": False}
-    if config.layout in ("auto", "compiled"):
-        changed["layout"] = "channels-last"
+    if config.execution in ("auto", "compiled"):
+        changed["execution"] = "channels-last"
     model, data = config.model, config.data
     if model.norm in ("batch", "ghost"):
         whose = "its own samples" if model.norm == "batch" else f"{model.ghost} of its own samples"

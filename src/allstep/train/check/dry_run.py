@@ -140,7 +140,7 @@ class _Rehearsal:
             self.job = make_job(self.config, self.world, self.out)
             samples = " + ".join(f"{loader.num_samples:,}" for loader in self.job.loaders.values())
             parameters = sum(each.numel() for each in self.job.trainer.net.parameters())
-            what += [f"{samples} samples", f"{parameters:,} parameters", f"layout {self.job.layout}"]
+            what += [f"{samples} samples", f"{parameters:,} parameters", f"execution {self.job.execution}"]
             what.append(self.job.trainer.precision.name)
 
     def read_data(self) -> None:
@@ -167,8 +167,8 @@ class _Rehearsal:
                 count = num_samples(job, batch)
                 mine = step(job.trainer, batch, count, Clock())
                 job.after_step.exchange(StepReport(mine, batch.weight))
-                if job.average is not None:
-                    job.average.update()
+                if job.ema is not None:
+                    job.ema.update()
                 standing.samples, standing.updates = standing.samples + count, standing.updates + 1
                 times.append(time.perf_counter() - started)
                 if agree.rank_0_decides(self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS):
@@ -186,7 +186,7 @@ class _Rehearsal:
             few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
             started = time.perf_counter()
             score = evaluate(
-                job.evaluated_net, few, job.trainer.to_input, job.trainer.task, mirror=job.config.evaluation.mirror
+                job.evaluated_net, few, job.trainer.to_input, job.trainer.task, mirror=job.config.evaluation.flip
             )
             what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
         return (time.perf_counter() - started) * len(loader)

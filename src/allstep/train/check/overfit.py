@@ -20,7 +20,7 @@ from pathlib import Path
 from allstep.comm.group import decide as agree
 from allstep.data import Batch
 from allstep.train.check.verify import switch_dropout_off
-from allstep.train.config.run_config import AverageConfig, GrowthConfig, ResolvedConfig, ScheduleConfig
+from allstep.train.config.run_config import EmaConfig, GrowthConfig, ResolvedConfig, ScheduleConfig
 from allstep.train.run.setup import Job, make_job
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step.after_step import StepReport
@@ -73,11 +73,11 @@ def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list
         "accumulation": min(config.accumulation, config.batch, count),
         "label_smoothing": 0.0,
         "noise_scale": False,
-        "layout": "channels-last" if config.layout == "auto" else config.layout,
+        "execution": "channels-last" if config.execution == "auto" else config.execution,
         "data": data,
         "optimizer": optimizer,
         "schedule": ScheduleConfig(shape="constant", warmup=_WARMUP),
-        "average": AverageConfig(),
+        "ema": EmaConfig(),
         "growth": GrowthConfig(),
     }
     return config.model_copy(update=changed), off
@@ -96,7 +96,7 @@ def _in_the_way(config: ResolvedConfig) -> Iterator[tuple[str, object, object]]:
     yield "optimizer.weight_decay", config.optimizer.weight_decay, 0.0
     yield "optimizer.noise", config.optimizer.noise, 0.0
     yield "optimizer.noise_like", config.optimizer.noise_like, None
-    yield "average.decay", config.average.decay, None
+    yield "ema.decay", config.ema.decay, None
     yield "growth.at", config.growth.at, ()
     yield "growth.by_noise", config.growth.by_noise, False
 

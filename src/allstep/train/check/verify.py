@@ -128,8 +128,8 @@ def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
         agree.everyone(job.world, partial(trainer.task.check_targets, batch, job.loaders["train"]))
         mine = step(trainer, batch, sum(agree.gather(job.world, batch.weight)), clock)
         total = job.after_step.exchange(StepReport(mine, batch.weight)).tally
-        if job.average is not None:
-            job.average.update()
+        if job.ema is not None:
+            job.ema.update()
         yield Step(loss=total.score().loss, gradient=book.enter(f"gradient-{number}", gradient))
         gradient.clear()
     del optimizer.apply
@@ -185,7 +185,7 @@ def _evaluate(job: Job, count: int) -> Score:
     """On some of the validation part."""
     parts = replace(job.parts, validation=job.parts.validation.first(count))
     loaders = make_loaders(job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device)
-    mirror = job.config.evaluation.mirror
+    mirror = job.config.evaluation.flip
     return evaluate(job.evaluated_net, loaders["validation"], job.trainer.to_input, job.trainer.task, mirror=mirror)
 
 

@@ -35,10 +35,11 @@ import torch
 from safetensors.torch import load_file, save
 
 from allstep.console.escape import escaped
-from allstep.errors import CheckpointError
+from allstep.errors import CheckpointError, ConfigError
 from allstep.files.bounded import MAX_JSON, open_regular, parse_json, read_json, read_regular
 from allstep.files.whole import sync_folder
 from allstep.train.checkpoint.names import hidden_name, is_left_over, name_of, number_of
+from allstep.train.config.renamed import translated_state
 
 FORMAT = 1
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -84,12 +85,12 @@ def read(path: Path) -> Snapshot:
         state = parse_json(read_regular(path / _STATE, MAX_JSON))
         if not isinstance(state, dict):
             raise ValueError(f"{_STATE}: expected keys and values, found {type(state).__name__}")
-        return Snapshot(samples, _tensors(path / _WEIGHTS), _tensors(path / _OPTIMIZER), state)
+        return Snapshot(samples, _tensors(path / _WEIGHTS), _tensors(path / _OPTIMIZER), translated_state(state))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except MemoryError as error:
         raise CheckpointError(f"{path}: does not fit into memory") from error
-    except ValueError as error:  # the checksums are right, so it was written like that
+    except (ConfigError, ValueError) as error:  # the checksums are right, so it was written like that
         raise CheckpointError(f"{path}: is not a checkpoint of this version of allstep: {error}") from error
 
 

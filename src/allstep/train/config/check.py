@@ -180,8 +180,8 @@ def _within(key: str, spell: Callable[[str], object], text: str) -> None:
 
 def _data(config: RunConfig) -> None:
     section = config.data
-    if (section.mean is None) != (section.deviation is None):
-        given, other = ("mean", "deviation") if section.mean is not None else ("deviation", "mean")
+    if (section.mean is None) != (section.std is None):
+        given, other = ("mean", "std") if section.mean is not None else ("std", "mean")
         raise ConfigError(f"data.{given} is given without data.{other}: give both, or neither, and both are measured")
     if not section.name and section.train is None:
         raise ConfigError(
@@ -254,8 +254,8 @@ def _growth(config: ResolvedConfig) -> None:
     section, batch = config.growth, config.batch
     if section.by_noise and section.at:
         raise ConfigError("growth.at and growth.by_noise are two ways to decide when the batch grows; give one of them")
-    if section.most is not None and section.most < batch:
-        raise ConfigError(f"config key 'growth.most': expected at least the batch, {batch}, found {section.most}")
+    if section.max is not None and section.max < batch:
+        raise ConfigError(f"config key 'growth.max': expected at least the batch, {batch}, found {section.max}")
     _check_epochs("growth.at", section.at, config.num_epochs)
 
 

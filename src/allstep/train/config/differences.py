@@ -20,7 +20,7 @@ Difference = tuple[str, Any, Any]
 """A key with the value before and the value now."""
 
 _SHOWN_ELSEWHERE = (
-    *("recipe", "device", "precision", "layout", "share_weights"),
+    *("recipe", "device", "precision", "execution", "share_weights"),
     *("data.name", "data.folder", "data.train", "data.workers"),
 )
 """Other lines of the banner say them, and most depend on the machine."""

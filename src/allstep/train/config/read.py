@@ -26,14 +26,17 @@ Within one of them `batch` and `batch_per_worker` exclude each other; the word o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from allstep.console.escape import print_notice
 from allstep.errors import ConfigError, cut, did_you_mean
 from allstep.files.yaml import Document, parse_yaml, read_yaml
 from allstep.train.config.recipes import BASES, DEFAULT
+from allstep.train.config.renamed import new_name, translated
 from allstep.train.config.run_config import NEUTRAL, RunConfig
 from allstep.train.config.trust import TRUST, check_digest, check_factory, is_digest, is_of_run
 from allstep.train.config.validate import known_keys, validated
@@ -48,7 +51,6 @@ ELSEWHERE = {
     "batch_size": "batch",
     "dataset": "data.name",
     "dtype": "precision",
-    "ema": "average.decay",
     "grad_clip": "optimizer.clip",
     "gradient_accumulation_steps": "accumulation",
     "learning_rate": "optimizer.lr",
@@ -141,7 +143,19 @@ def _said(source: str, words: Sequence[str]) -> _Said:
     of_run = _is_file(source) and is_of_run(Path(source))
     layers = [dict(document.value), _from_words(words)]
     in_file, in_words = (_trust(layer, source) for layer in layers)
-    return _Said(layers, document.lines, of_run, in_words or (in_file and not of_run))
+    trust = in_words or (in_file and not of_run)
+    if of_run:
+        layers[0], old_keys = translated(layers[0])
+        if old_keys and not is_digest(trust):  # else the launcher has reported them
+            _report_old_keys(source, tuple(old_keys))
+    return _Said(layers, document.lines, of_run, trust)
+
+
+@cache
+def _report_old_keys(source: str, keys: tuple[str, ...]) -> None:
+    """Print one line for each file, however often it is read."""
+    names = ", ".join(f"{key} is {new_name(key)}" for key in keys)
+    print_notice(f"{source}: was written by an older version; read with today's keys: {names}")
 
 
 def _trust(layer: dict[str, Any], source: str) -> bool | str:
@@ -291,6 +305,8 @@ def _check_keys(layer: Mapping[str, Any], place: Callable[[str], str]) -> None:
     known = list(known_keys())
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key in _flat(layer):
+        if new := new_name(key):
+            raise ConfigError(f"{place(key)}config key {key!r} is called {new!r} now: write {new!r}")
         if key == FREE or key.startswith(f"{FREE}."):
             continue
         if key in sections:

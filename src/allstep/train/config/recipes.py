@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from allstep.train.config.run_config import (
     NEUTRAL,
-    AverageConfig,
     DataConfig,
+    EmaConfig,
     EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
@@ -41,8 +41,8 @@ def fashion_mnist() -> RunConfig:
         ),
         optimizer=OptimizerConfig(lr=1.0, base_batch=512, momentum=0.85, weight_decay=1e-3, bias_lr=16.0),
         schedule=ScheduleConfig(shape="linear", warmup=2.5, warmup_from=0.2, end=0.07),
-        evaluation=EvaluationConfig(mirror=True),
-        average=AverageConfig(decay=0.98, every=1),
+        evaluation=EvaluationConfig(flip=True),
+        ema=EmaConfig(decay=0.98, every=1),
     )
 
 
@@ -90,8 +90,8 @@ def cifar10() -> RunConfig:
         model=ModelConfig(name="speedy", norm="batch", norm_momentum=0.4, norm_scale=False),
         optimizer=OptimizerConfig(lr=1.5, base_batch=1024, momentum=0.85, weight_decay=1.33e-3, bias_lr=64.0),
         schedule=ScheduleConfig(shape="linear", warmup=2.3, warmup_from=0.2, end=0.07),
-        evaluation=EvaluationConfig(mirror=True),
-        average=AverageConfig(decay=0.95, every=1),
+        evaluation=EvaluationConfig(flip=True),
+        ema=EmaConfig(decay=0.95, every=1),
     )
 
 
@@ -106,7 +106,7 @@ def imagenet() -> RunConfig:
             augment="RandomResizedCrop(224), Flip()",
             prepare="CentreCrop(224)",
             mean=(123.675, 116.28, 103.53),
-            deviation=(58.395, 57.12, 57.375),
+            std=(58.395, 57.12, 57.375),
             num_classes=1000,
         ),
         model=ModelConfig(name="resnet50", norm="batch", options={"zero_last_norm": True}),

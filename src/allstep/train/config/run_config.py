@@ -71,7 +71,7 @@ class DataConfig(_Section):
     """What happens to a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
     mean: tuple[Real, ...] | None = None
     """Of each channel, from 0 to 255: taken off. None measures it on the training set."""
-    deviation: tuple[Positive, ...] | None = None
+    std: tuple[Positive, ...] | None = None
     """Of each channel: divided by. None measures it on the training set."""
     labels_from: Label | None = None
     """The label of the first class in TFRecords; None: 1 where they are called image/class/label, as ImageNet's are, else 0."""
@@ -203,17 +203,17 @@ class EvaluationConfig(_Section):
 
     every: Positive = 1.0
     """Epochs between two evaluations."""
-    mirror: bool = False
+    flip: bool = False
     """Whether a picture's score is the mean of its own and its mirror image's."""
     patience: Count | None = None
     """End after so many evaluations without a better one."""
     stop_at: Share | None = None
     """End as soon as the validation accuracy is that high."""
-    choose: Literal["last", "best"] = "last"
+    weights: Literal["last", "best"] = "last"
     """Which weights are tested at the end: the last ones, or the best on the validation part."""
 
 
-class AverageConfig(_Section):
+class EmaConfig(_Section):
     """An exponential moving average of the weights, which is what is evaluated then."""
 
     decay: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -230,7 +230,7 @@ class GrowthConfig(_Section):
     factor: PerWorker = 2
     by_noise: bool = False
     """Multiply whenever the measured noise scale is above the batch, rather than at given epochs."""
-    most: Batch | None = None
+    max: Batch | None = None
     """The largest batch."""
 
 
@@ -264,7 +264,7 @@ class RunConfig(_Section):
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16 where
     the processor computes in it, else float32."""
-    layout: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
+    execution: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
     """How the net is run; "auto" tries each for a few steps and takes the fastest."""
     share_weights: bool | Literal["auto"] = "auto"
     """One copy of the weights for all workers of a host; "auto": where it is right and faster."""
@@ -277,7 +277,7 @@ class RunConfig(_Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    average: AverageConfig = AverageConfig()
+    ema: EmaConfig = EmaConfig()
     growth: GrowthConfig = GrowthConfig()
     save: SaveConfig = SaveConfig()
 

@@ -38,7 +38,7 @@ _MOST_SHOWN = 4  # differences in a message
 MAY_CHANGE = (
     "log_every",
     "save.",
-    "layout",
+    "execution",
     "share_weights",
     "device",
     "data.folder",

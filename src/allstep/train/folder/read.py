@@ -12,7 +12,7 @@ from allstep.train.config.trust import TRUST, check_factory
 
 Which = Literal["last", "best"]
 PartName = Literal["test", "validation", "train"]
-_FIXED = ("data.mean", "data.deviation", "data.augment", "data.mix")
+_FIXED = ("data.mean", "data.std", "data.augment", "data.mix")
 
 
 @dataclass(frozen=True)

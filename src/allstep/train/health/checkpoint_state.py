@@ -90,7 +90,7 @@ class _Growth(_State):
     room: _Whole = 0
 
 
-class _Average(_State):
+class _Ema(_State):
     updates: _Whole
 
 
@@ -102,7 +102,7 @@ class _Pictures(_Classes):
     shape: _Shape
     trained_shape: _Shape | None = None
     mean: list[float]
-    deviation: list[float]
+    std: list[float]
     prepare: str
 
 
@@ -113,9 +113,9 @@ class _Resumed(_State):
     precision: _Scaled
     growth: _Growth
     watch: _LossWatch
-    layout: str
+    execution: str
     pictures: _Classes = _Classes.model_construct(classes=[])
-    average: _Average | None = None
+    ema: _Ema | None = None
     noise: _Noise | None = None
 
 
@@ -132,8 +132,10 @@ def check_resumed(snapshot: Snapshot) -> None:
             RunningNoiseScale(**state.noise.model_dump())
         except ConfigError as error:
             raise CheckpointError(f"state.json: noise: {error}") from error
-    if state.layout not in WAYS:
-        raise CheckpointError(f"state.json: layout: expected one of {', '.join(WAYS)}, found {state.layout[:40]!r}")
+    if state.execution not in WAYS:
+        raise CheckpointError(
+            f"state.json: execution: expected one of {', '.join(WAYS)}, found {state.execution[:40]!r}"
+        )
 
 
 def check_batch(snapshot: Snapshot, config: ResolvedConfig, num_samples: int | None = None) -> None:
@@ -193,7 +195,9 @@ def check_used(snapshot: Snapshot) -> None:
     """CheckpointError unless images can be shown to the model, as far as types and ranges show."""
     pictures = _checked(_Used, snapshot).pictures
     channels = pictures.shape[0]
-    for name, values in (("mean", pictures.mean), ("deviation", pictures.deviation)):
+    for name, values in (("mean", pictures.mean), ("std", pictures.std)):
+        if name == "std" and not all(0 < value < _LARGEST_SETTING for value in values):
+            raise CheckpointError(f"state.json: pictures.std: expected numbers above 0, found {str(values)[:40]}")
         if len(values) != channels:
             raise CheckpointError(f"state.json: pictures.{name}: expected {channels} numbers, found {len(values)}")
     for shape in (pictures.shape, pictures.trained_shape or pictures.shape):

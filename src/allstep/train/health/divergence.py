@@ -190,7 +190,7 @@ def _by_input(known: Circumstances) -> Iterator[str]:
     bad = [suspect for suspect in known.suspects if not suspect.is_finite]
     if bad:
         numbers = ", ".join(str(suspect.number) for suspect in bad[:_MOST_SAMPLES])
-        yield f"look at the samples {numbers}: as input of the net they are not finite, so the data or data.mean, data.deviation are wrong"
+        yield f"look at the samples {numbers}: as input of the net they are not finite, so the data or data.mean, data.std are wrong"
 
 
 def _by_precision(config: ResolvedConfig) -> Iterator[str]:

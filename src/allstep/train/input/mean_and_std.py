@@ -1,4 +1,4 @@
-"""Mean and deviation of a training set's pictures, by channel: what is taken off and divided by before a net sees them.
+"""Mean and std of a training set's pictures, by channel: what is taken off and divided by before a net sees them.
 
 Measured on up to 5,000 training pictures, spread over the set and made ready as for evaluation (up to 1,000 where they must be decoded).
 uint8 has 256 levels, so they are counted, and the figures are the same on every machine.
@@ -16,22 +16,22 @@ from allstep.train.input.splits import Parts
 
 _PICTURES, _DECODED = 5000, 1000
 _AT_ONCE = 1 << 22  # bytes of pictures: they stay in the cache
-_LEAST = 1e-3  # a channel that is the same everywhere has no deviation to divide by
+_LEAST = 1e-3  # a channel that is the same everywhere has no std to divide by
 
 
 def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
-    """`mean` and `deviation` of each channel, from 0 to 255; as the config gives them, where it does."""
-    if parts.mean is not None and parts.deviation is not None:
-        return {"mean": parts.mean, "deviation": parts.deviation}
+    """`mean` and `std` of each channel, from 0 to 255; as the config gives them, where it does."""
+    if parts.mean is not None and parts.std is not None:
+        return {"mean": parts.mean, "std": parts.std}
     count, total, squares = 0, np.zeros(parts.shape[0]), np.zeros(parts.shape[0])
     for pictures in _some_pictures(parts):
         number, first, second = _moments(pictures)
         count, total, squares = count + number, total + first, squares + second
     if not count:
-        raise DataError(f"{parts.place}: no good picture to measure the mean of; set data.mean and data.deviation")
+        raise DataError(f"{parts.place}: no good picture to measure the mean of; set data.mean and data.std")
     mean = total / count
-    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return {"mean": tuple(mean.tolist()), "deviation": tuple(np.maximum(deviation, _LEAST).tolist())}
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _LEAST).tolist())}
 
 
 def _some_pictures(parts: Parts) -> Iterator[NDArray[np.generic]]:

@@ -104,7 +104,7 @@ class Parts:
     section: DataConfig
     mean: Figures | None = None
     """Of each channel, from 0 to 255. None: still to be measured; `replace(parts, **measure(parts))` knows it."""
-    deviation: Figures | None = None
+    std: Figures | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -132,7 +132,7 @@ class Parts:
             "shape": list(self.evaluated_shape),
             "trained_shape": list(self.shape),
             "mean": None if self.mean is None else list(self.mean),
-            "deviation": None if self.deviation is None else list(self.deviation),
+            "std": None if self.std is None else list(self.std),
             "prepare": self.section.prepare,
             "classes": list(self.classes),
         }
@@ -161,7 +161,7 @@ def open_parts(config: RunConfig, folder: Path | None = None, progress: Progress
     whole = _named(section, progress) if section.train is None else _own(section, section.train, progress)
     names = naming.settle(section, whole.train, [source for source in (whole.validation, whole.test) if source])
     train, validation, test = _looked_at(_split(section, whole), section)
-    mean, deviation = _given_figures(section, train.seen.channels)
+    mean, std = _given_figures(section, train.seen.channels)
     return Parts(
         title=whole.title,
         place=whole.place,
@@ -172,7 +172,7 @@ def open_parts(config: RunConfig, folder: Path | None = None, progress: Progress
         shape=_shape("augment", section, train.seen),
         section=section,
         mean=mean,
-        deviation=deviation,
+        std=std,
     )
 
 
@@ -323,14 +323,14 @@ def num_held_out(key: str, asked: int | str | None, n: int, whole: int | None = 
 
 
 def _given_figures(section: DataConfig, channels: int) -> tuple[Figures | None, Figures | None]:
-    """Mean and deviation as the config gives them, one for each channel; one alone does for all."""
-    for key, figures in (("mean", section.mean), ("deviation", section.deviation)):
+    """Mean and std as the config gives them, one for each channel; one alone does for all."""
+    for key, figures in (("mean", section.mean), ("std", section.std)):
         if figures is not None and len(figures) not in (1, channels):
             raise ConfigError(
                 f"config key 'data.{key}': expected one figure for each of {channels} channels, found {len(figures)}"
             )
-    if section.mean is None or section.deviation is None:
+    if section.mean is None or section.std is None:
         return None, None
     times = {1: channels}
-    mean, deviation = (each * times.get(len(each), 1) for each in (section.mean, section.deviation))
-    return mean[:channels], deviation[:channels]
+    mean, std = (each * times.get(len(each), 1) for each in (section.mean, section.std))
+    return mean[:channels], std[:channels]

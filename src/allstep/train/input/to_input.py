@@ -1,10 +1,10 @@
-"""From stored pictures to what a net wants: floats, of mean 0 and deviation 1 in each channel, on its device.
+"""From stored pictures to what a net wants: floats, of mean 0 and std 1 in each channel, on its device.
 
 ```
 batch.data   uint8 (n, height, width), or (n, channels, height, width) in the memory of (n, height, width, channels)
              | to the device, as bytes: a quarter of what floats would be
              | to floats, in memory of their own
-             | - mean, x 1/deviation, where they lie
+             | - mean, x 1/std, where they lie
 input        (n, channels, height, width), channels-last or plain
 ```
 
@@ -22,16 +22,16 @@ ToInput = Callable[[Tensor], Tensor]
 
 def make_to_input(
     mean: Sequence[float] | None,
-    deviation: Sequence[float] | None,
+    std: Sequence[float] | None,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     channels_last: bool = True,
 ) -> ToInput:
     """A function from the pictures of a batch to a net's input; what it is given is left as it was."""
-    if mean is None or deviation is None:
-        raise ValueError("mean and deviation are not known yet: measure(parts) first")
+    if mean is None or std is None:
+        raise ValueError("mean and std are not known yet: measure(parts) first")
     shift = torch.tensor(mean, dtype=torch.float64).to(device, dtype)
-    scale = (1 / torch.tensor(deviation, dtype=torch.float64)).to(device, dtype)
+    scale = (1 / torch.tensor(std, dtype=torch.float64)).to(device, dtype)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     rows: dict[int, tuple[Tensor, Tensor]] = {}  # the figures, repeated for each width of pictures
 

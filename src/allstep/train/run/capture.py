@@ -30,13 +30,13 @@ def capture(job: Job) -> Snapshot:
         "precision": job.trainer.precision.state(),
         "growth": job.growth.state(),
         "watch": asdict(job.watch),
-        "layout": job.layout,
+        "execution": job.execution,
         "pictures": job.parts.picture_facts(),
         "model": job.config.model.model_dump(mode="json"),
     }
-    if job.average is not None:
-        tensors |= {f"{name}{AVERAGE}": tensor for name, tensor in job.average.tensors().items()}
-        plain["average"] = {"updates": job.average.updates}
+    if job.ema is not None:
+        tensors |= {f"{name}{AVERAGE}": tensor for name, tensor in job.ema.tensors().items()}
+        plain["ema"] = {"updates": job.ema.updates}
     if job.noise is not None:
         plain["noise"] = asdict(job.noise)
     return Snapshot(job.standing.samples, job.trainer.net.state_dict(), tensors, plain)

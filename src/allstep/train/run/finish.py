@@ -36,7 +36,7 @@ from allstep.train.watch.events import Score, TrainingScore
 
 def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
     """The net to be tested, and which that is. All ranks together, when all checkpoints are written."""
-    last, choose = job.evaluated_net, job.config.evaluation.choose
+    last, choose = job.evaluated_net, job.config.evaluation.weights
     if choose == "last" or job.standing.best_samples == job.standing.samples:
         return last, choose
     path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"

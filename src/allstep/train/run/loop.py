@@ -189,8 +189,8 @@ class _Run:
         self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
             measure_noise(job.noise, job.trainer, norms, outcome.samples)
-        if job.average is not None:
-            job.average.update()
+        if job.ema is not None:
+            job.ema.update()
 
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
         """A spike is told; a loss that has diverged ends the run on all ranks, before it is saved."""
@@ -302,7 +302,7 @@ class _Run:
             loader,
             self.job.trainer.to_input,
             self.job.trainer.task,
-            mirror=self.job.config.evaluation.mirror,
+            mirror=self.job.config.evaluation.flip,
             mistakes=mistakes,
             must_leave=self.stopping.must_leave,
         )

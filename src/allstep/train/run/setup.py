@@ -4,7 +4,7 @@
 config ──> parts (data) ──> loaders
    │          │ shape, classes
    ├──────> net <── checkpoint, if the run goes on
-   │          │ precision (chosen for the machine where it is auto), layout (plain, channels-last, compiled)
+   │          │ precision (chosen for the machine where it is auto), execution (plain, channels-last, compiled)
    └──────> optimizer <── its state ──> shared out among the ranks (`allstep.parallel`)
 ```
 """
@@ -37,7 +37,7 @@ from allstep.train.precision.precision import Precision, dtype_of_weights
 from allstep.train.run.state import Standing
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step import build
-from allstep.train.step import execution as layout
+from allstep.train.step import execution as executions
 from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
@@ -69,10 +69,10 @@ class Job:
     standing: Standing
     growth: Growth
     watch: LossWatch
-    average: Average | None = None
+    ema: Average | None = None
     noise: RunningNoiseScale | None = None
     shares_weights: bool = False
-    layout: str = "plain"
+    execution: str = "plain"
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -88,7 +88,7 @@ class Job:
     @property
     def evaluated_net(self) -> nn.Module:
         """Whose score counts: the average's, where there is one."""
-        return self.trainer.net if self.average is None else self.average.net
+        return self.trainer.net if self.ema is None else self.ema.net
 
     def set_pieces(self, pieces: int) -> None:
         """In how many a worker computes its share."""
@@ -129,10 +129,10 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
         standing=standing,
         growth=growth,
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
-        average=_average(config, made.net, snapshot),
+        ema=_average(config, made.net, snapshot),
         noise=_noise(config, world, snapshot),
         shares_weights=share,
-        layout=made.layout,
+        execution=made.execution,
         notes=[*parts.notes, *made.notes, *filter(None, [note(config)]), *notes(config, world.size, num_train)],
     )
 
@@ -153,7 +153,7 @@ class _Model:
     precision: Precision
     room: int
     """Samples that fit into memory at once, where the batch grows; else 0."""
-    layout: str
+    execution: str
     notes: tuple[str, ...]
 
 
@@ -168,7 +168,7 @@ def _model(
 ) -> _Model:
     """Build the model with equal weights on all ranks, and settle its precision and execution."""
     dtype = dtype_of_weights(config.precision)
-    to_input = _INPUTS[task.input](parts.mean, parts.deviation, device, dtype, config.layout != "plain")
+    to_input = _INPUTS[task.input](parts.mean, parts.std, device, dtype, config.execution != "plain")
     net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
     share_of_batch = partial(_example, config, world, parts, to_input)
     precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
@@ -215,7 +215,7 @@ def _data_on_every_host(config: ResolvedConfig, world: World) -> Parts:
     agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
     parts = agree.everyone(world, lambda: open_parts(config))
     figures = agree.rank_0_decides(world, lambda: measure(parts))
-    return replace(parts, mean=figures["mean"], deviation=figures["deviation"])
+    return replace(parts, mean=figures["mean"], std=figures["std"])
 
 
 def _net(
@@ -269,7 +269,7 @@ def _precision(
     # A checkpoint from before `precision: auto` has no name in it: the run's config has one.
     kept = state.get("name")
     settled = settle(
-        config.precision, kept, world, device, lambda: time_both(net, example(SAMPLES), world, config.layout)
+        config.precision, kept, world, device, lambda: time_both(net, example(SAMPLES), world, config.execution)
     )
     precision = Precision(settled.name, device, settled.why)
     if state:
@@ -285,22 +285,22 @@ def _laid_out(
     example: Callable[[], Example],
     precision: Precision,
     snapshot: Snapshot | None,
-) -> layout.Chosen:
-    """The net in the layout that was asked for, or that is the fastest; in a run that goes on, in the one it had."""
-    loss_of, before = loss_in(precision), None if snapshot is None else str(snapshot.state["layout"])
-    if config.layout != "auto" or before is not None:
-        return layout.settle(net, example(), loss_of, world, before or config.layout)
+) -> executions.Chosen:
+    """The net in the execution that was asked for, or that is the fastest; in a run that goes on, in the one it had."""
+    loss_of, before = loss_in(precision), None if snapshot is None else str(snapshot.state["execution"])
+    if config.execution != "auto" or before is not None:
+        return executions.settle(net, example(), loss_of, world, before or config.execution)
     steps = config.num_epochs * num_train / config.batch
-    return layout.choose(net, example(), loss_of, world, remaining_steps=steps)
+    return executions.choose(net, example(), loss_of, world, remaining_steps=steps)
 
 
 def _average(config: ResolvedConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
-    section = config.average
+    section = config.ema
     if section.decay is None:
         return None
     average = Average(net, section.decay, section.every)
     if snapshot is not None:
-        average.load(averaged_weights(snapshot), snapshot.state["average"]["updates"])
+        average.load(averaged_weights(snapshot), snapshot.state["ema"]["updates"])
     return average
 
 

@@ -15,7 +15,7 @@ rate  |________________            schedule.shape=constant: where it would have 
 batch that grows. So what grows here must not fall there:
 
 * `constant`: the batch does all of it. What the paper did with ResNet-50: factor 10 where the rate would have fallen by 0.1.
-* `step` with `schedule.milestones`: the batch grows at `growth.at` until it is at `growth.most`, the rate falls at the milestones after
+* `step` with `schedule.milestones`: the batch grows at `growth.at` until it is at `growth.max`, the rate falls at the milestones after
   that. (Without milestones the shape has three of its own, at 1/3, 2/3 and 8/9 of the run.)
 * all others fall by themselves. The batch then grows in addition, and the run is calm sooner than either would make it; `note` says so.
 
@@ -70,7 +70,7 @@ class Growth:
 
     def _after(self, times: int) -> int:
         """The batch that has grown so many times; never above `most`, nor above all samples there are."""
-        most = min(self._section.most or self._num_samples, max(self._num_samples, self._base))
+        most = min(self._section.max or self._num_samples, max(self._num_samples, self._base))
         grown: int = self._base * self._section.factor**times
         return min(grown, most)
 
@@ -102,7 +102,7 @@ def batches(config: ResolvedConfig, num_samples: int | None = None) -> tuple[int
     base = config.batch
     if not grows(config):
         return base, base
-    most = config.growth.most or num_samples or MAX_BATCH
+    most = config.growth.max or num_samples or MAX_BATCH
     # A batch that is larger than the set from the beginning is cut down to it when it would grow.
     return min(base, most), max(base, most)
 

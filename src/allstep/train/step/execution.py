@@ -92,7 +92,7 @@ def decide(trials: Mapping[str, Trial], remaining_steps: float) -> str:
 def applied(net: nn.Module, name: str) -> nn.Module:
     """The same net, in that way from now on."""
     if name not in WAYS:
-        raise ValueError(f"layout {name!r} is not one of {', '.join(WAYS)}")
+        raise ValueError(f"execution {name!r} is not one of {', '.join(WAYS)}")
     memory_format = torch.contiguous_format if name == PLAIN else torch.channels_last
     for tensor in [*net.parameters(), *net.buffers()]:
         if tensor.dim() == 4:  # torch's own Module.to() refuses nets that have 5-dimensional ones as well
@@ -126,10 +126,10 @@ def _trial(copied: TrialModel, way: str, loss_of: LossOf, steps: int) -> Trial:
 
 
 def _complaints(trials: Mapping[str, Trial]) -> list[str]:
-    return [f"layout {way} was left out: {trial.why_not}" for way, trial in trials.items() if not trial.works]
+    return [f"execution {way} was left out: {trial.why_not}" for way, trial in trials.items() if not trial.works]
 
 
 def _times(trials: Mapping[str, Trial], name: str, remaining_steps: float) -> str:
     """The figures behind the choice."""
     left = f"; {remaining_steps:.0f} steps are left" if math.isfinite(remaining_steps) else ""
-    return f"layout {name}: a step takes {figures(trials)}{left}"
+    return f"execution {name}: a step takes {figures(trials)}{left}"

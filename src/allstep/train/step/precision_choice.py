@@ -22,7 +22,7 @@ from allstep.comm.group import decide as agree
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16, cpu_bfloat16, cpu_flags
 from allstep.train.precision.precision import Precision
-from allstep.train.step import execution as layout
+from allstep.train.step import execution
 from allstep.train.step.timing import Example, LossOf, Trial, fastest, figures, reason, stage, together
 from allstep.world import World
 
@@ -96,10 +96,10 @@ def _problem(device: torch.device, dtype: torch.dtype) -> str | None:
 def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapping[str, Trial]:
     """Time a training step in float32 and in bfloat16, on a copy of the model. A collective.
 
-    name: the layout to be used; a model that cannot be run that way is timed in the plain one.
+    name: the execution to be used; a model that cannot be run that way is timed in the plain one.
     """
     trials: Mapping[str, Trial] = {}
-    ways = (layout.PLAIN,) if name == layout.PLAIN else (layout.CHANNELS_LAST, layout.PLAIN)
+    ways = (execution.PLAIN,) if name == execution.PLAIN else (execution.CHANNELS_LAST, execution.PLAIN)
     for way in ways:
         trials = together(world, _time_both(net, example, way))
         if any(trial.works for trial in trials.values()):
@@ -108,11 +108,11 @@ def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapp
 
 
 def _time_both(net: nn.Module, example: Example, way: str) -> Mapping[str, Trial]:
-    """On this rank, in the layout `way`."""
+    """On this rank, in the execution `way`."""
     with stage(net, example) as copied:
         losses = {name: loss_in(Precision(name, example[0].device)) for name in (FLOAT32, BFLOAT16)}
         return {
-            name: copied.trial(loss_of, _STEPS, lambda net: layout.applied(net, way))
+            name: copied.trial(loss_of, _STEPS, lambda net: execution.applied(net, way))
             for name, loss_of in losses.items()
         }
 

@@ -3,7 +3,7 @@
 ```
 RUN/config.yaml ─────────────> which net, how it is laid out
 RUN/checkpoints/<samples>/
-  state.json, "pictures" ────> classes, shape, mean and deviation, what is done to a picture
+  state.json, "pictures" ────> classes, shape, mean and std, what is done to a picture
   weights.safetensors ───────> the net
   optimizer.safetensors ─────> the moving average of the weights instead, where the run keeps one: it is what the run evaluates
 ```
@@ -67,7 +67,7 @@ class Trained:
     """Channels, height and width of a picture as the net is evaluated on it."""
     mean: tuple[float, ...]
     """Of each channel, from 0 to 255."""
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
     prepare: Transform
     """From an encoded picture or an array to (height, width, channels)."""
     to_input: ToInput
@@ -104,7 +104,7 @@ def find_run(folder: Path | str, which: Which | None = None, trust: bool = False
     notes = tuple(f"not used: {complaint}" for complaint in newest.complaints)
     standing = newest.snapshot.state["standing"]
     if which is None:
-        which = config.evaluation.choose if standing["best"] else "last"
+        which = config.evaluation.weights if standing["best"] else "last"
     if which == "last" or standing["best_samples"] == newest.snapshot.samples:
         return Found(folder, config, newest.path, which, newest.snapshot, notes)
     if not standing["best"]:
@@ -147,13 +147,13 @@ def make_trained(found: Found, device: torch.device) -> Trained:
     """The net of a run that was found, with its weights."""
     config, facts = found.config, found.facts
     # A run falls back to plain where a user's net needs it, and does not say so in its config: plain suits any net.
-    channels_last = config.layout != "plain" and ":" not in config.model.name
+    channels_last = config.execution != "plain" and ":" not in config.model.name
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     net = with_weights(_net(found).to(dtype), found.snapshot, str(found.path)).to(device).eval()
     if channels_last:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     shape: tuple[int, int, int] = tuple(facts["shape"])
-    to_input = make_to_input(facts["mean"], facts["deviation"], device, dtype, channels_last)
+    to_input = make_to_input(facts["mean"], facts["std"], device, dtype, channels_last)
     _check_shape(net, to_input, shape, found.path)
     return Trained(
         net=net,
@@ -161,7 +161,7 @@ def make_trained(found: Found, device: torch.device) -> Trained:
         classes=tuple(facts["classes"]),
         shape=shape,
         mean=tuple(facts["mean"]),
-        deviation=tuple(facts["deviation"]),
+        std=tuple(facts["std"]),
         prepare=picture_transform(facts["prepare"], shape, config.data.max_pixels),
         to_input=to_input,
         samples=found.snapshot.samples,

@@ -134,7 +134,7 @@ def _classes(trained: Trained, pictures: NDArray[np.uint8], top: int) -> list[tu
     if not len(pictures):
         return []
     stored = torch.from_numpy(pictures).permute(0, 3, 1, 2)
-    logits = outputs(trained.net, trained.to_input(stored), trained.config.evaluation.mirror)
+    logits = outputs(trained.net, trained.to_input(stored), trained.config.evaluation.flip)
     likely = logits.double().softmax(1).topk(min(top, trained.num_classes))
     rows = zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
     return [_pairs(trained, numbers, shares) for numbers, shares in rows]

@@ -52,7 +52,7 @@ class Opening:
     flop_per_sample: int
     """Forward and backward."""
     out: Path
-    layout: str = "plain"
+    execution: str = "plain"
     """How the net is run, and in words why, where it was tried out."""
     precision: str = "float32"
     """Of the arithmetic in the net: what the run computes in, also where its config says auto."""

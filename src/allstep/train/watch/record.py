@@ -36,7 +36,7 @@ class Record(Callback):
             parameters=opening.parameters,
             bytes=opening.nbytes,
             flop_per_sample=opening.flop_per_sample,
-            layout=opening.layout,
+            execution=opening.execution,
             precision=opening.precision,
             precision_why=opening.precision_why,
             share_weights=opening.share_weights,

@@ -162,7 +162,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         ("device", opening.device),
         ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
         ("net", net_line(opening)),
-        ("layout", opening.layout),
+        ("execution", opening.execution),
     ]
     if num_workers > 1:
         lines += [("weights", "one copy on each host" if opening.share_weights else "each worker has its own")]
