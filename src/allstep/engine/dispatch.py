@@ -37,8 +37,8 @@ class Dispatch:
         stop: Stop,
         coordinator: Coordinator | None,
     ) -> None:
-        self._state, self._requests, self._executor, self._notices = state, requests, executor, notices
-        self._stop, self._coordinator = stop, coordinator
+        self._state, self._requests, self._executor = state, requests, executor
+        self._notices, self._stop, self._coordinator = notices, stop, coordinator
         self.autotune: Autotune | None = None
 
     def obey(self, fields: say.Fields) -> None:
@@ -110,5 +110,5 @@ class Dispatch:
         is_member = state.world.rank in state.process_sets.get(key[0], ())
         pending = self._requests.by_key.pop(key, None) if is_member else None
         if pending is not None:
-            error = ValueError(why) if kind == say.VALUE else CollectiveMismatch(why, rank=state.world.rank, op=key[1])
-            pending.put(error=error)
+            mismatch = CollectiveMismatch(why, rank=state.world.rank, op=key[1])
+            pending.put(error=ValueError(why) if kind == say.VALUE else mismatch)

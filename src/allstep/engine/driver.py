@@ -57,8 +57,9 @@ class Driver:
         coordinator: Coordinator | None,
         settings: Settings,
     ) -> None:
-        self._state, self._requests, self._board, self._obey = state, requests, board, dispatch.obey
-        self._stop, self._notices, self._coordinator, self._settings = stop, notices, coordinator, settings
+        self._state, self._requests, self._board, self._settings = state, requests, board, settings
+        self._obey, self._stop, self._notices = dispatch.obey, stop, notices
+        self._coordinator = coordinator
         self._turn = threading.Lock()  # held by the thread that drives
         self._sleepers: deque[Sleeper] = deque()
         self._looked_at = 0.0
@@ -90,7 +91,7 @@ class Driver:
             self._sleepers.remove(sleeper)
 
     def _drive(self, handle: Handle, until: float = math.inf) -> None:
-        """Run the loop until a handle is done or the clock shows `until`; then give back the turn."""
+        """Run the loop until a handle is done or the clock shows `until`; give back the turn."""
         board = self._board
         try:
             board.attend()

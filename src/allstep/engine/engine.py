@@ -63,16 +63,26 @@ class Engine:
         self.is_dynamic = settings.dynamic
         self.is_closed = False
         self._on_close = on_close
-        self._joined, self._board, self._executor, self._settings = joined, board, executor, settings
-        self._coordinator = (
+        self._joined, self._board = joined, board
+        self._executor, self._settings = executor, settings
+        self._coordinator = coordinator = (
             Coordinator(world.size, sets, settings.fusion, settings.fuse_groups) if world.rank == 0 else None
         )
         self._state = state = EngineState(world, sets)
         self._notices = notices = Notices(board.post, board.wake)
         self._requests = requests = PendingRequests(state, board, executor, notices)
         self._stop = stop = Stop(state, requests, board, executor)
-        self._dispatch = Dispatch(state, requests, executor, notices, stop, self._coordinator)
-        self._driver = Driver(state, requests, board, self._dispatch, stop, notices, self._coordinator, settings)
+        self._dispatch = dispatch = Dispatch(state, requests, executor, notices, stop, coordinator)
+        self._driver = Driver(
+            state,
+            requests,
+            board,
+            dispatch,
+            stop,
+            notices,
+            coordinator,
+            settings,
+        )
         self._pid = os.getpid()
 
     def autotune(self) -> None:

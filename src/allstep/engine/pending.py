@@ -92,8 +92,8 @@ class PendingRequests:
         for key in keys:
             if key in self.by_key or key in seen:
                 raise DuplicateName(
-                    f"{key[1]}: the tensor has the same name as another tensor that is being processed "
-                    f"on rank {self._state.world.rank}. "
+                    f"{key[1]}: the tensor has the same name as another tensor that is being "
+                    f"processed on rank {self._state.world.rank}. "
                     "Wait for that one (synchronize), or give this one another name"
                 )
             seen.add(key)
@@ -126,7 +126,8 @@ class PendingRequests:
         with self._lock:
             if self.end is not None:
                 return False
-            self.end, self.ended_at = error, time.monotonic()
+            # The time first: a thread that sees the end without the lock reads the time next.
+            self.ended_at, self.end = time.monotonic(), error
             pending, self.by_key = self.by_key, {}
         for each in pending.values():
             each.put(error=error)

@@ -50,7 +50,8 @@ class Stop:
         """
         end = self._requests.end
         grace = _GRACE if isinstance(end, EngineStopped) else 0.0
-        if end is not None and not self._has_let_go and time.monotonic() - self._requests.ended_at >= grace:
+        seconds = time.monotonic() - self._requests.ended_at
+        if end is not None and not self._has_let_go and seconds >= grace:
             self._has_let_go = True
             self._executor.abandon(str(end), end.peer)
 

@@ -46,12 +46,22 @@ ALL_TO_ALL = AllToAllOptions()
 BARRIER = BarrierOptions()
 
 
-def allreduce(tensors: Any, opts: Any, timeout: Any, **named: Any) -> tuple[list[Tensor], AllreduceOptions]:
+def allreduce(
+    tensors: Any,
+    opts: Any,
+    timeout: Any,
+    **named: Any,
+) -> tuple[list[Tensor], AllreduceOptions]:
     """Return tensors and options. opts: the options, or the reduction."""
     return _list(tensors), _options(AllreduceOptions, timeout, reduceOp=named.get("op", opts))
 
 
-def broadcast(tensors: Any, opts: Any, timeout: Any, **named: Any) -> tuple[list[Tensor], BroadcastOptions]:
+def broadcast(
+    tensors: Any,
+    opts: Any,
+    timeout: Any,
+    **named: Any,
+) -> tuple[list[Tensor], BroadcastOptions]:
     """Return tensors and options. opts: the options, or the root."""
     return _list(tensors), _options(BroadcastOptions, timeout, rootRank=named.get("root", opts))
 
