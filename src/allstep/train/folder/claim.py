@@ -134,7 +134,7 @@ def has_ended(folder: Path) -> bool:
     """Whether the run in it, if there is one, has come to its end. An end without a test score is none."""
     try:
         end = runlog.read(folder / RECORD).end
-        return end is not None and type(end.get("samples")) is int and isinstance(end.get("test"), Mapping)
+        return end is not None and isinstance(end.get("test"), Mapping) and type(end.get("samples", 0)) is int
     except FileNotFoundError:
         return False
     except OSError as error:
