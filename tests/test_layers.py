@@ -53,6 +53,11 @@ def test_the_layers_hold() -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from allstep.train.run import loop",
             "allstep.train.config is not allowed to import allstep.train.run",
         ),
+        (
+            "train/step/step.py",
+            "def late():\n    import allstep.torch",
+            "allstep.train is not allowed to import allstep.torch",
+        ),
         ("drawer.py", "", "allstep.drawer"),
     ],
 )

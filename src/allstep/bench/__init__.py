@@ -1,8 +1,8 @@
-"""Measurements beside the peers: each benchmark runs allstep and what it is compared with in the same run, turn by turn.
+"""Measurements next to the peers: each benchmark runs allstep and what it is compared with in the same run, turn by turn.
 
 `launch` measures how long it takes to start ranks and to end them, `comm` how long they need to sum a tensor, `step` how much of a rank's
 speed is left when ranks train together. `result` holds the figures of a benchmark, and its three ways out: a table for people, JSON for
-programs, a picture; `comm_result` and `step_result` those of `comm` and `step`.
+programs, a picture; `comm.result`, `step.result` and `data.result` those of the others.
 """
 
 from allstep.bench.comm.measure import measure_comm

@@ -3,11 +3,11 @@
 ```
 sets        sets known by name: found, downloaded, read         sources    TFRecord, tar, folders, idx, arrays: samples by number
 order       which rank reads which sample when                  packing    any source into a few large shards
-pictures    bytes to pixels, random numbers, batches            augment    what is done to a picture; transform: a chain of it
+image       bytes to pixels                                     augment    what is done to a picture; transform: a chain of it
 loading     memory, threads and processes behind `loader`       loader     batches, which is what all of it is for
 ```
 
-`info`, `verify`, `indexing` and `sheet` look at a set for `allstep data`. All names here are imported when they are first asked for
+The modules of `inspect` look at a dataset for `allstep data`. All names here are imported when they are first asked for
 (PEP 562): a launcher can look for data without the second that importing torch takes, and a worker process of the loader needs neither
 torch nor what downloads datasets.
 """

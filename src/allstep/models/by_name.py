@@ -13,7 +13,7 @@ libraries) is refused here, before training.
 
 A user's module is looked for in the current folder first, as with `python -m`, then among what is
 installed. It is never one of Python's standard library, and the factory is a subclass of `nn.Module`
-or a Python function, so that a config cannot name `os:system`. Which configs may name a factory at all is decided by `train.trust`.
+or a Python function, so that a config cannot name `os:system`. Which configs may name a factory at all is decided by `train.config.trust`.
 
 `check_name`, `check_options` and `check_shape` need no torch, so that a launcher can call them before any worker starts.
 """

@@ -3,14 +3,14 @@
 ```
 Study (study)      what is asked: trials, in an order that may depend on results, and a rule that stops one early
   Trial (trial)      a command with a run folder of its own; Outcome: how it ended
-  run (runner)       one trial per core at a time; goes on where it was cut; tells how far it is
-    StudyFolder (folder)   where all of it lies, and whose turn it is
+  run (runner)       one trial per core at a time; resumes where it was cut; reports progress
+    StudyFolder (folder)   where all of it is stored, and which process may use it
     Child (child)          a process that cannot outlive us
-    Follower (follow)      a run record, read while it is written
+    Follower (tail)        a run record, read while it is written
     Forecast (forecast)    how long the rest will take
 
-batch_study        remedies by batch size:   grid -> runs -> batch_table, batch_plots      (remedies, runs_read, fit)
-updates_study      updates to a goal by batch size, the best of a few rates each            (rates, published)
+batch              remedies by batch size: a grid of runs, its table and its plots
+updates            updates to a goal by batch size, the best of a few learning rates each
 one_precision      the same for all runs of a study, where the recipe leaves it to the machine
 ```
 

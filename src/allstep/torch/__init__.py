@@ -4,7 +4,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-Names, arguments, results and errors are Horovod 0.28.1's; where they differ, `docs/horovod.md` says how and why. `asynchronous` explains
+Names, arguments, results and errors are Horovod 0.28.1's; where they differ, `docs/horovod.md` says how and why. `ops_async` explains
 what all collectives have in common.
 """
 

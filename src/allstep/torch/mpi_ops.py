@@ -1,6 +1,6 @@
 """All operations in the one place where Horovod has them: `from allstep.torch.mpi_ops import ...`.
 
-`asynchronous` holds the calls that return a handle, `synchronous` those that wait and their gradients, `requests` what both ask the engine
+`ops_async` holds the calls that return a handle, `ops` those that wait and their gradients, `requests` what both ask the engine
 for; the rest is the same for every front-end and lives in `allstep.hvd`.
 """
 

@@ -78,7 +78,7 @@ def DistributedOptimizer(  # noqa: N802
     num_groups, groups: Horovod's ways to say what travels together. Checked and kept; here small gradients always travel together.
     sparse_as_dense: reduce sparse gradients as dense ones; they come back sparse.
     process_set: the ranks whose gradients count.
-    share_weights: one copy of the weights for all ranks of a host, each rank updates a part (see `shared_weights`). Weights may then
+    share_weights: one copy of the weights for all ranks of a host, each rank updates a part (see `parallel.updates`). Weights may then
         be changed by the optimizer only.
     """
     if gradient_predivide_factor != 1.0 and op != Average:

@@ -16,7 +16,7 @@ before anybody takes the next one; a busy moment of the machine hits all alike, 
 
 A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, behind a barrier. Each call is timed; the turn counts with its
 median call on its slowest rank. A rare call that takes milliseconds (Gloo has them) therefore does not count; the mean of all calls,
-where it does, is in the JSON. Every sum is checked (see `comm_rank`). One torch thread per rank.
+where it does, is in the JSON. Every sum is checked (see `rank`). One torch thread per rank.
 
 Calls that follow each other find the tensor in the caches, as training does not. With `caches="written"` each rank writes its tensor
 before every call; with "cold" it then also reads more than the largest cache holds. The preparation is the same for all contenders and
@@ -99,7 +99,7 @@ def measure_comm(
     progress: Progress = lambda text: None,
     caches: str = HOT,
 ) -> CommResult:
-    """Time everybody at every size. caches: one of `comm_result.CACHES`, what a call finds there.
+    """Time everybody at every size. caches: one of `result.CACHES`, what a call finds there.
 
     `progress` is told where we are, repetitions + 1 times for each size and number of ranks.
     """

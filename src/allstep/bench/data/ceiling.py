@@ -141,7 +141,7 @@ _SPEEDS: dict[Kind, Callable[[Recipe, Settings, float], float]] = {
 
 
 class Alone:
-    """What the bench talks to, as `data_reader.Reader`: both kinds of workers of one form, in turn."""
+    """What the bench talks to, as `reader.Reader`: both kinds of workers of one form, in turn."""
 
     rank, size = 0, 1
 

@@ -9,7 +9,7 @@ all of it, `augment` crops, resizes and flips pixels, `collate` copies them into
 really does (it decodes only what the crop needs, straight into the batch). The slowest of the first four is the bottleneck.
 
 What the loader delivers is also given as a share of what as many plain threads, or plain processes,
-do with the same work in the same round (`data_alone`), and of so many times one thread.
+do with the same work in the same round (`ceiling`), and of so many times one thread.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ share_weights         the same with share_weights=True: one copy of the weights 
 ====================  ====================================================================================================
 
 One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with the same first weights, SGD with
-momentum and weight decay, the same made-up pictures at the same step (see `step_rank`). Their losses have to be the same too; where they
+momentum and weight decay, the same made-up pictures at the same step (see `rank`). Their losses have to be the same too; where they
 part, somebody computes something else, and there is no result. Two numbers have the same sum in either order, so with two ranks all
 losses agree to the end. More ranks may add in another order, and what begins as rounding grows tenfold every few steps (a ResNet turns
 1e-7 into 1e-3 in a dozen): then the first steps have to agree, and later ones may not be far apart.
@@ -21,7 +21,7 @@ the independent copies in their midst::
     DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent copies   share_weights
 
 Each is compared with the independent copies beside it. The first round warms up and does not count; a last one, which does not count
-either, is watched (see `step_result`).
+either, is watched (see `result`).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Gives a verb horovodrun's flags, made from the table in `horovodrun.py`.
+"""Gives a verb horovodrun's flags, made from the table in `flags_table`.
 
 They are many, and those who need them know them: they work, and stay out of the verb's help.
 """

@@ -11,7 +11,7 @@ all-gather       0, 1: slices 0 and 1                 2, 3: slices 0 and 1      
 ```
 
 Small tensors cross in one piece, carried by the first rank of each host: for them a message costs more than its bytes. Hosts may
-have different numbers of ranks; see `layout`. A host with one rank has nothing to do but to cross.
+have different numbers of ranks; see `host_map`. A host with one rank has nothing to do but to cross.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,8 @@ rank 2   collectives -> recorder -> thread: lines -> store, timeline/<n>/2/<chun
 rank 0   collectives -> recorder -> thread: lines -----------------------------------'
 ```
 
-A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them (`trace`), on rank 0's clock
-(`clocks`), and brings them to the file (`gathering`). Here it starts and ends.
+A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them (`chrome_trace`), on rank 0's clock
+(`clocks`), and brings them to the file (`collect`). Here it starts and ends.
 
 Rank 0 asks for a timeline and its word counts for all, so a variable that does not reach every host does no harm. A file that cannot be
 written is an error on all ranks, at the start. Nothing that goes wrong later stops the run.

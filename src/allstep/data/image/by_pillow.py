@@ -1,6 +1,6 @@
 """Pictures by Pillow: TIFF, and whatever the faster decoders refuse.
 
-Pillow decides some things otherwise than the rest of `pictures`, and this module puts them right:
+Pillow decides some things otherwise than the rest of `image`, and this module puts them right:
 
 * A TIFF is turned as its orientation asks. Here it is turned back: orientation is ignored everywhere.
 * Values of more than 8 bits are cut off at 255. Here the upper 8 of 16 bits stay. Pixels of 32 bits and

@@ -1,4 +1,4 @@
-"""What a worker process of the loader runs: fills pieces until the loader hangs up. `workers_process` is the other side."""
+"""What a worker process of the loader runs: fills pieces until the loader hangs up. `processes` is the other side."""
 
 import mmap
 import os

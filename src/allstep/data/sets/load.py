@@ -5,7 +5,7 @@ The files of a set (`sets`) are looked for in this order, and the first place th
 1. the folder the user gave (`--data`): then nothing else will do, and what is missing or wrong there is an error;
 2. our cache folder (`ALLSTEP_CACHE`, else the user's cache folder);
 3. folders where the system keeps the set (Debian's package `dataset-fashion-mnist`), or this package's own for the digits;
-4. the set's home on the web, downloaded into the cache (`getting`); only content with the right SHA-256 gets there.
+4. the set's home on the web, downloaded into the cache (`download`); only content with the right SHA-256 gets there.
 
 `find` answers where, `load` reads and checks. Neither needs torch, so a launcher can say what is wrong before any worker starts.
 """

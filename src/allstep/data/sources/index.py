@@ -12,7 +12,7 @@ An index is beside its shard (`.x.tfrecord.allstep-index`), or in the cache fold
 written. It is mapped, not loaded: a TFRecord sample takes 12 bytes of it, which all processes of a host share. It is used when it is whole
 (CRC), of the right kind, and made for the file as it is now (stamp: size and time of change); anything else is as good as no index, and
 the shard is walked again. Checksums (`crc`, where somebody asked for them) outlive that: they are what a changed file is held against,
-until new ones are asked for. A new index appears whole, by a rename. Processes that open the same shard at once take turns (`turns`).
+until new ones are asked for. A new index appears whole, by a rename. Processes that open the same shard at once take turns (`files.lock`).
 Where no index can be written, full disk or read-only cache, it stays in memory.
 
 Format 2 has, for TFRecords and tars, what labels are stored as (`extra["labels"]`, see `labels`). An index of format 1 is read as well;

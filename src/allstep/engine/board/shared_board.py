@@ -3,7 +3,7 @@
     segment   | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
 
 A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the log and rings everybody. Rings and bells are explained in
-`ring`.
+`byte_ring`.
 """
 
 import os

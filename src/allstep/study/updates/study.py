@@ -1,6 +1,6 @@
 """How many updates does a net need to a goal, by batch, with the best of a few rates each?
 
-Every batch has a chain of trials, one rate after the other (`rates`); chains run side by side. A run ends as soon as its validation
+Every batch has a chain of trials, one rate after the other (`lr_steps`); chains run side by side. A run ends as soon as its validation
 accuracy is at the goal, and is stopped when it has made twice as many updates as the best of its batch. The rate is constant, without
 warm-up, so that a run does not depend on how long it might have gone on.
 """

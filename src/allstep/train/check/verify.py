@@ -8,7 +8,7 @@ any other number      compared as they come          compared                   
 
 The steps are those of `loop.step`, between whose reduction and update the mean gradient is looked at. With `share_weights` each rank has
 the mean of its own pieces only, so there they are put together first. Only rank 0 compares and writes: the gradients of five steps
-of a large net are gigabytes, once, on the disk, and never in memory all at once. `agreement` has the words.
+of a large net are gigabytes, once, on the disk, and never in memory all at once. `compare` has the tables.
 """
 
 from collections.abc import Iterable, Iterator

@@ -10,7 +10,7 @@ peak |    ____               schedule.warmup epochs up to the peak, then the sha
 ```
 
 Milestones count epochs from the start of the run, shapes the part of it that follows the warm-up. What does not fit together (a milestone
-within the warm-up, a warm-up longer than the run) is found by `fitting` before anything starts.
+within the warm-up, a warm-up longer than the run) is found by `config.check` before anything starts.
 """
 
 from collections.abc import Callable

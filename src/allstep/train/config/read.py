@@ -20,7 +20,7 @@ had in mind: where the two differ, the file has to name it (`optimizer.base_batc
 rate is SGD's: without a recipe, another optimizer needs its own.
 
 `trust=true` (`--trust`) is no key of a config: it says that the code which a run folder's config names may be
-executed (`train.trust`). In a run folder's own config it does not count.
+executed (`config.trust`). In a run folder's own config it does not count.
 
 Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
 """

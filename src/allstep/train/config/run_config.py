@@ -181,7 +181,7 @@ class ScheduleConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _with_its_own_rise(cls, values: Any) -> Any:
-        """The usual warm-up is not for one-cycle; one that is asked for stays, and `fitting` refuses it."""
+        """The usual warm-up is not for one-cycle; one that is asked for stays, and `config.check` refuses it."""
         is_cycle = isinstance(values, Mapping) and values.get("shape") == "one-cycle"
         return {**values, "warmup": 0.0} if is_cycle and values.get("warmup") is None else values
 

@@ -4,7 +4,7 @@
 DIR/config.yaml      what the run is: training from this file repeats it
 DIR/run.jsonl        how it went
 DIR/checkpoints/     where it can go on
-DIR/run.lock         who trains it now (`hold`)
+DIR/run.lock         locked by the process that trains it (`lock`)
 DIR/run.seal         that this user trains a model of the user's own code here (`trust`)
 ```
 

@@ -48,7 +48,7 @@ class Evaluation:
 def run_config(folder: Path, words: Sequence[str] = (), trust: bool = False) -> RunConfig:
     """The config of the run in `folder`, with `words` ("key=value") on top.
 
-    trust: accept a model of another person's code; see `train.trust`.
+    trust: accept a model of another person's code; see `train.config.trust`.
     """
     file = folder / "config.yaml"
     if not file.is_file():

@@ -1,7 +1,7 @@
 """Makes sure that a run can run, before anything is started: reads its config, finds its data, opens it once.
 
 ```
-prepare    config, its keys fitted together (`fitting`), a named set found or downloaded
+prepare    config, its keys fitted together (`config.check`), a named set found or downloaded
            a batch that suits the size of the dataset, where the config names none
 check      the data opened as the workers will (`parts`), and held against the config: batch, net, labels
 ```

@@ -69,7 +69,9 @@ def make_net(config: RunConfig, parts: ImageFacts) -> nn.Module:
         norm.convert(net, ghost=section.ghost)
         for layer in net.modules():
             if isinstance(layer, norm.GhostBatchNorm):
-                layer.looked = True  # `fitting` has, and a resumed run may begin with the short batch at an epoch's end
+                layer.looked = (
+                    True  # `config.check` has, and a resumed run may begin with the short batch at an epoch's end
+                )
     return net
 
 

@@ -9,7 +9,7 @@ compiled        channels-last, and torch.compile makes one program of the net; t
 `choose` runs a few training steps each way, on a copy, so that the net's statistics and the random numbers of the run are as if nothing
 had been. The ranks add up their times and take the same way. Compiling must pay for itself in the steps that the run has left; it
 counts three times, because evaluation and the uneven last batch of an epoch are compiled too. A way that fails is left out, and a note
-says why in one line. `trying` does the timing.
+says why in one line. `timing` does the timing.
 
 `settle` is for a way that the user has fixed: one step of two samples (to compile: of all) shows whether the net can be run that way; if
 not, it falls back along compiled -> channels-last -> plain. A net that flattens with `view` instead of `flatten`, say, cannot be

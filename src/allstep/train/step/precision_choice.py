@@ -3,7 +3,7 @@
 ```
 each rank   judge(device)        CPU flags, or the GPU's capability: native, not native, or unknown
 all ranks   one answer           float32 if one rank has no bfloat16; bfloat16 if all have it
-unknown     timed                a step in each, on a copy of the model (`trying`)
+unknown     timed                a step in each, on a copy of the model (`timing`)
 resumed     kept                 the checkpoint's, on any machine; a note names what this one would use
 ```
 

@@ -1,6 +1,6 @@
 """Timing of alternatives on a copy of the model, and one decision for all ranks.
 
-`layout` and `precision_choice` use it.
+`execution` and `precision_choice` use it.
 
 ```
 stage(model, example)      a copy: statistics and random numbers of the run stay as they are

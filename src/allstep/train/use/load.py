@@ -87,7 +87,7 @@ def load_run(folder: Path | str, which: Which | None = None, device: str = "auto
     """The net of the run in `folder`: its last weights, or the best on the validation part; None: what the run itself would test.
 
     trust: execute the model code that the config names, also when the folder may be another
-    person's (`train.trust`).
+    person's (`train.config.trust`).
 
     Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or not one of this net.
     """

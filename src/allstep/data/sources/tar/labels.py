@@ -65,7 +65,7 @@ def _is_label(extension: str, content: memoryview, is_right: Callable[[str], boo
 
 @dataclass(frozen=True)
 class Members:
-    """Where the members of a shard are: the columns of its index, as `targroups` makes them."""
+    """Where the members of a shard are: the columns of its index, as `groups` makes them."""
 
     columns: Mapping[str, NDArray[Any]]
     extensions: Sequence[str]

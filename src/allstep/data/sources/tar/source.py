@@ -6,7 +6,7 @@
 ```
 
 A picture's extension (jpg, jpeg, png, webp, ppm, ...) is the data; `cls`, else a number in `txt` or `json` ("label" or "class" of an
-object), else a class name in them (`tar_labels`), is the target; everything else, and the key as `__key__`, goes to `fields` by
+object), else a class name in them (`labels`), is the target; everything else, and the key as `__key__`, goes to `fields` by
 extension. The index holds each member's place, so a read touches only the members of its sample. GNU's and POSIX's (pax) long names are
 understood.
 

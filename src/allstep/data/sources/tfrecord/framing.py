@@ -8,7 +8,7 @@ offset + 12   length    the data, mostly a tf.train.Example
 ```
 
 `frame` makes one, `length_at` and `data_at` read one and check it. Finding the places of all records, also in a damaged file, is the work
-of `walk`.
+of `scan`.
 """
 
 import struct
