@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.launch.failure import Failure, blamed_by, first
+from allstep.launch.cause import Failure, blamed_by, first
 from launch.command import run
 
 LOST = ("Traceback (most recent call last):", "RuntimeError: Connection closed by peer")

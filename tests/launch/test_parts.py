@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
 from allstep.launch.agent import Agent, Worker
-from allstep.launch.failure import Failure, closing_words, first, last_words, report, teller
+from allstep.launch.cause import Failure, closing_words, first, last_words, report, teller
 from allstep.launch.hosts.parse import Host, assign, is_here, parse_hosts, read_hostfile
 from allstep.launch.hosts.ssh import command_on, complaint, forwarded, parse_env_only
 from allstep.launch.link import Link

@@ -19,7 +19,7 @@ from allstep import runlog
 from allstep.data import Loader
 from allstep.errors import DataError
 from allstep.train import read_config
-from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint import files as checkpoint
 from allstep.train.input.splits import open_parts
 from allstep.train.run.state import Standing
 from allstep.train.use.predict import load_run

@@ -7,7 +7,7 @@ import pytest
 from allstep.errors import ConfigError
 from allstep.train import RECIPES, read_config
 from allstep.train.config.check import check_config, notes
-from allstep.train.config.learning_rate import learning_rate
+from allstep.train.step.learning_rate import learning_rate
 
 
 def test_an_option_that_a_net_of_ours_does_not_take_is_told_before_the_start() -> None:

@@ -18,8 +18,8 @@ from torch import nn
 from allstep.errors import CheckpointError
 from allstep.optim import RunningNoiseScale
 from allstep.train import read_config
-from allstep.train.checkpoint import format as checkpoint
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.names import hidden_name, is_left_over, number_of
 from allstep.train.checkpoint.optimizer_state import flatten
 from allstep.train.checkpoint.restore import load_optimizer, load_weights, parameter_names
@@ -325,7 +325,7 @@ def test_what_is_left_over_is_told_from_what_is_being_written() -> None:
 
 def test_a_saver_removes_what_is_left_over_though_it_writes_nothing(folder: Path) -> None:
     """As in a run that was killed after its last checkpoint, while it removed an old one."""
-    from allstep.train.checkpoint.writer import Saver
+    from allstep.train.checkpoint.writer_thread import Saver
 
     left = folder / ".000000000010.4194305-7.gone"
     left.mkdir()

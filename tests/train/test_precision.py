@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import allstep
 from allstep import runlog
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16
 from allstep.train import read_config
-from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint import files as checkpoint
 from allstep.train.config.recipes import RECIPES
 from allstep.train.run.loop import train
 from allstep.train.step import precision_choice

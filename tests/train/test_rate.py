@@ -6,8 +6,8 @@ import pytest
 
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.config.learning_rate import learning_rate, peak_rate
 from allstep.train.config.run_config import ScheduleConfig
+from allstep.train.step.learning_rate import learning_rate, peak_rate
 
 N = 1000
 EPOCHS = 20

@@ -18,7 +18,7 @@ from allstep.train import read_config
 from allstep.train.check import overfit as by_heart
 from allstep.train.check.dry_run import Rehearsed, RehearsedStage, _check_same, forecast, rehearse, table
 from allstep.train.check.overfit import Learned, learn, simplified, verdict
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.run import setup as job
 from allstep.train.watch.events import Score
 from ranks import clean_environment

@@ -9,7 +9,7 @@ import torch
 
 import allstep
 from allstep import comm, data, runlog
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.train import read_config
 from allstep.train.health.stop import Stopping

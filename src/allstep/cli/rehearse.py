@@ -81,7 +81,7 @@ def _place(asked: Rehearsal) -> Path | None:
 def _work(asked: Rehearsal, launcher: str | None) -> int:
     """As a worker; the exit status."""
     from allstep import comm
-    from allstep.comm.group import decide as agree
+    from allstep.comm.group import agree
     from allstep.train.folder.scratch import scratch
     from allstep.train.run.prepare import prepare
 

@@ -22,7 +22,7 @@ from typing import IO
 from allstep import wire
 from allstep._version import __version__
 from allstep.errors import ConfigError, UserError
-from allstep.launch import failure
+from allstep.launch import cause
 from allstep.launch.host_connection import Station, open_stations
 from allstep.launch.job import Job
 from allstep.launch.messages import (
@@ -285,11 +285,11 @@ class Launcher:
         assert self.store is not None
         rank, errors = message.rank, tuple(self.output.errors[message.rank])
         record = self.store.peek(keys.failure_of(rank)) if message.code else None
-        return Exited(now, rank, message.code, errors, message.out_of_memory, failure.blamed_by(record))
+        return Exited(now, rank, message.code, errors, message.out_of_memory, cause.blamed_by(record))
 
     def _print(self, message: Lines) -> None:
         errors = self.output.write(message.rank, message.stream, message.lines)
-        if any(map(failure.starts_traceback, errors)):
+        if any(map(cause.starts_traceback, errors)):
             self.state.take(Complained(self._moment(), message.rank))
 
     # Ending.

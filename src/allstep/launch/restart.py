@@ -7,7 +7,7 @@ forms a smaller or another world (D14, `elastic`) is one more function here and 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from allstep.launch.failure import Failure
+from allstep.launch.cause import Failure
 
 
 class Situation(NamedTuple):

@@ -20,8 +20,8 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from allstep.launch import failure
-from allstep.launch.failure import Failure
+from allstep.launch import cause
+from allstep.launch.cause import Failure
 from allstep.launch.restart import Policy, Situation, Stop, fixed
 from allstep.launch.run_events import (
     Complained,
@@ -302,7 +302,7 @@ class RunState:
             return
         failed = frozenset(each.rank for each in self.failures)
         running = frozenset(range(self.size)) - frozenset(self.exits)
-        answer = self._policy(Situation(failure.first(self.failures), failed, running))
+        answer = self._policy(Situation(cause.first(self.failures), failed, running))
         if isinstance(answer, Stop):
             self._stop(signal.SIGTERM, now, min(self._grace, _STOP_SECONDS))
 
@@ -346,7 +346,7 @@ class RunState:
         if self.store_failure:
             return 1
         if self.failures:
-            return failure.first(self.failures).exit_code
+            return cause.first(self.failures).exit_code
         codes = list(self.exits.values())
         if RESUBMIT in codes:
             return RESUBMIT
@@ -370,8 +370,8 @@ class RunState:
             )
         elif self.failures and not self.problem:
             shown = [failed for failed in self.failures if shows(failed.rank)]
-            if not (foreground and failure.teller(self.failures, shown)):
-                words = failure.closing_words(self.failures, shown, self.size, self.num_stopped)
+            if not (foreground and cause.teller(self.failures, shown)):
+                words = cause.closing_words(self.failures, shown, self.size, self.num_stopped)
         return Conclusion(self.exit_code, words)
 
 

@@ -8,8 +8,8 @@ Two things go wrong in torch when a script ends without `destroy_process_group()
   being torn down, the thread is ended in the middle of a destructor and the process aborts.
 
 So at exit the groups and the store are kept from being torn down (the kernel closes their sockets just as well, and at once), and
-the Gloo threads get a moment to come to rest. A Gloo group that has failed may have an operation stuck in it (see `helper_thread`), for which
-its destructor would wait: when our group is gone, a thread destroys it (`destroy_aside`). Mostly that takes a millisecond.
+the Gloo threads get a moment to come to rest. A Gloo group that has failed may have an operation stuck in it (see `helper_thread`),
+for which its destructor would wait: when our group is gone, a thread destroys it (`destroy_aside`). Mostly that takes a millisecond.
 """
 
 import ctypes

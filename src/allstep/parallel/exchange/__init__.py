@@ -12,12 +12,12 @@ owners           Owners: each rank of a host gets the mean of what it updates (w
 
 The caller chooses one and hands it to the optimizer; nothing else in `parallel` asks which it is.
 
-May import: `comm`, `optim` and below. Start with `protocol`, then `bucketed`.
+May import: `comm`, `optim` and below. Start with `exchange`, then `bucketed`.
 """
 
 from allstep.parallel.exchange.all_reduce import AllReduce
+from allstep.parallel.exchange.exchange import Exchange, Listener, Rule
 from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.parameter_order import Named
-from allstep.parallel.exchange.protocol import Exchange, Listener, Rule
 
 __all__ = ["AllReduce", "Exchange", "Listener", "Named", "Owners", "Rule"]

@@ -21,9 +21,9 @@ from allstep.comm.op.norms import share_of
 from allstep.comm.op.transport import Mover
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, small_ones
+from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.pack import flat_in_memory, make_pack
 from allstep.parallel.exchange.parameter_order import Named
-from allstep.parallel.exchange.protocol import Listener, Rule
 
 _BLOCK = 1 << 18  # elements that stay in the cache from one use to the next
 _EXACT = (torch.float32, torch.float64)

@@ -27,9 +27,9 @@ from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted
 from allstep.comm.op.queue import InLine, Queue
 from allstep.errors import UserError
 from allstep.parallel.exchange.buckets import Bucket, cut, is_large
+from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.header import Header, absent_words, header_of, words_of
 from allstep.parallel.exchange.parameter_order import Named, agreed_order
-from allstep.parallel.exchange.protocol import Listener, Rule
 
 _DRAIN_SECONDS = 2.0  # at the end: for reductions that have begun on all ranks
 

@@ -22,10 +22,10 @@ from allstep.comm.op.norms import share_of
 from allstep.errors import CommError
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, is_large
+from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.ownership import Piece, by_elements, by_whole_parameters
 from allstep.parallel.exchange.pack import flat_in_memory
 from allstep.parallel.exchange.parameter_order import Named
-from allstep.parallel.exchange.protocol import Listener, Rule
 from allstep.parallel.exchange.to_owners import Schedule, deliver
 
 

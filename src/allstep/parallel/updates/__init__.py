@@ -9,10 +9,10 @@ trust_ratios         ratios of layers that other ranks have updated
 (servers)            to come: a server has updated them already
 ```
 
-May import: `parallel.exchange`, `comm` and below. Start with `protocol`.
+May import: `parallel.exchange`, `comm` and below. Start with `update`.
 """
 
 from allstep.parallel.updates.by_owners import ByOwners
-from allstep.parallel.updates.protocol import EveryRank, Update
+from allstep.parallel.updates.update import EveryRank, Update
 
 __all__ = ["ByOwners", "EveryRank", "Update"]

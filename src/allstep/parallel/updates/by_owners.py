@@ -28,9 +28,9 @@ from allstep.parallel.exchange.owners import Owners
 from allstep.parallel.exchange.ownership import Piece
 from allstep.parallel.exchange.parameter_order import Named
 from allstep.parallel.subclass import like
-from allstep.parallel.updates.protocol import Replica
 from allstep.parallel.updates.shared_parameters import SharedParameters
 from allstep.parallel.updates.shared_state import SharedState, is_elementwise, memory_order
+from allstep.parallel.updates.update import Replica
 
 _ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop, optim.Adagrad,

@@ -26,13 +26,13 @@ from statistics import median
 
 import torch
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.console.quantities import about, milliseconds, nbytes
 from allstep.data import Loader
 from allstep.errors import CheckpointError, UserError
 from allstep.train.check.overfit import num_samples
-from allstep.train.checkpoint import format as checkpoint
-from allstep.train.checkpoint.format import Snapshot, Tensors
+from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.splits import make_loaders
 from allstep.train.run.capture import capture

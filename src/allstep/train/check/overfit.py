@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Batch
 from allstep.train.check.verify import switch_dropout_off
 from allstep.train.config.run_config import EmaConfig, GrowthConfig, ResolvedConfig, ScheduleConfig

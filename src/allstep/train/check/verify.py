@@ -25,12 +25,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from allstep import comm, norm
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Batch
 from allstep.errors import AllstepError
 from allstep.norm import SyncBatchNorm
 from allstep.train.check.compare import Answer, Compared, Difference, Plan, Step, read_plan, write_answer
-from allstep.train.checkpoint.format import Tensors
+from allstep.train.checkpoint.files import Tensors
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.replicas import Fingerprint
 from allstep.train.input.splits import make_loaders

@@ -1,4 +1,4 @@
 """Checkpoints: whole or absent, tensors as safetensors, numbers as JSON, checksums last.
 
-May import: `train.step` and below. Start with `format`.
+May import: `train.step` and below. Start with `files`.
 """

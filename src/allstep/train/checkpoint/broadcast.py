@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from allstep.comm.group import decide as agree
-from allstep.train.checkpoint.format import Snapshot, Tensors
+from allstep.comm.group import agree
+from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.world import World
 
 _Layout = tuple[str, torch.dtype, torch.Size]

@@ -8,7 +8,7 @@ from torch import nn
 
 from allstep.errors import CheckpointError
 from allstep.train.checkpoint import optimizer_state
-from allstep.train.checkpoint.format import Snapshot, Tensors
+from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.train.checkpoint.names import name_of
 from allstep.train.step.ema import Average
 

@@ -13,7 +13,7 @@ from allstep.world import World
 @contextmanager
 def scratch(world: World, near: Path | None = None) -> Iterator[Path]:
     """A folder of rank 0 for as long as it lasts, known to all ranks: in the nearest folder of `near` that exists, else where such go."""
-    from allstep.comm.group import decide as agree
+    from allstep.comm.group import agree
 
     made = agree.rank_0_decides(world, lambda: make_scratch(near))
     try:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from allstep.train.checkpoint import optimizer_state
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.restore import AVERAGE, parameter_names
 from allstep.train.run.setup import Job
 

@@ -1,8 +1,8 @@
 """What all ranks know of the step at which the loss went wrong."""
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Batch
-from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint import files as checkpoint
 from allstep.train.health.checkpoint_state import check_resumed
 from allstep.train.health.divergence import Circumstances, Suspect
 from allstep.train.run.setup import Job

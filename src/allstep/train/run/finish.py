@@ -17,13 +17,13 @@ from pathlib import Path
 
 from torch import nn
 
-from allstep.comm.group import decide as agree
-from allstep.comm.group.decide import EndedElsewhere
+from allstep.comm.group import agree
+from allstep.comm.group.agree import EndedElsewhere
 from allstep.data import Loader
 from allstep.errors import CheckpointError, DataError, UserError
-from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint import files as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.restore import with_weights
 from allstep.train.health.checkpoint_state import check_used
 from allstep.train.input.classes import check_same_classes

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import nn
 
 from allstep import comm
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.errors import AllstepError, UserError
-from allstep.train.checkpoint.format import Snapshot
-from allstep.train.checkpoint.writer import first_not_finite
+from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint.writer_thread import first_not_finite
 from allstep.train.config.run_config import RunConfig
 from allstep.train.health.divergence import Diverged, Spike, explain
 from allstep.train.health.replicas import Fingerprint

@@ -19,14 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Loader
 from allstep.optim import RunningNoiseScale
 from allstep.parallel.replicated import ReplicatedOptimizer
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.restore import averaged_weights, load_optimizer, load_weights
 from allstep.train.config.check import notes
-from allstep.train.config.learning_rate import learning_rate
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
@@ -41,6 +40,7 @@ from allstep.train.step import execution as executions
 from allstep.train.step.after_step import AfterStep
 from allstep.train.step.batch_growth import Growth, grows, note
 from allstep.train.step.ema import Average
+from allstep.train.step.learning_rate import learning_rate
 from allstep.train.step.micro_batch import memory_of_worker, samples_at_once
 from allstep.train.step.precision_choice import SAMPLES, loss_in, settle, time_both
 from allstep.train.step.running_statistics import RunningStatistics

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.process.memory import resident_nbytes
-from allstep.train.config.learning_rate import peak_rate
 from allstep.train.run.setup import Job
 from allstep.train.score.evaluate import evaluating
+from allstep.train.step.learning_rate import peak_rate
 from allstep.train.watch.events import Opening
 
 

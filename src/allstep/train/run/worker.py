@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from allstep import comm
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.console.escape import print_notice
 from allstep.errors import ConfigError, DataError
 from allstep.machine import keep_freed_memory
 from allstep.runlog import RunLog
-from allstep.train.checkpoint import format as checkpoint
+from allstep.train.checkpoint import files as checkpoint
 from allstep.train.checkpoint.broadcast import broadcast_snapshot
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.config.check import check_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder.claim import RECORD, Claimed, as_begun, claim_folder, expect_run, has_ended

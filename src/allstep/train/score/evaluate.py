@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from allstep import comm
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Batch, Loader
 from allstep.train.precision.precision import exact
 from allstep.train.score.mistakes import Mistakes

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from PIL import Image
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.files.whole import PART, replace_file
 from allstep.world import World
 

@@ -23,8 +23,8 @@ from allstep.optim import groups, noise_variance
 from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
-from allstep.train.config.learning_rate import peak_rate
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
+from allstep.train.step.learning_rate import peak_rate
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.errors import ConfigError
 from allstep.machine import Bfloat16, cpu_bfloat16, cpu_flags
 from allstep.train.precision.precision import Precision

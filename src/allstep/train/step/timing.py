@@ -25,7 +25,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor, nn
 
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.console.quantities import milliseconds
 from allstep.errors import AllstepError
 from allstep.world import World

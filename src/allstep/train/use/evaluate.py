@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep import comm
-from allstep.comm.group import decide as agree
+from allstep.comm.group import agree
 from allstep.data import Loader
 from allstep.data.augment.transform import Transform
 from allstep.data.opening import open_source

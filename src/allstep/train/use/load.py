@@ -25,8 +25,8 @@ from allstep.data.augment.parse import spelled
 from allstep.data.augment.transform import Transform
 from allstep.data.image.limit import MAX_PIXELS
 from allstep.errors import CheckpointError, ConfigError
-from allstep.train.checkpoint import format as checkpoint
-from allstep.train.checkpoint.format import Snapshot
+from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.names import name_of
 from allstep.train.checkpoint.restore import with_weights
 from allstep.train.config.run_config import RunConfig

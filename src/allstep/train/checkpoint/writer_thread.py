@@ -29,8 +29,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from allstep.errors import AllstepError
-from allstep.train.checkpoint import format as checkpoint
-from allstep.train.checkpoint.format import Snapshot, Tensors
+from allstep.train.checkpoint import files as checkpoint
+from allstep.train.checkpoint.files import Snapshot, Tensors
 from allstep.train.checkpoint.names import number_of
 
 PAUSES = (1.0, 2.0, 4.0)
