@@ -28,7 +28,7 @@ def again_and_again() -> tuple[list[float], list[int], list[str]]:
     sums, files = [], []
     for number in range(TIMES):
         world = allstep.init()
-        assert is_running() and allstep.init() == world
+        assert is_running() and allstep.init() == world and os.environ["GLOO_SOCKET_IFNAME"] == "lo"
         closable, forgotten = Closable(), Closable()
         del forgotten
         total, other = torch.tensor([world.rank + 1.0]), torch.tensor([float(number)])
@@ -39,6 +39,7 @@ def again_and_again() -> tuple[list[float], list[int], list[str]]:
         allstep.shutdown()
         allstep.shutdown()
         assert not is_running() and closable.closed == 1
+        assert "GLOO_SOCKET_IFNAME" not in os.environ
         gc.collect()
         files.append(len(os.listdir("/proc/self/fd")))
     return sums, files, [thread.name for thread in threading.enumerate() if "allstep" in thread.name]

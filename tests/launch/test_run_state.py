@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.launch import failure, restart, run_events, run_state
+from allstep.launch import restart, run_events, run_state
 from allstep.launch.cause import first
 from allstep.launch.restart import Situation, Stop, fixed
 from allstep.launch.run_events import (

@@ -22,6 +22,7 @@ from allstep.train import read_config
 from allstep.train.checkpoint import files as checkpoint
 from allstep.train.input.splits import open_parts
 from allstep.train.run.state import Standing
+from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
 from allstep.train.watch.events import Result, Score
 from allstep.train.watch.record import Record
@@ -51,9 +52,9 @@ def run(words: list[str], out: Path | None = None) -> Result | run_module.Paused
 def run_whose_first_evaluation_is_best(words: list[str]) -> Result | run_module.Paused:
     original = Standing.note
 
-    def note(standing: Standing, validation: Score) -> bool:
+    def note(standing: Standing, validation: Score, metric: Metric) -> bool:
         worst = Score(validation.loss, -1.0, validation.count)
-        return original(standing, validation if standing.best is None else worst)
+        return original(standing, validation if standing.best is None else worst, metric)
 
     Standing.note = note  # type: ignore[method-assign]
     return run(words)

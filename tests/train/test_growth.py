@@ -45,16 +45,16 @@ def test_at_given_epochs(samples: int, batch: int) -> None:
 
 
 def test_never_above_the_most() -> None:
-    assert growth(at=(1, 2, 3), most=350).batch(5 * N) == 350
-    assert growth(batch=100, at=(1,), most=100).batch(5 * N) == 100
+    assert growth(at=(1, 2, 3), max=350).batch(5 * N) == 350
+    assert growth(batch=100, at=(1,), max=100).batch(5 * N) == 100
 
 
 @given(st.lists(st.integers(0, 20 * N), min_size=1), st.integers(1, 4), st.integers(1, 5000))
 def test_growth_by_epochs_knows_no_history(samples: list[int], factor: int, most: int) -> None:
     """So a resumed run has the same batches; and more samples never mean a smaller batch."""
-    asked = growth(at=(1, 3, 10), factor=factor, most=max(100, most))
+    asked = growth(at=(1, 3, 10), factor=factor, max=max(100, most))
     batches = [asked.batch(each) for each in samples]
-    assert batches == [growth(at=(1, 3, 10), factor=factor, most=max(100, most)).batch(each) for each in samples]
+    assert batches == [growth(at=(1, 3, 10), factor=factor, max=max(100, most)).batch(each) for each in samples]
     by_samples = [batch for _, batch in sorted(zip(samples, batches, strict=True))]
     assert by_samples == sorted(by_samples)
 
@@ -86,7 +86,7 @@ def test_by_noise_it_does_not_grow_when_unsure() -> None:
 
 def test_by_noise_it_stops_at_the_most() -> None:
     noise = measured(scale=5000, steps=200)
-    asked = growth(by_noise=True, most=150)
+    asked = growth(by_noise=True, max=150)
     assert [asked.batch(samples, noise) for samples in (0, N, 2 * N, 3 * N)] == [100, 150, 150, 150]
     assert asked.state()["times"] == 1
 

@@ -43,6 +43,8 @@ class Joined:
     limits: Limits
     cards: list[dict[str, Any]]
     number: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that were set for this meeting."""
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
@@ -80,6 +82,10 @@ class Joined:
         stop_timeline()
         leave(self.meeting.store, self.world, self.number)
         _close(self.meeting)
+        # What this process starts later, perhaps on other hosts, must not inherit our interface.
+        for name, value in self.variables.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
 
 
 def _close(meeting: Meeting) -> None:
@@ -104,12 +110,12 @@ def meet_all(launcher: str | None) -> Joined:
             watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down
         world = exact(world, cards)
         _take_cores(world, cards)
-        _choose_interface(world, cards)
+        variables = _choose_interface(world, cards)
         begin_if_asked(PrefixStore(f"allstep/{number}", meeting.store), world.rank, world.size)
     except BaseException:
         _close(meeting)
         raise
-    return Joined(world, meeting, limits, cards, number)
+    return Joined(world, meeting, limits, cards, number, variables)
 
 
 def _wait_for_all(fresh: Store, world: World, store: Store, limits: Limits, word: str = "") -> list[str]:
@@ -201,8 +207,11 @@ def _user_set_threads(world: World) -> bool:
     return value is not None and not (world.launcher == "torchrun" and value == "1")
 
 
-def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
-    """Tell Gloo and NCCL which interface leads to the other hosts; a host's name often resolves to 127.0.1.1 and misleads them."""
+def _choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, str]:
+    """Tell Gloo and NCCL which interface leads to the other hosts, by variables; return those that were not set before.
+
+    A host's name often resolves to 127.0.1.1 and would mislead them.
+    """
     nodes = _nodes(cards)
     others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]
     addresses = [
@@ -213,7 +222,9 @@ def _choose_interface(world: World, cards: list[dict[str, Any]]) -> None:
     if others:
         source = next((source for address in addresses if (source := machine.route_to(address))), None)
         interface = machine.interface_of(source) if source else None
-    if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if interface != "lo":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    if not interface:
+        return {}
+    names = ["GLOO_SOCKET_IFNAME"] if interface == "lo" else ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    chosen = {name: interface for name in names if name not in os.environ}
+    os.environ.update(chosen)
+    return chosen
