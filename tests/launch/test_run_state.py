@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allstep.launch import cause as cause_module
 from allstep.launch import restart, run_events, run_state
 from allstep.launch.cause import first
 from allstep.launch.restart import Situation, Stop, fixed
@@ -360,7 +361,7 @@ def test_nothing_starts_after_a_signal() -> None:
     assert not state.may_start and state.is_over and state.exit_code == 130
 
 
-@pytest.mark.parametrize("module", [failure, restart, run_events, run_state])
+@pytest.mark.parametrize("module", [cause_module, restart, run_events, run_state])
 def test_what_decides_has_no_clock_no_socket_and_no_process(module: ModuleType) -> None:
     """It imports nothing that could give it one. Of `signal`, it uses the numbers."""
     imported = set()
@@ -369,7 +370,7 @@ def test_what_decides_has_no_clock_no_socket_and_no_process(module: ModuleType) 
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    pure = {"allstep.launch", *(f"allstep.launch.{name}" for name in ("failure", "restart", "run_events"))}
+    pure = {"allstep.launch", *(f"allstep.launch.{name}" for name in ("cause", "restart", "run_events"))}
     assert imported <= pure | {"collections.abc", "dataclasses", "json", "re", "signal", "typing"}
     calls = {node.attr for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if is_of_signal(node)}
     assert all(name.startswith("SIG") or name == "Signals" for name in calls)
