@@ -56,9 +56,8 @@ if world.rank == 0:
 
 _DATA = """
 import json, sys, time
-from allstep.data import Loader, open_source
+from allstep.data import Loader, Transform, open_source
 from allstep.data.augment import RandomResizedCrop
-from allstep.data.augment.transform import Transform
 loader = Loader(open_source(sys.argv[1]), Transform(RandomResizedCrop(224)), batch=64, seed=0, workers=2)
 for _ in loader.batches(0, 128):
     pass
