@@ -53,13 +53,23 @@ def _watched_by(fd: int) -> set[int]:
 def _drop_all(fd: int) -> bool:
     """Attach the filter, where the file is a listening TCP socket."""
     try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        if (sock := tcp_socket(fd)) is None:
             return False
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
-            if not is_tcp or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        with sock:
+            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False
             sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _PROGRAM)
             return True
     except OSError:  # closed meanwhile, or not allowed here: as before
         return False
+
+
+def tcp_socket(fd: int) -> socket.socket | None:
+    """Return a duplicate of an open file that is a TCP socket; None for any other. OSError: it is closed."""
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return None
+    sock = socket.socket(fileno=os.dup(fd))
+    if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+        return sock
+    sock.close()
+    return None

@@ -23,7 +23,6 @@ connections open after the death of its parent, so it lets go of them, Gloo's in
 import json
 import os
 import socket
-import stat
 import struct
 import time
 import weakref
@@ -32,7 +31,7 @@ from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store, TCPStore
 
-from allstep.comm.health.listeners import close_to_strangers
+from allstep.comm.health.listeners import close_to_strangers, tcp_socket
 from allstep.comm.join.store import WireStore, collect, root_of
 from allstep.wire.frames import plain_address
 
@@ -187,11 +186,9 @@ def _connections(fds: list[int], store_ports: set[int]) -> _Near:
 def _ends(fd: int) -> tuple[Ends, Ends] | None:
     """Near and far end of a TCP connection; None for anything else."""
     try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        if (sock := tcp_socket(fd)) is None:
             return None
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.family not in (socket.AF_INET, socket.AF_INET6):
-                return None
+        with sock:
             return _end(sock.getsockname()), _end(sock.getpeername())
     except OSError:  # closed meanwhile, or not connected
         return None

@@ -17,6 +17,8 @@ import torch
 from allstep.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
+LARGEST = 1e30
+"""Of any setting. Not a number, or infinite, is beyond it, too."""
 
 
 def flatten(state: Mapping[str, Any], names: Sequence[str]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -47,6 +49,17 @@ def restore(tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any], nam
         state.setdefault(number_of[name], {})[key] = value
     groups = [{key: _tuples(value) for key, value in group.items()} for group in numbers["groups"]]
     return {"state": state, "param_groups": groups}
+
+
+def is_like(value: Any, usual: Any) -> bool:
+    """Return whether a setting is of the kind of another: None and switches, numbers, or as many numbers."""
+    if isinstance(usual, list | tuple):
+        return isinstance(value, list | tuple) and len(value) == len(usual) and all(map(is_like, value, usual))
+    if isinstance(usual, bool | None):
+        return isinstance(value, bool | None)
+    if isinstance(usual, int | float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, type(usual))
 
 
 def _plain(place: str, value: Any) -> Any:

@@ -90,13 +90,9 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
 
 def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """TypeError for a setting of the checkpoint's optimizer that is not of the kind that this optimizer has."""
-    for name, value in ours.items():
-        found = theirs.get(name, value)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        fits = isinstance(found, int | float) and not isinstance(found, bool) if is_number else True
-        if isinstance(value, bool):
-            fits = found is None or isinstance(found, bool)
-        if not fits:
+    for name in ours.keys() - {"params", "param_names"}:
+        value, found = ours[name], theirs.get(name, ours[name])
+        if not optimizer_state.is_like(found, value):
             raise TypeError(f"{name} is {str(found)[:40]!r}, expected something like {value!r}")
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from allstep.errors import CheckpointError, ConfigError
 from allstep.optim import RunningNoiseScale
 from allstep.train.checkpoint.files import Snapshot
+from allstep.train.checkpoint.optimizer_state import LARGEST, is_like
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches
@@ -32,8 +33,6 @@ _Side = Annotated[int, Field(ge=1, le=1 << 16)]
 _Shape = Annotated[list[_Side], Field(min_length=3, max_length=3)]
 _Precision = Literal["float32", "bfloat16", "float16", "float64"]
 _Sums = Annotated[list[float], Field(min_length=4, max_length=4)]
-_LARGEST_SETTING = 1e30
-"""Of an optimizer. Not a number, or infinite, is beyond it, too."""
 _MOST_VALUES = 1 << 26
 """Of one image, 8,192 x 8,192 in one channel: its memory is taken before other errors are found."""
 
@@ -162,7 +161,7 @@ def check_optimizer(snapshot: Snapshot, config: ResolvedConfig) -> None:
         names += _listed(group, "param_names", str, index)
         numbers += _listed(group, "params", int, index)
         for key, value in group.items():
-            if key in usual and not _is_like(value, usual[key]):
+            if key in usual and not is_like(value, usual[key]):
                 raise CheckpointError(
                     f"state.json: optimizer.groups.{index}.{key}: expected something like {usual[key]!r}, "
                     f"found {str(value)[:40]!r}"
@@ -180,23 +179,12 @@ def _listed(group: Mapping[str, Any], key: str, kind: type, index: int) -> list[
     return values
 
 
-def _is_like(value: Any, usual: Any) -> bool:
-    """Whether a setting is of the kind of another: None and switches, numbers, or as many numbers."""
-    if isinstance(usual, list | tuple):
-        return isinstance(value, list) and len(value) == len(usual) and all(map(_is_like, value, usual))
-    if isinstance(usual, bool | None):
-        return isinstance(value, bool | None)
-    if isinstance(usual, int | float):
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST_SETTING
-    return isinstance(value, type(usual))
-
-
 def check_used(snapshot: Snapshot) -> None:
     """CheckpointError unless images can be shown to the model, as far as types and ranges show."""
     pictures = _checked(_Used, snapshot).pictures
     channels = pictures.shape[0]
     for name, values in (("mean", pictures.mean), ("std", pictures.std)):
-        if name == "std" and not all(0 < value < _LARGEST_SETTING for value in values):
+        if name == "std" and not all(0 < value < LARGEST for value in values):
             raise CheckpointError(f"state.json: pictures.std: expected numbers above 0, found {str(values)[:40]}")
         if len(values) != channels:
             raise CheckpointError(f"state.json: pictures.{name}: expected {channels} numbers, found {len(values)}")
