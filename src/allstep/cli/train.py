@@ -21,55 +21,65 @@ if TYPE_CHECKING:
 _AUTO = "auto"
 
 
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "-n",
+        callback=between("--workers", 1, MOST),
+        help="How many; else one per GPU, or per core, up to 8.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Run folder (default: runs/<recipe>-<time>, or <model>-on-<data>-<time> without a recipe)."),
+]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|DIR", help="auto: go on with the run in --out, if there is one. DIR: with the one there."
+    ),
+]
+MaxTime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00."),
+]
+Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
+Strict = Annotated[bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Execute the model code that a run folder's config names; short for trust=true."),
+]
+Overfit = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="One step of everything, in a folder that is removed: data, step, evaluate, save, load."
+    ),
+]
+Launcher = Annotated[str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")]
+ListRecipes = Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")]
+
+
 def train(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            "-n",
-            callback=between("--workers", 1, MOST),
-            help="How many; else one per GPU, or per core, up to 8.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Run folder (default: runs/<recipe>-<time>, or <model>-on-<data>-<time> without a recipe)."),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|DIR", help="auto: go on with the run in --out, if there is one. DIR: with the one there."
-        ),
-    ] = None,
-    max_time: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00."),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")
-    ] = False,
-    trust: Annotated[
-        bool,
-        typer.Option("--trust", help="Execute the model code that a run folder's config names; short for trust=true."),
-    ] = False,
-    overfit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?")
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="One step of everything, in a folder that is removed: data, step, evaluate, save, load."
-        ),
-    ] = False,
-    launcher: Annotated[
-        str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
-    ] = None,
-    list_recipes: Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")] = False,
+    arguments: Arguments = None,
+    workers: Workers = None,
+    out: Out = None,
+    resume: Resume = None,
+    max_time: MaxTime = None,
+    data: Data = None,
+    strict: Strict = False,
+    trust: Trust = False,
+    overfit: Overfit = None,
+    dry_run: DryRun = False,
+    launcher: Launcher = None,
+    list_recipes: ListRecipes = False,
 ) -> None:
     """Train a net: `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train mine.yaml`."""
     from allstep.world import NONE, World

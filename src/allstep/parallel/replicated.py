@@ -115,7 +115,7 @@ class ReplicatedOptimizer(Optimizer):
     def reduce_gradients(self) -> None:
         """The first part of a step: each rank gets the mean gradients of what it updates, which with shared weights is a part of them.
 
-        `apply` must follow, or `discard`. Between them nobody may read weights that are shared: another rank may be changing them.
+        `apply` must follow, or `discard`. Between them no rank may read weights that are shared: another rank may be changing them.
         """
         self._check_not_reduced("reduce_gradients")
         if self._synchronized:

@@ -99,7 +99,7 @@ def measure_comm(
     progress: Progress = lambda text: None,
     caches: str = HOT,
 ) -> CommResult:
-    """Time everybody at every size. caches: one of `result.CACHES`, what a call finds there.
+    """Time every contender at every size. caches: one of `result.CACHES`, what a call finds there.
 
     `progress` is told where we are, repetitions + 1 times for each size and number of ranks.
     """

@@ -220,7 +220,7 @@ def mpi_rank() -> CommRank:
 
 
 class Answering(Protocol):
-    """What the bench talks to: `CommRank`, or whoever else speaks its lines."""
+    """What the bench talks to: `CommRank`, or another object that answers its lines."""
 
     rank: int
     size: int

@@ -4,7 +4,7 @@ The pictures are written out once, to a folder that goes away again, in each con
 tar shards (WebDataset), TFRecords (tf.data and allstep); and packed by `allstep data pack` in two forms that only allstep reads: longer
 side cut to 400 at quality 90, and decoded with the longer side cut to 256. All of it lies in the page cache: this is about work, not disks.
 
-Each contender is a process of its own (see `reader`) with the same number of threads or worker processes. In a round everybody has a
+Each contender is a process of its own (see `reader`) with the same number of threads or worker processes. In a round every contender has a
 turn of some seconds while the others wait with full queues. The first round warms up and does not count. Ratios are taken within a round.
 After each of our own contenders plain threads and processes do the same work without a loader (`ceiling`), for as long.
 

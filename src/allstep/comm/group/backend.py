@@ -57,7 +57,7 @@ def create_apart(
 ) -> AllstepGroup:
     """Make a group that torch does not know of, on all its ranks at once.
 
-    store: one that nobody else writes to. rank: ours in the world. ranks: the members, in the world.
+    store: one that has no other writer. rank: ours in the world. ranks: the members, in the world.
     start, timeout: seconds for connecting, and for an operation.
     """
     options = _DistributedBackendOptions()

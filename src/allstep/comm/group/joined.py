@@ -48,7 +48,7 @@ class Joined:
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
-        """A part of the store that nobody has written to. All ranks ask for the same things in the same order."""
+        """Return a part of the store that is still empty. All ranks ask for the same things in the same order."""
         self._used[what] += 1
         return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
 
@@ -107,7 +107,8 @@ def meet_all(launcher: str | None) -> Joined:
         if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
             print_notice(line)
         if meeting.server is not None:
-            watch().at_end(meeting.server.close)  # so that nobody waits for a server whose process is being torn down
+            # No rank waits for a server whose process is being torn down.
+            watch().at_end(meeting.server.close)
         world = exact(world, cards)
         _take_cores(world, cards)
         variables = _choose_interface(world, cards)

@@ -1,4 +1,4 @@
-"""What an optimizer asks of whoever brings the gradients of the ranks together.
+"""What an optimizer asks of the object that brings the gradients of the ranks together.
 
 for each parameter whose gradient is complete:  exchange.ready(parameter, weight, wanted)     may begin to travel
 at the end of backward:                         exchange.reduce(weight, wanted=wanted)        waits until all is done

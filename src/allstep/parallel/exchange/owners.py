@@ -6,7 +6,7 @@ gradients   | conv1 | conv2 |        fc1        | fc2 |      every rank has all 
 ```
 
 Gradients of what others own are delivered to them in shared memory (`to_owners`); with several hosts the sums of a piece then cross to
-its owners there. It is the first half of an all-reduce: the weights are shared (`shared_parameters`), so nobody needs the second.
+its owners there. It is the first half of an all-reduce: the weights are shared (`shared_parameters`), so no rank needs the second.
 """
 
 from collections.abc import Mapping, Sequence

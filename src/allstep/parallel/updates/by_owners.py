@@ -68,7 +68,7 @@ class ByOwners:
         """Take the gradients that are there."""
         sharing = self.sharing(optimizer)
         sharing.parameters.put_back()
-        sharing.owners.meet()  # nobody still computes with the weights that are about to change
+        sharing.owners.meet()  # no rank still computes with the weights that are about to change
         sharing.used = {i for i, each in enumerate(sharing.owners.named) if each.parameter.grad is not None}
 
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> None:

@@ -3,7 +3,7 @@
 ```
 host        weights in shared memory: every rank's parameters are views of it
             | conv1 | conv2 |        fc1        | fc2 |
-            |<------ rank 0 ------>|<------ rank 1 ------>|        each owner updates its pieces, and what it writes is everybody's weight
+            |<------ rank 0 ------>|<------ rank 1 ------>|        each owner updates its pieces, and so the weights of all ranks
 ```
 
 A parameter that lost its place (`model.to(...)`, `load_state_dict(assign=True)`, `p.data = ...`) is put back with its new values, as long

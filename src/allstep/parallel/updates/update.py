@@ -1,4 +1,4 @@
-"""What an optimizer asks of whoever changes the weights."""
+"""What an optimizer asks of the object that changes the weights."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +25,7 @@ class Replica(Protocol):
         """Bring the gradients together as this exchange does, with norms and clipping."""
 
     def _end_of_pass(self) -> None:
-        """The gradients are reduced: count backward passes anew."""
+        """The gradients are reduced: count backward passes from zero."""
 
     def _own_step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the step of the wrapped class."""

@@ -15,7 +15,7 @@ second sum    those other buffers that were changed anywhere x weight           
 ```
 
 A net of the user's may have buffers of its own (a running mean of activations, a code book, a mask). Most never change, and a mask may hold
-infinities, of which nobody wants a mean; so each rank looks at which of them the step has touched, by torch's count of changes in place.
+infinities, whose mean is useless; so each rank looks at which of them the step has touched, by torch's count of changes in place.
 Those become their weighted mean too; whole numbers are rounded, which leaves a counter as it is on all workers that had samples.
 """
 
