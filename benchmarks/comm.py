@@ -1,4 +1,7 @@
-"""The claim about speed on one host: allreduce beside Gloo and Open MPI. The same as `allstep bench comm`."""
+"""The claim about speed on one host: allreduce beside Gloo and Open MPI.
+
+The same as `allstep bench comm`.
+"""
 
 from rich.console import Console
 

@@ -1,14 +1,19 @@
-"""The claim about unmodified DDP: AlexNet on two workers of one host, backend "allstep" beside backend "gloo".
+"""The claim about unmodified DDP: AlexNet on two workers of one host, backend "allstep" beside
+backend "gloo".
 
-    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json FILE]
+    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json
+    FILE]
 
-Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a copy of the same net, with SGD and
-momentum. They take turns of a few steps, so that a busy moment of the machine hits both alike; a first turn warms up and does not
-count. A turn lasts as long as its slowest worker needs, and its speed is the pictures of all workers by that time. One torch thread
-per worker, batch 32 a worker, pictures of 224 x 224 that are made up before the clock starts.
+Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a
+copy of the same net, with SGD and momentum. They take turns of a few steps, so that a busy moment
+of the machine hits both alike; a first turn warms up and does not count. A turn lasts as long as
+its slowest worker needs, and its speed is the pictures of all workers by that time. One torch
+thread per worker, batch 32 a worker, pictures of 224 x 224 that are made up before the clock
+starts.
 
-At each step both see the same pictures and draw the same dropout, so their losses must be the same; they are printed side by side.
-Losses that differ by more than float32 rounding end the run with status 1. A missed target does not: this is a measurement.
+At each step both see the same pictures and draw the same dropout, so their losses must be the same;
+they are printed side by side. Losses that differ by more than float32 rounding end the run with
+status 1. A missed target does not: this is a measurement.
 """
 
 import argparse
@@ -71,8 +76,12 @@ def trainees() -> dict[str, Trainee]:
     net = AlexNet()
     found = {}
     for backend in BACKENDS:
-        wrapped = DistributedDataParallel(copy.deepcopy(net), process_group=dist.new_group(backend=backend))
-        found[backend] = Trainee(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9))
+        wrapped = DistributedDataParallel(
+            copy.deepcopy(net), process_group=dist.new_group(backend=backend)
+        )
+        found[backend] = Trainee(
+            wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
+        )
     return found
 
 
@@ -105,18 +114,23 @@ def show(both: dict[str, Trainee], options: argparse.Namespace) -> int:
     for head in ("images/s", "min", "max", "x gloo"):
         table.add_column(head, justify="right")
     for row in rows.values():
-        speeds = [f"{pictures / seconds:.1f}" for seconds in (row.median, max(row.seconds), min(row.seconds))]
+        speeds = [
+            f"{pictures / seconds:.1f}"
+            for seconds in (row.median, max(row.seconds), min(row.seconds))
+        ]
         table.add_row(row.name, *speeds, f"{rows['gloo'].median / row.median:.3f}")
     Console(highlight=False).print(table)
     verdict = "met" if ratio >= TARGET else "not met"
     print(
-        f"{ratio:.3f} times Gloo; target {TARGET}: {verdict}. Medians of {options.turns} turns of {options.steps} steps."
+        f"{ratio:.3f} times Gloo; target {TARGET}: {verdict}. Medians of {options.turns} turns of"
+        f" {options.steps} steps."
     )
     if options.json:
         options.json.write_text(f"{document('ddp_alexnet', _as_json(rows, both, options), ())}\n")
     if not furthest <= SAME_LOSS:
         print(
-            f"error: the losses differ by up to {furthest:.1e} of their size, more than {SAME_LOSS:.0e}",
+            f"error: the losses differ by up to {furthest:.1e} of their size, more than"
+            f" {SAME_LOSS:.0e}",
             file=sys.stderr,
         )
         return 1
@@ -127,15 +141,21 @@ def _show_losses(both: dict[str, Trainee]) -> float:
     """Step by step; returns the largest relative difference."""
     print("step  " + "  ".join(f"{name:>10}" for name in both))
     furthest = torch.tensor(0.0)
-    for step, losses in enumerate(zip(*(trainee.losses for trainee in both.values()), strict=True), 1):
+    for step, losses in enumerate(
+        zip(*(trainee.losses for trainee in both.values()), strict=True), 1
+    ):
         print(f"{step:4}  " + "  ".join(f"{loss:10.6f}" for loss in losses))
         values = torch.tensor(losses)
-        furthest = torch.maximum(furthest, (values - values[-1]).abs().max() / values[-1].abs())  # NaN stays NaN
+        furthest = torch.maximum(
+            furthest, (values - values[-1]).abs().max() / values[-1].abs()
+        )  # NaN stays NaN
     print(f"largest difference {furthest.item():.1e} of the loss")
     return furthest.item()
 
 
-def _as_json(rows: dict[str, Row], both: dict[str, Trainee], options: argparse.Namespace) -> list[dict[str, Any]]:
+def _as_json(
+    rows: dict[str, Row], both: dict[str, Trainee], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     pictures = options.workers * options.batch * options.steps
     return [
         {
@@ -154,10 +174,16 @@ def _as_json(rows: dict[str, Row], both: dict[str, Trainee], options: argparse.N
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Unmodified DDP on AlexNet: backend allstep beside backend gloo.")
+    parser = argparse.ArgumentParser(
+        description="Unmodified DDP on AlexNet: backend allstep beside backend gloo."
+    )
     parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
-    parser.add_argument("--batch", type=positive, default=32, help="pictures of a worker at a step; 32")
-    parser.add_argument("--turns", type=positive, default=9, help="that count, after one that does not; 9")
+    parser.add_argument(
+        "--batch", type=positive, default=32, help="pictures of a worker at a step; 32"
+    )
+    parser.add_argument(
+        "--turns", type=positive, default=9, help="that count, after one that does not; 9"
+    )
     parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
     return parsed(parser)
 

@@ -1,9 +1,11 @@
-"""How long does one synchronous `hvd.allreduce` of a small tensor take, beside Gloo's plain all_reduce?
+"""How long does one synchronous `hvd.allreduce` of a small tensor take, beside Gloo's plain
+all_reduce?
 
     python benchmarks/hvd_latency.py [--size 4096] [--turns 15] [--calls 200]
 
-Two ranks on this host, in the same processes, turn by turn: `hvd.allreduce` (named, negotiated), `dist.all_reduce` on backend
-"allstep" and on backend "gloo". A turn counts with its median call on its slowest rank. Target: a third of Gloo's median.
+Two ranks on this host, in the same processes, turn by turn: `hvd.allreduce` (named, negotiated),
+`dist.all_reduce` on backend "allstep" and on backend "gloo". A turn counts with its median call on
+its slowest rank. Target: a third of Gloo's median.
 """
 
 import argparse
@@ -39,7 +41,9 @@ def main() -> None:
         __file__,
         *sys.argv[1:],
     ]
-    sys.exit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode)
+    sys.exit(
+        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+    )
 
 
 def measure(size: int, turns: int, calls: int) -> None:
@@ -74,7 +78,10 @@ def measure(size: int, turns: int, calls: int) -> None:
         for name, seconds in medians.items():
             median = statistics.median(seconds)
             spread = f"{min(seconds) * 1e6:.1f} to {max(seconds) * 1e6:.1f}"
-            print(f"{name:26} median {median * 1e6:7.1f}   {spread:18}   {median / reference:.3f} of Gloo")
+            print(
+                f"{name:26} median {median * 1e6:7.1f}   {spread:18}   {median / reference:.3f} of"
+                " Gloo"
+            )
     hvd.shutdown()
     allstep.shutdown()
 

@@ -1,4 +1,7 @@
-"""The README's claim about starting: two ranks under allstep run, torchrun and mpirun. The same as `allstep bench launch -r 10`."""
+"""The README's claim about starting: two ranks under allstep run, torchrun and mpirun.
+
+The same as `allstep bench launch -r 10`.
+"""
 
 from rich.console import Console
 

@@ -4,8 +4,8 @@
     python benchmarks/launcher_lines.py /tmp/before/src src
 
 Two ranks print 30 MB of lines of 100 bytes each through `allstep run`, into a pipe that this
-process reads. The versions take turns. Shown: the seconds of each turn, from the first line to the last,
-their medians, and the ratio of each version to the first.
+process reads. The versions take turns. Shown: the seconds of each turn, from the first line to the
+last, their medians, and the ratio of each version to the first.
 """
 
 import argparse

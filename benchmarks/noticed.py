@@ -4,9 +4,9 @@
 
 Two ranks on this host. Rank 1 fills its memory, then sleeps; rank 0 waits for it in an all_reduce.
 Rank 1 is killed with SIGKILL. Milliseconds from the kill to the `PeerLost` of rank 0: with the
-flags of the killed rank's tasks (see `allstep.process.liveness`), and with its pidfd and sockets alone, in
-turn. The third column is when the kernel had freed the memory, as the parent's pidfd shows it.
-Target: below 100 ms, the median of 9 rounds, with 2000 MB.
+flags of the killed rank's tasks (see `allstep.process.liveness`), and with its pidfd and sockets
+alone, in turn. The third column is when the kernel had freed the memory, as the parent's pidfd
+shows it. Target: below 100 ms, the median of 9 rounds, with 2000 MB.
 
 --way: memory is `dist.all_reduce` through shared memory, engine is `hvd.allreduce`, gloo is
 `dist.all_reduce` over sockets.

@@ -1,10 +1,12 @@
-"""The claims about the update: LARS and LAMB beside torch's SGD and AdamW on one worker, and `share_weights` on two.
+"""The claims about the update: LARS and LAMB beside torch's SGD and AdamW on one worker, and
+`share_weights` on two.
 
     python benchmarks/optimizers.py [--turns 15] [--steps 3] [--json FILE]
 
-The parameters are ResNet-50's, the gradients made up; nothing goes forward or backward. One torch thread per worker. All contenders take
-turns of a few steps, so that a busy moment of the machine hits all alike; a first turn makes their state and does not count. A ratio is
-taken within a turn, and its median and range over the turns are shown.
+The parameters are ResNet-50's, the gradients made up; nothing goes forward or backward. One torch
+thread per worker. All contenders take turns of a few steps, so that a busy moment of the machine
+hits all alike; a first turn makes their state and does not count. A ratio is taken within a turn,
+and its median and range over the turns are shown.
 
 | | one worker | two workers |
 |---|---|---|
@@ -12,7 +14,8 @@ taken within a turn, and its median and range over the turns are shown.
 | compared with | torch's SGD and AdamW with `foreach=True` (the fused ones are shown beside) | the same optimizer without `share_weights` |
 | target | LARS and LAMB take at most 1.5 times as long | LARS and LAMB: `apply()` at least 1.7 times as fast |
 
-While the first worker is timed alone, the second sleeps. A missed target is shown and no error: this is a measurement.
+While the first worker is timed alone, the second sleeps. A missed target is shown and no error:
+this is a measurement.
 """
 
 import argparse
@@ -53,7 +56,10 @@ CONTENDERS: Mapping[str, Make] = {
     "AdamW, fused": partial(_adamw, fused=True),
     "LAMB": partial(LAMB, lr=RATE, weight_decay=0.01),
 }
-REFERENCES = {name: "SGD, foreach" if name in ("SGD, fused", "LARS") else "AdamW, foreach" for name in CONTENDERS}
+REFERENCES = {
+    name: "SGD, foreach" if name in ("SGD, fused", "LARS") else "AdamW, foreach"
+    for name in CONTENDERS
+}
 REFERENCES["SGD, foreach"] = "SGD, foreach"
 SHARING = ("SGD, foreach", "LARS", "AdamW, foreach", "LAMB")
 OURS = ("LARS", "LAMB")
@@ -61,7 +67,8 @@ OURS = ("LARS", "LAMB")
 
 @dataclass(frozen=True)
 class Found:
-    """A contender's seconds of one step, turn by turn, and those of what it is compared with in the same turns."""
+    """A contender's seconds of one step, turn by turn, and those of what it is compared with in the
+    same turns."""
 
     workers: int
     what: str
@@ -139,7 +146,8 @@ def alone(options: argparse.Namespace) -> list[Found]:
 
 @dataclass
 class Worker:
-    """A copy of the net on this rank, whose optimizer shares its weights with the other rank's, or does not."""
+    """A copy of the net on this rank, whose optimizer shares its weights with the other rank's, or
+    does not."""
 
     net: nn.Module
     gradients: list[Tensor]
@@ -169,18 +177,25 @@ def make_worker(make: Make, rank: int, share: bool) -> Worker:
     torch.manual_seed(0)
     net = resnet50()
     gradients = with_gradients(net, torch.Generator().manual_seed(rank))
-    wrapped = hvd.DistributedOptimizer(make(groups(net)), net.named_parameters(), share_weights=share)
+    wrapped = hvd.DistributedOptimizer(
+        make(groups(net)), net.named_parameters(), share_weights=share
+    )
     return Worker(net, gradients, wrapped)
 
 
 def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:
-    """One optimizer after the other, private and shared turn by turn: all at once would need some gigabytes."""
+    """One optimizer after the other, private and shared turn by turn: all at once would need some
+    gigabytes."""
     for name in SHARING:
         private, shared = (make_worker(CONTENDERS[name], rank, share) for share in (False, True))
-        times = [(private.turn(options.steps), shared.turn(options.steps)) for _ in range(options.turns + 1)][1:]
+        times = [
+            (private.turn(options.steps), shared.turn(options.steps))
+            for _ in range(options.turns + 1)
+        ][1:]
         for what, of in ((UPDATE, lambda spent: spent[1]), (WHOLE, sum)):
             rows = [
-                Row(called, tuple(of(each[k]) for each in times)) for k, called in enumerate(("without sharing", name))
+                Row(called, tuple(of(each[k]) for each in times))
+                for k, called in enumerate(("without sharing", name))
             ]
             yield Found(2, what, rows[1], rows[0])
 
@@ -191,13 +206,25 @@ def together(options: argparse.Namespace, rank: int) -> Iterator[Found]:
 def table(found: list[Found]) -> Table:
     one = found[0].workers == 1
     first = "one worker" if one else "two workers, share_weights"
-    made = table_of(first, "ms a step", "min to max", "x foreach" if one else "x as fast", "min to max", "target")
+    made = table_of(
+        first,
+        "ms a step",
+        "min to max",
+        "x foreach" if one else "x as fast",
+        "min to max",
+        "target",
+    )
     for each in found:
         row, ratios = each.row, each.ratios
         name = row.name if one else f"{row.name}: {each.what}"
         sign = "<=" if one else ">="
-        verdict = "" if each.met is None else f"{sign} {each.target}: {'met' if each.met else 'not met'}"
-        figures = f"{1e3 * row.median:.1f}", f"{1e3 * min(row.seconds):.1f} to {1e3 * max(row.seconds):.1f}"
+        verdict = (
+            "" if each.met is None else f"{sign} {each.target}: {'met' if each.met else 'not met'}"
+        )
+        figures = (
+            f"{1e3 * row.median:.1f}",
+            f"{1e3 * min(row.seconds):.1f} to {1e3 * max(row.seconds):.1f}",
+        )
         compared = f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"
         made.add_row(name, *figures, *compared, verdict)
     return made
@@ -207,14 +234,21 @@ def show(found: list[Found], options: argparse.Namespace) -> None:
     console = Console(highlight=False, width=130)
     for workers in (1, 2):
         console.print(table([each for each in found if each.workers == workers]))
-    print(f"Medians of {options.turns} turns of {options.steps} steps; ratios are taken within a turn.")
+    print(
+        f"Medians of {options.turns} turns of {options.steps} steps; ratios are taken within a"
+        " turn."
+    )
     if options.json:
-        options.json.write_text(f"{document('optimizers', [each.to_json() for each in found], ())}\n")
+        options.json.write_text(
+            f"{document('optimizers', [each.to_json() for each in found], ())}\n"
+        )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--turns", type=positive, default=15, help="that count, after one that does not; 15")
+    parser.add_argument(
+        "--turns", type=positive, default=15, help="that count, after one that does not; 15"
+    )
     parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
     return parsed(parser)
 

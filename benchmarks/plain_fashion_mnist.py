@@ -1,10 +1,12 @@
-"""Fashion-MNIST in plain PyTorch: what `benchmarks/train.py` holds `allstep train` against. No line of allstep trains here.
+"""Fashion-MNIST in plain PyTorch: what `benchmarks/train.py` holds `allstep train` against. No line
+of allstep trains here.
 
     torchrun --nproc-per-node 2 benchmarks/plain_fashion_mnist.py CONFIG.json
 
-DistributedDataParallel on Gloo, DataLoader with DistributedSampler, as in PyTorch's tutorials, for the net, batch, rate and split that the
-config names; channels-last where asked, one thread per worker. Evaluates on the held-out samples four times an epoch, beside the clock, and
-writes a JSON line each time.
+DistributedDataParallel on Gloo, DataLoader with DistributedSampler, as in PyTorch's tutorials, for
+the net, batch, rate and split that the config names; channels-last where asked, one thread per
+worker. Evaluates on the held-out samples four times an epoch, beside the clock, and writes a JSON
+line each time.
 """
 
 import json
@@ -34,16 +36,25 @@ def main() -> None:
     train, validation = (_dataset(arrays, part, settings) for part in ("train", "validation"))
     sampler = DistributedSampler(train, size, rank, shuffle=True, seed=settings["seed"])
     loader = DataLoader(
-        train, batch_size=settings["batch"] // size, sampler=sampler, num_workers=settings["num_workers"]
+        train,
+        batch_size=settings["batch"] // size,
+        sampler=sampler,
+        num_workers=settings["num_workers"],
     )
     net = SmallCnn(10, (1, 28, 28), widths=settings["widths"], hidden=settings["hidden"])
     if settings["channels_last"]:
         net = net.to(memory_format=torch.channels_last)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(
-        model.parameters(), settings["lr"], momentum=0.9, nesterov=True, weight_decay=settings["weight_decay"]
+        model.parameters(),
+        settings["lr"],
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=settings["weight_decay"],
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _factor(step, len(loader), settings))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: _factor(step, len(loader), settings)
+    )
     spent, samples = 0.0, 0
     quarters = {round(len(loader) * part / 4) for part in (1, 2, 3, 4)}
     for epoch in range(settings["epochs"]):
@@ -59,7 +70,12 @@ def main() -> None:
                 spent += time.perf_counter() - started
                 accuracy = _accuracy(net, validation, rank, size)
                 if rank == 0:
-                    line = {"epoch": epoch + 1, "samples": samples, "seconds": spent, "accuracy": accuracy}
+                    line = {
+                        "epoch": epoch + 1,
+                        "samples": samples,
+                        "seconds": spent,
+                        "accuracy": accuracy,
+                    }
                     print(json.dumps(line), flush=True)
                 if accuracy >= settings["goal"]:
                     dist.destroy_process_group()
@@ -68,14 +84,24 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _dataset(arrays: "np.lib.npyio.NpzFile", part: str, settings: dict[str, float]) -> TensorDataset:
-    pictures = torch.from_numpy(arrays[f"{part}_images"]).float().sub_(settings["mean"]).div_(settings["deviation"])
+def _dataset(
+    arrays: "np.lib.npyio.NpzFile", part: str, settings: dict[str, float]
+) -> TensorDataset:
+    pictures = (
+        torch.from_numpy(arrays[f"{part}_images"])
+        .float()
+        .sub_(settings["mean"])
+        .div_(settings["deviation"])
+    )
     return TensorDataset(pictures.unsqueeze(1), torch.from_numpy(arrays[f"{part}_labels"]))
 
 
 def _factor(step: int, steps_per_epoch: int, settings: dict[str, float]) -> float:
     """Half an epoch up in a straight line, then down along half a cosine."""
-    warmup, total = settings["warmup"] * steps_per_epoch, settings["schedule_epochs"] * steps_per_epoch
+    warmup, total = (
+        settings["warmup"] * steps_per_epoch,
+        settings["schedule_epochs"] * steps_per_epoch,
+    )
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
@@ -86,7 +112,8 @@ def _accuracy(net: nn.Module, validation: TensorDataset, rank: int, size: int) -
     net.eval()
     pictures, labels = validation.tensors[0][rank::size], validation.tensors[1][rank::size]
     correct = sum(
-        (net(some).argmax(1) == which).sum() for some, which in zip(pictures.split(500), labels.split(500), strict=True)
+        (net(some).argmax(1) == which).sum()
+        for some, which in zip(pictures.split(500), labels.split(500), strict=True)
     )
     total = torch.tensor([float(correct)])
     dist.all_reduce(total)

@@ -3,8 +3,9 @@
     git worktree add /tmp/before 4f65a92~1
     python benchmarks/store_latency.py /tmp/before/src src
 
-A store runs in one process, and a client in another asks it 3,000 times a turn. The versions take turns, in an order that changes. Shown:
-the median time of a request of each version, and the ratio to the first version of the same round: its median and range.
+A store runs in one process, and a client in another asks it 3,000 times a turn. The versions take
+turns, in an order that changes. Shown: the median time of a request of each version, and the ratio
+to the first version of the same round: its median and range.
 """
 
 import argparse
@@ -40,18 +41,27 @@ def turn(source: str) -> float:
     """Median seconds of a request, with the package of `source` on both sides."""
     env = {**os.environ, "PYTHONPATH": str(Path(source).resolve())}
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", _SERVER], env=env, stdin=pipe, stdout=pipe, text=True) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER], env=env, stdin=pipe, stdout=pipe, text=True
+    ) as server:
         assert server.stdout is not None
         port, token = server.stdout.readline().split()
         client = subprocess.run(
-            [sys.executable, "-c", _CLIENT, port, token], env=env, stdout=pipe, text=True, check=True, timeout=60
+            [sys.executable, "-c", _CLIENT, port, token],
+            env=env,
+            stdout=pipe,
+            text=True,
+            check=True,
+            timeout=60,
         )
         server.communicate("")
     return float(client.stdout)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Latency of the store's requests, version against version.")
+    parser = argparse.ArgumentParser(
+        description="Latency of the store's requests, version against version."
+    )
     parser.add_argument("sources", nargs="+", help="folders with the package allstep")
     parser.add_argument("--turns", type=int, default=15)
     arguments = parser.parse_args()
@@ -61,7 +71,9 @@ def main() -> None:
         for source in sources if number % 2 else sources[::-1]:
             seconds[source].append(turn(source))
     for source in sources:
-        ratios = [own / first for own, first in zip(seconds[source], seconds[sources[0]], strict=True)]
+        ratios = [
+            own / first for own, first in zip(seconds[source], seconds[sources[0]], strict=True)
+        ]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(
             f"{source}: {1e6 * statistics.median(seconds[source]):.1f} us, "

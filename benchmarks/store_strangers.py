@@ -1,9 +1,11 @@
-"""The claim about the store: connections that never show the token slow no rank down and keep none out.
+"""The claim about the store: connections that never show the token slow no rank down and keep none
+out.
 
     python benchmarks/store_strangers.py
 
-The store runs in this process with at most 50 file descriptors. Another process holds 80 silent connections. Shown: the time of a
-joined rank's request without and with them (median and maximum of 200), their ratio, and how long a new rank needs to join.
+The store runs in this process with at most 50 file descriptors. Another process holds 80 silent
+connections. Shown: the time of a joined rank's request without and with them (median and maximum of
+200), their ratio, and how long a new rank needs to join.
 """
 
 import resource
@@ -43,7 +45,10 @@ def request_times(client: Client, number: int = 200, seconds: float = 10.0) -> l
 
 
 def row(name: str, times: list[float]) -> str:
-    return f"{name:22} {1e3 * statistics.median(times):9.3f} ms median {1e3 * max(times):9.3f} ms maximum"
+    return (
+        f"{name:22} {1e3 * statistics.median(times):9.3f} ms median {1e3 * max(times):9.3f} ms"
+        " maximum"
+    )
 
 
 def main() -> None:
@@ -63,7 +68,8 @@ def main() -> None:
     print(row("no strangers", alone))
     print(row("80 silent strangers", crowded))
     print(
-        f"ratio of the medians {statistics.median(crowded) / statistics.median(alone):.2f}; a new rank {joining}",
+        f"ratio of the medians {statistics.median(crowded) / statistics.median(alone):.2f}; a new"
+        f" rank {joining}",
         end="",
     )
 

@@ -1,10 +1,13 @@
-"""The claim about synchronised batch norm: a training step of ResNet-18 with it, beside the same step with plain batch norm.
+"""The claim about synchronised batch norm: a training step of ResNet-18 with it, beside the same
+step with plain batch norm.
 
-    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json FILE]
+    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json
+    FILE]
 
-Pictures of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD with momentum in a
-DistributedOptimizer. Both nets live in the same processes and take turns of a few steps; a first turn warms up and does not count. A turn
-lasts as long as its slowest worker needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
+Pictures of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
+with momentum in a DistributedOptimizer. Both nets live in the same processes and take turns of a
+few steps; a first turn warms up and does not count. A turn lasts as long as its slowest worker
+needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
 
 Where the time goes is taken in turns of their own, because looking costs some 10 us a collective:
 
@@ -13,8 +16,9 @@ step | arithmetic ............................................. | moving | waiti
      | forward, backward, update: all but the collectives       | the collectives, as the timeline has them (docs/timeline.md)
 ```
 
-Those of the norms (one forward and one backward for each of 20 layers) are told apart from those of the gradients, which both nets have.
-What a worker waits in a norm it need not wait for the gradients, so the rows should be read together. Figures are means over the workers.
+Those of the norms (one forward and one backward for each of 20 layers) are told apart from those of
+the gradients, which both nets have. What a worker waits in a norm it need not wait for the
+gradients, so the rows should be read together. Figures are means over the workers.
 
 A missed target is shown and no error: this is a measurement.
 """
@@ -49,7 +53,11 @@ TARGET = 1.15  # times as long as with plain batch norm
 PLAIN, SYNC = "BatchNorm", "SyncBatchNorm"
 COLLECTIVES = (recorder.WAITING, recorder.MOVING, recorder.ADDING)
 NORMS = "norms"
-PARTS = (*(f"{NORMS}: {kind}" for kind in COLLECTIVES), *(f"gradients: {kind}" for kind in COLLECTIVES), "arithmetic")
+PARTS = (
+    *(f"{NORMS}: {kind}" for kind in COLLECTIVES),
+    *(f"gradients: {kind}" for kind in COLLECTIVES),
+    "arithmetic",
+)
 Batches = list[tuple[Tensor, Tensor]]
 
 
@@ -80,7 +88,9 @@ class Trainee:
             own = time.perf_counter() - began
         if looking:
             parts["arithmetic"] = own - sum(parts.values())
-            of_all = _reduced([parts[part] for part in PARTS], dist.ReduceOp.SUM) / dist.get_world_size()
+            of_all = (
+                _reduced([parts[part] for part in PARTS], dist.ReduceOp.SUM) / dist.get_world_size()
+            )
             self.parts.append(dict(zip(PARTS, (of_all / len(batches)).tolist(), strict=True)))
         else:
             self.seconds.append(_reduced([own], dist.ReduceOp.MAX).item() / len(batches))
@@ -109,7 +119,10 @@ def looked_into(parts: dict[str, float]) -> Iterator[None]:
 
 
 def name_the_norms() -> None:
-    """Their group, as the recorder has it: groups that torch does not know have no name there. All ranks together."""
+    """Their group, as the recorder has it: groups that torch does not know have no name there.
+
+    All ranks together.
+    """
     group: Any = ranks_of(None)
     if group.size() > 1:
         group.local.name = NORMS
@@ -171,7 +184,11 @@ class Findings:
         return statistics.median(self.ratios)
 
     def to_json(self, options: argparse.Namespace) -> str:
-        common = {"workers": options.workers, "batch_per_worker": options.batch, "steps_per_turn": options.steps}
+        common = {
+            "workers": options.workers,
+            "batch_per_worker": options.batch,
+            "steps_per_turn": options.steps,
+        }
         rows = [
             {"name": name, **common, "seconds": list(row.seconds), "parts": dict(self.parts[name])}
             for name, row in self.rows.items()
@@ -190,7 +207,8 @@ def findings(both: Mapping[str, Trainee]) -> Findings:
 
 
 def table_of_parts(found: Findings) -> Table:
-    """Milliseconds of a step, and what the one has more than the other, as a part of the plain step."""
+    """Milliseconds of a step, and what the one has more than the other, as a part of the plain
+    step."""
     made = table_of("where a step goes, ms", PLAIN, SYNC, "more", "of the plain step")
     whole = sum(found.parts[PLAIN].values())
     for part in PARTS:
@@ -204,14 +222,18 @@ def show(found: Findings, options: argparse.Namespace) -> None:
     console = Console(highlight=False, width=110)
     made = table_of("a step of ResNet-18", "median ms", "min", "max")
     for name, row in found.rows.items():
-        made.add_row(name, *(f"{1e3 * each:.1f}" for each in (row.median, min(row.seconds), max(row.seconds))))
+        made.add_row(
+            name,
+            *(f"{1e3 * each:.1f}" for each in (row.median, min(row.seconds), max(row.seconds))),
+        )
     console.print(made)
     console.print(table_of_parts(found))
     spread = f"{min(found.ratios):.3f} to {max(found.ratios):.3f}"
     verdict = "met" if found.ratio <= TARGET else "not met"
     print(f"{found.ratio:.3f} times as long ({spread}); target at most {TARGET}: {verdict}.")
     print(
-        f"Medians of {options.turns} turns of {options.steps} steps, {options.batch} a worker, {options.workers} workers."
+        f"Medians of {options.turns} turns of {options.steps} steps, {options.batch} a worker,"
+        f" {options.workers} workers."
     )
     if options.json:
         options.json.write_text(f"{found.to_json(options)}\n")
@@ -220,8 +242,12 @@ def show(found: Findings, options: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
-    parser.add_argument("--batch", type=positive, default=64, help="pictures of a worker at a step; 64")
-    parser.add_argument("--turns", type=positive, default=9, help="that count, after one that does not; 9")
+    parser.add_argument(
+        "--batch", type=positive, default=64, help="pictures of a worker at a step; 64"
+    )
+    parser.add_argument(
+        "--turns", type=positive, default=9, help="that count, after one that does not; 9"
+    )
     parser.add_argument("--steps", type=positive, default=3, help="of a turn; 3")
     return parsed(parser)
 

@@ -1,12 +1,15 @@
-"""The claims about `allstep train`: two workers beside one worker, beside one process with two threads, and beside plain PyTorch.
+"""The claims about `allstep train`: two workers beside one worker, beside one process with two
+threads, and beside plain PyTorch.
 
     python benchmarks/train.py [--rounds 3] [--epochs 6] [--goal 0.90] [--json FILE]
     python benchmarks/train.py --as-is [--rounds 3]
 
-Fashion-MNIST, the recipe's set with the small CNN of 98,442 parameters and a global batch of 128. In each round every contestant trains
-once, in turn, so that a busy hour of the machine hits all alike; ratios are taken within a round, and their median and range are
-shown. Speed is images per second of training alone, without start and evaluation, as each of them reports it. Time to the goal is the
-training time until an evaluation, four each epoch, is at or above it on the 5,000 held-out pictures. Each round has its own seed.
+Fashion-MNIST, the recipe's set with the small CNN of 98,442 parameters and a global batch of 128.
+In each round every contestant trains once, in turn, so that a busy hour of the machine hits all
+alike; ratios are taken within a round, and their median and range are shown. Speed is images per
+second of training alone, without start and evaluation, as each of them reports it. Time to the goal
+is the training time until an evaluation, four each epoch, is at or above it on the 5,000 held-out
+pictures. Each round has its own seed.
 
 | contestant | workers x threads | |
 |---|---|---|
@@ -17,7 +20,8 @@ training time until an evaluation, four each epoch, is at or above it on the 5,0
 | plain PyTorch | 2 x 1 | DDP on Gloo, DataLoader with 0 and with 1 worker processes each (the faster counts) |
 | plain PyTorch, channels last | 2 x 1 | the same by somebody who knows which layout is the faster one |
 
-With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, pictures shifted and mirrored), without plain PyTorch.
+With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, pictures shifted
+and mirrored), without plain PyTorch.
 """
 
 import argparse
@@ -44,8 +48,19 @@ from allstep.train import read_config
 from allstep.train.input.splits import open_parts
 
 WORDS = [
-    *("model=small-cnn", "model.norm=none", "model.options.widths=[16,32,64]", "model.options.hidden=128"),
-    *("data.augment=none", "batch=128", "optimizer.lr=0.1", "optimizer.base_batch=128", "optimizer.weight_decay=5e-4"),
+    *(
+        "model=small-cnn",
+        "model.norm=none",
+        "model.options.widths=[16,32,64]",
+        "model.options.hidden=128",
+    ),
+    *(
+        "data.augment=none",
+        "batch=128",
+        "optimizer.lr=0.1",
+        "optimizer.base_batch=128",
+        "optimizer.weight_decay=5e-4",
+    ),
     *(
         "schedule.shape=cosine",
         "schedule.warmup=0.5",
@@ -72,7 +87,13 @@ def allstep_run(
     """Trains once; images per second, and seconds to the goal."""
     out = Path(tempfile.mkdtemp(dir=folder)) / "run"
     usual = ["epochs=1"] if options.as_is else [*WORDS, f"epochs={options.epochs}"]
-    words = [*usual, *words, f"evaluation.stop_at={options.goal}", "evaluation.every=0.25", f"seed={options.seed}"]
+    words = [
+        *usual,
+        *words,
+        f"evaluation.stop_at={options.goal}",
+        "evaluation.every=0.25",
+        f"seed={options.seed}",
+    ]
     command = [
         sys.executable,
         "-m",
@@ -85,31 +106,51 @@ def allstep_run(
         "--out",
         str(out),
     ]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    subprocess.run(
+        command,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )
     record = runlog.read(out / "run.jsonl")
     assert record.end is not None
     evals = [line for line in record.evals if line["part"] == "validation"]
     seconds = sum(step["seconds"] for step in record.steps)
     reached = evals[-1]["accuracy"] >= options.goal
-    return {"speed": record.end["images_per_second"], "to_goal": seconds if reached else float("nan")}
+    return {
+        "speed": record.end["images_per_second"],
+        "to_goal": seconds if reached else float("nan"),
+    }
 
 
 def two_strangers(options: argparse.Namespace, folder: Path) -> Measured:
     """Two runs at a time, with half the batch each."""
-    half = ["batch=256", "optimizer.base_batch=256"] if options.as_is else ["batch=64", "optimizer.base_batch=64"]
+    half = (
+        ["batch=256", "optimizer.base_batch=256"]
+        if options.as_is
+        else ["batch=64", "optimizer.base_batch=64"]
+    )
     with ThreadPoolExecutor(2) as both:
         runs = list(both.map(lambda _: allstep_run(1, 1, options, folder, half), range(2)))
     return {"speed": sum(each["speed"] for each in runs), "to_goal": float("nan")}
 
 
-def plain_run(options: argparse.Namespace, arrays: Path, facts: dict[str, float], channels_last: bool) -> Measured:
+def plain_run(
+    options: argparse.Namespace, arrays: Path, facts: dict[str, float], channels_last: bool
+) -> Measured:
     """The same in plain PyTorch, with the better of two ways to load."""
-    both = [_plain_run(num_workers, options, arrays, facts, channels_last) for num_workers in (0, 1)]
+    both = [
+        _plain_run(num_workers, options, arrays, facts, channels_last) for num_workers in (0, 1)
+    ]
     return max(both, key=lambda each: each["speed"])
 
 
 def _plain_run(
-    num_workers: int, options: argparse.Namespace, arrays: Path, facts: dict[str, float], channels_last: bool
+    num_workers: int,
+    options: argparse.Namespace,
+    arrays: Path,
+    facts: dict[str, float],
+    channels_last: bool,
 ) -> Measured:
     settings = {
         **facts,
@@ -127,9 +168,21 @@ def _plain_run(
         "num_workers": num_workers,
         "channels_last": channels_last,
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PLAIN), json.dumps(settings)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(PLAIN),
+        json.dumps(settings),
+    ]
     done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     last = json.loads(done.stdout.splitlines()[-1])
     reached = last["accuracy"] >= options.goal
@@ -144,7 +197,10 @@ def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
     parts = open_parts(read_config("fashion-mnist", WORDS))
     images = data.load(data.find(data.named_set("fashion-mnist"))).train
     n, held_out = len(images), len(parts.validation)
-    split = {"train": order.kept(np.arange(n - held_out), n, held_out, 0), "validation": order.held_out(n, held_out, 0)}
+    split = {
+        "train": order.kept(np.arange(n - held_out), n, held_out, 0),
+        "validation": order.held_out(n, held_out, 0),
+    }
     arrays = {
         f"{part}_{name}": getattr(images, name)[numbers]
         for part, numbers in split.items()
@@ -153,10 +209,16 @@ def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
     path = folder / "arrays.npz"
     np.savez(path, **arrays)
     trained = arrays["train_images"]
-    return path, {"mean": float(trained.mean()), "deviation": float(trained.std()), "num_train": len(trained)}
+    return path, {
+        "mean": float(trained.mean()),
+        "deviation": float(trained.std()),
+        "num_train": len(trained),
+    }
 
 
-def one_round(options: argparse.Namespace, folder: Path, arrays: Path, facts: dict[str, float]) -> dict[str, Measured]:
+def one_round(
+    options: argparse.Namespace, folder: Path, arrays: Path, facts: dict[str, float]
+) -> dict[str, Measured]:
     measured = {
         FIRST: allstep_run(2, 1, options, folder),
         "allstep, 1 worker, 1 thread": allstep_run(1, 1, options, folder),
@@ -165,7 +227,9 @@ def one_round(options: argparse.Namespace, folder: Path, arrays: Path, facts: di
     }
     if not options.as_is:
         measured[PLAIN_PYTORCH] = plain_run(options, arrays, facts, channels_last=False)
-        measured["plain PyTorch, channels last"] = plain_run(options, arrays, facts, channels_last=True)
+        measured["plain PyTorch, channels last"] = plain_run(
+            options, arrays, facts, channels_last=True
+        )
     return measured
 
 
@@ -190,12 +254,16 @@ def table(rounds: list[dict[str, dict[str, float]]]) -> Table:
         ratios = [each[FIRST]["speed"] / each[name]["speed"] for each in rounds]
         goals = [each[name]["to_goal"] for each in rounds]
         parts = [each[FIRST]["to_goal"] / each[name]["to_goal"] for each in rounds]
-        made.add_row(name, f"{statistics.median(speeds):,.0f}", spread(ratios), spread(goals), spread(parts))
+        made.add_row(
+            name, f"{statistics.median(speeds):,.0f}", spread(ratios), spread(goals), spread(parts)
+        )
     return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--goal", type=float, default=0.90)

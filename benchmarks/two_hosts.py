@@ -1,28 +1,36 @@
-"""The claim about speed between hosts: allreduce over a slow link, beside the bare link and beside Gloo.
+"""The claim about speed between hosts: allreduce over a slow link, beside the bare link and beside
+Gloo.
 
-    python benchmarks/two_hosts.py [--hosts 2] [--ranks-per-host 2] [--mbit 1000] [--sizes 4KB,1MB,32MB,100MB] [--repetitions 9]
+    python benchmarks/two_hosts.py [--hosts 2] [--ranks-per-host 2] [--mbit 1000] [--sizes
+    4KB,1MB,32MB,100MB] [--repetitions 9]
 
-The hosts are those of the tests (tests/hosts.py): network namespaces on a switch, each with its own sshd, which takes root. Each host's
-link is held to the given rate in both directions by a token bucket; its queue is long enough that nothing is dropped.
+The hosts are those of the tests (tests/hosts.py): network namespaces on a switch, each with its own
+sshd, which takes root. Each host's link is held to the given rate in both directions by a token
+bucket; its queue is long enough that nothing is dropped.
 
 ```
- h1 == 1 Gbit/s == switch == 1 Gbit/s == h2        ranks of a host share memory; what the other host must know crosses the link
+ h1 == 1 Gbit/s == switch == 1 Gbit/s == h2        ranks of a host share memory; what the other host
+ must know crosses the link
 ```
 
-==================  ======================================================================================================
-allstep, shared     a tensor made by `allstep.comm.shared_empty`, by `dist.all_reduce`
-allstep, private    an ordinary tensor, the same call
-Gloo                the same tensor and call on a flat group of all ranks: `new_group(backend="gloo")`
-allstep, ring ...   the private tensor, the step between the hosts by the algorithm named
-plain TCP           what no allreduce on h hosts can go below: each host sends 2 (h-1)/h of the tensor to the next one, all at once
-==================  ======================================================================================================
+==================
+======================================================================================================
+allstep, shared     a tensor made by `allstep.comm.shared_empty`, by `dist.all_reduce` allstep,
+private    an ordinary tensor, the same call Gloo                the same tensor and call on a flat
+group of all ranks: `new_group(backend="gloo")` allstep, ring ...   the private tensor, the step
+between the hosts by the algorithm named plain TCP           what no allreduce on h hosts can go
+below: each host sends 2 (h-1)/h of the tensor to the next one, all at once ==================
+======================================================================================================
 
-Everybody takes a turn before anybody takes the next, in the same processes (plain TCP in its own, one a host), just as in
-`allstep bench comm`, which tells how a turn is timed and how every sum is checked. "x TCP" is time by the time of plain TCP, near 1
-when the link is used to the full; "x Gloo" is speed. "sent" is what the interface of the busiest host counted per call, headers and
-acknowledgements included. Hosts here share the machine's cores: with few of them, large sums wait for cores, not only for the link.
+Everybody takes a turn before anybody takes the next, in the same processes (plain TCP in its own,
+one a host), just as in `allstep bench comm`, which tells how a turn is timed and how every sum is
+checked. "x TCP" is time by the time of plain TCP, near 1 when the link is used to the full; "x
+Gloo" is speed. "sent" is what the interface of the busiest host counted per call, headers and
+acknowledgements included. Hosts here share the machine's cores: with few of them, large sums wait
+for cores, not only for the link.
 
-A missed target is a finding, not an error; a wrong sum is an error. At the end no host, process or file is left.
+A missed target is a finding, not an error; a wrong sum is an error. At the end no host, process or
+file is left.
 """
 
 import argparse
@@ -48,7 +56,17 @@ from rich.table import Column, Table
 
 from allstep.bench.comm.measure import CommFailed, Team, Turns, start_team, too_large
 from allstep.bench.comm.rank import serve
-from allstep.bench.comm.result import GLOO, KB, MB, PRIVATE, SHARED, CommRow, parse_sizes, show_size, show_time
+from allstep.bench.comm.result import (
+    GLOO,
+    KB,
+    MB,
+    PRIVATE,
+    SHARED,
+    CommRow,
+    parse_sizes,
+    show_size,
+    show_time,
+)
 from allstep.bench.result import Missing, absences, document
 from allstep.errors import AllstepError, UserError
 from allstep.world import World
@@ -73,8 +91,16 @@ class LimitedHosts(SshHosts):
 
     def __init__(self, num_hosts: int, mbit: int) -> None:
         super().__init__([f"h{k + 1}" for k in range(num_hosts)])
-        # A bucket of 4 ms keeps the rate even where the kernel looks at it only 250 times a second. 400 ms of queue: nothing is dropped.
-        bucket = ["rate", f"{mbit}mbit", "burst", str(max(512 << 10, mbit * 500)), "latency", "400ms"]
+        # A bucket of 4 ms keeps the rate even where the kernel looks at it only 250 times a second.
+        # 400 ms of queue: nothing is dropped.
+        bucket = [
+            "rate",
+            f"{mbit}mbit",
+            "burst",
+            str(max(512 << 10, mbit * 500)),
+            "latency",
+            "400ms",
+        ]
         try:
             for where, device in self._ends():
                 _output(*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *bucket)
@@ -83,7 +109,10 @@ class LimitedHosts(SshHosts):
             raise
 
     def _ends(self) -> Iterator[tuple[list[str], str]]:
-        """Both ends of every link: where, and the name of the device. A bucket holds back what leaves at its end."""
+        """Both ends of every link: where, and the name of the device.
+
+        A bucket holds back what leaves at its end.
+        """
         for k in range(len(self.names)):
             yield self.prefix(k), "eth0"
             yield self._on_switch(), f"port{k}"
@@ -95,7 +124,10 @@ class LimitedHosts(SshHosts):
 
     def dropped(self) -> int:
         """Packets that the links have lost; TCP sends them again, and loses time."""
-        found = (_output(*where, "tc", "-s", "-j", "qdisc", "show", "dev", device) for where, device in self._ends())
+        found = (
+            _output(*where, "tc", "-s", "-j", "qdisc", "show", "dev", device)
+            for where, device in self._ends()
+        )
         return sum(bucket["drops"] for text in found for bucket in json.loads(text))
 
 
@@ -110,7 +142,10 @@ def _output(*command: str) -> str:
 
 
 class PlainTcp:
-    """One a host: sends to the next host while it receives from the one before. Speaks the lines of `comm_rank`."""
+    """One a host: sends to the next host while it receives from the one before.
+
+    Speaks the lines of `comm_rank`.
+    """
 
     def __init__(self, world: World, addresses: Sequence[str]) -> None:
         self.rank, self.size, self.names = world.rank, world.size, [TCP]
@@ -140,13 +175,17 @@ class PlainTcp:
         """Send all of it, and receive as much."""
         coming = len(leaving)
         while leaving or coming:
-            readable, writable, _ = select.select([self._from] if coming else [], [self._to] if leaving else [], [])
+            readable, writable, _ = select.select(
+                [self._from] if coming else [], [self._to] if leaving else [], []
+            )
             if writable:
                 leaving = leaving[self._to.send(leaving) :]
             if readable:
                 came = self._from.recv_into(self._landing[:coming])
                 if not came:
-                    raise ConnectionError(f"the host before {self.rank} has hung up, {coming} bytes before the end")
+                    raise ConnectionError(
+                        f"the host before {self.rank} has hung up, {coming} bytes before the end"
+                    )
                 coming -= came
 
 
@@ -163,7 +202,8 @@ def _connect(address: str) -> socket.socket:
 
 
 def share_of(num_hosts: int, nbytes: int) -> int:
-    """Bytes that a host must send when `num_hosts` of them sum a tensor: all but its own part, once to be added and once as sums."""
+    """Bytes that a host must send when `num_hosts` of them sum a tensor: all but its own part, once
+    to be added and once as sums."""
     return 2 * (num_hosts - 1) * nbytes // num_hosts
 
 
@@ -196,17 +236,27 @@ class Found:
 
 
 def measure(options: argparse.Namespace, missing: dict[str, str]) -> list[Found]:
-    """Make the hosts, start everybody, take turns at every size. Nothing of it is left afterwards."""
+    """Make the hosts, start everybody, take turns at every size.
+
+    Nothing of it is left afterwards.
+    """
     num_ranks = options.hosts * options.ranks_per_host
     found: list[Found] = []
     with contextlib.ExitStack() as ending:
         hosts = LimitedHosts(options.hosts, options.mbit)
         ending.callback(hosts.close)
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
-        wire = _start(hosts, TCP, 1, [__file__, "--plain-tcp", ",".join(hosts.addresses)], folder, ending)
+        wire = _start(
+            hosts, TCP, 1, [__file__, "--plain-tcp", ",".join(hosts.addresses)], folder, ending
+        )
         _check_rate(wire, options)
         ranks = _start(
-            hosts, "ranks", options.ranks_per_host, ["-m", "allstep.bench.comm.rank", "torch"], folder, ending
+            hosts,
+            "ranks",
+            options.ranks_per_host,
+            ["-m", "allstep.bench.comm.rank", "torch"],
+            folder,
+            ending,
         )
         for nbytes in options.sizes:
             place = f"{num_ranks} ranks, {show_size(nbytes)}"
@@ -225,10 +275,26 @@ def measure(options: argparse.Namespace, missing: dict[str, str]) -> list[Found]
 
 
 def _start(
-    hosts: LimitedHosts, name: str, per_host: int, program: list[str], folder: Path, ending: contextlib.ExitStack
+    hosts: LimitedHosts,
+    name: str,
+    per_host: int,
+    program: list[str],
+    folder: Path,
+    ending: contextlib.ExitStack,
 ) -> Team:
     where = ",".join(f"{host}:{per_host}" for host in hosts.names)
-    run = [sys.executable, "-m", "allstep", "run", "-H", where, "--ssh", hosts.ssh, sys.executable, *program]
+    run = [
+        sys.executable,
+        "-m",
+        "allstep",
+        "run",
+        "-H",
+        where,
+        "--ssh",
+        hosts.ssh,
+        sys.executable,
+        *program,
+    ]
     return start_team(name, run, per_host * len(hosts.names), folder, ending)
 
 
@@ -239,11 +305,19 @@ def _check_rate(wire: Team, options: argparse.Namespace) -> None:
     answers = wire.tell({"measure": TCP, "calls": 3})
     seconds = max(median(answer["seconds"]) for answer in answers)
     rate = share_of(options.hosts, nbytes) * 8 / seconds / 1e6
-    print(f"link of each host: {options.mbit} Mbit/s each way asked for, {rate:.0f} Mbit/s measured with plain TCP")
+    print(
+        f"link of each host: {options.mbit} Mbit/s each way asked for, {rate:.0f} Mbit/s measured"
+        " with plain TCP"
+    )
     if rate > 1.1 * options.mbit:
-        raise CommFailed("the links carry more than they should: the limit of tc does not hold here")
+        raise CommFailed(
+            "the links carry more than they should: the limit of tc does not hold here"
+        )
     if rate < 0.8 * options.mbit:
-        print("the links carry much less than they should: the machine is busy, or too slow for this rate")
+        print(
+            "the links carry much less than they should: the machine is busy, or too slow for this"
+            " rate"
+        )
 
 
 # Showing
@@ -252,10 +326,14 @@ def _check_rate(wire: Team, options: argparse.Namespace) -> None:
 class Findings:
     """The rows, and how they compare."""
 
-    def __init__(self, options: argparse.Namespace, rows: Sequence[Found], missing: dict[str, str]) -> None:
+    def __init__(
+        self, options: argparse.Namespace, rows: Sequence[Found], missing: dict[str, str]
+    ) -> None:
         self.options, self.rows = options, rows
         self.missing = [Missing(name, reason) for name, reason in missing.items()]
-        self._medians = {(found.row.nbytes, found.row.row.name): found.row.row.median for found in rows}
+        self._medians = {
+            (found.row.nbytes, found.row.row.name): found.row.row.median for found in rows
+        }
 
     def times_tcp(self, row: CommRow) -> float:
         """Its time by plain TCP's."""
@@ -273,7 +351,9 @@ class Findings:
         return self.times_tcp(row) <= MOST_TCP and self.times_gloo(row) >= LEAST_GLOO
 
     def table(self) -> Table:
-        table = Table(Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        table = Table(
+            Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+        )
         for head in ("median", "min", "max", "x TCP", "x Gloo", "sent"):
             table.add_column(head, justify="right", no_wrap=True)
         table.add_column("target", no_wrap=True)
@@ -288,10 +368,17 @@ class Findings:
         row = found.row.row
         seconds = [show_time(value) for value in (row.median, min(row.seconds), max(row.seconds))]
         ratios = [
-            f"{ratio:.{3 if ratio < 10 else 1}f}" for ratio in (self.times_tcp(found.row), self.times_gloo(found.row))
+            f"{ratio:.{3 if ratio < 10 else 1}f}"
+            for ratio in (self.times_tcp(found.row), self.times_gloo(found.row))
         ]
         sent = f"{found.sent / MB:.1f} MB" if found.sent >= MB else f"{found.sent / KB:.1f} KB"
-        return [row.name, *seconds, *ratios, sent, {True: "met", False: "not met", None: "-"}[self.met(found.row)]]
+        return [
+            row.name,
+            *seconds,
+            *ratios,
+            sent,
+            {True: "met", False: "not met", None: "-"}[self.met(found.row)],
+        ]
 
     def to_json(self) -> str:
         return document("two_hosts", [self._as_json(found) for found in self.rows], self.missing)
@@ -323,10 +410,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--hosts", type=_at_least(2), default=2, help="2")
     parser.add_argument("--ranks-per-host", type=_at_least(1), default=2, help="2")
-    parser.add_argument("--mbit", type=_at_least(1), default=1000, help="Mbit/s of each host's link, each way; 1000")
-    parser.add_argument("--sizes", type=parse_sizes, default="4KB,1MB,32MB,100MB", help="4KB,1MB,32MB,100MB")
     parser.add_argument(
-        "--repetitions", type=_at_least(1), default=9, help="turns that count, after one that does not; 9"
+        "--mbit", type=_at_least(1), default=1000, help="Mbit/s of each host's link, each way; 1000"
+    )
+    parser.add_argument(
+        "--sizes", type=parse_sizes, default="4KB,1MB,32MB,100MB", help="4KB,1MB,32MB,100MB"
+    )
+    parser.add_argument(
+        "--repetitions",
+        type=_at_least(1),
+        default=9,
+        help="turns that count, after one that does not; 9",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args(arguments)
@@ -356,7 +450,8 @@ def main(arguments: Sequence[str]) -> int:
     for line in absences(findings.missing):
         console.print(line, soft_wrap=True, markup=False)
     print(
-        f"target: 32 MB on 2 hosts with 2 ranks at 1000 Mbit/s, at most {MOST_TCP}x TCP and at least {LEAST_GLOO}x Gloo"
+        f"target: 32 MB on 2 hosts with 2 ranks at 1000 Mbit/s, at most {MOST_TCP}x TCP and at"
+        f" least {LEAST_GLOO}x Gloo"
     )
     if options.json:
         options.json.write_text(f"{findings.to_json()}\n")

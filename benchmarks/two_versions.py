@@ -4,8 +4,8 @@
     python benchmarks/two_versions.py /tmp/before/src src --rounds 5
 
 Each round measures both versions, in alternating order, on 2 workers. Shown: the median of each
-version, and of the ratio of the two in one round, with its smallest and largest value. The machine's
-own speed changes by the minute, so only the ratio means something.
+version, and of the ratio of the two in one round, with its smallest and largest value. The
+machine's own speed changes by the minute, so only the ratio means something.
 
 =========  ==================================================================================
 launch     seconds of `allstep run -np 2 true`
@@ -74,10 +74,17 @@ def environment(source: Path) -> dict[str, str]:
 
 def run(source: Path, *command: str, cwd: Path) -> str:
     done = subprocess.run(
-        [sys.executable, *command], env=environment(source), cwd=cwd, capture_output=True, text=True, timeout=300
+        [sys.executable, *command],
+        env=environment(source),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     if done.returncode:
-        sys.exit(f"{source}: {' '.join(command)}: exit status {done.returncode}\n{done.stderr[-2000:]}")
+        sys.exit(
+            f"{source}: {' '.join(command)}: exit status {done.returncode}\n{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -93,14 +100,20 @@ def measure(source: Path, images: Path) -> dict[str, float]:
         folder = Path(place)
         train = ("-m", "allstep", "train", "digits", "--workers", "2")
         found = {
-            "launch": timed(lambda: run(source, "-m", "allstep", "run", "-np", "2", "true", cwd=folder)),
+            "launch": timed(
+                lambda: run(source, "-m", "allstep", "run", "-np", "2", "true", cwd=folder)
+            ),
             "start": timed(lambda: run(source, *train, "epochs=1", "--out", "short", cwd=folder)),
         }
         run(source, *train, "epochs=20", "--out", "long", cwd=folder)
-        lines = [json.loads(line) for line in (folder / "long" / "run.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (folder / "long" / "run.jsonl").read_text().splitlines()
+        ]
         found["digits"] = next(line["images_per_second"] for line in lines if line["kind"] == "end")
         (folder / "comm.py").write_text(_COMM)
-        printed = run(source, "-m", "allstep", "run", "-np", "2", sys.executable, "comm.py", cwd=folder)
+        printed = run(
+            source, "-m", "allstep", "run", "-np", "2", sys.executable, "comm.py", cwd=folder
+        )
         found |= json.loads(printed[printed.index("{") :])
         (folder / "data.py").write_text(_DATA)
         return found | json.loads(run(source, "data.py", str(images), cwd=folder))
@@ -126,7 +139,9 @@ def table(before: list[dict[str, float]], after: list[dict[str, float]]) -> None
     print(f"{'':<12}{'before':>12}{'after':>12}   time after / before, median (least to most)")
     for name in before[0]:
         old, new = [each[name] for each in before], [each[name] for each in after]
-        ratios = sorted(n / o if name not in HIGHER_IS_BETTER else o / n for o, n in zip(old, new, strict=True))
+        ratios = sorted(
+            n / o if name not in HIGHER_IS_BETTER else o / n for o, n in zip(old, new, strict=True)
+        )
         middle = statistics.median(ratios)
         print(
             f"{name:<12}{statistics.median(old):>12.4g}{statistics.median(new):>12.4g}   "

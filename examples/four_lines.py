@@ -18,7 +18,9 @@ def main():
     print(world := allstep.init())  # join the other workers: World(rank=0, size=2, ...)
     torch.manual_seed(0)
     points, arms = spirals(points_per_arm=1024)
-    model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
     model = nn.parallel.DistributedDataParallel(model)  # average the gradients over the workers
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()

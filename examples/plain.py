@@ -16,7 +16,9 @@ def spirals(points_per_arm):
 def main():
     torch.manual_seed(0)
     points, arms = spirals(points_per_arm=1024)
-    model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
 

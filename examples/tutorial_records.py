@@ -1,11 +1,12 @@
-"""Write TFRecords in the layout of TensorFlow's tutorials, with class names as labels, and read them back.
+"""Write TFRecords in the layout of TensorFlow's tutorials, with class names as labels, and read
+them back.
 
 TensorFlow is not needed. Where it is installed, `example` is the same as
 
     tf.train.Example(features=tf.train.Features(feature={
-        "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])),
-        "label": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"tench"])),
-        "height": tf.train.Feature(int64_list=tf.train.Int64List(value=[height])), ...})).SerializeToString()
+        "image_raw": tf.train.Feature(bytes_list=tf.train.BytesList(value=[jpeg])), "label":
+        tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"tench"])), "height":
+        tf.train.Feature(int64_list=tf.train.Int64List(value=[height])), ...})).SerializeToString()
 """
 
 import io
@@ -37,13 +38,18 @@ def example(number):
 
 
 def main(folder):
-    (folder / "course.tfrecord").write_bytes(b"".join(frame(example(number)) for number in range(12)))
+    (folder / "course.tfrecord").write_bytes(
+        b"".join(frame(example(number)) for number in range(12))
+    )
 
     source = open_source(folder)
     print(source.describe_labels())
     for number in range(3):
         target = source.read(number).target
-        print(f"record {number}: label {NAMES[number].decode()}, class {target} of {', '.join(source.classes)}")
+        print(
+            f"record {number}: label {NAMES[number].decode()}, class {target} of"
+            f" {', '.join(source.classes)}"
+        )
     for batch in Loader(source, Transform(CentreCrop(32)), batch=6, seed=0):
         print(f"batch of {tuple(batch.data.shape)}, targets {batch.target.tolist()}")
 

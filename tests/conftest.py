@@ -12,7 +12,8 @@ from slurm import slurm, slurm_two_nodes
 
 __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "two_hosts"]
 
-# A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit that: tests of Ctrl-C could not end.
+# A shell that starts us in the background has SIGINT ignored, and whoever we start would inherit
+# that: tests of Ctrl-C could not end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,7 +27,8 @@ settings.load_profile("soak" if SOAK else "test")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`make soak` runs each killing test ten times, or as often as its mark says; random tests have their profile above."""
+    """`make soak` runs each killing test ten times, or as often as its mark says; random tests have
+    their profile above."""
     mark = metafunc.definition.get_closest_marker("soak")
     if SOAK and mark is not None and not is_hypothesis_test(metafunc.function):
         metafunc.fixturenames.append("soak_round")
@@ -35,7 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def config_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Training a model of the user's own makes a key in the user's config folder: not in the tester's."""
+    """Training a model of the user's own makes a key in the user's config folder: not in the
+    tester's."""
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 

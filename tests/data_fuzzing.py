@@ -1,16 +1,18 @@
-"""Fuzzing of data files: real files are damaged at random and go through all that `allstep data` and `train` do with them.
+"""Fuzzing of data files: real files are damaged at random and go through all that `allstep data`
+and `train` do with them.
 
 ```
 python data_fuzzing.py KIND SEED COUNT SECONDS FOLDER      cases SEED, SEED + 1, ... until COUNT cases or SECONDS are over
 ```
 
 Every case is one seed: the file that is damaged, where and how all follow from it, so a failure is
-repeated by `python tests/data_fuzzing.py tar 17 1 60 /tmp/x`. The process may take 2 GB of address space
-and 20 s a case; the number of the case is printed before it begins, so the parent knows which one
-ended the process. A case may end well, in a `UserError`, or in bad samples; anything else is a failure.
+repeated by `python tests/data_fuzzing.py tar 17 1 60 /tmp/x`. The process may take 2 GB of address
+space and 20 s a case; the number of the case is printed before it begins, so the parent knows which
+one ended the process. A case may end well, in a `UserError`, or in bad samples; anything else is a
+failure.
 
-Checksums would keep most damage from what lies behind them. So half of the cases have the checksums of
-TFRecords, tar headers and PNG chunks made right again.
+Checksums would keep most damage from what lies behind them. So half of the cases have the checksums
+of TFRecords, tar headers and PNG chunks made right again.
 """
 
 import contextlib
@@ -72,7 +74,9 @@ FORMATS: tuple[tuple[str, str, dict[str, object]], ...] = (
 def encoded(choose: random.Random) -> tuple[str, bytes]:
     """A picture and the suffix of its file."""
     suffix, kind, options = choose.choice(FORMATS)
-    mode = choose.choice(("RGB", "RGB", "L", "CMYK" if kind == "JPEG" else "P" if kind in ("PNG", "GIF") else "RGB"))
+    mode = choose.choice(
+        ("RGB", "RGB", "L", "CMYK" if kind == "JPEG" else "P" if kind in ("PNG", "GIF") else "RGB")
+    )
     file = io.BytesIO()
     picture(choose.randrange(100), *choose.choice(SIDES)).convert(mode).save(file, kind, **options)
     return suffix, file.getvalue()
@@ -108,7 +112,12 @@ def make_tfrecord(choose: random.Random, folder: Path) -> Path:
         if raw:
             features = {"image/raw": choose.randbytes(48), "image/shape": [4, 4, 3], "label": label}
         else:
-            features = {"image": encoded(choose)[1], "label": label, "box": [0.5, 1.5], "ids": list(range(row * 20))}
+            features = {
+                "image": encoded(choose)[1],
+                "label": label,
+                "box": [0.5, 1.5],
+                "ids": list(range(row * 20)),
+            }
         records.append(frame(encode(features)))
     path.write_bytes(b"".join(records))
     return path
@@ -123,11 +132,16 @@ def make_idx(choose: random.Random, folder: Path) -> Path:
     idx.write(folder / "train-labels-idx1-ubyte", random_numbers.integers(0, 9, n).astype(np.uint8))
     for path in list(folder.iterdir()):
         path.rename(f"{path}{suffix}")
-    return folder / f"train-{choose.choice(('images-idx3', 'images-idx3', 'labels-idx1'))}-ubyte{suffix}"
+    return (
+        folder
+        / f"train-{choose.choice(('images-idx3', 'images-idx3', 'labels-idx1'))}-ubyte{suffix}"
+    )
 
 
 def make_cifar(choose: random.Random, folder: Path) -> Path:
-    rows = np.random.default_rng(choose.randrange(100)).integers(0, 256, (choose.randrange(1, 5), 3073), np.uint8)
+    rows = np.random.default_rng(choose.randrange(100)).integers(
+        0, 256, (choose.randrange(1, 5), 3073), np.uint8
+    )
     rows[:, 0] %= 10
     (folder / "data_batch_1.bin").write_bytes(rows.tobytes())
     (folder / "batches.meta.txt").write_text("\n".join("abcdefghij"))
@@ -148,7 +162,9 @@ def make_images(choose: random.Random, folder: Path) -> Path:
 
 def numbers(choose: random.Random) -> bytes:
     """Numbers that programs fail at."""
-    value = choose.choice((0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, 1 << 63, -1))
+    value = choose.choice(
+        (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, 1 << 63, -1)
+    )
     size, order = choose.choice((1, 2, 4, 8)), choose.choice(("big", "little"))
     plain = (value & ((1 << 8 * size) - 1)).to_bytes(size, order)  # type: ignore[arg-type]
     digits = b"9" * choose.choice((3, 20, 5000))
@@ -185,9 +201,13 @@ def damage_field(choose: random.Random, content: Content) -> None:
     """A field of a tar header, at a multiple of its block."""
     block = choose.randrange(max(1, len(content) // 512)) * 512
     start, size = choose.choice(((0, 100), (124, 12), (124, 12), (156, 1), (345, 155), (512, 40)))
-    new = choose.choice((numbers(choose), choose.randbytes(size), b"\xff" * size, b"\x80" + b"\xff" * (size - 1)))
+    new = choose.choice(
+        (numbers(choose), choose.randbytes(size), b"\xff" * size, b"\x80" + b"\xff" * (size - 1))
+    )
     content[block + start : block + start + size] = (
-        new.ljust(size, b"\0")[:size] if size > 1 else choose.choice((b"x", b"L", b"g", b"K", b"5", b"0", b"S"))
+        new.ljust(size, b"\0")[:size]
+        if size > 1
+        else choose.choice((b"x", b"L", b"g", b"K", b"5", b"0", b"S"))
     )
 
 
@@ -247,7 +267,8 @@ def make_case(kind: str, seed: int, folder: Path) -> None:
 
 
 def use(folder: Path, out: Path) -> None:
-    """All that is done with a dataset; a step that ends in a UserError does not keep the others from being tried."""
+    """All that is done with a dataset; a step that ends in a UserError does not keep the others
+    from being tried."""
     with contextlib.suppress(UserError):
         source = open_source(str(folder))
         steps: tuple[Callable[[], object], ...] = (

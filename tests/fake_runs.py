@@ -1,17 +1,17 @@
-"""Trials that train nothing: a small script writes the record that it is told to, so that tests of studies take milliseconds.
+"""Trials that train nothing: a small script writes the record that it is told to, so that tests of
+studies take milliseconds.
 
 What a trial does is a list of steps:
 
-    ["line", {...}]        a line of the record
-    ["wait", FILE]         until there is such a file
-    ["touch", FILE]
-    ["say", TEXT]          on standard output
-    ["child", FILE]        starts a process in a session of its own that never ends, and writes its number to FILE
-    ["exit", CODE]
+    ["line", {...}]        a line of the record ["wait", FILE]         until there is such a file
+    ["touch", FILE] ["say", TEXT]          on standard output ["child", FILE]        starts a
+    process in a session of its own that never ends, and writes its number to FILE ["exit", CODE]
 
-"{run}" in a file's name is the run folder. With `--resume` (the word that trials add) the trial does `resumed` instead.
+"{run}" in a file's name is the run folder. With `--resume` (the word that trials add) the trial
+does `resumed` instead.
 
-As a program (`python fake_runs.py FOLDER TRIALS.json`) it runs a study of such trials, for tests that kill it.
+As a program (`python fake_runs.py FOLDER TRIALS.json`) it runs a study of such trials, for tests
+that kill it.
 """
 
 import json
@@ -55,8 +55,20 @@ END: Steps = [["line", {"kind": "end", "time": 100.0}]]
 
 
 def fake(name: str, steps: Steps, resumed: Steps | None = None, **fields: Any) -> Trial:
-    """A trial that does `steps`; `resumed`: instead, when it goes on. Without these it cannot go on."""
-    command = (sys.executable, "-I", "-S", "-c", SCRIPT, FOLDER, json.dumps(steps), json.dumps(resumed or []))
+    """A trial that does `steps`; `resumed`: instead, when it goes on.
+
+    Without these it cannot go on.
+    """
+    command = (
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        SCRIPT,
+        FOLDER,
+        json.dumps(steps),
+        json.dumps(resumed or []),
+    )
     return Trial(name, command, resume=("--resume",) if resumed is not None else (), **fields)
 
 
@@ -67,18 +79,41 @@ def lines(
     seconds: float = 2.0,
     first: int = 0,
 ) -> Steps:
-    """The record of a run with one evaluation an epoch; with `test` it ends. `first`: epochs that were there before."""
+    """The record of a run with one evaluation an epoch; with `test` it ends.
+
+    `first`: epochs that were there before.
+    """
     time, samples = 10.0 + 3 * first, first * train
-    found: Steps = [["line", {"kind": "start", "time": time, "data": {"train": train}, "config": {}}]]
+    found: Steps = [
+        ["line", {"kind": "start", "time": time, "data": {"train": train}, "config": {}}]
+    ]
     for epoch, accuracy in enumerate(accuracies, start=first + 1):
         samples, time = epoch * train, 10.0 + 3 * epoch
-        found.append(["line", {"kind": "step", "time": time, "samples": samples, "loss": 1.0, "seconds": seconds}])
+        found.append(
+            [
+                "line",
+                {"kind": "step", "time": time, "samples": samples, "loss": 1.0, "seconds": seconds},
+            ]
+        )
         scores = {"part": "validation", "samples": samples, "accuracy": accuracy, "loss": 1.0}
         found.append(["line", {"kind": "eval", "time": time, **scores}])
     if test is not None:
         # what no study may take for validation or test: the training sample, better than both
-        found.append(["line", {"kind": "eval", "time": time, "part": "train", "samples": samples, "accuracy": 0.999}])
-        found.append(["line", {"kind": "eval", "time": time, "part": "test", "accuracy": test, "loss": 1.0}])
+        found.append(
+            [
+                "line",
+                {
+                    "kind": "eval",
+                    "time": time,
+                    "part": "train",
+                    "samples": samples,
+                    "accuracy": 0.999,
+                },
+            ]
+        )
+        found.append(
+            ["line", {"kind": "eval", "time": time, "part": "test", "accuracy": test, "loss": 1.0}]
+        )
         found.append(["line", {"kind": "end", "time": time}])
     return found
 

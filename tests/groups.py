@@ -1,10 +1,12 @@
-"""Inside a rank of the fixture `ranks`: a default group on backend "allstep", made as a plain script would make it.
+"""Inside a rank of the fixture `ranks`: a default group on backend "allstep", made as a plain
+script would make it.
 
     def work():
         with joined() as (rank, size):
             dist.all_reduce(...)
 
-`ONLY_GLOO=1` in the rank's environment leaves the shared memory out, so that Gloo does what ranks on several hosts would have it do.
+`ONLY_GLOO=1` in the rank's environment leaves the shared memory out, so that Gloo does what ranks
+on several hosts would have it do.
 """
 
 import os

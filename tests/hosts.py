@@ -5,12 +5,14 @@
   198.18.x.254                                                 \\--- h2  198.18.x.2
 ```
 
-A host has its own network, host name and /etc/hosts; it shares processes, files and cores with the machine. Names resolve only inside
-the hosts, and there, as on many a Debian machine, a host's own name is 127.0.1.1: what works here does not lean on host names.
-The addresses are of the range kept for tests (RFC 2544), which no real network uses. Nothing outside /tmp is written, and nothing
+A host has its own network, host name and /etc/hosts; it shares processes, files and cores with the
+machine. Names resolve only inside the hosts, and there, as on many a Debian machine, a host's own
+name is 127.0.1.1: what works here does not lean on host names. The addresses are of the range kept
+for tests (RFC 2544), which no real network uses. Nothing outside /tmp is written, and nothing
 survives the test run, not even one killed with -9 (see keeper.py).
 
-`two_hosts` gives two of them. `ssh -F two_hosts.ssh_config h1` works from this machine and from within the hosts.
+`two_hosts` gives two of them. `ssh -F two_hosts.ssh_config h1` works from this machine and from
+within the hosts.
 """
 
 import functools
@@ -35,12 +37,22 @@ def why_not(*programs: str) -> str | None:
     """The reason why no hosts can be made here, or None."""
     if os.geteuid() != 0:
         return "needs root: hosts are network namespaces"
-    missing = [program for program in (*PROGRAMS, *programs) if not shutil.which(program, path=system_path())]
+    missing = [
+        program
+        for program in (*PROGRAMS, *programs)
+        if not shutil.which(program, path=system_path())
+    ]
     if missing:
         return f"needs {', '.join(missing)}"
     links = "ip link add switch type bridge && ip link add one type veth peer name other"
-    tried = subprocess.run(["unshare", "--net", "--uts", "--mount", "sh", "-c", links], capture_output=True, text=True)
-    return f"needs a kernel that lets us make hosts: {tried.stderr.strip()}" if tried.returncode else None
+    tried = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "sh", "-c", links], capture_output=True, text=True
+    )
+    return (
+        f"needs a kernel that lets us make hosts: {tried.stderr.strip()}"
+        if tried.returncode
+        else None
+    )
 
 
 def system_path() -> str:
@@ -74,14 +86,29 @@ class Hosts:
         start = os.getpid() % 256
         for number in [*range(start, 256), *range(start)]:
             ours = f"allstep{number}"
-            cable = ["ip", "link", "add", ours, "type", "veth", "peer", "name", "machine", "netns", str(self._switch)]
+            cable = [
+                "ip",
+                "link",
+                "add",
+                ours,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "machine",
+                "netns",
+                str(self._switch),
+            ]
             if subprocess.run(cable, capture_output=True).returncode == 0:
                 self._cable = ours
                 _run("ip", "addr", "add", f"198.18.{number}.254/24", "dev", ours)
                 _run("ip", "link", "set", ours, "up")
                 _run(*self._on_switch(), "ip", "link", "set", "machine", "master", "switch", "up")
                 return f"198.18.{number}"
-        raise OSError(f"no network can be made: {subprocess.run(cable, capture_output=True, text=True).stderr.strip()}")
+        raise OSError(
+            "no network can be made:"
+            f" {subprocess.run(cable, capture_output=True, text=True).stderr.strip()}"
+        )
 
     def _add_host(self, k: int, own_name_is_loopback: bool) -> int:
         name, table, shadow = self.names[k], self.folder / f"hosts.{k}", self.folder / f"shadow.{k}"
@@ -89,12 +116,17 @@ class Hosts:
         entries = dict(zip(self.names, self.addresses, strict=True))
         if own_name_is_loopback:
             entries[name] = "127.0.1.1"
-        table.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {n}\n" for n, address in entries.items()))
-        shadow.write_text("root:*:::::::\n")  # sshd turns away a locked account, as root's is on many machines
+        table.write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{address} {n}\n" for n, address in entries.items())
+        )
+        shadow.write_text(
+            "root:*:::::::\n"
+        )  # sshd turns away a locked account, as root's is on many machines
         cgroup.mkdir()
         own.mkdir()
         self.own.mkdir(exist_ok=True)
-        # A new /sys shows the host's own network, but lacks the control groups: they are carried over.
+        # A new /sys shows the host's own network, but lacks the control groups: they are carried
+        # over.
         holder = self.keeper.host(f"""
             hostname {name}
             mount --bind {table} /etc/hosts
@@ -104,7 +136,19 @@ class Hosts:
             mount -t sysfs sysfs /sys
             mount --move {cgroup} /sys/fs/cgroup
             ip link set lo up""")
-        _run(*self._on_switch(), "ip", "link", "add", f"port{k}", "type", "veth", "peer", "eth0", "netns", str(holder))
+        _run(
+            *self._on_switch(),
+            "ip",
+            "link",
+            "add",
+            f"port{k}",
+            "type",
+            "veth",
+            "peer",
+            "eth0",
+            "netns",
+            str(holder),
+        )
         _run(*self._on_switch(), "ip", "link", "set", f"port{k}", "master", "switch", "up")
         inside = ["nsenter", f"--net=/proc/{holder}/ns/net"]
         _run(*inside, "ip", "addr", "add", f"{self.addresses[k]}/24", "dev", "eth0")
@@ -115,7 +159,10 @@ class Hosts:
         return ["nsenter", f"--net=/proc/{self._switch}/ns/net"]
 
     def prefix(self, k: int) -> list[str]:
-        """Goes before a command to run it on host k: `subprocess.Popen([*hosts.prefix(0), "hostname"])` has the command's own pid."""
+        """Goes before a command to run it on host k:
+
+        `subprocess.Popen([*hosts.prefix(0), "hostname"])` has the command's own pid.
+        """
         # A new mount namespace comes with another working folder; the shell knows ours.
         enter = f'exec nsenter -t {self._holders[k]} --net --uts --mount --wd="$PWD" -- "$@"'
         return ["sh", "-c", enter, self.names[k]]
@@ -137,7 +184,9 @@ class Hosts:
         _run(*self._on_switch(), "ip", "link", "set", f"port{k}", "master", "switch", "up")
 
     def close(self) -> None:
-        subprocess.run(["ip", "link", "del", self._cable], capture_output=True)  # the kernel would, a moment later
+        subprocess.run(
+            ["ip", "link", "del", self._cable], capture_output=True
+        )  # the kernel would, a moment later
         self.keeper.close()
 
 
@@ -157,9 +206,22 @@ class SshHosts(Hosts):
 
     def _configure(self) -> None:
         for key in ("host_key", "user_key"):
-            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "allstep test", "-f", str(self.folder / key))
+            _run(
+                "ssh-keygen",
+                "-q",
+                "-t",
+                "ed25519",
+                "-N",
+                "",
+                "-C",
+                "allstep test",
+                "-f",
+                str(self.folder / key),
+            )
         host_key = (self.folder / "host_key.pub").read_text().strip()
-        (self.folder / "known_hosts").write_text("".join(f"{a} {host_key}\n" for a in self.addresses))
+        (self.folder / "known_hosts").write_text(
+            "".join(f"{a} {host_key}\n" for a in self.addresses)
+        )
         (self.folder / "sshd_config").write_text(f"""\
 Port 22
 HostKey {self.folder}/host_key
@@ -175,7 +237,10 @@ PrintMotd no
 PrintLastLog no
 """)
         self.ssh_config.write_text(
-            "".join(f"Host {n}\n  HostName {a}\n" for n, a in zip(self.names, self.addresses, strict=True))
+            "".join(
+                f"Host {n}\n  HostName {a}\n"
+                for n, a in zip(self.names, self.addresses, strict=True)
+            )
             + f"""\
 Host {" ".join(self.names)}
   User root
@@ -188,14 +253,20 @@ Host {" ".join(self.names)}
         )
 
     def _start_sshds(self) -> None:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists on it; Debian's own service makes it too
+        Path("/run/sshd").mkdir(
+            mode=0o755, exist_ok=True
+        )  # sshd insists on it; Debian's own service makes it too
         sshd = shutil.which("sshd", path=system_path())
         assert sshd
         for k in range(len(self.names)):
-            self.start(k, sshd, "-D", "-e", "-f", str(self.folder / "sshd_config"), log=f"sshd.{k}.log")
+            self.start(
+                k, sshd, "-D", "-e", "-f", str(self.folder / "sshd_config"), log=f"sshd.{k}.log"
+            )
         for k, address in enumerate(self.addresses):
             if not reachable(address, 22, within=40):
-                raise OSError(f"sshd on {self.names[k]} does not answer:\n{self.keeper.log(f'sshd.{k}.log')}")
+                raise OSError(
+                    f"sshd on {self.names[k]} does not answer:\n{self.keeper.log(f'sshd.{k}.log')}"
+                )
 
 
 def reachable(address: str, port: int, within: float) -> bool:

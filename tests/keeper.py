@@ -1,10 +1,13 @@
-"""Keeps the namespaces and daemons of a test run, and removes every trace of them when the run ends, however it ends.
+"""Keeps the namespaces and daemons of a test run, and removes every trace of them when the run
+ends, however it ends.
 
-A `Keeper` is a child process of the test run. It starts what it is told (one JSON line per process on its standard input, one line
-back) and waits. End of file on that pipe, or another parent, means that the run is over, even if it was killed with -9: the keeper
-then kills every process that lives in one of its network namespaces and removes its folder. Namespaces have no names: the kernel
-drops them, and the links in them, with their last process. So nothing has to be found again by a later run but the folder of a keeper
-that was itself killed; folders are locked while their keeper lives, and the next keeper removes those that are not.
+A `Keeper` is a child process of the test run. It starts what it is told (one JSON line per process
+on its standard input, one line back) and waits. End of file on that pipe, or another parent, means
+that the run is over, even if it was killed with -9: the keeper then kills every process that lives
+in one of its network namespaces and removes its folder. Namespaces have no names: the kernel drops
+them, and the links in them, with their last process. So nothing has to be found again by a later
+run but the folder of a keeper that was itself killed; folders are locked while their keeper lives,
+and the next keeper removes those that are not.
 """
 
 import ctypes
@@ -41,7 +44,8 @@ class Keeper:
         self._answer()
 
     def host(self, script: str) -> int:
-        """Makes new net, uts and mount namespaces, runs the shell `script` in them, and returns the pid that holds them open."""
+        """Makes new net, uts and mount namespaces, runs the shell `script` in them, and returns the
+        pid that holds them open."""
         return self._ask(host=script)
 
     def start(self, argv: list[str], log: str, env: dict[str, str] | None = None) -> int:
@@ -89,9 +93,18 @@ def _die_with_parent() -> None:
 
 
 def _start_host(script: str) -> tuple[int, int]:
-    """The holder's pid, and an open descriptor of its network namespace (so that its number is not used again)."""
+    """The holder's pid, and an open descriptor of its network namespace (so that its number is not
+    used again)."""
     holder = subprocess.Popen(
-        ["unshare", "--net", "--uts", "--mount", "sh", "-ec", script + "\necho ready; exec sleep infinity >&-"],
+        [
+            "unshare",
+            "--net",
+            "--uts",
+            "--mount",
+            "sh",
+            "-ec",
+            script + "\necho ready; exec sleep infinity >&-",
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -108,7 +121,12 @@ def _start_host(script: str) -> tuple[int, int]:
 def _start_daemon(folder: Path, argv: list[str], log: str, env: dict[str, str] | None) -> int:
     with (folder / log).open("ab") as file:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, preexec_fn=_die_with_parent
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=env,
+            preexec_fn=_die_with_parent,
         ).pid
 
 

@@ -1,4 +1,5 @@
-"""Records as TensorFlow's tutorials and course material write them: labels as bytes, the picture as `image_raw`."""
+"""Records as TensorFlow's tutorials and course material write them: labels as bytes, the picture as
+`image_raw`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ from picture_folders import encoded
 from tfrecord_files import write_records
 
 
-def tutorial_features(seed: int, label: Any, height: int = 24, width: int = 32, kind: str = "JPEG") -> dict[str, Any]:
+def tutorial_features(
+    seed: int, label: Any, height: int = 24, width: int = 32, kind: str = "JPEG"
+) -> dict[str, Any]:
     """The features of one record; `label` as it is to be stored."""
     return {
         "image_raw": encoded(seed, height, width, kind),
@@ -25,7 +28,9 @@ def tutorial_features(seed: int, label: Any, height: int = 24, width: int = 32, 
 def write_tutorial(path: Path, labels: Sequence[Any], **size: Any) -> Path:
     """A shard of such records, one for each label."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return write_records(path, (encode(tutorial_features(row, label, **size)) for row, label in enumerate(labels)))
+    return write_records(
+        path, (encode(tutorial_features(row, label, **size)) for row, label in enumerate(labels))
+    )
 
 
 def write_labels(path: Path, labels: Sequence[Any]) -> Path:

@@ -20,7 +20,24 @@ RAW = [
     "01",
 ]
 PLAIN: list[Any] = [
-    *(None, True, False, 0, -1, 1, 2**40, 2**63, 0.5, -1e30, 1e300, "", "x", "../../etc/passwd", "²", "9"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2**40,
+        2**63,
+        0.5,
+        -1e30,
+        1e300,
+        "",
+        "x",
+        "../../etc/passwd",
+        "²",
+        "9",
+    ),
     *([], [[]], [1], ["x"], {}, {"a": 1}, {"samples": 1}, "\x1b[2J", "a\nb"),
 ]
 _HOLE = "a hole for raw text"
@@ -28,7 +45,13 @@ _HOLE = "a hole for raw text"
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every key and index, however deep."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key, each in inner for place in ((*path, key), *places(each, (*path, key)))]
 
 
@@ -77,5 +100,7 @@ def _bent(data: bytes, dice: random.Random) -> bytes:
         elif how == 2:
             bent[place:place] = bent[place : place + dice.randint(1, 50)]
         else:
-            bent[place:place] = dice.choice([b"\x00", b"\xff\xfe", b"\n", b'"', b"{", b"[", b"\xed\xa0\x80"])
+            bent[place:place] = dice.choice(
+                [b"\x00", b"\xff\xfe", b"\n", b'"', b"{", b"[", b"\xed\xa0\x80"]
+            )
     return bytes(bent)

@@ -17,7 +17,9 @@ CONFIG = RunConfig(
 ).resolved(2)
 
 
-def opening(out: Path = Path("/out"), num_workers: int = 2, config: ResolvedConfig = CONFIG, **others: Any) -> Opening:
+def opening(
+    out: Path = Path("/out"), num_workers: int = 2, config: ResolvedConfig = CONFIG, **others: Any
+) -> Opening:
     """1,000 samples to train on."""
     made = Opening(
         config=config,

@@ -1,8 +1,10 @@
-"""A process that has imported torch once and forks ranks from itself, so that a rank of a test starts in milliseconds.
+"""A process that has imported torch once and forks ranks from itself, so that a rank of a test
+starts in milliseconds.
 
-Started by `ranks.py` with one end of a socket pair. For each request it forks the ranks, answers with their process numbers, and
-answers again with their exit statuses when all have ended. Each rank is its own session, writes what it prints to `<folder>/<rank>.out`
-and its pickled result to `<folder>/<rank>.result`. If the test run dies, the server dies, and its ranks with it.
+Started by `ranks.py` with one end of a socket pair. For each request it forks the ranks, answers
+with their process numbers, and answers again with their exit statuses when all have ended. Each
+rank is its own session, writes what it prints to `<folder>/<rank>.out` and its pickled result to
+`<folder>/<rank>.result`. If the test run dies, the server dies, and its ranks with it.
 """
 
 import ctypes
@@ -74,7 +76,9 @@ def fork_rank(request: dict[str, Any], rank: int) -> int:
 
 def main() -> None:
     die_with_parent()
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)  # the first optimizer imports half of torch
+    torch.optim.SGD(
+        [torch.nn.Parameter(torch.zeros(1))], 0.1
+    )  # the first optimizer imports half of torch
     link = multiprocessing.connection.Connection(int(sys.argv[1]))
     link.send("ready")
     while True:

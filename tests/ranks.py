@@ -1,12 +1,15 @@
 """The fixture `ranks`: run a function on n ranks, with a time limit, and leave nothing behind.
 
     def test_sum(ranks):
-        assert ranks(2, add_up) == [3, 3]          # results by rank; a rank that fails shows the output of all
+        assert ranks(2, add_up) == [3, 3]          # results by rank; a rank that fails shows the
+        output of all
 
-    outcomes = ranks.outcomes(2, die_on_rank_1)    # for tests of failures: exit code, output and result of each
+    outcomes = ranks.outcomes(2, die_on_rank_1)    # for tests of failures: exit code, output and
+    result of each
 
-In the function `allstep.init()` works: the ranks see the world that `allstep run` would give them, with a store that lives in the
-test process. `hosts=["a", "a", "b"]` says on which (imagined) host each rank is.
+In the function `allstep.init()` works: the ranks see the world that `allstep run` would give them,
+with a store that lives in the test process. `hosts=["a", "a", "b"]` says on which (imagined) host
+each rank is.
 """
 
 import contextlib
@@ -32,7 +35,10 @@ from allstep.world import LAUNCHERS, places
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended. `exit_code` is negative for a signal, as in subprocess; `result` is None when there is none."""
+    """How one rank ended.
+
+    `exit_code` is negative for a signal, as in subprocess; `result` is None when there is none.
+    """
 
     rank: int
     exit_code: int
@@ -57,7 +63,9 @@ class Ranks:
         self.calls = 0
         assert self.link.recv() == "ready"
 
-    def __call__(self, num_ranks: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    def __call__(
+        self, num_ranks: int, function: Callable[..., Any], *args: Any, **options: Any
+    ) -> list[Any]:
         """Results by rank. Fails the test, showing all output, when a rank fails."""
         outcomes = self.outcomes(num_ranks, function, *args, **options)
         if any(outcome.exit_code for outcome in outcomes):
@@ -73,7 +81,10 @@ class Ranks:
         hosts: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
     ) -> list[Outcome]:
-        """How each rank ended, whatever it did. A rank that is not done after `timeout` seconds fails the test."""
+        """How each rank ended, whatever it did.
+
+        A rank that is not done after `timeout` seconds fails the test.
+        """
         self.calls += 1
         folder = self.folder / f"ranks-{self.calls}"
         folder.mkdir(parents=True)
@@ -100,7 +111,9 @@ class Ranks:
             codes = self.link.recv()
         outcomes = [outcome_in(folder, rank, code) for rank, code in enumerate(codes)]
         if late:
-            pytest.fail(f"not done after {timeout} s:\n" + "\n".join(map(describe, outcomes)), pytrace=False)
+            pytest.fail(
+                f"not done after {timeout} s:\n" + "\n".join(map(describe, outcomes)), pytrace=False
+            )
         return outcomes
 
     def close(self) -> None:
@@ -112,13 +125,18 @@ def clean_environment() -> dict[str, str]:
     """Our environment without what another launcher may have left in it."""
     foreign = {name for known in LAUNCHERS.values() for names in known[1:] for name in names}
     return {
-        name: value for name, value in os.environ.items() if name not in foreign and not name.startswith("ALLSTEP_")
+        name: value
+        for name, value in os.environ.items()
+        if name not in foreign and not name.startswith("ALLSTEP_")
     }
 
 
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
-    """A port for ranks that must be told one. Until they take it the kernel gives it to nobody else (as launch/agent does it)."""
+    """A port for ranks that must be told one.
+
+    Until they take it the kernel gives it to nobody else (as launch/agent does it).
+    """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("0.0.0.0", 0))
@@ -134,7 +152,10 @@ def kill_group(pid: int) -> None:
 
 
 def shared_memory_files() -> list[str]:
-    """What our segments have left in /dev/shm. Those of a test beside us are there for moments only: ask until there is nothing."""
+    """What our segments have left in /dev/shm.
+
+    Those of a test beside us are there for moments only: ask until there is nothing.
+    """
     return [name for name in os.listdir("/dev/shm") if "allstep" in name]
 
 
@@ -165,7 +186,9 @@ def ranks(rank_server: Ranks, tmp_path: Path) -> Ranks:
     return rank_server
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 30, what: str = "the condition") -> Any:
+def wait_until(
+    condition: Callable[[], Any], seconds: float = 30, what: str = "the condition"
+) -> Any:
     """Poll until the condition holds; its value. Fails the test when it does not in time.
 
     Limits are for hangs, not for speed: the machine may stand still for seconds.

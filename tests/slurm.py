@@ -1,8 +1,10 @@
-"""A real Slurm for tests, from Debian's packages: slurmctld on its first node, a slurmd on each, and a munged with a key of its own.
+"""A real Slurm for tests, from Debian's packages: slurmctld on its first node, a slurmd on each,
+and a munged with a key of its own.
 
-Nodes are hosts in the sense of hosts.py (node1, node2, ... with their own network), so several Slurms and whatever else runs on the
-machine do not meet. Commands may be run on this machine or on a node: `slurm.run(["srun", "-n", "2", "hostname"])` runs them on this
-one, `slurm.run([...], on=0)` on node1; `slurm.env` is what they need in their environment.
+Nodes are hosts in the sense of hosts.py (node1, node2, ... with their own network), so several
+Slurms and whatever else runs on the machine do not meet. Commands may be run on this machine or on
+a node: `slurm.run(["srun", "-n", "2", "hostname"])` runs them on this one, `slurm.run([...], on=0)`
+on node1; `slurm.env` is what they need in their environment.
 """
 
 import os
@@ -46,7 +48,10 @@ MinJobAge=60
 
 
 class Slurm(Hosts):
-    """A cluster of so many nodes. A job that is not over when the cluster closes is killed with it."""
+    """A cluster of so many nodes.
+
+    A job that is not over when the cluster closes is killed with it.
+    """
 
     def __init__(self, num_nodes: int) -> None:
         super().__init__([f"node{k + 1}" for k in range(num_nodes)], own_name_is_loopback=False)
@@ -62,7 +67,10 @@ class Slurm(Hosts):
         for name, address in zip(self.names, self.addresses, strict=True):
             config += f"NodeName={name} NodeAddr={address} CPUs={CPUS} State=UNKNOWN\n"
             (self.folder / f"spool.{name}").mkdir()
-        config += f"PartitionName=test Nodes={','.join(self.names)} Default=YES MaxTime=INFINITE State=UP\n"
+        config += (
+            f"PartitionName=test Nodes={','.join(self.names)} Default=YES MaxTime=INFINITE"
+            " State=UP\n"
+        )
         (self.folder / "state").mkdir()
         (self.folder / "slurm.conf").write_text(config)
         # PMIx would meet itself in a /tmp that the nodes share.
@@ -74,9 +82,22 @@ class Slurm(Hosts):
         self.env = {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def _start(self) -> None:
-        environment = {"PATH": system_path(), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/root"), **self.env}
-        files = [f"--{what}-file={self.folder}/munge.{what}" for what in ("key", "log", "pid", "seed")]
-        munged = ["munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files]
+        environment = {
+            "PATH": system_path(),
+            "LANG": "C.UTF-8",
+            "HOME": os.environ.get("HOME", "/root"),
+            **self.env,
+        }
+        files = [
+            f"--{what}-file={self.folder}/munge.{what}" for what in ("key", "log", "pid", "seed")
+        ]
+        munged = [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={self.folder}/munge.socket",
+            *files,
+        ]
         self.start(0, *munged, log="munged.log", env=environment)
         self._until(lambda: (self.folder / "munge.socket").exists(), "munged")
         self.start(0, "slurmctld", "-D", log="slurmctld.log", env=environment)
@@ -96,8 +117,13 @@ class Slurm(Hosts):
                 raise OSError(f"Slurm is not ready after {within} s\n" + "\n".join(texts))
             time.sleep(0.05)
 
-    def run(self, command: Sequence[str], *, on: int | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs srun, sbatch, ... and returns what it printed. `env` in the options is added to the environment."""
+    def run(
+        self, command: Sequence[str], *, on: int | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs srun, sbatch, ... and returns what it printed.
+
+        `env` in the options is added to the environment.
+        """
         environment = {**_outside_slurm(), **self.env, **options.pop("env", {})}
         options = {"capture_output": True, "text": True, "timeout": 100, **options}
         prefix = [] if on is None else self.prefix(on)
@@ -105,7 +131,9 @@ class Slurm(Hosts):
 
 
 def _outside_slurm() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SRUN"))}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SRUN"))
+    }
 
 
 def _cluster(num_nodes: int) -> Iterator[Slurm]:

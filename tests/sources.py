@@ -1,4 +1,5 @@
-"""Sources for tests: arrays, at once or one by one, some of them bad; and a transform whose every picture is random."""
+"""Sources for tests: arrays, at once or one by one, some of them bad; and a transform whose every
+picture is random."""
 
 from typing import Any
 
@@ -12,7 +13,9 @@ from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 class Arrays(Source):
     """Arrays in memory; `bad` samples cannot be read."""
 
-    def __init__(self, images: NDArray[Any], labels: NDArray[Any] | None = None, bad: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, images: NDArray[Any], labels: NDArray[Any] | None = None, bad: tuple[int, ...] = ()
+    ) -> None:
         self.images, self.bad = images, frozenset(bad)
         self.labels = np.arange(len(images)) if labels is None else labels
 
@@ -22,7 +25,11 @@ class Arrays(Source):
     def read(self, number: int) -> Sample:
         if number in self.bad:
             raise BadSample(number, self.place(number), "made to be bad")
-        fields = {"name": f"sample {number}", "box": np.array([number, number + 1]), "list": list(range(number % 3))}
+        fields = {
+            "name": f"sample {number}",
+            "box": np.array([number, number + 1]),
+            "list": list(range(number % 3)),
+        }
         return Sample(self.images[number], self.labels[number], fields)
 
     def place(self, number: int) -> Place:

@@ -11,9 +11,20 @@ from allstep.errors import UserError
 @pytest.mark.parametrize(
     "words",
     [
-        *(["train", "digits", "--workers"], ["train", "digits", "--dry-run", "-n"], ["eval", "run", "--workers"]),
-        *(["data", "verify", "x", "--jobs"], ["data", "pack", "x", "y", "--jobs"], ["study", "batch", "digits", "-j"]),
-        *(["study", "updates", "digits", "--jobs"], ["data", "show", "digits", "--out", "x.png", "--samples"]),
+        *(
+            ["train", "digits", "--workers"],
+            ["train", "digits", "--dry-run", "-n"],
+            ["eval", "run", "--workers"],
+        ),
+        *(
+            ["data", "verify", "x", "--jobs"],
+            ["data", "pack", "x", "y", "--jobs"],
+            ["study", "batch", "digits", "-j"],
+        ),
+        *(
+            ["study", "updates", "digits", "--jobs"],
+            ["data", "show", "digits", "--out", "x.png", "--samples"],
+        ),
         *(["bench", "step", "--np"], ["bench", "data", "--threads"]),
     ],
 )

@@ -1,7 +1,8 @@
 """The pages that map the project: paths and links in them exist.
 
-`docs/architecture.md` names modules, so it goes out of date when one moves; these tests find that. Each check is a function that
-returns what is wrong, so that a planted mistake shows that it can fail.
+`docs/architecture.md` names modules, so it goes out of date when one moves; these tests find that.
+Each check is a function that returns what is wrong, so that a planted mistake shows that it can
+fail.
 """
 
 import re
@@ -36,11 +37,14 @@ def missing_paths(text: str) -> list[str]:
     code = [*_SPAN.findall(_FENCE.sub("", text)), *_FENCE.findall(text)]
     paths = [path for each in code for path in _PATH.findall(each) if _is_path(path)]
     dotted = [name for each in code for name in _DOTTED.findall(each)]
-    return [each for each in paths if not _exists(each)] + [each for each in dotted if not _is_importable(each)]
+    return [each for each in paths if not _exists(each)] + [
+        each for each in dotted if not _is_importable(each)
+    ]
 
 
 def _is_path(text: str) -> bool:
-    """Return whether a word is meant as a path of the package: it ends in .py, or starts with a package and a slash."""
+    """Return whether a word is meant as a path of the package: it ends in .py, or starts with a
+    package and a slash."""
     first, slash, _ = text.partition("/")
     return text.endswith(".py") or (bool(slash) and first in {"src", "tests", *_packages()})
 
@@ -65,7 +69,9 @@ def _is_importable(name: str) -> bool:
     if parts and (place / f"{parts[0]}.py").is_file():
         place = place / f"{parts.pop(0)}.py"
     source = place if place.is_file() else place / "__init__.py"
-    return not parts or (len(parts) == 1 and bool(re.search(rf"\b{parts[0]}\b", source.read_text())))
+    return not parts or (
+        len(parts) == 1 and bool(re.search(rf"\b{parts[0]}\b", source.read_text()))
+    )
 
 
 def test_every_path_of_the_architecture_exists() -> None:
@@ -73,7 +79,12 @@ def test_every_path_of_the_architecture_exists() -> None:
 
 
 def test_enough_paths_are_looked_at() -> None:
-    found = {path for span in _SPAN.findall(ARCHITECTURE.read_text()) for path in _PATH.findall(span) if _is_path(path)}
+    found = {
+        path
+        for span in _SPAN.findall(ARCHITECTURE.read_text())
+        for path in _PATH.findall(span)
+        if _is_path(path)
+    }
     assert {"comm/memory/reduce.py", "launch/run_state.py", "world.py", "train/task/"} <= found
     assert len(found) > 120
 
@@ -97,7 +108,8 @@ def test_a_wrong_path_is_found(wrong: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "right", ["`src/allstep/comm`", "`comm/`", "`allstep.comm.init`", "`allstep.data.order`", "`a/b`"]
+    "right",
+    ["`src/allstep/comm`", "`comm/`", "`allstep.comm.init`", "`allstep.data.order`", "`a/b`"],
 )
 def test_a_right_path_is_not(right: str) -> None:
     assert missing_paths(right) == []
@@ -114,7 +126,9 @@ def unknown_names(text: str) -> list[str]:
 
 @cache
 def _words() -> frozenset[str]:
-    return frozenset(word for path in PACKAGE.rglob("*.py") for word in re.findall(r"\w+", path.read_text()))
+    return frozenset(
+        word for path in PACKAGE.rglob("*.py") for word in re.findall(r"\w+", path.read_text())
+    )
 
 
 def test_every_name_in_the_architecture_is_in_the_source() -> None:
@@ -122,7 +136,10 @@ def test_every_name_in_the_architecture_is_in_the_source() -> None:
 
 
 def test_a_wrong_name_is_found() -> None:
-    assert unknown_names("`Exchange` `ExchangeOfNowhere` `_NO_MAKERS`") == ["ExchangeOfNowhere", "_NO_MAKERS"]
+    assert unknown_names("`Exchange` `ExchangeOfNowhere` `_NO_MAKERS`") == [
+        "ExchangeOfNowhere",
+        "_NO_MAKERS",
+    ]
 
 
 # Links
@@ -135,12 +152,15 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
             continue
         file, _, anchor = target.partition("#")
         place = page.parent / file if file else page
-        if not place.exists() or (anchor and anchor not in anchors(text if place == page else place.read_text())):
+        if not place.exists() or (
+            anchor and anchor not in anchors(text if place == page else place.read_text())
+        ):
             yield target
 
 
 def anchors(text: str) -> set[str]:
-    """Return what a link to a page can point at: explicit anchors, and headings as GitHub spells them."""
+    """Return what a link to a page can point at: explicit anchors, and headings as GitHub spells
+    them."""
     found, counts = set(_ANCHOR.findall(text)), dict[str, int]()
     for heading in _HEADING.findall(_FENCE.sub("", text)):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
@@ -156,7 +176,14 @@ def test_every_link_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["nowhere.md", "architecture.md#nowhere", "#nowhere", "../src/allstep/nowhere.py", "glossary.md#d5"]
+    "target",
+    [
+        "nowhere.md",
+        "architecture.md#nowhere",
+        "#nowhere",
+        "../src/allstep/nowhere.py",
+        "glossary.md#d5",
+    ],
 )
 def test_a_wrong_link_is_found(target: str) -> None:
     page = ROOT / "docs" / "index.md"
@@ -164,7 +191,8 @@ def test_a_wrong_link_is_found(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["architecture.md#d5", "architecture.md#path-of-a-gradient", "#start", "https://a.b/c"]
+    "target",
+    ["architecture.md#d5", "architecture.md#path-of-a-gradient", "#start", "https://a.b/c"],
 )
 def test_a_right_link_is_not(target: str) -> None:
     page = ROOT / "docs" / "index.md"
@@ -211,7 +239,9 @@ def test_every_decision_has_an_entry() -> None:
 
 def test_every_decision_that_is_referred_to_exists() -> None:
     texts = [*PACKAGE.rglob("*.py"), *PAGES]
-    referred = {int(number) for path in texts for number in re.findall(r"\bD(\d{1,2})\b", path.read_text())}
+    referred = {
+        int(number) for path in texts for number in re.findall(r"\bD(\d{1,2})\b", path.read_text())
+    }
     assert referred <= set(decisions(ARCHITECTURE.read_text()))
 
 
@@ -219,7 +249,8 @@ def test_every_decision_that_is_referred_to_exists() -> None:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the packages of each row of the first diagram after the heading "Layers", planned ones left out."""
+    """Return the packages of each row of the first diagram after the heading "Layers", planned ones
+    left out."""
     diagram = _FENCE.findall(text[text.index("\n## Layers\n") :])[0]
     named = [[name.strip() for name in line.split("|")] for line in diagram.splitlines()[1:-1]]
     built = [sorted(name for name in row if not name.startswith("(")) for row in named]
@@ -234,7 +265,9 @@ def inner_rows(text: str, package: str) -> list[list[str]]:
 
 def contract(container: str) -> list[list[str]]:
     """Return the layers that import-linter enforces inside a package, highest first."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     (layers,) = [each["layers"] for each in contracts if container in each.get("containers", ())]
     return [sorted(name.strip() for name in row.split("|")) for row in layers]
 
@@ -251,4 +284,6 @@ def test_the_order_inside_a_package_is_the_contract(package: str) -> None:
 def test_planned_packages_do_not_exist() -> None:
     planned = re.findall(r"\((\w+)\)", _FENCE.findall(ARCHITECTURE.read_text())[0])
     assert planned
-    assert [name for name in planned if name in _packages() or (PACKAGE / f"{name}.py").exists()] == []
+    assert [
+        name for name in planned if name in _packages() or (PACKAGE / f"{name}.py").exists()
+    ] == []

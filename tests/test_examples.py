@@ -23,7 +23,9 @@ AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 def run(*command: str) -> str:
     """What a command prints on standard output; it must succeed."""
-    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=150)
+    result = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=150
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -42,8 +44,12 @@ def losses(output: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone() -> str:
-    """What both scripts print in one process, one after the other: importing torch takes most of their time."""
-    runs = [f"runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')" for name in ("plain.py", "four_lines.py")]
+    """What both scripts print in one process, one after the other: importing torch takes most of
+    their time."""
+    runs = [
+        f"runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')"
+        for name in ("plain.py", "four_lines.py")
+    ]
     return run(sys.executable, "-c", "\n".join(["import runpy", *runs]))
 
 
@@ -53,8 +59,11 @@ def plain_loss(alone: str) -> float:
 
 
 def check_two_ranks(output: str, launcher: str, plain_loss: float) -> None:
-    """Two ranks of one host, told apart, with the same loss at the end: that of one process, but for rounding."""
-    places = re.findall(r"World\(rank=(\d+), size=(\d+), local_rank=(\d+), local_size=(\d+)", output)
+    """Two ranks of one host, told apart, with the same loss at the end: that of one process, but
+    for rounding."""
+    places = re.findall(
+        r"World\(rank=(\d+), size=(\d+), local_rank=(\d+), local_size=(\d+)", output
+    )
     assert sorted(places) == [("0", "2", "0", "2"), ("1", "2", "1", "2")], output
     assert re.findall(r"launcher='(\w+)'", output) == [launcher] * 2, output
     first, second = losses(output)
@@ -62,7 +71,9 @@ def check_two_ranks(output: str, launcher: str, plain_loss: float) -> None:
 
 
 def test_the_difference_is_four_lines() -> None:
-    plain, distributed = ((EXAMPLES / name).read_text().splitlines() for name in ("plain.py", "four_lines.py"))
+    plain, distributed = (
+        (EXAMPLES / name).read_text().splitlines() for name in ("plain.py", "four_lines.py")
+    )
     marks = Counter(line[0] for line in difflib.ndiff(plain, distributed))
     assert marks == {" ": len(plain), "+": 4}
 
@@ -80,7 +91,11 @@ def test_records_of_the_tutorials(tmp_path: Path) -> None:
     assert first == "label: text, class names, numbered by sorted order (3 classes)"
     assert tench == "record 0: label tench, class 2 of goldfish, hen, tench"
     assert "label goldfish, class 0 " in goldfish and "label hen, class 1 " in hen
-    targets = [int(number) for line in batches for number in re.findall(r"[012](?=[,\]])", line.partition("[")[2])]
+    targets = [
+        int(number)
+        for line in batches
+        for number in re.findall(r"[012](?=[,\]])", line.partition("[")[2])
+    ]
     assert sorted(targets) == [0] * 4 + [1] * 4 + [2] * 4
     assert open_source(tmp_path).targets().tolist() == [2, 0, 1] * 4
 
@@ -90,7 +105,9 @@ def test_under_allstep_run(plain_loss: float) -> None:
 
 
 def test_under_torchrun(plain_loss: float) -> None:
-    check_two_ranks(run(str(BIN / "torchrun"), "--nproc-per-node", "2", SCRIPT), "torchrun", plain_loss)
+    check_two_ranks(
+        run(str(BIN / "torchrun"), "--nproc-per-node", "2", SCRIPT), "torchrun", plain_loss
+    )
 
 
 def test_under_open_mpi(plain_loss: float) -> None:
@@ -100,7 +117,9 @@ def test_under_open_mpi(plain_loss: float) -> None:
 
 
 def test_under_mpich(plain_loss: float) -> None:
-    check_two_ranks(run(program("mpiexec.hydra"), "-np", "2", sys.executable, SCRIPT), "mpich", plain_loss)
+    check_two_ranks(
+        run(program("mpiexec.hydra"), "-np", "2", sys.executable, SCRIPT), "mpich", plain_loss
+    )
 
 
 def test_under_slurm(slurm: Slurm, plain_loss: float) -> None:

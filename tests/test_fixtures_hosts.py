@@ -52,7 +52,9 @@ def test_a_process_on_a_host_is_a_child_like_any_other(two_hosts: SshHosts, tmp_
         assert process.stdout.readline().strip() == str(process.pid)
     process.terminate()
     assert process.wait(40) == -signal.SIGTERM
-    here = subprocess.run([*two_hosts.prefix(0), "pwd"], cwd=tmp_path, capture_output=True, text=True)
+    here = subprocess.run(
+        [*two_hosts.prefix(0), "pwd"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert here.stdout.strip() == str(tmp_path)
 
 
@@ -62,17 +64,23 @@ def test_a_cut_host_is_silent_until_it_is_mended(two_hosts: SshHosts) -> None:
     try:
         assert reachable(h1, 22, within=30)
         assert not reachable(h2, 22, within=1)
-        assert two_hosts.exec(0, "timeout", "1", "bash", "-c", f": </dev/tcp/{h2}/22").returncode == 124
+        assert (
+            two_hosts.exec(0, "timeout", "1", "bash", "-c", f": </dev/tcp/{h2}/22").returncode
+            == 124
+        )
     finally:
         two_hosts.mend(1)
     assert reachable(h2, 22, within=40)
     assert ssh(two_hosts, "h2", "hostname") == "h2"
 
 
-def test_a_killed_ssh_client_ends_the_remote_standard_input(two_hosts: SshHosts, tmp_path: Path) -> None:
+def test_a_killed_ssh_client_ends_the_remote_standard_input(
+    two_hosts: SshHosts, tmp_path: Path
+) -> None:
     started, ended = tmp_path / "started", tmp_path / "ended"
     client = subprocess.Popen(
-        [*two_hosts.ssh.split(), "h2", f"touch {started}; cat; touch {ended}"], stdin=subprocess.PIPE
+        [*two_hosts.ssh.split(), "h2", f"touch {started}; cat; touch {ended}"],
+        stdin=subprocess.PIPE,
     )
     assert comes_true(started.exists)
     assert not ended.exists()
@@ -103,20 +111,39 @@ def test_nothing_is_left_of_a_test_run_that_was_killed() -> None:
     ) as run:
         assert run.stdout
         folder, cable, remote, local = run.stdout.readline().split()
-        leftovers = [Path(folder), Path("/sys/class/net") / cable, Path("/proc") / remote, Path("/proc") / local]
+        leftovers = [
+            Path(folder),
+            Path("/sys/class/net") / cable,
+            Path("/proc") / remote,
+            Path("/proc") / local,
+        ]
         assert [path for path in leftovers if not path.exists()] == []
         run.kill()
     assert comes_true(lambda: not any(path.exists() for path in leftovers)), leftovers
 
 
 def test_slurm_runs_a_step(slurm: Slurm) -> None:
-    done = slurm.run(["srun", "-n", "2", "sh", "-c", "echo $SLURM_PROCID of $SLURM_NTASKS on $(hostname)"], timeout=100)
+    done = slurm.run(
+        ["srun", "-n", "2", "sh", "-c", "echo $SLURM_PROCID of $SLURM_NTASKS on $(hostname)"],
+        timeout=100,
+    )
     assert sorted(done.stdout.splitlines()) == ["0 of 2 on node1", "1 of 2 on node1"], done.stderr
     assert slurm.run(["srun", "-n", "1", "sh", "-c", "exit 3"], timeout=100).returncode == 3
 
 
 def test_slurm_runs_a_step_over_two_nodes_from_one_of_them(slurm_two_nodes: Slurm) -> None:
-    command = ["srun", "-N", "2", "--ntasks-per-node", "1", "sh", "-c", "getent hosts node2; hostname"]
+    command = [
+        "srun",
+        "-N",
+        "2",
+        "--ntasks-per-node",
+        "1",
+        "sh",
+        "-c",
+        "getent hosts node2; hostname",
+    ]
     done = slurm_two_nodes.run(command, on=0, timeout=100)
     words = done.stdout.split()
-    assert sorted(words) == sorted([slurm_two_nodes.addresses[1], "node2"] * 2 + ["node1", "node2"]), done.stderr
+    assert sorted(words) == sorted(
+        [slurm_two_nodes.addresses[1], "node2"] * 2 + ["node1", "node2"]
+    ), done.stderr

@@ -1,4 +1,5 @@
-"""The order of the layers, held by import-linter; and proof that the linter would see a wrong import."""
+"""The order of the layers, held by import-linter; and proof that the linter would see a wrong
+import."""
 
 import shutil
 import subprocess
@@ -31,7 +32,11 @@ def test_the_layers_hold() -> None:
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
-        ("wire.py", "from allstep.world import World", "allstep.wire is not allowed to import allstep.world"),
+        (
+            "wire.py",
+            "from allstep.world import World",
+            "allstep.wire is not allowed to import allstep.world",
+        ),
         (
             "data/order.py",
             "def late():\n    import allstep.train",
@@ -50,7 +55,10 @@ def test_the_layers_hold() -> None:
         ),
         (
             "train/config/run_config.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from allstep.train.run import loop",
+            (
+                "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from allstep.train.run"
+                " import loop"
+            ),
             "allstep.train.config is not allowed to import allstep.train.run",
         ),
         (

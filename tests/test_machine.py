@@ -29,14 +29,20 @@ def test_caches_as_the_kernel_reports_them(tmp_path: Path) -> None:
             (folder / name).write_text(f"{text}\n")
     assert machine.cache_sizes(tmp_path) == {1: 32 << 10, 2: 1 << 20, 3: 32 << 20}
     assert machine.largest_cache(tmp_path) == 32 << 20
-    assert machine.cache_sizes(tmp_path / "none") == {} and machine.largest_cache(tmp_path / "none") == 64 << 20
+    assert (
+        machine.cache_sizes(tmp_path / "none") == {}
+        and machine.largest_cache(tmp_path / "none") == 64 << 20
+    )
 
 
 def test_the_affinity_mask_counts() -> None:
     code = "from allstep.machine import allowed_cores; print(allowed_cores())"
     first = str(min(os.sched_getaffinity(0)))
     found = subprocess.run(
-        ["taskset", "-c", first, sys.executable, "-c", code], capture_output=True, text=True, timeout=100
+        ["taskset", "-c", first, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert found.stdout == "1\n"
 
@@ -52,7 +58,9 @@ def test_the_affinity_mask_counts() -> None:
         ({}, None),
     ],
 )
-def test_the_cgroups_quota_counts(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+def test_the_cgroups_quota_counts(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
     assert machine.cpu_quota(tmp_path) == quota
@@ -92,7 +100,10 @@ def test_interfaces_against_psutil() -> None:
         name: sorted(entry.address for entry in entries if entry.family.name == "AF_INET")[:1]
         for name, entries in psutil.net_if_addrs().items()
     }
-    ours = {name: [address for address in found if ":" not in address] for name, found in machine.interfaces().items()}
+    ours = {
+        name: [address for address in found if ":" not in address]
+        for name, found in machine.interfaces().items()
+    }
     assert {name: found for name, found in ours.items() if found} == {
         name: found for name, found in theirs.items() if found
     }
@@ -106,10 +117,12 @@ def test_routes() -> None:
 
 
 def faults_of_steps(keep: bool) -> int:
-    """Pages that the system has to give out while 64 MB are taken and given back ten times, once the heap has found its form.
+    """Pages that the system has to give out while 64 MB are taken and given back ten times, once
+    the heap has found its form.
 
-    Something small that is taken meanwhile may settle at the end of the freed block, which then is a little short for the next 64 MB: that
-    costs fresh pages once or a few times (seen: 3 of the first 10), never for ever. So the least of five rounds counts.
+    Something small that is taken meanwhile may settle at the end of the freed block, which then is
+    a little short for the next 64 MB: that costs fresh pages once or a few times (seen: 3 of the
+    first 10), never for ever. So the least of five rounds counts.
     """
     import resource
 
@@ -135,7 +148,10 @@ def test_freed_memory_is_kept(ranks: Any) -> None:
     assert kept < max(20, given_back / 10)
 
 
-X86 = "processor\t: 0\nmodel name\t: x\nflags\t\t: {}\n\nprocessor\t: 1\nflags\t\t: {}\nbugs\t\t: spectre_v1\n"
+X86 = (
+    "processor\t: 0\nmodel name\t: x\nflags\t\t: {}\n\nprocessor\t: 1\nflags\t\t: {}\nbugs\t\t:"
+    " spectre_v1\n"
+)
 ARM = "processor\t: 0\nFeatures\t: {}\n\nprocessor\t: 1\nFeatures\t: {}\n"
 
 
@@ -149,7 +165,9 @@ ARM = "processor\t: 0\nFeatures\t: {}\n\nprocessor\t: 1\nFeatures\t: {}\n"
     ],
     ids=["x86", "arm, cores that differ", "risc-v", "no file"],
 )
-def test_flags_are_those_of_all_cores(tmp_path: Path, text: str | None, flags: set[str] | None) -> None:
+def test_flags_are_those_of_all_cores(
+    tmp_path: Path, text: str | None, flags: set[str] | None
+) -> None:
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert machine.cpu_flags(tmp_path / "cpuinfo") == flags
@@ -176,7 +194,9 @@ def test_flags_are_those_of_all_cores(tmp_path: Path, text: str | None, flags: s
         (None, {}, None, "no CPU flags"),
     ],
 )
-def test_bfloat16_by_flags(flags: str | None, environ: dict[str, str], native: bool | None, why: str) -> None:
+def test_bfloat16_by_flags(
+    flags: str | None, environ: dict[str, str], native: bool | None, why: str
+) -> None:
     found = machine.cpu_bfloat16(None if flags is None else frozenset(flags.split()), environ)
     assert found.native is native
     assert why in found.why and "\n" not in found.why

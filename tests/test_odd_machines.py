@@ -1,7 +1,7 @@
 """Limits, clocks and folders as other machines have them: a command works, or ends with one line.
 
-The full table of what was tried is in docs/security.md; here are the quick ones. Limits are set in a
-shell, as users meet them.
+The full table of what was tried is in docs/security.md; here are the quick ones. Limits are set in
+a shell, as users meet them.
 """
 
 import errno
@@ -25,9 +25,13 @@ from ranks import clean_environment
 
 ALLSTEP = shlex.join([sys.executable, "-m", "allstep"])
 # Root without the right to ignore permissions is as good as an ordinary user.
-AS_USER = "setpriv --bounding-set=-dac_override,-dac_read_search --inh-caps=-dac_override,-dac_read_search -- "
+AS_USER = (
+    "setpriv --bounding-set=-dac_override,-dac_read_search"
+    " --inh-caps=-dac_override,-dac_read_search -- "
+)
 
-# From one second after a process has started, its wall clock jumps by hours and back 10 times a second.
+# From one second after a process has started, its wall clock jumps by hours and back 10 times a
+# second.
 CLOCK = """
 import os, time
 real, began, hours = time.time, time.monotonic(), float(os.environ["SHIFT_HOURS"])
@@ -57,21 +61,35 @@ def is_one_line(done: Done, start: str) -> bool:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts a small disk")
 @pytest.mark.parametrize(
     "command",
-    ["train digits --dry-run -n 1 --out disk/run", "study batch digits --batches 64 --remedies plain --out disk/s"],
+    [
+        "train digits --dry-run -n 1 --out disk/run",
+        "study batch digits --batches 64 --remedies plain --out disk/s",
+    ],
 )
 def test_a_full_disk_is_not_taken_for_standard_output(tmp_path: Path, command: str) -> None:
-    fill = "mkdir disk && mount -t tmpfs -o size=16k tmpfs disk && { dd if=/dev/zero of=disk/fill bs=1k 2>/dev/null; true; }"
+    fill = (
+        "mkdir disk && mount -t tmpfs -o size=16k tmpfs disk && { dd if=/dev/zero of=disk/fill"
+        " bs=1k 2>/dev/null; true; }"
+    )
     env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    done = shell(f"cd {tmp_path}; export -f allstep; unshare --mount bash -c '{fill}; allstep {command}'", env)
+    done = shell(
+        f"cd {tmp_path}; export -f allstep; unshare --mount bash -c '{fill}; allstep {command}'",
+        env,
+    )
     assert done.code != 0
     assert "Traceback" not in done.err and "standard output" not in done.err, done.err
-    assert re.fullmatch(r"allstep: .*/disk/.*: No space left on device.*", done.err.splitlines()[-1]), done.err
+    assert re.fullmatch(
+        r"allstep: .*/disk/.*: No space left on device.*", done.err.splitlines()[-1]
+    ), done.err
 
 
 @pytest.mark.parametrize("files", [64, 1024])
 def test_few_open_files_are_enough(tmp_path: Path, files: int) -> None:
     make_folder(tmp_path / "src", per_class=30)
-    done = shell(f"ulimit -n {files}; allstep run -np 2 echo hi && allstep data pack {tmp_path}/src {tmp_path}/out")
+    done = shell(
+        f"ulimit -n {files}; allstep run -np 2 echo hi && allstep data pack {tmp_path}/src"
+        f" {tmp_path}/out"
+    )
     assert done.code == 0, done.err
     assert "90 samples in 1 shard" in done.out
 
@@ -100,19 +118,27 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
 
 
 def test_training_is_refused_where_torch_would_crash(tmp_path: Path) -> None:
-    done = shell(f"ulimit -v 900000; allstep train digits epochs=1 --workers 2 --out {tmp_path}/run")
+    done = shell(
+        f"ulimit -v 900000; allstep train digits epochs=1 --workers 2 --out {tmp_path}/run"
+    )
     assert done.code == 2
-    assert is_one_line(done, "allstep: `ulimit -v` allows 922 MB, but PyTorch needs 1.5 GB"), done.err
+    assert is_one_line(done, "allstep: `ulimit -v` allows 922 MB, but PyTorch needs 1.5 GB"), (
+        done.err
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_what_has_run_out_is_named() -> None:
     files = f"the limit is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
     assert files in str(shortage(OSError(errno.EMFILE, "Too many open files")))
-    assert "too many open files" in str(shortage(RuntimeError("[enforce fail] pipe: Too many open files")))
+    assert "too many open files" in str(
+        shortage(RuntimeError("[enforce fail] pipe: Too many open files"))
+    )
     assert "no more threads" in str(shortage(RuntimeError("can't start new thread")))
     assert "out of memory" in str(shortage(MemoryError()))
-    assert "2 GB wanted" in str(shortage(RuntimeError("DefaultCPUAllocator: can't allocate memory: 2 GB wanted\nmore")))
+    assert "2 GB wanted" in str(
+        shortage(RuntimeError("DefaultCPUAllocator: can't allocate memory: 2 GB wanted\nmore"))
+    )
     caused, meanwhile = ConfigError("start"), ValueError("a defect")
     caused.__cause__ = meanwhile.__context__ = OSError(errno.ENOMEM, "Cannot allocate memory")
     assert "out of memory" in str(shortage(caused))
@@ -166,12 +192,17 @@ def test_a_clock_that_is_set_during_a_run(tmp_path: Path, hours: int) -> None:
     (tmp_path / "sitecustomize.py").write_text(CLOCK)
     env = {
         "SHIFT_HOURS": str(hours),
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
     }
     command = f"allstep train digits epochs=2 --workers 2 --max-time 30m --out {tmp_path}/run"
     done = shell(f"{command} && allstep report {tmp_path}/run", env)
     assert done.code == 0, done.out + done.err
-    times = [json.loads(line)["time"] for line in (tmp_path / "run" / "run.jsonl").read_text().splitlines()]
+    times = [
+        json.loads(line)["time"]
+        for line in (tmp_path / "run" / "run.jsonl").read_text().splitlines()
+    ]
     assert times == sorted(times)
     assert times[-1] - times[0] < 600
 

@@ -94,9 +94,17 @@ def append(folder: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(ODD))
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "quarantine.jsonl", "checkpoints/000000000010/manifest.json", "mistakes/mistakes.json"]
+    "name",
+    [
+        "config.yaml",
+        "quarantine.jsonl",
+        "checkpoints/000000000010/manifest.json",
+        "mistakes/mistakes.json",
+    ],
 )
-def test_something_else_in_the_place_of_what_a_report_reads(tmp_path: Path, name: str, kind: str) -> None:
+def test_something_else_in_the_place_of_what_a_report_reads(
+    tmp_path: Path, name: str, kind: str
+) -> None:
     folder = run_folder(tmp_path / "run")
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,5 @@
-"""The page "train your own data in five commands", run as it is written, on pictures that are drawn here."""
+"""The page "train your own data in five commands", run as it is written, on pictures that are drawn
+here."""
 
 import re
 import shlex
@@ -81,7 +82,13 @@ def test_the_page_as_it_is_written(folder: Path) -> None:
     assert trained is not None
     assert trained["test"]["accuracy"] > 0.9
     assert trained["test"]["count"] == 30
-    assert {path.name for path in folder.iterdir()} == {"photos", "new", "mine.yaml", "packed", "run"}
+    assert {path.name for path in folder.iterdir()} == {
+        "photos",
+        "new",
+        "mine.yaml",
+        "packed",
+        "run",
+    }
     lines = outputs[-1].splitlines()
     assert [line.split()[:2] for line in lines] == [[f"new/{shape}.jpg", shape] for shape in SHAPES]
 
@@ -96,6 +103,10 @@ def test_the_file_for_photos_is_a_config(tmp_path: Path) -> None:
     (tmp_path / "photos.yaml").write_text(blocks("yaml")[1])
     config = read_config(str(tmp_path / "photos.yaml"))
     check_config(config)
-    assert (config.recipe, config.optimizer.bias_lr, config.optimizer.momentum) == ("defaults", 1.0, 0.9)
+    assert (config.recipe, config.optimizer.bias_lr, config.optimizer.momentum) == (
+        "defaults",
+        1.0,
+        0.9,
+    )
     assert config.batch is None, "for the dataset's size to decide"
     assert config.model.name == yaml.safe_load(blocks("yaml")[1])["model"]

@@ -1,4 +1,5 @@
-"""The surface of the package: what it shows is what it lists, and asking it for help costs next to nothing."""
+"""The surface of the package: what it shows is what it lists, and asking it for help costs next to
+nothing."""
 
 import ast
 import importlib
@@ -33,7 +34,8 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def visible(source: str) -> set[str]:
-    """Names that a package shows: those it defines or takes from allstep, without an underscore in front; modules are no names."""
+    """Names that a package shows: those it defines or takes from allstep, without an underscore in
+    front; modules are no names."""
     names: set[str] = set()
     for node in _top_level(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allstep."):
@@ -48,15 +50,22 @@ def visible(source: str) -> set[str]:
 
 
 def _top_level(module: ast.Module) -> list[ast.stmt]:
-    """Statements of a module, those under `if TYPE_CHECKING:` (names that are fetched when first used) among them."""
-    return [inner for node in module.body for inner in (node.body if isinstance(node, ast.If) else [node])]
+    """Statements of a module, those under `if TYPE_CHECKING:` (names that are fetched when first
+    used) among them."""
+    return [
+        inner
+        for node in module.body
+        for inner in (node.body if isinstance(node, ast.If) else [node])
+    ]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_all_is_what_is_visible(name: str) -> None:
     package = importlib.import_module(name)
     assert package.__file__ is not None
-    shown = getattr(package, "__all__", [])  # some are for the other packages alone, which import their modules
+    shown = getattr(
+        package, "__all__", []
+    )  # some are for the other packages alone, which import their modules
     assert sorted(shown) == sorted(visible(Path(package.__file__).read_text()))
     for each in shown:
         assert getattr(package, each) is not None, each
@@ -84,15 +93,22 @@ def test_help_loads_neither_torch_nor_numpy(verb: str | None) -> None:
 
 
 def test_import_loads_neither_torch_nor_numpy() -> None:
-    result = run(sys.executable, "-c", "import allstep, sys; print({'torch', 'numpy'} & set(sys.modules))")
+    result = run(
+        sys.executable, "-c", "import allstep, sys; print({'torch', 'numpy'} & set(sys.modules))"
+    )
     assert result.stdout == "set()\n", result.stderr
 
 
 @pytest.mark.parametrize(
-    "command", [(sys.executable, "-c", "import allstep"), (ALLSTEP, "--help")], ids=["import", "help"]
+    "command",
+    [(sys.executable, "-c", "import allstep"), (ALLSTEP, "--help")],
+    ids=["import", "help"],
 )
 def test_it_answers_at_once(command: tuple[str, ...]) -> None:
-    """0.3 s is the promise. What a busy machine does in between is not ours: the time on a core counts."""
+    """0.3 s is the promise.
+
+    What a busy machine does in between is not ours: the time on a core counts.
+    """
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -102,7 +118,9 @@ def test_it_answers_at_once(command: tuple[str, ...]) -> None:
     assert min(seconds) < 1.5, seconds
 
 
-@pytest.mark.parametrize("command", [(ALLSTEP,), (sys.executable, "-m", "allstep")], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "command", [(ALLSTEP,), (sys.executable, "-m", "allstep")], ids=["script", "module"]
+)
 def test_version(command: tuple[str, ...]) -> None:
     assert run(*command, "--version").stdout == f"allstep {allstep.__version__}\n"
 

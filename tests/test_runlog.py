@@ -54,7 +54,9 @@ def test_a_run_that_goes_on_can_be_read(path: Path) -> None:
 
 @settings(deadline=None)
 @given(cut=st.integers(min_value=0))
-def test_a_torn_last_line_is_ignored_and_writing_goes_on(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_a_torn_last_line_is_ignored_and_writing_goes_on(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     path = tmp_path_factory.mktemp("torn") / "run.jsonl"
     write_run(path)
     content = path.read_bytes()
@@ -92,12 +94,16 @@ def test_lines_are_json_of_one_line_each(path: Path) -> None:
 
 
 def test_needs_the_standard_library_only() -> None:
-    code = "import sys, allstep.runlog; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+    code = (
+        "import sys, allstep.runlog; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
-def test_times_never_decrease_when_the_clock_is_set(path: Path, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+def test_times_never_decrease_when_the_clock_is_set(
+    path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
     real = time.time
     with runlog.RunLog(path) as log:
         log.start()
@@ -112,7 +118,9 @@ def test_times_never_decrease_when_the_clock_is_set(path: Path, monkeypatch: pyt
     assert times[-1] - times[0] < 600
 
 
-def test_a_resumed_run_starts_after_what_is_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_starts_after_what_is_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(path)
     with path.open("ab") as file:
         file.write(b'{"kind": "step", "time": 1e300}\n{"kind": "step"}\n')

@@ -27,7 +27,11 @@ def crowded_folders(root: Path) -> list[str]:
     count: dict[Path, int] = defaultdict(int)
     for path in modules(root):
         count[path.parent] += path.name != "__init__.py"
-    return [f"{folder.name}: {number} modules" for folder, number in count.items() if number > MOST_MODULES]
+    return [
+        f"{folder.name}: {number} modules"
+        for folder, number in count.items()
+        if number > MOST_MODULES
+    ]
 
 
 def long_modules(root: Path) -> list[str]:
@@ -39,8 +43,15 @@ def functions(root: Path) -> Iterator[tuple[str, str, int]]:
     """Yield path, name and lines of each function."""
     for path in modules(root):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                yield path.relative_to(root).as_posix(), node.name, node.end_lineno - node.lineno + 1
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.end_lineno is not None
+            ):
+                yield (
+                    path.relative_to(root).as_posix(),
+                    node.name,
+                    node.end_lineno - node.lineno + 1,
+                )
 
 
 def long_functions(root: Path) -> list[str]:

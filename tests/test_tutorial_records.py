@@ -1,4 +1,5 @@
-"""Records as TensorFlow's tutorials write them, with labels as text, through every command: info, verify, pack, train, eval, predict."""
+"""Records as TensorFlow's tutorials write them, with labels as text, through every command: info,
+verify, pack, train, eval, predict."""
 
 import json
 import re
@@ -74,26 +75,40 @@ def evaluated(out: Path, place: Path) -> tuple[float, int, int]:
 
 
 class TestCommands:
-    def test_info_shows_how_labels_are_stored_and_the_classes(self, course: Path, tmp_path: Path) -> None:
+    def test_info_shows_how_labels_are_stored_and_the_classes(
+        self, course: Path, tmp_path: Path
+    ) -> None:
         shown = command("data", "info", course, "--json", tmp_path / "info.json")
-        assert "label: text, class names, numbered by sorted order (3 classes)" in shown and "no class" not in shown
+        assert (
+            "label: text, class names, numbered by sorted order (3 classes)" in shown
+            and "no class" not in shown
+        )
         assert all(re.search(rf"{name} +20 ", shown) for name in SORTED)
-        assert json.loads((tmp_path / "info.json").read_text())["labels"].startswith("label: text, class names")
+        assert json.loads((tmp_path / "info.json").read_text())["labels"].startswith(
+            "label: text, class names"
+        )
 
     def test_verify_counts_bad_labels(self, course: Path, tmp_path: Path) -> None:
         assert "all 60 samples are good" in command("data", "verify", course)
         (course / "classes.txt").write_text("tench\nhen\n")
         listed = tmp_path / "bad.jsonl"
         shown = command("data", "verify", course, "--list", listed, code=1)
-        assert "20 of 60 samples are bad" in shown and "'goldfish' is not one of the 2 names" in shown
-        assert [json.loads(line)["number"] for line in listed.read_text().splitlines()] == list(range(1, 60, 3))
+        assert (
+            "20 of 60 samples are bad" in shown and "'goldfish' is not one of the 2 names" in shown
+        )
+        assert [json.loads(line)["number"] for line in listed.read_text().splitlines()] == list(
+            range(1, 60, 3)
+        )
 
     @pytest.mark.parametrize("to", ["tfrecord", "tar"])
     def test_pack_writes_numbers_and_names(self, course: Path, tmp_path: Path, to: str) -> None:
         command("data", "pack", course, tmp_path / "packed", "--to", to, "--max-side", 20)
         packed = open_source(tmp_path / "packed")
         assert (tmp_path / "packed" / "classes.txt").read_text().split() == list(SORTED)
-        assert packed.classes == SORTED and packed.targets().tolist() == open_source(course).targets().tolist()
+        assert (
+            packed.classes == SORTED
+            and packed.targets().tolist() == open_source(course).targets().tolist()
+        )
         assert packed.labeling.kind == ("numbers" if to == "tfrecord" else "text, integers")
         shown = command("data", "info", tmp_path / "packed")
         assert all(re.search(rf"{name} +20 ", shown) for name in SORTED)
@@ -106,16 +121,24 @@ class TestCommands:
 
         command("data", "pack", course, tmp_path / "packed", "--max-side", 20)
         fields = dict(with_all_features(TFRecordSource(tmp_path / "packed")).read(7).fields)
-        assert sorted(fields) == ["Image shapes", "filename", "shape"] and fields["filename"] == b"007.jpg"
+        assert (
+            sorted(fields) == ["Image shapes", "filename", "shape"]
+            and fields["filename"] == b"007.jpg"
+        )
 
     def test_what_cannot_be_packed_is_left_out(self, course: Path, tmp_path: Path) -> None:
         write_tutorial(course / "c.tfrecord", [b"tench", b"", b"\xff\xfe", 3])
         command("data", "pack", course, tmp_path / "packed")
         lines = (tmp_path / "packed" / "quarantine.jsonl").read_text().splitlines()
         assert [json.loads(line)["number"] for line in lines] == [61, 62, 63]
-        assert "expected text as in most samples" in lines[2] and len(open_source(tmp_path / "packed")) == 61
+        assert (
+            "expected text as in most samples" in lines[2]
+            and len(open_source(tmp_path / "packed")) == 61
+        )
 
-    def test_a_pack_does_not_go_on_with_another_numbering(self, course: Path, tmp_path: Path) -> None:
+    def test_a_pack_does_not_go_on_with_another_numbering(
+        self, course: Path, tmp_path: Path
+    ) -> None:
         def again() -> None:
             pack(open_source(course), str(course), tmp_path / "packed", Options("x"))
 
@@ -128,7 +151,10 @@ class TestCommands:
     def test_labels_that_are_no_text_are_one_line(self, tmp_path: Path) -> None:
         write_tutorial(tmp_path / "set" / "x.tfrecord", [bytes([row, 255]) for row in range(20)])
         shown = command("data", "info", tmp_path / "set")
-        assert "none can be read; the first: its label is bytes but not text" in shown and "20 samples" in shown
+        assert (
+            "none can be read; the first: its label is bytes but not text" in shown
+            and "20 samples" in shown
+        )
         with pytest.raises(
             DataError, match=r"no label can be read; the first: .*bytes but not text: b'\\x00\\xff'"
         ) as e:
@@ -143,8 +169,12 @@ class TestClassesOfARun:
         assert opened(course, prepare="CentreCrop(16)", augment="CentreCrop(16)").classes == SORTED
 
     def test_integers_as_text_are_as_numbers_are(self, tmp_path: Path) -> None:
-        where = write_tutorial(tmp_path / "x.tfrecord", [b"%d" % (row % 5 + 1) for row in range(40)])
-        with pytest.raises(ConfigError, match=r"do not say how many classes there are: set data\.num_classes"):
+        where = write_tutorial(
+            tmp_path / "x.tfrecord", [b"%d" % (row % 5 + 1) for row in range(40)]
+        )
+        with pytest.raises(
+            ConfigError, match=r"do not say how many classes there are: set data\.num_classes"
+        ):
             opened(where)
         parts = opened(where, labels_from=1, num_classes=5)
         assert parts.classes == ("0", "1", "2", "3", "4") and parts.train.source.read(4).target == 4
@@ -162,7 +192,9 @@ class TestClassesOfARun:
             source.read(2)
 
     def test_a_number_of_classes_that_is_not_that_of_the_names(self, course: Path) -> None:
-        with pytest.raises(ConfigError, match=r"has 3 classes \('goldfish', 'hen', 'tench'\), found 4"):
+        with pytest.raises(
+            ConfigError, match=r"has 3 classes \('goldfish', 'hen', 'tench'\), found 4"
+        ):
             opened(course, num_classes=4)
 
     def test_numbers_still_ask(self, tmp_path: Path) -> None:
@@ -181,7 +213,13 @@ def test_train_eval_and_predict_show_names(ranks: Any, course: Path, tmp_path: P
         "batch=16",
         "epochs=1",
     ]
-    words += ["model=small-cnn", "model.options.widths=[4]", "model.options.hidden=8", "data.workers=0", "data.test=9"]
+    words += [
+        "model=small-cnn",
+        "model.options.widths=[4]",
+        "model.options.hidden=8",
+        "data.workers=0",
+        "data.test=9",
+    ]
     ranks(2, run, words, out)
     record = runlog.read(out / "run.jsonl")
     assert record.end is not None and record.end["num_bad"] == 1
@@ -189,7 +227,9 @@ def test_train_eval_and_predict_show_names(ranks: Any, course: Path, tmp_path: P
     assert tuple(confusion["classes"]) == SORTED
 
     command("data", "pack", course, tmp_path / "packed")
-    (stored, packed) = (ranks(1, evaluated, out, where)[0] for where in (course, tmp_path / "packed"))
+    (stored, packed) = (
+        ranks(1, evaluated, out, where)[0] for where in (course, tmp_path / "packed")
+    )
     assert stored == (packed[0], 62, 1) and packed[1:] == (62, 0)
 
     (tmp_path / "new").mkdir()

@@ -59,7 +59,9 @@ def test_a_reply_may_come_in_pieces(field: bytes, length: int) -> None:
         if len(pieces) > 50:  # the other side ends before the reply is whole
             sender.join()
             theirs.shutdown(socket.SHUT_WR)
-            with pytest.raises(ConnectionError, match=f"ended after {50 * length} of {len(frame)} bytes"):
+            with pytest.raises(
+                ConnectionError, match=f"ended after {50 * length} of {len(frame)} bytes"
+            ):
                 receive_reply(ours)
         else:
             assert unpack(receive_reply(ours)) == [field]
@@ -191,7 +193,14 @@ def test_a_stranger_gets_nothing(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "noise", [b"GET / HTTP/1.1\r\n\r\n" * 5, b"\xff" * 64, b"\0\0\0\x20" + b"x" * 32, b"\0\0\0\x04abcd", b""]
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 5,
+        b"\xff" * 64,
+        b"\0\0\0\x20" + b"x" * 32,
+        b"\0\0\0\x04abcd",
+        b"",
+    ],
 )
 def test_noise_does_not_disturb(server: Server, client: Client, noise: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as stranger:
@@ -289,7 +298,11 @@ def test_a_forked_process_gets_its_own_connection(ranks) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["10.0.0.1", "fe80::1", "host"]), st.integers(1, 65535)), min_size=1, max_size=3)
+    st.lists(
+        st.tuples(st.sampled_from(["10.0.0.1", "fe80::1", "host"]), st.integers(1, 65535)),
+        min_size=1,
+        max_size=3,
+    )
 )
 def test_addresses(pairs: list[tuple[str, int]]) -> None:
     assert parse_addresses(format_addresses(pairs)) == pairs
@@ -309,7 +322,8 @@ def test_every_interface_when_asked() -> None:
 
 
 def test_closing_while_a_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may be awake for the client's sake when it is told to end, and gone before it is woken for ours."""
+    """The thread may be awake for the client's sake when it is told to end, and gone before it is
+    woken for ours."""
     server = Server(TOKEN)
     client = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
 
@@ -331,7 +345,9 @@ def test_closing_while_a_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_value_that_no_request_can_carry() -> None:
     with Server(token := new_token()) as server:
         client = Client([("127.0.0.1", server.port)], token)
-        with pytest.raises(ValueError, match=r"set of 67108\d+ bytes: the store takes at most 67108864"):
+        with pytest.raises(
+            ValueError, match=r"set of 67108\d+ bytes: the store takes at most 67108864"
+        ):
             client.set("key", bytes(64 << 20))
         client.set("key", b"still connected")
         assert server.peek("key") == b"still connected"

@@ -60,7 +60,8 @@ def test_10000_requests_at_once_delay_another_client_by_one_each(server: Server)
     greedy, modest, first = (connect(server) for _ in range(3))
     many, few = pack([b"add", b"n", b"1"]) * 10_000, pack([b"add", b"n", b"0"]) * 50
     with server._lock:
-        # The thread stops at the lock with this request, so that those of both are there when it continues.
+        # The thread stops at the lock with this request, so that those of both are there when it
+        # continues.
         raw(first).sendall(pack([b"count"]))
         sender = threading.Thread(target=raw(greedy).sendall, args=(many,))
         sender.start()
@@ -87,7 +88,9 @@ def unread(sock: socket.socket) -> int:
     return 0
 
 
-def test_a_client_that_does_not_read_its_replies_costs_little_memory(server: Server, client: Client) -> None:
+def test_a_client_that_does_not_read_its_replies_costs_little_memory(
+    server: Server, client: Client
+) -> None:
     value = bytes(MB)
     client.set("big", value)
     before = resident_nbytes()
@@ -109,7 +112,9 @@ def test_requests_and_replies_under_way_are_bounded_and_the_oldest_goes() -> Non
             # A frame that never gets whole.
             raw(each).sendall(LENGTH.pack(2 * MB) + bytes(MB))
             wait_until(lambda n=number: server._held >= min(n, 3) * MB, 30, "the bytes")
-        wait_until(lambda: server._held <= 4 * MB and len(server._connections) == 3, 30, "the end of one")
+        wait_until(
+            lambda: server._held <= 4 * MB and len(server._connections) == 3, 30, "the end of one"
+        )
         with pytest.raises(ConnectionError):
             receive_frame(raw(slow[0]))
         modest = connect(server)
@@ -131,20 +136,30 @@ def test_what_parked_requests_name_counts_too() -> None:
             each.close()
 
 
-def test_more_requests_behind_one_that_waits_than_any_client_of_ours_sends(server: Server, client: Client) -> None:
+def test_more_requests_behind_one_that_waits_than_any_client_of_ours_sends(
+    server: Server, client: Client
+) -> None:
     hasty = connect(server)
     assert is_dropped(hasty, pack([b"wait", b"600", b"never"]) + pack([b"count"]) * 1_000_000)
     client.set("k", b"v")
     hasty.close()
 
 
-def test_a_few_requests_behind_one_that_waits_are_answered_in_order(server: Server, client: Client) -> None:
+def test_a_few_requests_behind_one_that_waits_are_answered_in_order(
+    server: Server, client: Client
+) -> None:
     sock = raw(hasty := connect(server))
-    sock.sendall(pack([b"get", b"60", b"late"]) + pack([b"set", b"k", b"v"]) + pack([b"check", b"k"]))
+    sock.sendall(
+        pack([b"get", b"60", b"late"]) + pack([b"set", b"k", b"v"]) + pack([b"check", b"k"])
+    )
     client.wait([], 30)
     assert not client.check(["k"])
     client.set("late", b"here")
-    assert [unpack(receive_frame(sock)) for _ in range(3)] == [[b"ok", b"here"], [b"ok"], [b"ok", b"1"]]
+    assert [unpack(receive_frame(sock)) for _ in range(3)] == [
+        [b"ok", b"here"],
+        [b"ok"],
+        [b"ok", b"1"],
+    ]
     hasty.close()
 
 
@@ -193,7 +208,9 @@ def test_the_number_of_keys_is_bounded(client: Client, monkeypatch: pytest.Monke
     client.set("d", b"")
 
 
-@pytest.mark.parametrize("amount", [b"1" * 21, b"9" * 4000, b"9" * 1_000_000, b"%d" % (1 << 63), b"1.5", b""])
+@pytest.mark.parametrize(
+    "amount", [b"1" * 21, b"9" * 4000, b"9" * 1_000_000, b"%d" % (1 << 63), b"1.5", b""]
+)
 def test_numbers_of_more_than_64_bits_are_refused(client: Client, amount: bytes) -> None:
     client.set("many digits", b"7" * 1000)
     with pytest.raises(ValueError, match=r"64 bits|invalid literal"):
@@ -206,7 +223,9 @@ def test_numbers_of_more_than_64_bits_are_refused(client: Client, amount: bytes)
     assert client.add("n", -1) == (1 << 63) - 2
 
 
-def test_a_request_of_millions_of_fields_ends_its_connection_only(server: Server, client: Client) -> None:
+def test_a_request_of_millions_of_fields_ends_its_connection_only(
+    server: Server, client: Client
+) -> None:
     greedy = connect(server)
     assert is_dropped(greedy, pack([b"check", *[b""] * 1_000_000]))
     client.set("k", b"v")
@@ -225,7 +244,9 @@ def test_the_table_knows_how_much_it_holds(steps: list[tuple[str, bytes, bytes]]
     kept = Table(max_nbytes=1500)
     for operation, key, value in steps:
         before = dict(kept.values)
-        arguments = {"delete": (), "compare_set": (before.get(key, b""), value)}.get(operation, (value,))
+        arguments = {"delete": (), "compare_set": (before.get(key, b""), value)}.get(
+            operation, (value,)
+        )
         try:
             getattr(kept, operation)(key, *map(bytes, arguments))
         except ValueError:

@@ -65,7 +65,9 @@ def attack(case: Case, number: int, connect: Callable[[Server], socket.socket]) 
         assert resident_nbytes() - before < 200 * MB
         for sock in kept:
             sock.close()
-        wait_until(lambda: len(server._connections) == 1 and server._held == 0, 60, "the end of all cases")
+        wait_until(
+            lambda: len(server._connections) == 1 and server._held == 0, 60, "the end of all cases"
+        )
         assert len(server._parked) == 0
         assert server._table._nbytes <= 8 * MB + 1000
         rank.set("last", b"")
@@ -92,7 +94,9 @@ def noise(rng: random.Random) -> bytes:
     if kind == 1:
         return LENGTH.pack(size) + rng.randbytes(rng.randrange(size + 1))
     if kind == 2:
-        return LENGTH.pack(rng.choice([0, 4, 128, 129, 64 * MB, 64 * MB + 1, (1 << 32) - 1])) + rng.randbytes(size)
+        return LENGTH.pack(
+            rng.choice([0, 4, 128, 129, 64 * MB, 64 * MB + 1, (1 << 32) - 1])
+        ) + rng.randbytes(size)
     return b"GET / HTTP/1.1\r\n\r\n" * rng.randrange(1, 20)
 
 
@@ -112,14 +116,53 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return data
 
 
-WORDS = [b"", b"a", b"b", b"key", b"\xff\xfe", b"0", b"-1", b"9" * 19, b"9" * 5000, b"1_0", b" 1", b"x" * 100_000]
-TIMES = [b"0", b"0.01", b"-5", b"1e7", b"1e300", b"inf", b"-inf", b"nan", b"", b"x", b"1" * 400, b"0x10"]
-OPERATIONS = [b"set", b"add", b"append", b"compare_set", b"check", b"delete", b"count", b"keys", b"get", b"wait"]
+WORDS = [
+    b"",
+    b"a",
+    b"b",
+    b"key",
+    b"\xff\xfe",
+    b"0",
+    b"-1",
+    b"9" * 19,
+    b"9" * 5000,
+    b"1_0",
+    b" 1",
+    b"x" * 100_000,
+]
+TIMES = [
+    b"0",
+    b"0.01",
+    b"-5",
+    b"1e7",
+    b"1e300",
+    b"inf",
+    b"-inf",
+    b"nan",
+    b"",
+    b"x",
+    b"1" * 400,
+    b"0x10",
+]
+OPERATIONS = [
+    b"set",
+    b"add",
+    b"append",
+    b"compare_set",
+    b"check",
+    b"delete",
+    b"count",
+    b"keys",
+    b"get",
+    b"wait",
+]
 
 
 def request(rng: random.Random) -> bytes:
     """A frame that is right, or nearly."""
-    operation = rng.choice([*OPERATIONS, b"", b"__init__", b"values", b"take_appeared", b"set_by_owner", b"\xff"])
+    operation = rng.choice(
+        [*OPERATIONS, b"", b"__init__", b"values", b"take_appeared", b"set_by_owner", b"\xff"]
+    )
     number = rng.choice([0, 1, 1, 2, 2, 3, 4, 1000])
     fields = [rng.choice(WORDS[: 4 if number > 4 else None]) for _ in range(number)]
     if operation in (b"get", b"wait"):
@@ -196,7 +239,8 @@ def test_requests_of_a_rank_that_went_wrong() -> None:
 
 @pytest.mark.soak(1)
 def test_a_client_of_a_store_that_sends_noise() -> None:
-    """Each attempt ends with an error that callers expect, in time, and takes no memory that was only announced."""
+    """Each attempt ends with an error that callers expect, in time, and takes no memory that was
+    only announced."""
     rng = random.Random()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

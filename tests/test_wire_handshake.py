@@ -99,7 +99,15 @@ def greeting(nonce: bytes, port: int, token: str = TOKEN) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "answer", [lambda _: OK, lambda _: pack([b"ok", b""]), reflected, with_another_token, recorded, lambda _: b""]
+    "answer",
+    [
+        lambda _: OK,
+        lambda _: pack([b"ok", b""]),
+        reflected,
+        with_another_token,
+        recorded,
+        lambda _: b"",
+    ],
 )
 def test_a_forged_store_gets_no_request(answer: Answer) -> None:
     with forged(answer) as store:
@@ -218,7 +226,9 @@ def test_a_worker_of_allstep_run_calls_no_function_of_a_forged_caller(tmp_path: 
             "ALLSTEP_CALL_TOKEN": TOKEN,
         }
         command = [sys.executable, "-m", "allstep.launch.function_worker"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, start_new_session=True)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=100, start_new_session=True
+        )
         assert done.returncode != 0
         assert not (tmp_path / "done").exists()
         assert "does not know our token" in done.stderr

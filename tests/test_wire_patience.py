@@ -92,10 +92,17 @@ def test_a_long_wait_is_made_of_short_ones(server: Server, monkeypatch: pytest.M
 
 
 def test_bounded() -> None:
-    assert [bounded(seconds) for seconds in (-1.0, 0.5, 1e9, float("inf"))] == [0.0, 0.5, HOUR, HOUR]
+    assert [bounded(seconds) for seconds in (-1.0, 0.5, 1e9, float("inf"))] == [
+        0.0,
+        0.5,
+        HOUR,
+        HOUR,
+    ]
 
 
-def test_what_goes_wrong_for_one_client_ends_no_other(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_for_one_client_ends_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unlucky, lucky = connect(server), connect(server)
 
     def broken(*_: bytes) -> list[bytes]:
@@ -112,7 +119,9 @@ def test_what_goes_wrong_for_one_client_ends_no_other(server: Server, monkeypatc
         client.close()
 
 
-def test_what_goes_wrong_in_a_parked_request_ends_no_other(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_in_a_parked_request_ends_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unlucky, lucky = connect(server), connect(server)
     unlucky._socket().sendall(pack([b"get", b"60", b"late"]))
     wait_until(lambda: len(server._parked) == 1, 30, "the parked request")
@@ -134,7 +143,9 @@ def test_what_goes_wrong_in_a_parked_request_ends_no_other(server: Server, monke
         client.close()
 
 
-def test_a_thread_that_ends_ends_the_connections_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_ends_ends_the_connections_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Server(TOKEN) as server:
         client = connect(server)
         assert server.failure is None

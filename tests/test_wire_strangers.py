@@ -1,4 +1,5 @@
-"""Connections that never show the token: they cost the store neither time nor file descriptors, and keep no rank out."""
+"""Connections that never show the token: they cost the store neither time nor file descriptors, and
+keep no rank out."""
 
 import select
 import socket
@@ -21,7 +22,10 @@ TOKEN = new_token()
 def silent_connections(port: int, number: int) -> Iterator[list[socket.socket]]:
     """Connections that never answer the challenge."""
     with ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(number)]
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            for _ in range(number)
+        ]
 
 
 def is_closed(sock: socket.socket) -> bool:
@@ -52,12 +56,18 @@ def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> 
             new = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
             assert new.get("k", 30) == b"49"
             new.close()
-            wait_until(lambda: num_open(strangers) == 63, 60, "the end of the one that made room for the new rank")
+            wait_until(
+                lambda: num_open(strangers) == 63,
+                60,
+                "the end of the one that made room for the new rank",
+            )
         joined.close()
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", b"\0\0", b"\0\0\0\x20" + b"x" * 31], ids=["silent", "half a length", "half a frame"]
+    "sent",
+    [b"", b"\0\0", b"\0\0\0\x20" + b"x" * 31],
+    ids=["silent", "half a length", "half a frame"],
 )
 def test_a_stranger_is_closed_when_its_time_is_up(sent: bytes) -> None:
     with Server(TOKEN, stranger_seconds=0.3) as server:
@@ -69,7 +79,9 @@ def test_a_stranger_is_closed_when_its_time_is_up(sent: bytes) -> None:
             assert time.monotonic() - started > 0.2
         time.sleep(0.5)
         joined.set("k", b"v")
-        assert joined.get("k", 30) == b"v", "a rank that has shown the token may be silent for as long as it likes"
+        assert joined.get("k", 30) == b"v", (
+            "a rank that has shown the token may be silent for as long as it likes"
+        )
         joined.close()
 
 
@@ -94,7 +106,9 @@ for line in sys.stdin:
 
 def test_without_file_descriptors_ranks_work_and_new_ones_come() -> None:
     command = [sys.executable, "-c", CROWDED, TOKEN]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin and process.stdout
         port = int(process.stdout.readline())
         with silent_connections(port, 80) as strangers:
@@ -110,7 +124,9 @@ def test_without_file_descriptors_ranks_work_and_new_ones_come() -> None:
         assert process.wait(timeout=60) == 0
 
 
-def test_a_slow_client_that_had_to_make_room_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_that_had_to_make_room_connects_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It must not take the end of its connection for a wrong token."""
     introduce, strangers = client.introduce, []
 

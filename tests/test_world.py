@@ -1,4 +1,5 @@
-"""World.detect against the environments that real launchers gave their processes, and against contradictions."""
+"""World.detect against the environments that real launchers gave their processes, and against
+contradictions."""
 
 import json
 from dataclasses import asdict
@@ -27,7 +28,9 @@ def load(path: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_recorded_environment(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_environment(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = load(path, tmp_path)
     worlds, cards = [], []
     for env, expect in zip(case["ranks"], case["expect"], strict=True):
@@ -42,12 +45,22 @@ def test_a_recorded_environment(path: Path, tmp_path: Path, monkeypatch: pytest.
     for world, expect, env in zip(worlds, case["expect"], case["ranks"], strict=True):
         if len(cards) == world.size:
             found = exact(world, cards, env)
-            assert (found.cross_rank, found.cross_size) == (expect["cross_rank"], expect["cross_size"])
-            assert (found.local_rank, found.local_size) == (expect["local_rank"], expect["local_size"])
+            assert (found.cross_rank, found.cross_size) == (
+                expect["cross_rank"],
+                expect["cross_size"],
+            )
+            assert (found.local_rank, found.local_size) == (
+                expect["local_rank"],
+                expect["local_size"],
+            )
 
 
 def test_real_records_are_among_the_cases() -> None:
-    recorded = {json.loads(path.read_text())["launcher"] for path in CASES if json.loads(path.read_text())["recorded"]}
+    recorded = {
+        json.loads(path.read_text())["launcher"]
+        for path in CASES
+        if json.loads(path.read_text())["recorded"]
+    }
     assert {"torchrun", "openmpi", "mpich", "slurm", "none"} <= recorded
 
 
@@ -113,7 +126,12 @@ MPI_OF_TWO = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
-HOROVOD_OF_FOUR = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "4"}
+HOROVOD_OF_FOUR = {
+    "HOROVOD_RANK": "0",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "0",
+    "HOROVOD_LOCAL_SIZE": "4",
+}
 
 
 def test_two_launchers_that_disagree_are_both_named() -> None:
@@ -142,13 +160,27 @@ def test_a_launcher_that_is_not_there() -> None:
 
 
 def test_our_launcher_inside_a_single_task_of_another() -> None:
-    step_of_one = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
+    step_of_one = {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_LOCALID": "0",
+    }
     ours = places(["a", "a"])[1]
     assert World.detect(env={**step_of_one, **ours.to_env()}) == ours
 
 
 def test_the_order_of_belief() -> None:
-    assert list(LAUNCHERS) == ["allstep", "horovod", "torchrun", "openmpi", "mpich", "slurm", "pals", "lsf"]
+    assert list(LAUNCHERS) == [
+        "allstep",
+        "horovod",
+        "torchrun",
+        "openmpi",
+        "mpich",
+        "slurm",
+        "pals",
+        "lsf",
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=4))

@@ -1,4 +1,5 @@
-"""TFRecord files for tests, by the plainest means: written record by record, read from beginning to end, each record checked."""
+"""TFRecord files for tests, by the plainest means: written record by record, read from beginning to
+end, each record checked."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

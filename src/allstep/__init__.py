@@ -1,7 +1,8 @@
 """allstep: one training script, many workers, many hosts, the accuracy of one.
 
-The top of the package is deliberately thin: `import allstep` loads neither torch nor numpy, so that the command line and the
-launcher answer at once. The names below are fetched from their layer when they are first used (PEP 562).
+The top of the package is deliberately thin: `import allstep` loads neither torch nor numpy, so that
+the command line and the launcher answer at once. The names below are fetched from their layer when
+they are first used (PEP 562).
 """
 
 from importlib import import_module
@@ -29,7 +30,9 @@ __all__ = ["AllstepError", "UserError", "World", "__version__", "init", "run", "
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'allstep' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'allstep' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     return getattr(import_module(_HOME[name]), name)
 
 

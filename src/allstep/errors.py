@@ -14,7 +14,8 @@ RuntimeError
       CollectiveTimeout    a rank did not come in time
 ```
 
-A message says what was wrong, with the numbers, and what to do next. `did_you_mean` gives the last part of it for a name with a typo.
+A message says what was wrong, with the numbers, and what to do next. `did_you_mean` gives the last
+part of it for a name with a typo.
 """
 
 from collections.abc import Iterable
@@ -86,7 +87,8 @@ class CollectiveTimeout(CommError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: the nearest known one, or all of them when none is near."""
+    """The tail of an error about an unknown name: the nearest known one, or all of them when none
+    is near."""
     names = sorted(known)
     near = get_close_matches(word, names, n=1, cutoff=0.6)
     if near:

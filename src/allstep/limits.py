@@ -1,11 +1,13 @@
 """Four time limits, read in one place. Each has Horovod's variable of the same meaning as an alias.
 
 ================================================================================================================================
-ALLSTEP_START_TIMEOUT   30     all ranks must have turned up after so many seconds          HOROVOD_START_TIMEOUT
-ALLSTEP_LOST_SECONDS    10     a host without sign of life for so long is lost              (none)
+ALLSTEP_START_TIMEOUT   30     all ranks must have turned up after so many seconds
+HOROVOD_START_TIMEOUT ALLSTEP_LOST_SECONDS    10     a host without sign of life for so long is lost
+(none)
                                (for an agent a launcher: after 0.7 of it)
-ALLSTEP_STALL_SECONDS   60     after so long, report which ranks a collective waits for     HOROVOD_STALL_CHECK_TIME_SECONDS
-ALLSTEP_TIMEOUT       1800     after so long, a collective that waits is an error           HOROVOD_GLOO_TIMEOUT_SECONDS
+ALLSTEP_STALL_SECONDS   60     after so long, report which ranks a collective waits for
+HOROVOD_STALL_CHECK_TIME_SECONDS ALLSTEP_TIMEOUT       1800     after so long, a collective that
+waits is an error           HOROVOD_GLOO_TIMEOUT_SECONDS
 ================================================================================================================================
 
 Each is above 0 and at most a year (31,536,000 s), which serves for "never". Infinity and nan are
@@ -57,7 +59,9 @@ _VARIABLES = {
 def read_limits(env: Mapping[str, str] | None = None) -> Limits:
     """The limits that hold for this process."""
     env = os.environ if env is None else env
-    return Limits(**{field: _seconds(env, names, default) for field, (default, names) in _VARIABLES.items()})
+    return Limits(
+        **{field: _seconds(env, names, default) for field, (default, names) in _VARIABLES.items()}
+    )
 
 
 def _seconds(env: Mapping[str, str], names: tuple[str, ...], default: float) -> float:
@@ -71,6 +75,7 @@ def _seconds(env: Mapping[str, str], names: tuple[str, ...], default: float) -> 
     # Also false for nan.
     if not 0 < value <= MOST_SECONDS:
         raise ConfigError(
-            f"{name}={env[name]!r} is no time limit: expected seconds above 0 and at most {MOST_SECONDS:.0f} (a year)"
+            f"{name}={env[name]!r} is no time limit: expected seconds above 0 and at most"
+            f" {MOST_SECONDS:.0f} (a year)"
         )
     return value

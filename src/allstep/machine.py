@@ -1,8 +1,9 @@
 """What this machine gives us: cores and memory as the kernel and the container limit them, its
 network interfaces, and whether its CPU computes in bfloat16.
 
-`os.cpu_count()` counts the machine; a job gets less. Three things cut it down and the smallest counts: the affinity mask (taskset,
-Slurm, mpirun's binding), the cgroup's quota of CPU time (containers), and how many ranks share the rest.
+`os.cpu_count()` counts the machine; a job gets less. Three things cut it down and the smallest
+counts: the affinity mask (taskset, Slurm, mpirun's binding), the cgroup's quota of CPU time
+(containers), and how many ranks share the rest.
 """
 
 import ctypes
@@ -29,7 +30,15 @@ MOST_TASKS = 1024
 BFLOAT16_FLAGS = ("amx_bf16", "avx512_bf16", "svebf16", "bf16")
 """CPU flags of instructions that multiply bfloat16 numbers; the last two are ARM's."""
 _WITHOUT_BFLOAT16 = {
-    "ONEDNN_MAX_CPU_ISA": ("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2", "avx512_core", "avx512_core_vnni"),
+    "ONEDNN_MAX_CPU_ISA": (
+        "sse41",
+        "avx",
+        "avx2",
+        "avx2_vnni",
+        "avx2_vnni_2",
+        "avx512_core",
+        "avx512_core_vnni",
+    ),
     "ATEN_CPU_CAPABILITY": ("default", "avx2"),
 }
 _WITHOUT_BFLOAT16["DNNL_MAX_CPU_ISA"] = _WITHOUT_BFLOAT16["ONEDNN_MAX_CPU_ISA"]
@@ -42,14 +51,16 @@ def allowed_cores() -> int:
 
 
 def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
-    """CPU time per wall time that the container's cgroup allows, in cores; None when it sets no limit."""
+    """CPU time per wall time that the container's cgroup allows, in cores; None when it sets no
+    limit."""
     folders = [cgroup, *_own_cgroups(cgroup, "cpu")]
     quotas = [quota for folder in folders if (quota := _quota_in(folder)) is not None]
     return min(quotas) if quotas else None
 
 
 def _own_cgroups(cgroup: Path, controller: str) -> Iterable[Path]:
-    """The folders of our own cgroup and of its parents below `cgroup` (version 2; version 1's folder of the controller)."""
+    """The folders of our own cgroup and of its parents below `cgroup` (version 2; version 1's
+    folder of the controller)."""
     for line in _lines("/proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -75,13 +86,19 @@ def _quota_in(folder: Path) -> float | None:
     return float(quota) / float(period)
 
 
-def fair_share(mine: Iterable[int], everyone: Sequence[Iterable[int]], quota: float | None = None) -> int:
-    """Threads for a rank whose affinity mask is `mine` when the ranks of its host have the masks `everyone` (its own among them).
+def fair_share(
+    mine: Iterable[int], everyone: Sequence[Iterable[int]], quota: float | None = None
+) -> int:
+    """Threads for a rank whose affinity mask is `mine` when the ranks of its host have the masks
+    `everyone` (its own among them).
 
-    A core that k ranks may use counts 1/k: two ranks that share 8 cores get 4 each, two ranks bound to 8 cores each get 8.
+    A core that k ranks may use counts 1/k: two ranks that share 8 cores get 4 each, two ranks bound
+    to 8 cores each get 8.
     """
     masks = [frozenset(mask) for mask in everyone]
-    share = sum((Fraction(1, sum(core in mask for mask in masks)) for core in set(mine)), Fraction())
+    share = sum(
+        (Fraction(1, sum(core in mask for mask in masks)) for core in set(mine)), Fraction()
+    )
     if quota is not None:
         share = min(share, Fraction(quota) / len(masks))
     return max(1, int(share))
@@ -110,7 +127,8 @@ class Bfloat16:
 
 
 def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.environ) -> Bfloat16:
-    """Judge the CPU by its `flags` (see `cpu_flags`), within `environ`'s limits for torch's kernels.
+    """Judge the CPU by its `flags` (see `cpu_flags`), within `environ`'s limits for torch's
+    kernels.
 
     AVX-512 alone is not enough: without `avx512_bf16` every product is emulated in float32.
     """
@@ -119,7 +137,9 @@ def cpu_bfloat16(flags: frozenset[str] | None, environ: Mapping[str, str] = os.e
     found = next((flag for flag in BFLOAT16_FLAGS if flag in flags), None)
     if found is None:
         return Bfloat16(
-            False, f"this CPU has no bfloat16 arithmetic: none of its flags is {' or '.join(BFLOAT16_FLAGS)}"
+            False,
+            "this CPU has no bfloat16 arithmetic: none of its flags is"
+            f" {' or '.join(BFLOAT16_FLAGS)}",
         )
     for name, values in _WITHOUT_BFLOAT16.items():
         if environ.get(name, "").lower() in values:
@@ -138,7 +158,8 @@ def threads_by_user(env: Mapping[str, str]) -> str | None:
 
 
 def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]:
-    """Return each worker's share of this host's cores, for programs that never call `allstep.init()`."""
+    """Return each worker's share of this host's cores, for programs that never call
+    `allstep.init()`."""
     if threads_by_user(env):
         return {}
     share = str(max(1, allowed_cores() // num_workers))
@@ -147,7 +168,10 @@ def thread_variables(env: Mapping[str, str], num_workers: int) -> dict[str, str]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `available` can be allocated now; `limit` is the smallest that a cgroup sets, None without one."""
+    """Bytes.
+
+    `available` can be allocated now; `limit` is the smallest that a cgroup sets, None without one.
+    """
 
     total: int
     available: int
@@ -159,10 +183,13 @@ def memory() -> Memory:
     limits = [
         (limit, limit - used)
         for folder in _own_cgroups(_CGROUP, "memory")
-        if (limit := _memory_limit(folder)) is not None and (used := _memory_used(folder)) is not None
+        if (limit := _memory_limit(folder)) is not None
+        and (used := _memory_used(folder)) is not None
     ]
     available = min([_meminfo("MemAvailable"), *(left for _, left in limits)])
-    return Memory(_meminfo("MemTotal"), max(0, available), min((limit for limit, _ in limits), default=None))
+    return Memory(
+        _meminfo("MemTotal"), max(0, available), min((limit for limit, _ in limits), default=None)
+    )
 
 
 def _memory_limit(folder: Path) -> int | None:
@@ -171,10 +198,15 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_used(folder: Path) -> int | None:
-    """Bytes in use that the kernel cannot simply drop: files that it only keeps for speed do not count."""
+    """Bytes in use that the kernel cannot simply drop: files that it only keeps for speed do not
+    count."""
     used = _first_number(folder, "memory.current", "memory.usage_in_bytes")
     stat = dict(line.split() for line in _lines(str(folder / "memory.stat")))
-    return None if used is None else used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    return (
+        None
+        if used is None
+        else used - int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    )
 
 
 def _first_number(folder: Path, *names: str) -> int | None:
@@ -200,18 +232,29 @@ def largest_cache(folder: Path = _CACHES) -> int:
 
 
 def cache_sizes(folder: Path = _CACHES) -> dict[int, int]:
-    """Bytes of the caches that hold data, by level (1, 2, ...); empty where the kernel does not report them."""
+    """Bytes of the caches that hold data, by level (1, 2, ...); empty where the kernel does not
+    report them."""
     sizes: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
-        kind, level, size = ("".join(_lines(str(index / name))) for name in ("type", "level", "size"))
-        if kind != "Instruction" and level.isdecimal() and size[:-1].isdecimal() and size[-1:] in "KM":
+        kind, level, size = (
+            "".join(_lines(str(index / name))) for name in ("type", "level", "size")
+        )
+        if (
+            kind != "Instruction"
+            and level.isdecimal()
+            and size[:-1].isdecimal()
+            and size[-1:] in "KM"
+        ):
             sizes[int(level)] = int(size[:-1]) << {"K": 10, "M": 20}[size[-1]]
     return sizes
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it does not say."""
-    return next((int(line.split()[1]) for line in _lines("/proc/vmstat") if line.startswith("oom_kill ")), 0)
+    """How many processes the kernel has killed for want of memory since boot; 0 where it does not
+    say."""
+    return next(
+        (int(line.split()[1]) for line in _lines("/proc/vmstat") if line.startswith("oom_kill ")), 0
+    )
 
 
 def interfaces() -> dict[str, list[str]]:
@@ -223,7 +266,9 @@ def interfaces() -> dict[str, list[str]]:
     for line in _lines("/proc/net/if_inet6"):
         digits, _, _, scope, _, name = line.split()
         if scope != "20":  # link-local addresses are of no use without naming the interface
-            found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+            found.setdefault(name, []).append(
+                socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+            )
     return found
 
 
@@ -255,7 +300,10 @@ def interface_of(address: str) -> str | None:
 
 
 def route_to(address: str) -> str | None:
-    """The address of ours from which packets to `address` leave; None when there is no way there. Sends nothing."""
+    """The address of ours from which packets to `address` leave; None when there is no way there.
+
+    Sends nothing.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -266,8 +314,9 @@ def route_to(address: str) -> str | None:
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep what it frees, for the next step: glibc gives tensors of 32 MB and more back to the system, which then has to
-    clear the same pages anew in every step. Whether that was possible (it is a matter of glibc)."""
+    """Lets this process keep what it frees, for the next step: glibc gives tensors of 32 MB and
+    more back to the system, which then has to clear the same pages anew in every step. Whether that
+    was possible (it is a matter of glibc)."""
     mmap_max, trim_threshold = -4, -1  # the parameters' numbers in malloc.h
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -7,13 +7,15 @@
 {"kind": "checkpoint" | "event" | "end", ...}
 ```
 
-One process writes (rank 0), any number read, also while it goes on: each line is handed to the system whole and at once. A writer
-that is killed leaves at most a torn last line. Readers skip what they cannot parse and keep what they do not know out of the way,
-so an old reader can follow a new writer.
+One process writes (rank 0), any number read, also while it goes on: each line is handed to the
+system whole and at once. A writer that is killed leaves at most a torn last line. Readers skip what
+they cannot parse and keep what they do not know out of the way, so an old reader can follow a new
+writer.
 
-A record may come from another person, so it is read within limits (`bounded`): a line of more than 50
-levels, or with an integer beyond 64 bits, is one that cannot be parsed; a line of more than 16 MB ends
-the reading. NaN and infinities are read as such. Anything but a regular file is an OSError, for readers and the writer.
+A record may come from another person, so it is read within limits (`bounded`): a line of more than
+50 levels, or with an integer beyond 64 bits, is one that cannot be parsed; a line of more than 16
+MB ends the reading. NaN and infinities are read as such. Anything but a regular file is an OSError,
+for readers and the writer.
 
 Times are seconds since 1970 and never decrease within a record: readers tell by them what came
 after the last start. A writer reads the wall clock once, when it opens the record, and from then on
@@ -30,12 +32,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from allstep.files.bounded import check_regular, open_regular, open_to_append, parse_json, read_lines
+from allstep.files.bounded import (
+    check_regular,
+    open_regular,
+    open_to_append,
+    parse_json,
+    read_lines,
+)
 
 Fields = Mapping[str, Any]
 
 LARGEST = 1e30
-"""Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would overflow."""
+"""Figures beyond it, or nearer to zero than its inverse, are damage: arithmetic on them would
+overflow."""
 _LAST_DAY = 1e11  # seconds since 1970: later times are damage
 _TAIL = 1 << 16
 KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
@@ -43,7 +52,10 @@ KINDS = ("start", "step", "eval", "checkpoint", "event", "end")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as far as it got: its lines by kind, in the order of writing. A resumed run has several `starts`."""
+    """A run as far as it got: its lines by kind, in the order of writing.
+
+    A resumed run has several `starts`.
+    """
 
     starts: tuple[Fields, ...] = ()
     steps: tuple[Fields, ...] = ()
@@ -64,7 +76,10 @@ class RunRecord:
 
 
 class RunLog:
-    """Writes a run record. Values must be plain: numbers (finite ones), text, lists, dictionaries."""
+    """Writes a run record.
+
+    Values must be plain: numbers (finite ones), text, lists, dictionaries.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +103,10 @@ class RunLog:
         self._write("step", fields)
 
     def eval(self, **fields: Any) -> None:
-        """A score in evaluation mode: `part` is validation, test, or train (a sample of the training split, at the end)."""
+        """A score in evaluation mode:
+
+        `part` is validation, test, or train (a sample of the training split, at the end).
+        """
         self._write("eval", fields)
 
     def checkpoint(self, **fields: Any) -> None:
@@ -116,7 +134,9 @@ class RunLog:
         line = json.dumps({"kind": kind, "time": self.now(), **fields}, allow_nan=False)
         data = line.encode() + b"\n"
         before = os.fstat(self._file.fileno()).st_size
-        if self._file.write(data) != len(data):  # a disk that is nearly full takes a part of it without a word
+        if self._file.write(data) != len(
+            data
+        ):  # a disk that is nearly full takes a part of it without a word
             os.ftruncate(self._file.fileno(), before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -137,11 +157,16 @@ def read(path: Path) -> RunRecord:
 
 
 def kept(lines: Iterable[Fields]) -> list[Fields]:
-    """The lines with a number of samples, in rising order: what a resumed run did again replaces what it did before."""
+    """The lines with a number of samples, in rising order: what a resumed run did again replaces
+    what it did before."""
     stack: list[Fields] = []
     for line in lines:
         samples = line.get("samples")
-        if not isinstance(samples, int | float) or isinstance(samples, bool) or not 0 <= samples < LARGEST:
+        if (
+            not isinstance(samples, int | float)
+            or isinstance(samples, bool)
+            or not 0 <= samples < LARGEST
+        ):
             continue
         while stack and stack[-1]["samples"] >= samples:
             stack.pop()
@@ -150,7 +175,8 @@ def kept(lines: Iterable[Fields]) -> list[Fields]:
 
 
 def number(fields: Fields, key: str) -> float | None:
-    """The number under `key`; None where there is none, or one that is not finite or beyond what any run measures."""
+    """The number under `key`; None where there is none, or one that is not finite or beyond what
+    any run measures."""
     value = fields.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
         return None
@@ -160,7 +186,9 @@ def number(fields: Fields, key: str) -> float | None:
 def timed(record: RunRecord) -> RunRecord:
     """The record without lines that do not say when they were written: they have no place in it."""
     kinds = {field.name: getattr(record, field.name) for field in fields(record)}
-    return RunRecord(**{name: tuple(line for line in lines if _has_time(line)) for name, lines in kinds.items()})
+    return RunRecord(
+        **{name: tuple(line for line in lines if _has_time(line)) for name, lines in kinds.items()}
+    )
 
 
 def _has_time(line: Fields) -> bool:

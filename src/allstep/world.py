@@ -2,22 +2,26 @@
 
 Words (Horovod's)::
 
-    rank        number of this process among all                 0 .. size-1
-    local_rank  number among the processes of its host           0 .. local_size-1
-    cross_rank  number of its host among the hosts that have a process with this local_rank   0 .. cross_size-1
+    rank        number of this process among all                 0 .. size-1 local_rank  number
+    among the processes of its host           0 .. local_size-1 cross_rank  number of its host among
+    the hosts that have a process with this local_rank   0 .. cross_size-1
 
-    hosts a:1, b:2     rank 0 = a 0/1 cross 0/2      rank 1 = b 0/2 cross 1/2      rank 2 = b 1/2 cross 0/1
+    hosts a:1, b:2     rank 0 = a 0/1 cross 0/2      rank 1 = b 0/2 cross 1/2      rank 2 = b 1/2
+    cross 0/1
 
-Every launcher tells its processes their place in environment variables of its own; the table `LAUNCHERS` is all we know of them, in
-the order in which they are believed. Launchers nest, so several may speak at once:
+Every launcher tells its processes their place in environment variables of its own; the table
+`LAUNCHERS` is all we know of them, in the order in which they are believed. Launchers nest, so
+several may speak at once:
 
-* Claims that agree are one: of those that tell which ranks share a host, the first is taken (a plain PMI tells only rank and size).
-* Claims of one process only contradict nothing: in `srun -n 1 bash` followed by `mpirun -np 2`, Slurm says 1 process and Open MPI
-  says 2; the inner one counts.
-* An outer launcher that puts one task on each host (`srun --ntasks-per-node 1 torchrun ...`, the daemons that mpirun starts through
-  Slurm) speaks of those tasks; the inner one counts.
-* Two that both claim several processes and disagree are an error that names the variables. `ALLSTEP_LAUNCHER`, or `--launcher`,
-  decides it: a name of the table, or `none` for a world of one.
+* Claims that agree are one: of those that tell which ranks share a host, the first is taken (a
+  plain PMI tells only rank and size).
+* Claims of one process only contradict nothing: in `srun -n 1 bash` followed by `mpirun -np 2`,
+  Slurm says 1 process and Open MPI says 2; the inner one counts.
+* An outer launcher that puts one task on each host (`srun --ntasks-per-node 1 torchrun ...`, the
+  daemons that mpirun starts through Slurm) speaks of those tasks; the inner one counts.
+* Two that both claim several processes and disagree are an error that names the variables.
+  `ALLSTEP_LAUNCHER`, or `--launcher`, decides it: a name of the table, or `none` for a world of
+  one.
 
 Nobody else in allstep reads RANK and the like.
 """
@@ -35,7 +39,10 @@ Environment = Mapping[str, str]
 
 
 class Launcher(NamedTuple):
-    """Under which names a launcher tells its processes their place. The first variable of a tuple that is set counts."""
+    """Under which names a launcher tells its processes their place.
+
+    The first variable of a tuple that is set counts.
+    """
 
     name: str
     rank: tuple[str, ...]
@@ -99,7 +106,8 @@ LAUNCHERS: dict[str, Launcher] = {
             local_rank=("MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
             local_size=("MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"),
         ),
-        Launcher(  # a step: the batch script has SLURM_PROCID=0 and SLURM_NTASKS too, but is one process
+        # a step: the batch script has SLURM_PROCID=0 and SLURM_NTASKS too, but is one process
+        Launcher(
             "slurm",
             rank=("SLURM_PROCID",),
             size=("SLURM_STEP_NUM_TASKS",),
@@ -133,7 +141,10 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process. `launcher` is a name of `LAUNCHERS`, or "none" for a process that nobody launched."""
+    """The place of this process.
+
+    `launcher` is a name of `LAUNCHERS`, or "none" for a process that nobody launched.
+    """
 
     rank: int
     size: int
@@ -155,25 +166,31 @@ class World:
 
     @classmethod
     def detect(cls, launcher: str | None = None, env: Environment | None = None) -> "World":
-        """Read our place from the environment. `launcher` (else ALLSTEP_LAUNCHER) says whom to believe.
+        """Read our place from the environment. `launcher` (else ALLSTEP_LAUNCHER) says whom to
+        believe.
 
-        Where a launcher does not tell about hosts, cross_rank and cross_size suppose equal hosts, filled one after the other;
-        `allstep.init()` asks all ranks and returns the exact ones.
+        Where a launcher does not tell about hosts, cross_rank and cross_size suppose equal hosts,
+        filled one after the other; `allstep.init()` asks all ranks and returns the exact ones.
         """
         env = os.environ if env is None else env
         forced = launcher or env.get("ALLSTEP_LAUNCHER")
         if forced and forced != NONE and forced not in LAUNCHERS:
             raise WorldError(
-                f"no launcher is called {forced!r} (--launcher, ALLSTEP_LAUNCHER); {did_you_mean(forced, [*LAUNCHERS, NONE])}"
+                f"no launcher is called {forced!r} (--launcher, ALLSTEP_LAUNCHER);"
+                f" {did_you_mean(forced, [*LAUNCHERS, NONE])}"
             )
         if forced == NONE:
             return cls.alone()
         if forced:
             claim = _claim(LAUNCHERS[forced], env)
             if claim is None:
-                raise WorldError(f"the launcher should be {forced}, but {LAUNCHERS[forced].rank[0]} is not set")
+                raise WorldError(
+                    f"the launcher should be {forced}, but {LAUNCHERS[forced].rank[0]} is not set"
+                )
             return claim.world
-        claims = [claim for known in LAUNCHERS.values() if (claim := _claim(known, env)) is not None]
+        claims = [
+            claim for known in LAUNCHERS.values() if (claim := _claim(known, env)) is not None
+        ]
         if not claims:
             _refuse_rank_without_size(env)
             return cls.alone()
@@ -185,7 +202,8 @@ class World:
         return cls(0, 1, 0, 1, 0, 1, socket.gethostname(), NONE)
 
     def to_env(self) -> dict[str, str]:
-        """The variables by which `detect` finds this world again, and torch's names for the same facts."""
+        """The variables by which `detect` finds this world again, and torch's names for the same
+        facts."""
         return {
             "ALLSTEP_RANK": str(self.rank),
             "ALLSTEP_SIZE": str(self.size),
@@ -211,7 +229,16 @@ def places(hosts: Sequence[str], launcher: str = "allstep") -> list[World]:
         local_rank = members[host].index(rank)
         same = [name for name, ranks in members.items() if len(ranks) > local_rank]
         worlds.append(
-            World(rank, len(hosts), local_rank, len(members[host]), same.index(host), len(same), host, launcher)
+            World(
+                rank,
+                len(hosts),
+                local_rank,
+                len(members[host]),
+                same.index(host),
+                len(same),
+                host,
+                launcher,
+            )
         )
     return worlds
 
@@ -219,7 +246,8 @@ def places(hosts: Sequence[str], launcher: str = "allstep") -> list[World]:
 def node_of(world: World, env: Environment | None = None) -> str:
     """What tells this host from the others in the launcher's eyes.
 
-    The launcher's own number or name for it where there is one; else the kernel's name and boot, which no two machines share.
+    The launcher's own number or name for it where there is one; else the kernel's name and boot,
+    which no two machines share.
     """
     env = os.environ if env is None else env
     if world.launcher in LAUNCHERS:
@@ -264,7 +292,9 @@ def tasks_per_node(text: str) -> list[int]:
             raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={cut(repr(text))} is not like '2(x3),1'")
         nodes = int(match[2] or 1)
         if len(counts) + nodes > _MAX_NODES:
-            raise WorldError(f"SLURM_STEP_TASKS_PER_NODE={cut(repr(text))} has more than {_MAX_NODES:,} nodes")
+            raise WorldError(
+                f"SLURM_STEP_TASKS_PER_NODE={cut(repr(text))} has more than {_MAX_NODES:,} nodes"
+            )
         counts += [int(match[1])] * nodes
     return counts
 
@@ -289,8 +319,8 @@ def _claim(known: Launcher, env: Environment) -> _Claim | None:
     size_name = _first(known.size, env)
     if size_name is None:
         raise WorldError(
-            f"{rank_name}={env[rank_name]} is set but {known.size[0]} is not: set both, or unset {rank_name}, "
-            f"or say ALLSTEP_LAUNCHER={NONE} for a world of one process"
+            f"{rank_name}={env[rank_name]} is set but {known.size[0]} is not: set both, or unset"
+            f" {rank_name}, or say ALLSTEP_LAUNCHER={NONE} for a world of one process"
         )
     rank, size = _number(rank_name, env), _number(size_name, env)
     said = f"{rank_name}={rank}, {size_name}={size}"
@@ -301,13 +331,21 @@ def _claim(known: Launcher, env: Environment) -> _Claim | None:
     host = env[name] if (name := _first(known.host, env)) else socket.gethostname()
     knows_hosts = _first(known.local_rank, env) is not None
     return _Claim(
-        World(rank, size, local_rank, local_size, cross_rank, cross_size, host, known.name), said, knows_hosts
+        World(rank, size, local_rank, local_size, cross_rank, cross_size, host, known.name),
+        said,
+        knows_hosts,
     )
 
 
 def _with_size(known: Launcher, env: Environment) -> Environment:
-    """PALS over PMIx says how many ranks are on a host, and PBS lists the hosts, but nobody multiplies them."""
-    if known.name != "pals" or _first(known.size, env) or not env.get("PBS_NODEFILE") or not env.get("PALS_LOCAL_SIZE"):
+    """PALS over PMIx says how many ranks are on a host, and PBS lists the hosts, but nobody
+    multiplies them."""
+    if (
+        known.name != "pals"
+        or _first(known.size, env)
+        or not env.get("PBS_NODEFILE")
+        or not env.get("PALS_LOCAL_SIZE")
+    ):
         return env
     try:
         with open(env["PBS_NODEFILE"]) as file:  # noqa: PTH123
@@ -327,7 +365,8 @@ def _local(known: Launcher, env: Environment, rank: int, size: int, said: str) -
         node = _number("SLURM_NODEID", env) if env.get("SLURM_NODEID") else 0
         if node >= len(counts):
             raise WorldError(
-                f"SLURM_NODEID={node} is not below the {len(counts)} nodes of {size_name}={env[size_name]}"
+                f"SLURM_NODEID={node} is not below the {len(counts)} nodes of"
+                f" {size_name}={env[size_name]}"
             )
         local_size = counts[node]
     else:
@@ -339,7 +378,9 @@ def _local(known: Launcher, env: Environment, rank: int, size: int, said: str) -
     return local_rank, local_size
 
 
-def _cross(known: Launcher, env: Environment, rank: int, size: int, local_size: int) -> tuple[int, int]:
+def _cross(
+    known: Launcher, env: Environment, rank: int, size: int, local_size: int
+) -> tuple[int, int]:
     rank_name, size_name = _first(known.cross_rank, env), _first(known.cross_size, env)
     if rank_name and size_name:
         return _number(rank_name, env), _number(size_name, env)
@@ -365,12 +406,17 @@ def _believe(claims: list[_Claim]) -> _Claim:
     several = [claim for claim in claims if claim.world.size > 1]
     if not several:
         return claims[0]
-    inner = [claim for claim in several if not any(_is_outside(claim, other, several) for other in several)]
+    inner = [
+        claim
+        for claim in several
+        if not any(_is_outside(claim, other, several) for other in several)
+    ]
     if len({(claim.world.rank, claim.world.size) for claim in inner}) > 1:
         stories = "; ".join(f"{claim.world.launcher} says {claim.said}" for claim in inner)
         raise WorldError(
-            f"two launchers contradict each other: {stories}. Unset the variables of the one that is not meant, "
-            f"or name the other with --launcher or ALLSTEP_LAUNCHER ({', '.join(claim.world.launcher for claim in inner)})"
+            f"two launchers contradict each other: {stories}. Unset the variables of the one that"
+            " is not meant, or name the other with --launcher or ALLSTEP_LAUNCHER"
+            f" ({', '.join(claim.world.launcher for claim in inner)})"
         )
     return next((claim for claim in inner if claim.knows_hosts), inner[0])
 
@@ -388,6 +434,7 @@ def _refuse_rank_without_size(env: Environment) -> None:
     """PMIx tells its processes their rank but not how many they are; whoever started it must."""
     if env.get("PMIX_RANK"):
         raise WorldError(
-            f"PMIX_RANK={env['PMIX_RANK']} is set but nothing says how many ranks there are: start with mpirun, srun or allstep run, "
-            f"or set RANK and WORLD_SIZE, or say ALLSTEP_LAUNCHER={NONE} for a world of one process"
+            f"PMIX_RANK={env['PMIX_RANK']} is set but nothing says how many ranks there are: start"
+            " with mpirun, srun or allstep run, or set RANK and WORLD_SIZE, or say"
+            f" ALLSTEP_LAUNCHER={NONE} for a world of one process"
         )

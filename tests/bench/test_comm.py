@@ -1,4 +1,5 @@
-"""`allstep bench comm`: really run once, tiny; targets, sums and the ways out are tested on figures made up."""
+"""`allstep bench comm`: really run once, tiny; targets, sums and the ways out are tested on figures
+made up."""
 
 import io
 import json
@@ -56,11 +57,15 @@ RESULT = CommResult(
 )
 
 
-def test_everybody_is_measured_turn_by_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everybody_is_measured_turn_by_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns: list[str] = []
     tell = comm.Team.tell
     monkeypatch.setattr(
-        comm.Team, "tell", lambda team, word: turns.append(word.get("measure", "prepare")) or tell(team, word)
+        comm.Team,
+        "tell",
+        lambda team, word: turns.append(word.get("measure", "prepare")) or tell(team, word),
     )
     monkeypatch.setattr(comm, "_SECONDS_PER_TURN", 0.005)
     file = tmp_path / "comm.json"
@@ -74,14 +79,21 @@ def test_everybody_is_measured_turn_by_turn(tmp_path: Path, monkeypatch: pytest.
         (nbytes, name) for nbytes in (4096, 262144) for name in there
     ]
     for row in document["rows"]:
-        assert row["ranks"] == 2 and len(row["seconds"]) == 2 and 0 < row["min"] <= row["median"] <= row["max"]
+        assert (
+            row["ranks"] == 2
+            and len(row["seconds"]) == 2
+            and 0 < row["min"] <= row["median"] <= row["max"]
+        )
         assert bool(row["target"]) == (row["bytes"] == 4096 and row["name"] in (SHARED, PRIVATE))
-    assert [turn for turn in turns if turn != "prepare"] == there * 3 * 2  # the first round is the warm-up
+    assert [
+        turn for turn in turns if turn != "prepare"
+    ] == there * 3 * 2  # the first round is the warm-up
     assert document["benchmark"] == "comm" and document["machine"]["cores"] >= 1
 
 
 @pytest.mark.parametrize(
-    ("mpirun", "reason"), [("", "mpirun is not installed"), ("/bin/mpirun", "mpirun is another MPI's")]
+    ("mpirun", "reason"),
+    [("", "mpirun is not installed"), ("/bin/mpirun", "mpirun is another MPI's")],
 )
 def test_a_missing_peer_says_why(mpirun: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm.shutil, "which", lambda name: mpirun)
@@ -89,7 +101,9 @@ def test_a_missing_peer_says_why(mpirun: str, reason: str, monkeypatch: pytest.M
     assert comm._no_mpi() == reason
 
 
-def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_fail_are_an_error_and_a_peer_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho no MPI today\nexit 3\n")
     mpirun.chmod(0o755)
@@ -164,7 +178,8 @@ class Alone(SumContender):
 def test_a_call_finds_the_caches_as_asked(
     caches: str, found: list[float], evicted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hot calls find the sum of the call before; the others their own values, rewritten before each call."""
+    """Hot calls find the sum of the call before; the others their own values, rewritten before each
+    call."""
     sums: list[int] = []
     monkeypatch.setattr(comm_rank.machine, "largest_cache", lambda: 400)
     monkeypatch.setattr(comm_rank, "check", lambda tensor, size, turns: None)
@@ -197,7 +212,23 @@ def test_the_table_fits_a_terminal() -> None:
     screen = io.StringIO()
     Console(width=80, file=screen).print(RESULT.table())
     lines = [line.split() for line in screen.getvalue().splitlines() if "KB" in line]
-    assert lines == [["4", "KB", "allstep,", "private", "8.00", "us", "7.00", "us", "9.00", "us", "25.00", "-", "met"]]
+    assert lines == [
+        [
+            "4",
+            "KB",
+            "allstep,",
+            "private",
+            "8.00",
+            "us",
+            "7.00",
+            "us",
+            "9.00",
+            "us",
+            "25.00",
+            "-",
+            "met",
+        ]
+    ]
     assert "not met: 2 ranks, 100 MB, allstep, shared" in screen.getvalue()
     assert RESULT.absences() == ["missing: Open MPI, 4 ranks (it fails here)"]
 
@@ -222,7 +253,9 @@ def test_algorithms_stay_in_the_background_of_the_picture() -> None:
             self.lines: dict[str, dict[str, object]] = {}
             self.bands: list[str] = []
 
-        def plot(self, sizes: list[int], medians: list[float], *, label: str, **style: object) -> None:
+        def plot(
+            self, sizes: list[int], medians: list[float], *, label: str, **style: object
+        ) -> None:
             self.lines[label] = {"sizes": sizes, "medians": medians, **style}
 
         def fill_between(self, *figures: object, color: str, **style: object) -> None:
@@ -232,13 +265,21 @@ def test_algorithms_stay_in_the_background_of_the_picture() -> None:
             return lambda *args, **options: None
 
     algorithms = [f"allstep, {name}" for name in ALGORITHMS]
-    rows = [_row(2, nbytes, name, 1.0, 3.0, 2.0) for nbytes in (4, 8) for name in (PRIVATE, GLOO, *algorithms)]
+    rows = [
+        _row(2, nbytes, name, 1.0, 3.0, 2.0)
+        for nbytes in (4, 8)
+        for name in (PRIVATE, GLOO, *algorithms)
+    ]
     axes = Axes()
     CommResult((*rows, _row(4, 4, SHARED, 1.0)), ())._draw(axes, 2)
     assert list(axes.lines) == [PRIVATE, GLOO, *algorithms]
-    assert all(line["sizes"] == [4, 8] and line["medians"] == [2.0, 2.0] for line in axes.lines.values())
+    assert all(
+        line["sizes"] == [4, 8] and line["medians"] == [2.0, 2.0] for line in axes.lines.values()
+    )
     thin = [axes.lines[name] for name in algorithms]
-    assert {line["color"] for line in thin} == {"0.5"} and all(line["linewidth"] < 1 for line in thin)
+    assert {line["color"] for line in thin} == {"0.5"} and all(
+        line["linewidth"] < 1 for line in thin
+    )
     assert len({line["linestyle"] for line in thin}) == len(ALGORITHMS)
     assert axes.bands == [axes.lines[PRIVATE]["color"], axes.lines[GLOO]["color"]] == ["C1", "C2"]
 

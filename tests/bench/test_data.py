@@ -1,4 +1,5 @@
-"""`allstep bench data`: every contender reads real pictures once, tiny; ratios, verdicts and the ways out on figures made up."""
+"""`allstep bench data`: every contender reads real pictures once, tiny; ratios, verdicts and the
+ways out on figures made up."""
 
 import io
 import json
@@ -33,7 +34,8 @@ def photographs(folder: Path, side: int, number: int = 12) -> Path:
         picture = cv2.resize(coarse, (side + each, side), interpolation=cv2.INTER_CUBIC)
         suffix = "jpg" if side > 64 else "png"
         cv2.imwrite(
-            str(folder / ("cat", "dog")[each % 2] / f"{each}.{suffix}"), picture[:, :side] if side <= 64 else picture
+            str(folder / ("cat", "dog")[each % 2] / f"{each}.{suffix}"),
+            picture[:, :side] if side <= 64 else picture,
         )
     return folder
 
@@ -48,12 +50,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 @pytest.mark.timeout(240)  # TensorFlow is imported
 @pytest.mark.filterwarnings("ignore")  # of the peers
 @pytest.mark.parametrize("name", data_reader.names(small=False))
-def test_everybody_reads_large_pictures(name: str, large: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everybody_reads_large_pictures(
+    name: str, large: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if reason := data._absent(name):
         assert name == "DALI", reason
         return
     monkeypatch.setattr(data_peers, "_random", None)
-    here = Settings(large.folder, large.size, large.batch, 0)  # peers without worker processes of their own
+    here = Settings(
+        large.folder, large.size, large.batch, 0
+    )  # peers without worker processes of their own
     batches = readers(small=False)[name](here if name in PEERS else large)
     assert list(islice(batches, 4)) == [4, 4, 4, 4]
 
@@ -100,7 +106,9 @@ def test_a_plain_worker_makes_the_pictures_of_the_loader(large: Settings) -> Non
     assert [worker._fill(number) for worker in workers for number in range(3)] == [2] * 6
     for row, number in enumerate(order[[0, 1, 4, 5, 8, 9]].tolist()):
         expected = np.empty((large.size, large.size, 3), np.uint8)
-        transform.one(recipe.source.read(number).data, expected, transform.draw(0, 0, np.array([number])), 0)
+        transform.one(
+            recipe.source.read(number).data, expected, transform.draw(0, 0, np.array([number])), 0
+        )
         assert np.array_equal(workers[0]._outs[row // 2][row % 2], expected)
     assert workers[0]._fill(3) == 2  # the next epoch
 
@@ -123,13 +131,19 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "_SECONDS_PER_TURN", 0.05)
     monkeypatch.setattr(data, "_SECONDS_PER_STAGE", 0.01)
     told: list[str] = []
-    result = data.measure_data([str(photographs(tmp_path / "src", 100))], 65, 4, 1, repetitions=2, progress=told.append)
+    result = data.measure_data(
+        [str(photographs(tmp_path / "src", 100))], 65, 4, 1, repetitions=2, progress=told.append
+    )
     assert told == ["preparing", "warming up", "round 1 of 2", "round 2 of 2", "stages"]
     assert [row.name for row in result.rows] == [OURS, RAW, "DataLoader, OpenCV"]
     assert all(len(row.speeds) == 2 for row in result.rows) and set(result.stages) == {OURS, RAW}
     assert result.missing == [Missing("DALI", "nvidia.dali is not installed")]
     assert set(result.alone) == {OURS, RAW}
-    assert all(len(speeds) == 2 and min(speeds) > 0 for form in result.alone.values() for speeds in form.values())
+    assert all(
+        len(speeds) == 2 and min(speeds) > 0
+        for form in result.alone.values()
+        for speeds in form.values()
+    )
 
 
 @pytest.mark.parametrize("side", [20, 120])
@@ -138,7 +152,11 @@ def test_a_broken_picture_is_named(tmp_path: Path, side: int) -> None:
     first.write_bytes(first.read_bytes()[:40])
     (tmp_path / "bench").mkdir()
     with pytest.raises(DataError, match=rf"sample 0 .*{first.name}.*allstep data verify"):
-        data.prepare(open_source(tmp_path / "src"), Settings(str(tmp_path / "bench"), 96, 4, 1), lambda text: None)
+        data.prepare(
+            open_source(tmp_path / "src"),
+            Settings(str(tmp_path / "bench"), 96, 4, 1),
+            lambda text: None,
+        )
 
 
 def test_small_pictures_have_one_size(tmp_path: Path) -> None:
@@ -146,7 +164,11 @@ def test_small_pictures_have_one_size(tmp_path: Path) -> None:
     cv2.imwrite(str(last), np.zeros((10, 30, 3), np.uint8))
     (tmp_path / "bench").mkdir()
     with pytest.raises(DataError, match="expected 20x20 as the first one, found 10x30"):
-        data.prepare(open_source(tmp_path / "src"), Settings(str(tmp_path / "bench"), 96, 4, 1), lambda text: None)
+        data.prepare(
+            open_source(tmp_path / "src"),
+            Settings(str(tmp_path / "bench"), 96, 4, 1),
+            lambda text: None,
+        )
 
 
 def test_synthetic_pictures_will_do(tmp_path: Path) -> None:
@@ -171,7 +193,9 @@ def made_up(size: int = 224) -> DataResult:
         DataRow("tf.data", (900.0, 1000.0, 1500.0), 1.5, 500 << 20),
     ]
     alone = {OURS: {"threads": (1000.0, 1000.0, 1000.0), "processes": (1250.0, 1375.0, 2000.0)}}
-    return DataResult("here", 500, size, 64, 2, rows, stages, [Missing("DALI", "it is not installed")], alone)
+    return DataResult(
+        "here", 500, size, 64, 2, rows, stages, [Missing("DALI", "it is not installed")], alone
+    )
 
 
 def test_ratios_and_verdicts() -> None:
@@ -195,11 +219,16 @@ def test_the_ways_out(tmp_path: Path) -> None:
     threads, processes = "110% of 2 threads (met: 90%)", "80% of 2 processes (not met: 90%)"
     delivered = f"the loader delivers {threads}, {processes}, 100% of 2 times one thread alone"
     assert f"{OURS}: decode-bound; {delivered}" in text
-    assert "110% of 2 threads, 80% of 2 processes, 100%" in made_up(size=128)._words(made_up().rows[0])
+    assert "110% of 2 threads, 80% of 2 processes, 100%" in made_up(size=128)._words(
+        made_up().rows[0]
+    )
     assert "not met: 1" not in text.replace("not met: 1.6", "")
     assert result.absences() == ["missing: DALI (it is not installed)"]
     rows = {row["name"]: row for row in json.loads(result.to_json())["rows"]}
-    assert rows["tf.data"]["promises"] == {OURS: 1.1, RAW: 8.0} and rows[OURS]["stages"]["decode"] == 600.0
+    assert (
+        rows["tf.data"]["promises"] == {OURS: 1.1, RAW: 8.0}
+        and rows[OURS]["stages"]["decode"] == 600.0
+    )
     assert rows[OURS]["alone"]["threads"] == [1000.0] * 3 and rows[OURS]["kept"]["threads"] == 1.1
     assert rows["tf.data"]["alone"] == {} and rows["tf.data"]["kept"] == {}
     result.plot(tmp_path / "plot.png")

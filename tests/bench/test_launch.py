@@ -1,4 +1,5 @@
-"""`allstep bench launch`: each contender really runs once; the turns, the table and the JSON are tested with quick stand-ins."""
+"""`allstep bench launch`: each contender really runs once; the turns, the table and the JSON are
+tested with quick stand-ins."""
 
 import json
 import sys
@@ -37,7 +38,9 @@ def test_it_runs(contender: LaunchContender, tmp_path: Path) -> None:
 def test_turns_are_taken_one_after_the_other() -> None:
     turns: list[str] = []
     result = measure_launch(2, turns.append)
-    assert turns == [contender.name for contender in QUICK[:3]] * 3  # the first round is the warm-up
+    assert (
+        turns == [contender.name for contender in QUICK[:3]] * 3
+    )  # the first round is the warm-up
     assert [len(row.seconds) for row in result.rows] == [2, 2, 2]
     assert [missing.name for missing in result.missing] == ["mpirun, allstep.init()"]
 
@@ -61,16 +64,22 @@ def test_json_into_a_file(tmp_path: Path) -> None:
 
 
 def test_a_wrong_folder_is_said_before_measuring(tmp_path: Path) -> None:
-    outcome = CliRunner().invoke(app, ["bench", "launch", "--json", str(tmp_path / "no" / "launch.json")])
+    outcome = CliRunner().invoke(
+        app, ["bench", "launch", "--json", str(tmp_path / "no" / "launch.json")]
+    )
     assert "there is no folder" in str(outcome.exception)
 
 
-def test_a_peer_that_fails_is_missing_and_ours_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peer_that_fails_is_missing_and_ours_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\necho no MPI today\nexit 3\n")
     mpirun.chmod(0o755)
     monkeypatch.setattr(launch, "contenders", lambda: [LaunchContender("mpirun", (str(mpirun),))])
-    assert [missing.reason for missing in measure_launch(1).missing] == ["it fails here: no MPI today"]
+    assert [missing.reason for missing in measure_launch(1).missing] == [
+        "it fails here: no MPI today"
+    ]
     ours = LaunchContender("allstep run", (PYTHON, "-c", "raise SystemExit(3)"))
     monkeypatch.setattr(launch, "contenders", lambda: [ours])
     with pytest.raises(LaunchFailed, match="allstep run ended with status 3"):

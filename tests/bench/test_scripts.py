@@ -1,6 +1,8 @@
-"""The longer scripts of benchmarks/: each really runs once, tiny; comparisons and exits are tested on figures made up.
+"""The longer scripts of benchmarks/: each really runs once, tiny; comparisons and exits are tested
+on figures made up.
 
-Starting hosts and importing torch is most of the time here, so a script runs in this process, and one start serves several checks.
+Starting hosts and importing torch is most of the time here, so a script runs in this process, and
+one start serves several checks.
 """
 
 import argparse
@@ -64,7 +66,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def ctrl_c_at_16_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A real one, in the midst of the turns. Yields a list for the processes that are there then."""
+    """A real one, in the midst of the turns.
+
+    Yields a list for the processes that are there then.
+    """
     there: list[int] = []
 
     class Interrupted(two_hosts.CountedTurns):  # type: ignore[name-defined,misc]
@@ -112,18 +117,25 @@ def test_sums_between_hosts_and_an_interruption_that_leaves_nothing(
 
 def _check_sums(rows: list[dict[str, Any]]) -> None:
     names = [SHARED, PRIVATE, GLOO, *(f"allstep, {name}" for name in ALGORITHMS), "plain TCP"]
-    assert [(row["bytes"], row["name"]) for row in rows] == [(n, name) for n in (4096, 4 * MB) for name in names]
+    assert [(row["bytes"], row["name"]) for row in rows] == [
+        (n, name) for n in (4096, 4 * MB) for name in names
+    ]
     large = {row["name"]: row for row in rows[len(names) :]}
-    for row in large.values():  # all must send 4 MB; headers, acknowledgements and what TCP sends again come on top
+    for row in (
+        large.values()
+    ):  # all must send 4 MB; headers, acknowledgements and what TCP sends again come on top
         assert row["must_send"] == 4 * MB < row["sent"]
-        # The first 512 KB of a turn may pass at once, and again at the switch; nothing else is quicker than the rate.
+        # The first 512 KB of a turn may pass at once, and again at the switch; nothing else is
+        # quicker than the rate.
         assert row["min"] > 3 * MB * 8 / 660e6
     for name in ("plain TCP", SHARED, PRIVATE, "allstep, ring"):
         assert large[name]["sent"] < 1.25 * 4 * MB, name  # as if each host were one rank
     assert large[GLOO]["sent"] > 1.25 * 4 * MB  # 2 ranks a host, flat: 2 x 3/4 of the tensor
 
 
-def test_without_root_there_are_no_hosts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_root_there_are_no_hosts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     why_not.cache_clear()
     try:
@@ -133,7 +145,9 @@ def test_without_root_there_are_no_hosts(monkeypatch: pytest.MonkeyPatch, capsys
     assert "needs root" in capsys.readouterr().err
 
 
-def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_sum_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(*args: object) -> None:
         raise two_hosts.CommFailed("Gloo, rank 1: wrong sum")
 
@@ -152,7 +166,9 @@ def test_a_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["--json", "/no/folder/here.json"], "there is no folder"),
     ],
 )
-def test_wrong_options_say_what_is_wrong(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_say_what_is_wrong(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         sys.exit(two_hosts.command(options))
     assert ended.value.code == 2
@@ -193,7 +209,11 @@ def _found(nbytes: int, name: str, seconds: float) -> object:
 
 def _findings(ours: float, gloo: float, mbit: int = 1000, nbytes: int = 32 * MB) -> object:
     options = argparse.Namespace(hosts=2, ranks_per_host=2, mbit=mbit)
-    rows = [_found(nbytes, PRIVATE, ours), _found(nbytes, GLOO, gloo), _found(nbytes, "plain TCP", 0.28)]
+    rows = [
+        _found(nbytes, PRIVATE, ours),
+        _found(nbytes, GLOO, gloo),
+        _found(nbytes, "plain TCP", 0.28),
+    ]
     return two_hosts.Findings(options, rows, {})
 
 
@@ -231,7 +251,17 @@ def _small_net() -> nn.Module:
 def _train_with_ddp(file: Path) -> int:
     script = _load("ddp_alexnet")
     script.AlexNet = _small_net  # type: ignore[attr-defined]
-    sys.argv = ["ddp_alexnet.py", "--batch", "1", "--turns", "1", "--steps", "2", "--json", str(file)]
+    sys.argv = [
+        "ddp_alexnet.py",
+        "--batch",
+        "1",
+        "--turns",
+        "1",
+        "--steps",
+        "2",
+        "--json",
+        str(file),
+    ]
     status: int = script.main()
     return status
 
@@ -255,13 +285,18 @@ def test_ddp_starts_its_own_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "execve", become)
     monkeypatch.setattr(sys, "argv", ["ddp_alexnet.py", "--workers", "3"])
     monkeypatch.delenv("ALLSTEP_RANK", raising=False)
-    run = f"{sys.executable} -P -m allstep run -np 3 --show 0 {sys.executable} ddp_alexnet.py --workers 3"
+    run = (
+        f"{sys.executable} -P -m allstep run -np 3 --show 0 {sys.executable} ddp_alexnet.py"
+        " --workers 3"
+    )
     with pytest.raises(SystemExit, match=re.escape(f"1 {run}")):
         ddp.main()
 
 
 @pytest.mark.parametrize(("other", "status"), [(6.9, 0), (6.8, 1), (float("nan"), 1)])
-def test_losses_that_differ_are_an_error(other: float, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_that_differ_are_an_error(
+    other: float, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     both = {
         "allstep": ddp.Trainee(None, None, [9.0, 1.0, 1.0], [6.91, other]),
         "gloo": ddp.Trainee(None, None, [9.0, 1.2, 1.2], [6.91, 6.9]),
@@ -277,7 +312,8 @@ def test_losses_that_differ_are_an_error(other: float, status: int, capsys: pyte
 
 
 def _weights_only() -> nn.Module:
-    """Stands in for ResNet-50: scaled layers and exempt ones, and more than one for each of two owners."""
+    """Stands in for ResNet-50: scaled layers and exempt ones, and more than one for each of two
+    owners."""
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4))
 
 
@@ -300,7 +336,11 @@ def test_updates_alone_and_with_shared_weights(ranks: Ranks, tmp_path: Path) -> 
         ("LAMB", "AdamW, foreach"),
     ]
     shared = [(row["name"], row["what"]) for row in rows if row["workers"] == 2]
-    assert shared == [(name, what) for name in optimizers.SHARING for what in (optimizers.UPDATE, optimizers.WHOLE)]
+    assert shared == [
+        (name, what)
+        for name in optimizers.SHARING
+        for what in (optimizers.UPDATE, optimizers.WHOLE)
+    ]
     assert all(len(row["seconds"]) == len(row["reference_seconds"]) == 2 for row in rows)
 
 
@@ -314,7 +354,9 @@ def test_updates_alone_and_with_shared_weights(ranks: Ranks, tmp_path: Path) -> 
         (2, "reduce_gradients() and apply()", (0.5, 0.4, 9.0), None),
     ],
 )
-def test_targets_of_updates(workers: int, what: str, own: tuple[float, ...], met: bool | None) -> None:
+def test_targets_of_updates(
+    workers: int, what: str, own: tuple[float, ...], met: bool | None
+) -> None:
     """Ratios are taken turn by turn, and their median counts."""
     found = optimizers.Found(workers, what, Row("LARS", own), Row("other", (1.0, 1.0, 1.0)))
     assert found.met is met
@@ -332,7 +374,17 @@ def _two_norms(num_classes: int, small_pictures: bool) -> nn.Module:
 def _train_with_norms(file: Path) -> int:
     script = _load("sync_batch_norm")
     script.resnet18 = _two_norms  # type: ignore[attr-defined]
-    sys.argv = ["sync_batch_norm.py", "--batch", "2", "--turns", "1", "--steps", "1", "--json", str(file)]
+    sys.argv = [
+        "sync_batch_norm.py",
+        "--batch",
+        "2",
+        "--turns",
+        "1",
+        "--steps",
+        "1",
+        "--json",
+        str(file),
+    ]
     status: int = script.main()
     return status
 
@@ -350,13 +402,19 @@ def test_where_the_time_of_synchronised_norms_goes(ranks: Ranks, tmp_path: Path)
         assert row["parts"]["gradients: moving"] > 0 and row["parts"]["arithmetic"] > 0
 
 
-@pytest.mark.parametrize(("sync", "words"), [(1.15, "at most 1.15: met"), (1.16, "at most 1.15: not met")])
-def test_the_target_of_synchronised_norms(sync: float, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("sync", "words"), [(1.15, "at most 1.15: met"), (1.16, "at most 1.15: not met")]
+)
+def test_the_target_of_synchronised_norms(
+    sync: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     parts = [dict.fromkeys(norms.PARTS, 0.1)]
     both = {
         "BatchNorm": norms.Trainee(None, None, [1.0, 2.0], parts),
         "SyncBatchNorm": norms.Trainee(None, None, [sync, 2 * sync], parts),
     }
-    norms.show(norms.findings(both), argparse.Namespace(workers=2, batch=64, steps=1, turns=2, json=None))
+    norms.show(
+        norms.findings(both), argparse.Namespace(workers=2, batch=64, steps=1, turns=2, json=None)
+    )
     shown = capsys.readouterr().out
     assert words in shown and re.search(r"norms: waiting +100\.00 +100\.00 +0\.00 +\+0\.0%", shown)

@@ -1,4 +1,5 @@
-"""`allstep bench step`: run once, tiny; failing contenders on a real rank; comparisons and the ways out on figures made up."""
+"""`allstep bench step`: run once, tiny; failing contenders on a real rank; comparisons and the ways
+out on figures made up."""
 
 import contextlib
 import io
@@ -28,7 +29,17 @@ from allstep.bench.step import measure as step
 from allstep.bench.step import rank as step_rank
 from allstep.bench.step.measure import StepFailed, StepRounds, check_losses, round_of
 from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, StepRank, watching
-from allstep.bench.step.result import ALONE, DDP, GLOO, OPTIMIZER, PARTS, SHARED, TASKS, StepResult, StepRow
+from allstep.bench.step.result import (
+    ALONE,
+    DDP,
+    GLOO,
+    OPTIMIZER,
+    PARTS,
+    SHARED,
+    TASKS,
+    StepResult,
+    StepRow,
+)
 from allstep.cli.app import app
 from allstep.comm.timeline import recorder
 from allstep.errors import ConfigError
@@ -41,11 +52,18 @@ MB = 1 << 20
 
 @pytest.fixture
 def forked(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Starts the bench's ranks in the fork server, where torch is imported already. A list of the commands that it stands in for."""
+    """Starts the bench's ranks in the fork server, where torch is imported already.
+
+    A list of the commands that it stands in for.
+    """
     commands: list[tuple[str, ...]] = []
 
     def start(
-        name: str, command: tuple[str, ...], num_ranks: int, folder: Path, ending: contextlib.ExitStack
+        name: str,
+        command: tuple[str, ...],
+        num_ranks: int,
+        folder: Path,
+        ending: contextlib.ExitStack,
     ) -> comm.Team:
         commands.append(command)
         *_, model, batch = command
@@ -70,7 +88,9 @@ def test_everybody_trains_turn_by_turn(
 ) -> None:
     orders: list[dict[str, Any]] = []
     tell = comm.Team.tell
-    monkeypatch.setattr(comm.Team, "tell", lambda team, order: orders.append(order) or tell(team, order))
+    monkeypatch.setattr(
+        comm.Team, "tell", lambda team, order: orders.append(order) or tell(team, order)
+    )
     monkeypatch.setattr(step, "_SECONDS_PER_TURN", 0)
     file = tmp_path / "step.json"
     options = ["--model", "small-cnn", "--np", "2", "--batch", "3", "-r", "2", "--json", str(file)]
@@ -85,14 +105,19 @@ def test_everybody_trains_turn_by_turn(
     rows = {row["name"]: row for row in document["rows"]}
     assert list(rows) == [ALONE, *RIVALS] == list(CONTENDERS)
     trained = [order["train"] for order in orders if "train" in order]
-    assert trained == [ALONE, *(GLOO, ALONE, DDP, OPTIMIZER, ALONE, SHARED) * 3]  # the first round is the warm-up
+    assert trained == [
+        ALONE,
+        *(GLOO, ALONE, DDP, OPTIMIZER, ALONE, SHARED) * 3,
+    ]  # the first round is the warm-up
 
     alone = rows[ALONE]["seconds"]
     assert len(alone) == 4
     for place, name in enumerate(RIVALS):
         row = rows[name]
         beside = alone[0::2] if place < 2 else alone[1::2]
-        assert row["speeds"] == pytest.approx([a / b for a, b in zip(beside, row["seconds"], strict=True)])
+        assert row["speeds"] == pytest.approx(
+            [a / b for a, b in zip(beside, row["seconds"], strict=True)]
+        )
         assert row["images_per_second"] == pytest.approx(2 * 3 * 3 / (sum(row["seconds"]) / 2))
         assert row["target"] is None  # nothing is promised for this batch
     _check_losses_of(rows)
@@ -107,7 +132,9 @@ def _check_losses_of(rows: dict[str, Any]) -> None:
     assert rows[ALONE]["losses"][0] == pytest.approx(
         losses[GLOO][0]
     )  # from the same weights, and then each for itself:
-    with pytest.raises(StepFailed, match="do not learn the same"):  # whoever does not communicate is found out
+    with pytest.raises(
+        StepFailed, match="do not learn the same"
+    ):  # whoever does not communicate is found out
         check_losses({GLOO: losses[GLOO][2:5], ALONE: rows[ALONE]["losses"][5:8]}, 2)
 
 
@@ -123,9 +150,15 @@ def _check_parts_and_memory_of(rows: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["--model", "alexnet2"], ["--model", "alexnet", "--np", "1024"], ["--model", "alexnet", "--np", "100000"]],
+    [
+        ["--model", "alexnet2"],
+        ["--model", "alexnet", "--np", "1024"],
+        ["--model", "alexnet", "--np", "100000"],
+    ],
 )
-def test_what_cannot_be_measured_is_said_at_once(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_said_at_once(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(step, "start_team")
     outcome = CliRunner().invoke(app, ["bench", "step", *options])
     assert isinstance(outcome.exception, ConfigError)
@@ -171,7 +204,8 @@ def _fails_in_turn(turn: int) -> Any:
 
 
 def _rounds(contenders: dict[str, Any]) -> tuple[list[tuple[str, int, bool]], list[Missing]]:
-    """Who was measured, in how many turns, and whether we saw where its time goes; and who is absent."""
+    """Who was measured, in how many turns, and whether we saw where its time goes; and who is
+    absent."""
     allstep.init()
     torch.set_num_threads(1)
     step._SECONDS_PER_TURN = 0
@@ -204,7 +238,8 @@ def test_who_fails_is_missing_and_the_others_go_on(ranks: Ranks) -> None:
 
 
 def _fail_on_one_rank() -> list[str]:
-    """How a turn ends when rank 1 alone fails in it; and what a turn with somebody else gives afterwards."""
+    """How a turn ends when rank 1 alone fails in it; and what a turn with somebody else gives
+    afterwards."""
     world = allstep.init()
     torch.set_num_threads(1)
     contenders = {name: CONTENDERS[name] for name in (ALONE, OPTIMIZER, DDP)}
@@ -226,7 +261,11 @@ def test_who_fails_on_one_rank_fails_on_all_and_the_others_go_on(ranks: Ranks) -
 
 
 def test_all_reasons_are_given() -> None:
-    answers = [{"failed": "rank 1 did not come"}, {"failed": "worn out"}, {"failed": "rank 1 did not come"}]
+    answers = [
+        {"failed": "rank 1 did not come"},
+        {"failed": "worn out"},
+        {"failed": "rank 1 did not come"},
+    ]
     team = SimpleNamespace(names=[GLOO], tell=lambda order: answers)
     rounds = StepRounds(team, 3)  # type: ignore[arg-type]
     with pytest.raises(StepFailed, match="it fails here: rank 1 did not come; worn out"):
@@ -237,10 +276,15 @@ def test_all_reasons_are_given() -> None:
     ("contenders", "words"),
     [
         ({ALONE: CONTENDERS[ALONE], GLOO: _not_there}, "nobody to measure: missing: DDP on Gloo"),
-        ({ALONE: _fails_in_turn(0), GLOO: CONTENDERS[ALONE]}, "independent copies: RuntimeError: worn out"),
+        (
+            {ALONE: _fails_in_turn(0), GLOO: CONTENDERS[ALONE]},
+            "independent copies: RuntimeError: worn out",
+        ),
     ],
 )
-def test_without_two_there_is_no_result(ranks: Ranks, contenders: dict[str, Any], words: str) -> None:
+def test_without_two_there_is_no_result(
+    ranks: Ranks, contenders: dict[str, Any], words: str
+) -> None:
     [outcome] = ranks.outcomes(1, _rounds, contenders)
     assert outcome.exit_code == 1
     assert "StepFailed: " in outcome.output and words in outcome.output
@@ -262,7 +306,9 @@ def test_every_rival_is_beside_the_independent_copies() -> None:
     ],
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_losses_that_differ_are_an_error(step: int, loss: float, same: dict[int, bool], num_ranks: int) -> None:
+def test_losses_that_differ_are_an_error(
+    step: int, loss: float, same: dict[int, bool], num_ranks: int
+) -> None:
     others = [2.3] * 8
     losses = {GLOO: others, DDP: others, SHARED: [*others[: step - 1], loss, *others[step:]]}
     words = rf"DDP on Gloo and share_weights .* at step {step} .* 2\.300000 and"
@@ -286,7 +332,9 @@ def test_lessons_are_the_same_for_all_contenders_and_others_for_each_rank_turn_a
     def seen(rank: int, turn: int, lessons: Lessons | None = None) -> list[float]:
         lessons = lessons or Lessons(TASKS["small-cnn"], rank, 2, 4)
         return [
-            value for pictures, _ in lessons.of(turn, 2) for value in (pictures.sum().item(), torch.rand(()).item())
+            value
+            for pictures, _ in lessons.of(turn, 2)
+            for value in (pictures.sum().item(), torch.rand(()).item())
         ]
 
     used = Lessons(TASKS["small-cnn"], 0, 2, 4)
@@ -326,11 +374,17 @@ def test_memory_that_two_share_counts_half() -> None:
     assert abs(written_nbytes() - before) < 4 * MB
     file = os.memfd_create("shared")
     os.truncate(file, 64 * MB)
-    touch = "import mmap, sys; m = mmap.mmap(int(sys.argv[1]), 0); m[:] = bytes(len(m)); print(); sys.stdin.read()"
+    touch = (
+        "import mmap, sys; m = mmap.mmap(int(sys.argv[1]), 0); m[:] = bytes(len(m)); print();"
+        " sys.stdin.read()"
+    )
     with (
         mmap.mmap(file, 64 * MB) as memory,
         subprocess.Popen(
-            [sys.executable, "-c", touch, str(file)], pass_fds=[file], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", touch, str(file)],
+            pass_fds=[file],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         ) as other,
     ):
         memory[:] = bytes(64 * MB)
@@ -351,11 +405,21 @@ def _result(**changes: Any) -> StepResult:
     rows = [
         _row(ALONE, [4.0, 4.0, 3.8], [1.0, 1.0, 1.0], updating=0.08),
         _row(GLOO, [5.0, 5.1, 4.9], [0.8, 0.79, 0.82]),
-        _row(OPTIMIZER, [4.1, 4.2, 4.1], [0.96, 0.94, 0.97], waiting=0.01, moving=0.02, adding=0.005, updating=0.08),
+        _row(
+            OPTIMIZER,
+            [4.1, 4.2, 4.1],
+            [0.96, 0.94, 0.97],
+            waiting=0.01,
+            moving=0.02,
+            adding=0.005,
+            updating=0.08,
+        ),
         _row(SHARED, [4.1, 4.1, 4.1], [0.98, 0.98, 0.99]),
     ]
     figures = {"model": "alexnet", "num_ranks": 2, "batch": 32, "steps": 4, "rows": rows}
-    return StepResult(**{**figures, "missing": [Missing(DDP, "it fails here: worn out")], **changes})
+    return StepResult(
+        **{**figures, "missing": [Missing(DDP, "it fails here: worn out")], **changes}
+    )
 
 
 RESULT = _result()
@@ -380,7 +444,17 @@ def test_the_table_fits_a_terminal() -> None:
     lines = [line.split() for line in screen.getvalue().splitlines()]
     assert "alexnet, 2 ranks with 32 pictures each, turns of 4 steps" in screen.getvalue()
     assert ["DistributedOptimizer", "62.4", "96.0%", "94.0%", "97.0%", "95%", "met", "700"] in lines
-    assert ["share_weights", "62.4", "98.0%", "98.0%", "99.0%", "98.5%", "not", "met", "700"] in lines
+    assert [
+        "share_weights",
+        "62.4",
+        "98.0%",
+        "98.0%",
+        "99.0%",
+        "98.5%",
+        "not",
+        "met",
+        "700",
+    ] in lines
     assert ["DistributedOptimizer", "1025.00", "41.00", "10.00", "20.00", "5.00", "80.00"] in lines
     assert ["DDP", "on", "Gloo", "1250.00", "250.00", "-", "-", "-", "-"] in lines
     assert RESULT.absences() == ["missing: DDP on allstep (it fails here: worn out)"]

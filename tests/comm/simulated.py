@@ -1,13 +1,17 @@
-"""Ranks as threads of one process, on a network that exists only as numbers: counts messages and tells the time that they would take.
+"""Ranks as threads of one process, on a network that exists only as numbers: counts messages and
+tells the time that they would take.
 
-    run = simulate(4, lambda exchange, combine: ring.run(exchange, tensors[exchange.rank], combine), speed=Speed(...))
-    run.seconds, run.ranks[0].num_sent, run.ranks[0].nbytes_sent, run.ranks[0].nbytes_added
+    run = simulate(4, lambda exchange, combine: ring.run(exchange, tensors[exchange.rank], combine),
+    speed=Speed(...)) run.seconds, run.ranks[0].num_sent, run.ranks[0].nbytes_sent,
+    run.ranks[0].nbytes_added
 
-The clock is the model of `allstep.comm.network.algorithms.speed`: a message of n bytes holds the sender's way out and the
-receiver's way in for `speed.moving(n)` seconds; adding holds the rank. Nothing is measured, so the same run always takes the same time.
+The clock is the model of `allstep.comm.network.algorithms.speed`: a message of n bytes holds the
+sender's way out and the receiver's way in for `speed.moving(n)` seconds; adding holds the rank.
+Nothing is measured, so the same run always takes the same time.
 
-The network is as unkind as the rules of `Exchange` allow: a message is read at the last moment, when the receiver waits for it. If the
-sender has written over it by then, the test fails. So it does when a message is not received, or a receive has another size.
+The network is as unkind as the rules of `Exchange` allow: a message is read at the last moment,
+when the receiver waits for it. If the sender has written over it by then, the test fails. So it
+does when a message is not received, or a receive has another size.
 """
 
 import queue
@@ -41,7 +45,11 @@ class SimulatedExchange:
     """One rank."""
 
     def __init__(
-        self, rank: int, size: int, speed: Speed, pipes: dict[tuple[int, int], "queue.SimpleQueue[Sent]"]
+        self,
+        rank: int,
+        size: int,
+        speed: Speed,
+        pipes: dict[tuple[int, int], "queue.SimpleQueue[Sent]"],
     ) -> None:
         self.rank, self.size, self.speed, self.pipes = rank, size, speed, pipes
         self.now = self.way_out_free = self.way_in_free = 0.0
@@ -79,7 +87,9 @@ class Coming:
         us = self.exchange
         sent = us.pipes[self.peer, us.rank].get(timeout=SECONDS)
         assert sent.copy.numel() == self.tensor.numel()
-        assert torch.equal(sent.tensor.view(torch.uint8), sent.copy.view(torch.uint8)), "written over on its way"
+        assert torch.equal(sent.tensor.view(torch.uint8), sent.copy.view(torch.uint8)), (
+            "written over on its way"
+        )
         self.tensor.copy_(sent.copy)
         us.way_in_free = max(sent.arrives, us.way_in_free + us.speed.moving(self.tensor.nbytes))
         us.now = max(us.now, us.way_in_free)

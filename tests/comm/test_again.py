@@ -42,7 +42,11 @@ def again_and_again() -> tuple[list[float], list[int], list[str]]:
         assert "GLOO_SOCKET_IFNAME" not in os.environ
         gc.collect()
         files.append(len(os.listdir("/proc/self/fd")))
-    return sums, files, [thread.name for thread in threading.enumerate() if "allstep" in thread.name]
+    return (
+        sums,
+        files,
+        [thread.name for thread in threading.enumerate() if "allstep" in thread.name],
+    )
 
 
 def test_comm_is_closed_and_opened_again(ranks: Ranks) -> None:

@@ -1,4 +1,5 @@
-"""Algorithms of all-reduce: right for every number of ranks, dtype and size; and their cost formulas count what they really do.
+"""Algorithms of all-reduce: right for every number of ranks, dtype and size; and their cost
+formulas count what they really do.
 
 References: numpy for the results, a simulated network (`simulated.py`) for the formulas.
 """
@@ -18,7 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.comm.network import algorithms
-from allstep.comm.network.algorithms import ALGORITHMS, Speed, choose, measure_speed, ring, wanted_algorithm
+from allstep.comm.network.algorithms import (
+    ALGORITHMS,
+    Speed,
+    choose,
+    measure_speed,
+    ring,
+    wanted_algorithm,
+)
 from allstep.errors import CommError, ConfigError
 from comm.simulated import FREE, Run, SimulatedExchange, simulate
 from hosts import SshHosts
@@ -32,7 +40,19 @@ OPS = {
     "minimum": (torch.minimum, np.minimum),
     "maximum": (torch.maximum, np.maximum),
 }
-DTYPES = ["float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "bfloat16"]
+DTYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "complex64",
+    "bfloat16",
+]
 WIRE = Speed(latency=50e-6, bandwidth=125e6, adding=5e9)  # 1 Gbit/s
 ONLY = {  # what a formula counts when only one thing costs anything
     "messages": Speed(1.0, math.inf, math.inf),
@@ -50,10 +70,15 @@ def inputs_of(num_ranks: int, numel: int, dtype: str, seed: int) -> list[torch.T
 
 
 def expected_of(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Numpy's result. Small whole numbers are exact in half precision, so their order does not matter."""
+    """Numpy's result.
+
+    Small whole numbers are exact in half precision, so their order does not matter.
+    """
     dtype = inputs[0].dtype
     arrays = [(each.float() if dtype is torch.bfloat16 else each).numpy() for each in inputs]
-    return torch.from_numpy(OPS[op][1].reduce(np.stack(arrays), axis=0, dtype=arrays[0].dtype)).to(dtype)
+    return torch.from_numpy(OPS[op][1].reduce(np.stack(arrays), axis=0, dtype=arrays[0].dtype)).to(
+        dtype
+    )
 
 
 def same_and_right(results: list[torch.Tensor], inputs: list[torch.Tensor], op: str) -> None:
@@ -68,7 +93,9 @@ def reduced(
     results = [each.clone() for each in inputs]
     done = simulate(
         len(inputs),
-        lambda exchange: ALGORITHMS[name].run(exchange, results[exchange.rank], exchange.combine(OPS[op][0])),
+        lambda exchange: ALGORITHMS[name].run(
+            exchange, results[exchange.rank], exchange.combine(OPS[op][0])
+        ),
         speed,
     )
     return results, done
@@ -148,7 +175,9 @@ def test_messages_and_bytes_are_those_of_the_drawings(p: int) -> None:
     for name in OURS:
         done = counted(name, p, numel)
         assert (done.total("num_sent"), done.total("nbytes_sent")) == total[name], name
-        assert done.total("nbytes_added") == (p - 1) * n  # each value is added once, whoever does it
+        assert (
+            done.total("nbytes_added") == (p - 1) * n
+        )  # each value is added once, whoever does it
     busiest = {name: counted(name, p, numel) for name in OURS}
     assert busiest["ring"].most("nbytes_sent") == 2 * (p - 1) * n // p
     assert busiest["tree"].most("num_sent") == (p - 1).bit_length()
@@ -238,7 +267,10 @@ def test_the_user_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wanted_algorithm("star") is ALGORITHMS["star"]
     assert wanted_algorithm("auto") is None
     monkeypatch.setenv("ALLSTEP_ALGORITHM", "buterfly")
-    with pytest.raises(ConfigError, match=r"ALLSTEP_ALGORITHM='buterfly' is no algorithm: did you mean 'butterfly'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"ALLSTEP_ALGORITHM='buterfly' is no algorithm: did you mean 'butterfly'\?",
+    ):
         wanted_algorithm()
 
 
@@ -263,7 +295,8 @@ def test_all_ranks_measure_the_same_speed(p: int) -> None:
 
 
 def check_over_gloo() -> tuple[list[bytes], Speed]:
-    """Many operations in a row with nothing between them that would hold a quick rank back, then two at once."""
+    """Many operations in a row with nothing between them that would hold a quick rank back, then
+    two at once."""
     import torch.distributed as dist
 
     from groups import joined
@@ -273,11 +306,15 @@ def check_over_gloo() -> tuple[list[bytes], Speed]:
     results = []
     with joined() as (rank, size):
         link = algorithms.GlooLink(dist.distributed_c10d._get_default_group().far, rank, size)
-        for seed, (name, (dtype, op, numel)) in enumerate(itertools.product(ALGORITHMS, cases_of(size))):
+        for seed, (name, (dtype, op, numel)) in enumerate(
+            itertools.product(ALGORITHMS, cases_of(size))
+        ):
             inputs = inputs_of(size, numel, dtype, seed)
             mine = inputs[rank].clone()
             ALGORITHMS[name].run(link.operation(), mine, OPS[op][0])
-            torch.testing.assert_close(mine, expected_of(inputs, op), rtol=1e-4, atol=1e-4, msg=f"{name} {dtype} {op}")
+            torch.testing.assert_close(
+                mine, expected_of(inputs, op), rtol=1e-4, atol=1e-4, msg=f"{name} {dtype} {op}"
+            )
             results.append(hashlib.sha256(mine.view(torch.uint8).numpy()).digest())
         two_at_once(link, rank)
         return results, measure_speed(link.operation())
@@ -286,7 +323,11 @@ def check_over_gloo() -> tuple[list[bytes], Speed]:
 def cases_of(size: int) -> list[tuple[str, str, int]]:
     return [
         *[("float32", "add", numel) for numel in (0, 1, size + 1, 50_001)],
-        *[(dtype, op, 37) for dtype, op in zip(DTYPES, itertools.cycle(OPS), strict=False) if meaningful(dtype, op)],
+        *[
+            (dtype, op, 37)
+            for dtype, op in zip(DTYPES, itertools.cycle(OPS), strict=False)
+            if meaningful(dtype, op)
+        ],
     ]
 
 
@@ -309,7 +350,9 @@ def two_at_once(link: "algorithms.GlooLink", rank: int) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5])
 def test_over_gloo(ranks: Ranks, num_ranks: int) -> None:
     first, *others = ranks(num_ranks, check_over_gloo, timeout=150)
-    assert all(other == first for other in others)  # the same bits of every result, and the same speed
+    assert all(
+        other == first for other in others
+    )  # the same bits of every result, and the same speed
 
 
 ACROSS = """
@@ -343,7 +386,9 @@ def test_between_hosts_the_bytes_really_cross(two_hosts: SshHosts, tmp_path: Pat
         assert list(found) == list(ALGORITHMS)
         for name, (nbytes, right) in found.items():
             assert right, name
-            # Each of two ranks sends one tensor's worth, whatever the way; twice would be 8 MB. On top come headers and
-            # acknowledgements, 66 bytes for each 1448 and up to as many back (9%), and what a busy machine makes TCP send again.
+            # Each of two ranks sends one tensor's worth, whatever the way; twice would be 8 MB. On
+            # top come headers and
+            # acknowledgements, 66 bytes for each 1448 and up to as many back (9%), and what a busy
+            # machine makes TCP send again.
             assert 4_000_000 < nbytes < 4_000_000 * 1.25, name
         assert bandwidth == lines[0][1] > 0

@@ -43,9 +43,9 @@ def test_one_program_after_the_other(program: str) -> None:
 def test_a_process_that_has_left_makes_room(tmp_path: Path) -> None:
     """It may start another one in its place."""
     (tmp_path / "driver.py").write_text(
-        "import subprocess, sys, allstep\n"
-        "allstep.init()\nallstep.shutdown()\n"
-        "sys.exit(subprocess.run([sys.executable, '-c', 'import allstep; print(allstep.init().size)']).returncode)\n"
+        "import subprocess, sys,"
+        " allstep\nallstep.init()\nallstep.shutdown()\nsys.exit(subprocess.run([sys.executable,"
+        " '-c', 'import allstep; print(allstep.init().size)']).returncode)\n"
     )
     done = run("run", "-np", "2", sys.executable, tmp_path / "driver.py")
     assert done.code == 0, done.err
@@ -63,14 +63,17 @@ def test_ranks_of_different_programs_are_told(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.py").write_text("import allstep\nallstep.init()\n")
     done = launched(
-        f"if [ $RANK = 0 ]; then exec {sys.executable} {tmp_path}/a.py; fi; exec {sys.executable} {tmp_path}/b.py"
+        f"if [ $RANK = 0 ]; then exec {sys.executable} {tmp_path}/a.py; fi; exec {sys.executable}"
+        f" {tmp_path}/b.py"
     )
     assert done.code == 0
     assert "a.py`, rank 1 `" in done.err
 
 
 def test_a_rank_may_name_itself() -> None:
-    assert differing_programs(["t.py --rank 0", "t.py --rank 1", "t.py --rank 10"], [0, 1, 10]) is None
+    assert (
+        differing_programs(["t.py --rank 0", "t.py --rank 1", "t.py --rank 10"], [0, 1, 10]) is None
+    )
     assert differing_programs(["t.py --local_rank=0 0", "t.py --local_rank=0 1"], [0, 0]) is None
     assert "rank 1 `u.py`" in str(differing_programs(["t.py", "u.py"], [0, 1]))
     assert differing_programs(["t.py --lr 0.1", "t.py --lr 0.01"], [0, 1])

@@ -1,4 +1,5 @@
-"""Sums in blocks: every edge of a block, in every kind of memory, against the sum of one process, bit for bit."""
+"""Sums in blocks: every edge of a block, in every kind of memory, against the sum of one process,
+bit for bit."""
 
 import os
 import random
@@ -41,28 +42,46 @@ def in_rank_order(op: str, inputs: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize(
     ("level_2", "block"),
-    [(None, MB), (128 * KB, 256 * KB), (512 * KB, 256 * KB), (MB, 512 * KB), (2 * MB, MB), (64 * MB, MB)],
+    [
+        (None, MB),
+        (128 * KB, 256 * KB),
+        (512 * KB, 256 * KB),
+        (MB, 512 * KB),
+        (2 * MB, MB),
+        (64 * MB, MB),
+    ],
 )
 def test_a_block_is_half_of_the_second_level_cache(level_2: int | None, block: int) -> None:
     assert block_bytes(level_2) == block
 
 
 def sums_around_edges(seed: int) -> int:
-    """Sizes around multiples of a block, in four kinds of memory. The number of exchanges in shared memory."""
+    """Sizes around multiples of a block, in four kinds of memory.
+
+    The number of exchanges in shared memory.
+    """
     draw = random.Random(seed)  # the same on every rank
     with joined() as (_, size):
         start, block = arena().flags.count, arena().block
         edges = [block, size * block, 256 * KB, size * 256 * KB]
         for case in range(24):
             dtype = draw.choice(DTYPES)
-            numel = draw.choice(edges) * draw.choice([1, 2, 3]) // dtype.itemsize + draw.choice([-64, -1, 0, 1, 63])
-            op = draw.choice(["SUM", "MIN", *(["AVG"] if dtype in (torch.float32, torch.float64) else [])])
+            numel = draw.choice(edges) * draw.choice([1, 2, 3]) // dtype.itemsize + draw.choice(
+                [-64, -1, 0, 1, 63]
+            )
+            op = draw.choice(
+                ["SUM", "MIN", *(["AVG"] if dtype in (torch.float32, torch.float64) else [])]
+            )
             check_sums(op, inputs_of(size, dtype, numel, case))
         return arena().flags.count - start
 
 
 def check_sums(op: str, inputs: list[Tensor]) -> None:
-    expected, mine, kind = in_rank_order(op, inputs), inputs[dist.get_rank()], getattr(dist.ReduceOp, op)
+    expected, mine, kind = (
+        in_rank_order(op, inputs),
+        inputs[dist.get_rank()],
+        getattr(dist.ReduceOp, op),
+    )
     numel, dtype = mine.numel(), mine.dtype
 
     private = mine.clone()
@@ -110,11 +129,14 @@ def test_ranks_that_see_different_caches_use_the_same_block(ranks: Ranks) -> Non
 
 @pytest.mark.parametrize("numel", [100, 300_000])
 def test_two_ranks_keep_the_order_of_ranks(ranks: Ranks, numel: int) -> None:
-    """Where the order shows: which of two NaNs becomes the sum depends on which is the first operand."""
+    """Where the order shows: which of two NaNs becomes the sum depends on which is the first
+    operand."""
 
     def check() -> bool:
         with joined() as (rank, _):
-            inputs = [torch.full((numel,), 0x7FC00001 + each, dtype=torch.int32) for each in range(2)]
+            inputs = [
+                torch.full((numel,), 0x7FC00001 + each, dtype=torch.int32) for each in range(2)
+            ]
             first, second = (bits.view(torch.float32) for bits in inputs)
             expected = (first + second).view(torch.int32)
             assert not torch.equal(expected, (second + first).view(torch.int32))
@@ -126,7 +148,8 @@ def test_two_ranks_keep_the_order_of_ranks(ranks: Ranks, numel: int) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.3])
 def test_a_scaled_sum_of_several_blocks(ranks: Ranks, factor: float) -> None:
-    """Scaled values are added from the pool, unscaled ones from the tensor: same bits as one process."""
+    """Scaled values are added from the pool, unscaled ones from the tensor: same bits as one
+    process."""
 
     def check() -> bool:
         with joined() as (rank, size):

@@ -1,6 +1,7 @@
 """Ranks that die, stop, hang or are cut off: the others raise, name who it was, and go on.
 
-The ranks are real processes, killed and stopped with real signals; hosts are network namespaces with cables that can be cut.
+The ranks are real processes, killed and stopped with real signals; hosts are network namespaces
+with cables that can be cut.
 """
 
 import gc
@@ -35,7 +36,9 @@ from hosts import Hosts, SshHosts, why_not
 from ranks import Ranks, wait_until
 
 GLOO = {"ONLY_GLOO": "1"}
-PATIENT = {"ALLSTEP_LOST_SECONDS": "60"}  # with it a loss that is heard of within 15 s was not heard of by silence
+PATIENT = {
+    "ALLSTEP_LOST_SECONDS": "60"
+}  # with it a loss that is heard of within 15 s was not heard of by silence
 
 
 def form(name: str = "test", ranks: list[int] | None = None, **options: Any) -> int:
@@ -98,7 +101,9 @@ def random_operation(dice: random.Random, size: int) -> None:
     ids=["two hosts", "four hosts", "two by two", "gloo"],
 )
 @pytest.mark.soak(20)
-def test_a_killed_rank_is_lost_for_all_others(ranks: Ranks, hosts: str, env: dict[str, str]) -> None:
+def test_a_killed_rank_is_lost_for_all_others(
+    ranks: Ranks, hosts: str, env: dict[str, str]
+) -> None:
     seed, moment = random.randrange(1000), random.random() * 0.3
     victim = random.Random(seed).randrange(len(hosts))
 
@@ -154,7 +159,9 @@ def test_a_rank_killed_in_the_middle_of_a_message(ranks: Ranks, wait: str) -> No
         before = sum(sockets.nbytes() for sockets in connections)
 
         def kill() -> None:
-            wait_until(lambda: sum(sockets.nbytes() for sockets in connections) > before + 1_000_000)
+            wait_until(
+                lambda: sum(sockets.nbytes() for sockets in connections) > before + 1_000_000
+            )
             died_at(time.time())
             os.kill(pids[1], signal.SIGKILL)
 
@@ -182,18 +189,23 @@ def test_the_error_reaches_a_rank_that_has_nothing_to_do_with_the_dead_one(ranks
         dist.barrier()
         if rank == 0:
             os._exit(3)
-        error = error_of(lambda: dist.recv(torch.ones(3), src=rank - 1))  # 2 waits for 1, and 1 for 0
+        error = error_of(
+            lambda: dist.recv(torch.ones(3), src=rank - 1)
+        )  # 2 waits for 1, and 1 for 0
         return type(error), error.peer, str(error)
 
     outcomes = ranks.outcomes(3, work, hosts=list("abc"))
     for outcome in outcomes[1:]:
         kind, peer, text = outcome.result
         assert (kind, peer) == (PeerLost, 0)
-        assert text.startswith(f"recv(float32 [3], from {outcome.rank - 1}): rank 0 is gone (its process ended)"), text
+        assert text.startswith(
+            f"recv(float32 [3], from {outcome.rank - 1}): rank 0 is gone (its process ended)"
+        ), text
 
 
 def test_a_rank_that_has_done_its_part_may_leave(ranks: Ranks) -> None:
-    """The others are in an operation that takes longer than a connection may be closed without a word."""
+    """The others are in an operation that takes longer than a connection may be closed without a
+    word."""
 
     def work() -> float:
         rank = form()
@@ -242,9 +254,20 @@ def test_a_script_that_ends_too_early(tmp_path: Path, deed: str, code: int, word
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT.format(deed=deed)))
     with wire.Server(token := wire.new_token()) as store:
-        env = {**os.environ, "ALLSTEP_STORE": f"127.0.0.1:{store.port}", "ALLSTEP_TOKEN": token, "OMP_NUM_THREADS": "1"}
+        env = {
+            **os.environ,
+            "ALLSTEP_STORE": f"127.0.0.1:{store.port}",
+            "ALLSTEP_TOKEN": token,
+            "OMP_NUM_THREADS": "1",
+        }
         processes = [
-            subprocess.Popen([sys.executable, script], env={**env, **world.to_env()}, stdout=-1, stderr=-2, text=True)
+            subprocess.Popen(
+                [sys.executable, script],
+                env={**env, **world.to_env()},
+                stdout=-1,
+                stderr=-2,
+                text=True,
+            )
             for world in places(["a", "b"])
         ]
         outputs = [process.communicate(timeout=120)[0] for process in processes]
@@ -278,10 +301,17 @@ CUT = """
 def run_and_cut(
     hosts: Hosts, of_rank: list[int], cut: int, script: Path, lost: float, idle: float = 0
 ) -> list[tuple[float, int, str]]:
-    """A rank on host `of_rank[rank]` each; when all are at work host `cut` is cut off. Seconds after that, peer and words, by rank."""
+    """A rank on host `of_rank[rank]` each; when all are at work host `cut` is cut off.
+
+    Seconds after that, peer and words, by rank.
+    """
     script.write_text(textwrap.dedent(CUT.format(idle=idle)))
     with wire.Server(token := wire.new_token(), hosts.gateway) as store:
-        env = {**os.environ, "ALLSTEP_STORE": f"{hosts.gateway}:{store.port}", "ALLSTEP_TOKEN": token}
+        env = {
+            **os.environ,
+            "ALLSTEP_STORE": f"{hosts.gateway}:{store.port}",
+            "ALLSTEP_TOKEN": token,
+        }
         env |= {"ALLSTEP_LOST_SECONDS": str(lost), "OMP_NUM_THREADS": "1"}
         processes = [
             subprocess.Popen(
@@ -308,9 +338,13 @@ def run_and_cut(
 
 
 @pytest.mark.parametrize(
-    ("lost", "idle", "limit"), [(10, 0, 30), (2, 3, 20)], ids=["in the middle of a transfer", "idle"]
+    ("lost", "idle", "limit"),
+    [(10, 0, 30), (2, 3, 20)],
+    ids=["in the middle of a transfer", "idle"],
 )
-def test_a_cut_cable(two_hosts: SshHosts, tmp_path: Path, lost: float, idle: float, limit: float) -> None:
+def test_a_cut_cable(
+    two_hosts: SshHosts, tmp_path: Path, lost: float, idle: float, limit: float
+) -> None:
     found = run_and_cut(two_hosts, [0, 1], 1, tmp_path / "script.py", lost, idle)
     for rank, (seconds, peer, text) in enumerate(found):
         assert peer == 1 - rank and f"rank {1 - rank} is gone (no sign of life for " in text, text
@@ -318,7 +352,10 @@ def test_a_cut_cable(two_hosts: SshHosts, tmp_path: Path, lost: float, idle: flo
 
 
 def test_one_of_three_hosts_is_cut_off(tmp_path: Path) -> None:
-    """Two ranks on the first host. Those on the same side agree who is gone; the one that is cut off misses the others."""
+    """Two ranks on the first host.
+
+    Those on the same side agree who is gone; the one that is cut off misses the others.
+    """
     if reason := why_not():
         pytest.skip(reason)
     hosts = Hosts(["h1", "h2", "h3"])
@@ -335,7 +372,9 @@ def test_one_of_three_hosts_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "env"), [("aa", {}), ("ab", {}), ("aa", GLOO)], ids=["shared memory", "two hosts", "gloo"]
+    ("hosts", "env"),
+    [("aa", {}), ("ab", {}), ("aa", GLOO)],
+    ids=["shared memory", "two hosts", "gloo"],
 )
 def test_a_stopped_rank_is_not_lost(ranks: Ranks, hosts: str, env: dict[str, str]) -> None:
     def work() -> tuple:
@@ -366,7 +405,9 @@ def test_a_stopped_rank_is_not_lost(ranks: Ranks, hosts: str, env: dict[str, str
         dist.destroy_process_group()
         return bool((tensor == 2 * torch.arange(5_000_000.0)).all()), time.monotonic() - began
 
-    for right, seconds in ranks(2, work, hosts=list(hosts), env={**env, "ALLSTEP_LOST_SECONDS": "1"}):
+    for right, seconds in ranks(
+        2, work, hosts=list(hosts), env={**env, "ALLSTEP_LOST_SECONDS": "1"}
+    ):
         assert right and seconds > 3.5
 
 
@@ -380,8 +421,11 @@ def validate(until: Callable[[], bool], seconds: float = 0.1) -> None:
 
 
 def reported() -> bool:
-    """Whether a rank has printed the report, a while ago: time enough for a second one, if there were any."""
-    return any(STALLED in file.read_text() and file.stat().st_mtime < time.time() - 1.5 for file in OUTPUTS)
+    """Whether a rank has printed the report, a while ago: time enough for a second one, if there
+    were any."""
+    return any(
+        STALLED in file.read_text() and file.stat().st_mtime < time.time() - 1.5 for file in OUTPUTS
+    )
 
 
 STALLED = "s in all_reduce(float32 [1000], SUM); rank 2 of 3 has not called it"
@@ -389,7 +433,9 @@ OUTPUTS = [Path(f"{rank}.out") for rank in range(3)]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "env"), [("aaa", {}), ("aab", {}), ("aaa", GLOO)], ids=["shared memory", "two hosts", "gloo"]
+    ("hosts", "env"),
+    [("aaa", {}), ("aab", {}), ("aaa", GLOO)],
+    ids=["shared memory", "two hosts", "gloo"],
 )
 def test_a_stall_is_reported_once_with_the_stack_of_who_is_missing(
     ranks: Ranks, hosts: str, env: dict[str, str]
@@ -404,10 +450,17 @@ def test_a_stall_is_reported_once_with_the_stack_of_who_is_missing(
         dist.destroy_process_group()
         return [tensor[0].item()]
 
-    outcomes = ranks.outcomes(3, work, hosts=list(hosts), env={**env, "ALLSTEP_STALL_SECONDS": "0.5"})
+    outcomes = ranks.outcomes(
+        3, work, hosts=list(hosts), env={**env, "ALLSTEP_STALL_SECONDS": "0.5"}
+    )
     assert [outcome.result for outcome in outcomes] == [[3.0]] * 3, "a stall is no error"
     # On a busy machine something else may have stalled for half a second, too.
-    reports = [part for outcome in outcomes for part in outcome.output.split("allstep: rank ")[1:] if STALLED in part]
+    reports = [
+        part
+        for outcome in outcomes
+        for part in outcome.output.split("allstep: rank ")[1:]
+        if STALLED in part
+    ]
     assert len(reports) == 1, outcomes
     _, second, *rest = reports[0].splitlines()
     lines = list(itertools.takewhile(lambda line: line.startswith("    "), rest))
@@ -440,7 +493,9 @@ def test_a_rank_that_cannot_answer_is_named_all_the_same(ranks: Ranks) -> None:
     outcomes = ranks.outcomes(2, work, hosts=["a", "b"], env={"ALLSTEP_STALL_SECONDS": "0.5"})
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes
     assert "s in all_reduce(float32 [3], SUM); rank 1 does not answer" in outcomes[0].output
-    assert "  rank 1: does not answer (busy in native code, stopped or cut off)" in outcomes[0].output
+    assert (
+        "  rank 1: does not answer (busy in native code, stopped or cut off)" in outcomes[0].output
+    )
 
 
 def test_words_of_a_report() -> None:
@@ -450,7 +505,10 @@ def test_words_of_a_report() -> None:
         3: Answer("h2", 6, "", 62.0, ["train.py:88 in validate: loss = model(batch)"]),
     }
     assert report("all_reduce(float32 [1], SUM)", 61.2, 7, 0, answers, [10, 11, 12, 13]) == [
-        "rank 10 has waited 61 s in all_reduce(float32 [1], SUM); rank 13 of 4 has not called it, rank 12 does not answer",
+        (
+            "rank 10 has waited 61 s in all_reduce(float32 [1], SUM); rank 13 of 4 has not called"
+            " it, rank 12 does not answer"
+        ),
         "  rank 12: does not answer (busy in native code, stopped or cut off)",
         "  rank 13 on h2: in no collective since 62 s; it is at",
         "    train.py:88 in validate: loss = model(batch)",
@@ -472,13 +530,21 @@ def test_a_time_out_fails_one_group_and_no_other(ranks: Ranks, env: dict[str, st
         if rank == 1:
             began = time.monotonic()
             error = error_of(lambda: dist.all_reduce(torch.ones(3), group=part))
-            answer = type(error), error.peer, error.rank, error.op, error.tensor, str(error), time.monotonic() - began
+            answer = (
+                type(error),
+                error.peer,
+                error.rank,
+                error.op,
+                error.tensor,
+                str(error),
+                time.monotonic() - began,
+            )
             over.touch()
         if rank == 2:
             validate(over.exists)
-            if (
-                not env
-            ):  # in shared memory rank 1 has done its part: a rank that has not heard of the failure yet can finish
+            # in shared memory rank 1 has done its part: a rank that has not heard of the failure
+            # yet can finish
+            if not env:
                 wait_until(lambda: part.guard.failure)
             again = error_of(lambda: dist.all_reduce(torch.ones(3), group=part))
             answer = type(again), again.peer
@@ -494,7 +560,13 @@ def test_a_time_out_fails_one_group_and_no_other(ranks: Ranks, env: dict[str, st
 
     none, late, missing = ranks(3, work, env=env)
     *attributes, text, seconds, total = late
-    assert attributes == [CollectiveTimeout, 2, 1, "all_reduce", "float32 [3]"], "ranks as the user counts them"
+    assert attributes == [
+        CollectiveTimeout,
+        2,
+        1,
+        "all_reduce",
+        "float32 [3]",
+    ], "ranks as the user counts them"
     assert "rank 2 did not come within 1.0 s" in text and "in validate: time.sleep(seconds)" in text
     assert 1 < seconds < 15
     assert missing == (CollectiveTimeout, 2, 6.0)
@@ -529,10 +601,16 @@ def test_a_call_can_have_a_time_limit_of_its_own(ranks: Ranks) -> None:
             wait_until(seen.exists)
             return ()
         error = error_of(
-            lambda: dist.group.WORLD.allreduce([torch.ones(3)], dist.ReduceOp.SUM, timedelta(seconds=0.5)).wait()
+            lambda: dist.group.WORLD.allreduce(
+                [torch.ones(3)], dist.ReduceOp.SUM, timedelta(seconds=0.5)
+            ).wait()
         )
         seen.touch()
-        return type(error), error.seconds < 15, "not over within the 0.5 s that it was given" in str(error)
+        return (
+            type(error),
+            error.seconds < 15,
+            "not over within the 0.5 s that it was given" in str(error),
+        )
 
     assert ranks(2, work, env=GLOO)[0] == (CollectiveTimeout, True, True)
 
@@ -563,7 +641,9 @@ def test_a_failure_is_heard_on_the_whole_host_at_once(ranks: Ranks) -> None:
         if rank == 2:
             time.sleep(0.5)
             died_at(time.time())
-            dist.group.WORLD.guard.fail(Failure("PeerLost", "rank 7 is gone (told by a test)", 7, 2))
+            dist.group.WORLD.guard.fail(
+                Failure("PeerLost", "rank 7 is gone (told by a test)", 7, 2)
+            )
         error = error_of(lambda: dist.all_reduce(torch.ones(3)))
         return type(error), error.peer, time.time() - died_at(), str(error)
 
@@ -586,8 +666,12 @@ def test_a_failure_fits_into_any_room() -> None:
     assert len(short) <= 500 and from_json(short).reason.startswith('rank 2 "did" not come')
 
 
-@pytest.mark.parametrize(("hosts", "env"), [("aaa", {}), ("aab", {}), ("aaa", GLOO)], ids=["one host", "two", "gloo"])
-def test_survivors_form_a_new_group_in_the_same_process(ranks: Ranks, hosts: str, env: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("hosts", "env"), [("aaa", {}), ("aab", {}), ("aaa", GLOO)], ids=["one host", "two", "gloo"]
+)
+def test_survivors_form_a_new_group_in_the_same_process(
+    ranks: Ranks, hosts: str, env: dict[str, str]
+) -> None:
     def work() -> list:
         rank = form()
         dist.barrier()

@@ -21,14 +21,27 @@ from ranks import Ranks, held_port, wait_until
 NOT_OPERATIONS = {
     *("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL"),
     *("rank", "size", "boxed", "unbox", "bound_device_id", "use_pg_for_symm_mem_rendezvous"),
-    *("_backend_id", "_device_types", "_get_backend", "_register_backend", "_set_default_backend", "_id"),
-    *("_enable_collectives_timing", "_has_hooks", "_register_on_completion_hook", "_wait_for_pending_works"),
+    *(
+        "_backend_id",
+        "_device_types",
+        "_get_backend",
+        "_register_backend",
+        "_set_default_backend",
+        "_id",
+    ),
+    *(
+        "_enable_collectives_timing",
+        "_has_hooks",
+        "_register_on_completion_hook",
+        "_wait_for_pending_works",
+    ),
     *("_get_sequence_number_for_group", "_set_sequence_number_for_group", "_pybind11_conduit_v1_"),
 }
 
 
 def test_every_operation_of_torch_is_ours() -> None:
-    """Fails when a new torch has a collective that the group would not implement: add it, or list it above."""
+    """Fails when a new torch has a collective that the group would not implement: add it, or list
+    it above."""
     theirs = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
     assert theirs - NOT_OPERATIONS - set(vars(AllstepGroup)) == set()
 
@@ -103,13 +116,19 @@ def test_works(ranks: Ranks) -> None:
                 work = dist.all_reduce(tensor, async_op=True)
                 while not work.is_completed():
                     time.sleep(0.001)
-                assert tensor.tolist() == [size] * 3, "a Work that says completed has its result in place"
+                assert tensor.tolist() == [size] * 3, (
+                    "a Work that says completed has its result in place"
+                )
                 assert work.is_success()
                 assert work.wait() and work.wait()
                 tensor = torch.ones(3, dtype=dtype)
                 (found,) = dist.all_reduce(tensor, async_op=True).get_future().wait()
                 assert found.data_ptr() == tensor.data_ptr() and tensor.tolist() == [size] * 3
-                doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+                doubled = (
+                    dist.all_reduce(tensor, async_op=True)
+                    .get_future()
+                    .then(lambda done: done.value()[0] * 2)
+                )
                 assert doubled.wait().tolist() == [2 * size**2] * 3
             outputs = [torch.zeros(each + 1) for each in range(size)]
             work = dist.all_gather(outputs, torch.ones(dist.get_rank() + 1), async_op=True)
@@ -125,7 +144,10 @@ def test_transfers_never_block(ranks: Ranks) -> None:
             peer, large = 1 - rank, 1 << 20
             works = [dist.isend(torch.full((large,), float(rank)), peer, tag=1)]
             works.append(dist.isend(torch.full((large,), float(rank + 10)), peer, tag=2))
-            second, first = torch.zeros(large), torch.zeros(2, large)[:, ::2]  # the other way round, one not contiguous
+            second, first = (
+                torch.zeros(large),
+                torch.zeros(2, large)[:, ::2],
+            )  # the other way round, one not contiguous
             works.append(dist.irecv(second, peer, tag=2))
             works.append(dist.irecv(first, peer, tag=1))
             for each in reversed(works):
@@ -206,7 +228,9 @@ def test_objects(ranks: Ranks) -> None:
             dist.gather_object(("rank", rank), gathered, 2)
             assert rank != 2 or gathered == [("rank", each) for each in range(size)]
             own: list = [None]
-            dist.scatter_object_list(own, [f"for {each}" for each in range(size)] if rank == 0 else None, 0)
+            dist.scatter_object_list(
+                own, [f"for {each}" for each in range(size)] if rank == 0 else None, 0
+            )
             assert own == [f"for {rank}"]
             if rank == 0:
                 dist.send_object_list(["hello", 1], 1)
@@ -324,12 +348,22 @@ print("fine")
 
 def test_a_plain_script_with_torchruns_variables() -> None:
     common = {name: value for name, value in os.environ.items() if not name.startswith("ALLSTEP_")}
-    common |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    common |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     with held_port() as port:
         processes = [
             subprocess.Popen(
                 [sys.executable, "-c", SCRIPT],
-                env={**common, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env={
+                    **common,
+                    "MASTER_PORT": str(port),
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                },
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -365,7 +399,10 @@ def test_a_lost_peer_is_an_error_not_a_crash(ranks: Ranks, env: dict[str, str]) 
 
 
 def test_cuda_tensors_need_nccl(ranks: Ranks) -> None:
-    """What can be seen without a GPU: CUDA calls go to `nccl`, whatever that is, under the names a Backend has."""
+    """What can be seen without a GPU:
+
+    CUDA calls go to `nccl`, whatever that is, under the names a Backend has.
+    """
 
     def work() -> list[str]:
         from allstep.comm.op.work import DONE
@@ -397,12 +434,22 @@ def test_cuda_tensors_need_nccl(ranks: Ranks) -> None:
     backend = torch._C._distributed_c10d.ProcessGroupGloo  # its methods are those of every Backend
     (names,) = ranks(1, work)
     assert all(hasattr(backend, name) for name in names)
-    assert names == ["allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base", "send"]
+    assert names == [
+        "allreduce",
+        "broadcast",
+        "_allgather_base",
+        "_reduce_scatter_base",
+        "alltoall_base",
+        "send",
+    ]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_methods_own_cost(ranks: Ranks, num_ranks: int) -> None:
-    """`dist.all_reduce` with a mover that does nothing: ours beside torch's own. Generous: times on a shared machine say little."""
+    """`dist.all_reduce` with a mover that does nothing: ours beside torch's own.
+
+    Generous: times on a shared machine say little.
+    """
 
     def work() -> float:
         from allstep.comm.op.work import DONE

@@ -37,7 +37,12 @@ def test_the_missing_are_named(ranks: Ranks) -> None:
                 try:
                     allstep.comm.barrier(timeout=0.3, group=group)
                 except CollectiveTimeout as caught:
-                    error = (str(caught).replace(f"{caught.seconds:.1f}", "T"), caught.rank, caught.peer, caught.op)
+                    error = (
+                        str(caught).replace(f"{caught.seconds:.1f}", "T"),
+                        caught.rank,
+                        caught.peer,
+                        caught.op,
+                    )
             dist.barrier()
             if rank > 1:  # the late ones find that rank 1 was there, and all are in step again
                 allstep.comm.barrier(timeout=60, group=group)

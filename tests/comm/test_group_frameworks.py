@@ -1,4 +1,5 @@
-"""Unmodified frameworks on backend "allstep": each computes what the same code computes on Gloo, or in one process."""
+"""Unmodified frameworks on backend "allstep": each computes what the same code computes on Gloo, or
+in one process."""
 
 import copy
 from pathlib import Path
@@ -39,7 +40,9 @@ def alone(size: int) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for number in range(3):
         optimizer.zero_grad()
-        model(torch.cat([batch(10 * number + rank) for rank in range(size)])).square().mean().backward()
+        model(
+            torch.cat([batch(10 * number + rank) for rank in range(size)])
+        ).square().mean().backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -49,16 +52,24 @@ def close(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("env", [{}, {"ONLY_GLOO": "1"}, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}], ids=str)
+@pytest.mark.parametrize(
+    "env", [{}, {"ONLY_GLOO": "1"}, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}], ids=str
+)
 def test_ddp(ranks: Ranks, env: dict[str, str]) -> None:
     def work() -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+            allreduce_hook,
+            fp16_compress_hook,
+        )
         from torch.nn.parallel import DistributedDataParallel
 
         dist.set_debug_level_from_env()
         with joined() as (rank, size):
             close(steps(DistributedDataParallel(net(), bucket_cap_mb=0.0001), rank), alone(size))
-            close(steps(DistributedDataParallel(net(), gradient_as_bucket_view=True), rank), alone(size))
+            close(
+                steps(DistributedDataParallel(net(), gradient_as_bucket_view=True), rank),
+                alone(size),
+            )
             close(steps(DistributedDataParallel(net(), static_graph=True), rank), alone(size))
             hooked = DistributedDataParallel(net())
             hooked.register_comm_hook(None, allreduce_hook)
@@ -77,7 +88,11 @@ def test_ddp_with_unused_parameters(ranks: Ranks) -> None:
         class Sometimes(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.always, self.rank0, self.never = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 4)
+                self.always, self.rank0, self.never = (
+                    nn.Linear(6, 4),
+                    nn.Linear(6, 4),
+                    nn.Linear(6, 4),
+                )
 
             def forward(self, x):
                 found = self.always(x)
@@ -87,7 +102,10 @@ def test_ddp_with_unused_parameters(ranks: Ranks) -> None:
             model = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
             for number in range(2):
                 model(batch(number + rank)).sum().backward()
-            grads = [layer.weight.grad for layer in (model.module.always, model.module.rank0, model.module.never)]
+            grads = [
+                layer.weight.grad
+                for layer in (model.module.always, model.module.rank0, model.module.never)
+            ]
             return [grad is not None and bool(grad.any()) for grad in grads]
 
     assert ranks(2, work) == [[True, True, False]] * 2
@@ -136,7 +154,9 @@ def test_zero_redundancy_optimizer(ranks: Ranks) -> None:
 
         with joined() as (rank, size):
             model = DistributedDataParallel(net())
-            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9
+            )
             for number in range(3):
                 optimizer.zero_grad()
                 model(batch(10 * number + rank)).square().mean().backward()
@@ -157,7 +177,9 @@ def test_fsdp2(ranks: Ranks) -> None:
                 fully_shard(layer)
             fully_shard(model)
             steps(model, rank)
-            close([parameter.full_tensor().detach() for parameter in model.parameters()], alone(size))
+            close(
+                [parameter.full_tensor().detach() for parameter in model.parameters()], alone(size)
+            )
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             assert norm.full_tensor().isfinite()
             halves = net()
@@ -167,7 +189,9 @@ def test_fsdp2(ranks: Ranks) -> None:
             fully_shard(scaled)
             scaled.set_gradient_divide_factor(2.0 * size)
             scaled(batch(rank)).square().mean().backward()
-            assert all(parameter.grad.full_tensor().isfinite().all() for parameter in scaled.parameters())
+            assert all(
+                parameter.grad.full_tensor().isfinite().all() for parameter in scaled.parameters()
+            )
 
     ranks(2, work, timeout=150)
 
@@ -182,7 +206,9 @@ def test_hsdp_and_device_meshes(ranks: Ranks) -> None:
             model = net()
             fully_shard(model, mesh=mesh)
             steps(model, rank)
-            close([parameter.full_tensor().detach() for parameter in model.parameters()], alone(size))
+            close(
+                [parameter.full_tensor().detach() for parameter in model.parameters()], alone(size)
+            )
 
     ranks(4, work, timeout=150)
 
@@ -191,7 +217,11 @@ def test_dtensor_and_tensor_parallelism(ranks: Ranks) -> None:
     def work() -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
 
         with joined() as (_, size):
             mesh = init_device_mesh("cpu", (size,))
@@ -201,7 +231,8 @@ def test_dtensor_and_tensor_parallelism(ranks: Ranks) -> None:
             columns = rows.redistribute(mesh, [Shard(1)])
             assert torch.equal(columns.redistribute(mesh, [Replicate()]).to_local(), whole)
             assert torch.equal(
-                (rows @ distribute_tensor(whole.T.contiguous(), mesh, [Replicate()])).full_tensor(), whole @ whole.T
+                (rows @ distribute_tensor(whole.T.contiguous(), mesh, [Replicate()])).full_tensor(),
+                whole @ whole.T,
             )
             assert rows.sum().full_tensor() == whole.sum()
             uneven = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)])
@@ -232,7 +263,10 @@ def test_distributed_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
             state = {"model": other.state_dict()}
             dcp.load(state, checkpoint_id=folder)
             other.load_state_dict(state["model"])
-            close([p.full_tensor() for p in other.parameters()], [p.full_tensor() for p in model.parameters()])
+            close(
+                [p.full_tensor() for p in other.parameters()],
+                [p.full_tensor() for p in model.parameters()],
+            )
 
     ranks(2, work, str(tmp_path / "checkpoint"), timeout=150)
 
@@ -253,7 +287,8 @@ def functional(x: Tensor) -> list[Tensor]:
 
 
 def gathered_past_python(name: str) -> list[float]:
-    """The one functional collective that C++ takes to the Backend inside the group without asking Python."""
+    """The one functional collective that C++ takes to the Backend inside the group without asking
+    Python."""
     import torch as t  # cloudpickle stumbles over `torch.ops` as a global
 
     output, ops = t.zeros(8), t.ops._c10d_functional
@@ -265,7 +300,11 @@ def gathered_past_python(name: str) -> list[float]:
 def test_functional_collectives(ranks: Ranks) -> None:
     def work(backend: str, compiled: bool) -> list[Tensor]:
         with joined(backend) as (rank, _):
-            call = torch.compile(functional, backend="aot_eager", fullgraph=True) if compiled else functional
+            call = (
+                torch.compile(functional, backend="aot_eager", fullgraph=True)
+                if compiled
+                else functional
+            )
             found = [tensor.clone() for tensor in call(torch.arange(4.0) + rank)]
             if backend == "allstep":
                 assert gathered_past_python(dist.group.WORLD.group_name) == [0, 1, 2, 3] * 2
@@ -273,7 +312,9 @@ def test_functional_collectives(ranks: Ranks) -> None:
 
     expected = ranks(2, work, "gloo", False)
     for compiled in (False, True):
-        for mine, theirs in zip(ranks(2, work, "allstep", compiled, timeout=150), expected, strict=True):
+        for mine, theirs in zip(
+            ranks(2, work, "allstep", compiled, timeout=150), expected, strict=True
+        ):
             for one, other in zip(mine, theirs, strict=True):
                 assert torch.equal(one, other)
 
@@ -286,7 +327,9 @@ def test_in_place_collectives_under_compile(ranks: Ranks) -> None:
             return y + 1
 
         with joined() as (rank, _):
-            found: list[float] = torch.compile(step, backend="aot_eager")(torch.full((2,), float(rank))).tolist()
+            found: list[float] = torch.compile(step, backend="aot_eager")(
+                torch.full((2,), float(rank))
+            ).tolist()
             return found
 
     assert ranks(2, work, timeout=150) == [[3.0, 3.0]] * 2

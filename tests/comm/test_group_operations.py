@@ -1,7 +1,9 @@
-"""Every operation on every dtype and layout, against what plain torch computes from the same numbers in one process.
+"""Every operation on every dtype and layout, against what plain torch computes from the same
+numbers in one process.
 
-Inputs are drawn from (seed, rank), so that each rank knows the inputs of all and computes what it should get. Floats hold small whole
-numbers: their sums are exact in any order, and results are compared bit by bit.
+Inputs are drawn from (seed, rank), so that each rank knows the inputs of all and computes what it
+should get. Floats hold small whole numbers: their sums are exact in any order, and results are
+compared bit by bit.
 """
 
 import os
@@ -19,7 +21,16 @@ from groups import joined
 from ranks import Ranks
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+INTS = [
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 COMPLEX = [torch.complex64, torch.complex128]
 DTYPES = [*FLOATS, *INTS, *COMPLEX, torch.bool]
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
@@ -30,9 +41,12 @@ Run = Callable[..., list[Any]]
 
 @pytest.fixture(params=["shared memory", "gloo", "hosts"])
 def run(ranks: Ranks, request: pytest.FixtureRequest) -> Run:
-    """`ranks`, with all that a group of one host uses, with Gloo alone, and on two hosts (of five ranks three are on the first)."""
+    """`ranks`, with all that a group of one host uses, with Gloo alone, and on two hosts (of five
+    ranks three are on the first)."""
 
-    def start(num_ranks: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    def start(
+        num_ranks: int, function: Callable[..., Any], *args: Any, **options: Any
+    ) -> list[Any]:
         hosts = ["a", "b", "a", "b", "a"][:num_ranks] if request.param == "hosts" else None
         env = {"ONLY_GLOO": "1"} if request.param == "gloo" else {}
         return ranks(num_ranks, function, *args, env=env, hosts=hosts, **options)
@@ -43,9 +57,13 @@ def run(ranks: Ranks, request: pytest.FixtureRequest) -> Run:
 def draw(dtype: torch.dtype, shape: tuple[int, ...], seed: int, layout: str = "plain") -> Tensor:
     """A tensor of small whole numbers. `layout` says how it lies in memory."""
     generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randint(0 if dtype in (torch.bool, torch.uint8) else -3, 4, shape, generator=generator)
+    numbers = torch.randint(
+        0 if dtype in (torch.bool, torch.uint8) else -3, 4, shape, generator=generator
+    )
     if dtype in COMPLEX:
-        values = torch.complex(numbers.double(), numbers.flip(0).double() if shape else numbers.double()).to(dtype)
+        values = torch.complex(
+            numbers.double(), numbers.flip(0).double() if shape else numbers.double()
+        ).to(dtype)
     else:
         values = numbers.to(dtype)
     return lay(values, layout)
@@ -187,7 +205,11 @@ def test_all_shapes_and_layouts(run: Run) -> None:
                         same(tensor, inputs[1], ("broadcast", *what))
                         tensor = draw(dtype, shape, rank, layout)
                         dist.reduce(tensor, 2)
-                        same(tensor, reduced("SUM", inputs) if rank == 2 else inputs[rank], ("reduce", *what))
+                        same(
+                            tensor,
+                            reduced("SUM", inputs) if rank == 2 else inputs[rank],
+                            ("reduce", *what),
+                        )
                         outputs = [draw(dtype, shape, 99, layout).detach() for _ in range(size)]
                         dist.all_gather(outputs, draw(dtype, shape, rank, layout))
                         for each, found in enumerate(outputs):
@@ -221,7 +243,10 @@ def test_reduce_scatter(run: Run, num_ranks: int) -> None:
             for number, dtype in enumerate(DTYPES):
                 for op in OPS:
                     layout = LAYOUTS[:3][(number + len(op)) % 3]
-                    mine = [[draw(dtype, (to + 1, 2), 10 * each + to) for to in range(size)] for each in range(size)]
+                    mine = [
+                        [draw(dtype, (to + 1, 2), 10 * each + to) for to in range(size)]
+                        for each in range(size)
+                    ]
                     expected = reduced(op, [mine[each][rank] for each in range(size)])
                     output = draw(dtype, (rank + 1, 2), 99, layout)
                     inputs = [lay(tensor, layout) for tensor in mine[rank]]
@@ -230,8 +255,8 @@ def test_reduce_scatter(run: Run, num_ranks: int) -> None:
                     opts.reduceOp = group_op
                     if expected is None:
                         refused(
-                            lambda output=output, inputs=inputs, opts=opts: dist.group.WORLD.reduce_scatter(
-                                [output], [inputs], opts
+                            lambda output=output, inputs=inputs, opts=opts: (
+                                dist.group.WORLD.reduce_scatter([output], [inputs], opts)
                             ),
                             op,
                             str(dtype),
@@ -240,7 +265,9 @@ def test_reduce_scatter(run: Run, num_ranks: int) -> None:
                     dist.group.WORLD.reduce_scatter([output], [inputs], opts).wait()
                     same(output, expected, ("uneven", dtype, op))
                     whole = torch.stack([draw(dtype, (3,), 10 * rank + to) for to in range(size)])
-                    expected = reduced(op, [draw(dtype, (3,), 10 * each + rank) for each in range(size)])
+                    expected = reduced(
+                        op, [draw(dtype, (3,), 10 * each + rank) for each in range(size)]
+                    )
                     output = draw(dtype, (3,), 99)
                     dist.group.WORLD.reduce_scatter_single(output, whole, opts).wait()
                     same(output, expected, ("single", dtype, op))
@@ -254,7 +281,10 @@ def test_reduce_scatter_into_its_own_input(run: Run) -> None:
             whole = draw(torch.float32, (size * 5,), rank)
             output = whole[rank * 5 : rank * 5 + 5]
             dist.reduce_scatter_tensor(output, whole)
-            every = [draw(torch.float32, (size * 5,), each)[rank * 5 : rank * 5 + 5] for each in range(size)]
+            every = [
+                draw(torch.float32, (size * 5,), each)[rank * 5 : rank * 5 + 5]
+                for each in range(size)
+            ]
             same(output, reduced("SUM", every), "aliased")
 
     run(3, work)
@@ -282,8 +312,16 @@ def test_scaled_sum(run: Run, num_ranks: int) -> None:
                     tensor = inputs[rank].clone()
                     dist.all_reduce(tensor, premultiplied(torch.tensor(factor)))
                     same(tensor, expected, (dtype, "tensor as factor"))
-            refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), premultiplied(0.5)), "int32", "0.5")
-            refused(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), premultiplied(2.0)), "PREMUL_SUM", "bool")
+            refused(
+                lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), premultiplied(0.5)),
+                "int32",
+                "0.5",
+            )
+            refused(
+                lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), premultiplied(2.0)),
+                "PREMUL_SUM",
+                "bool",
+            )
 
     run(num_ranks, work)
 
@@ -345,13 +383,23 @@ def test_gathering(run: Run, num_ranks: int) -> None:
                 outputs = [lay(draw(dtype, shape, 99), layout) for shape in sizes]
                 dist.gather(own, outputs if rank == root else None, root)
                 for found, expected in zip(outputs, inputs, strict=True):
-                    same(found, expected if rank == root else draw(dtype, found.shape, 99), ("gather", dtype))
+                    same(
+                        found,
+                        expected if rank == root else draw(dtype, found.shape, 99),
+                        ("gather", dtype),
+                    )
                 output = draw(dtype, sizes[rank], 98, layout)
-                dist.scatter(output, [lay(each, layout) for each in inputs] if rank == root else None, root)
+                dist.scatter(
+                    output, [lay(each, layout) for each in inputs] if rank == root else None, root
+                )
                 same(output, inputs[rank], ("scatter", dtype))
                 whole = draw(dtype, (size, 3), 97, layout)
                 dist.all_gather_into_tensor(whole, draw(dtype, (1, 3), rank, layout).detach())
-                same(whole, torch.cat([draw(dtype, (1, 3), each) for each in range(size)]), ("single", dtype))
+                same(
+                    whole,
+                    torch.cat([draw(dtype, (1, 3), each) for each in range(size)]),
+                    ("single", dtype),
+                )
 
     run(num_ranks, work)
 
@@ -391,7 +439,9 @@ def test_all_to_all(run: Run, num_ranks: int) -> None:
                 same(output, torch.cat(expected), ("with splits", dtype))
                 output = draw(dtype, (2 * size,), 99, layout)
                 dist.all_to_all_single(output, draw(dtype, (2 * size,), rank, layout))
-                parts = [draw(dtype, (2 * size,), each)[2 * rank : 2 * rank + 2] for each in range(size)]
+                parts = [
+                    draw(dtype, (2 * size,), each)[2 * rank : 2 * rank + 2] for each in range(size)
+                ]
                 same(output, torch.cat(parts), ("equal parts", dtype))
 
     run(num_ranks, work)
@@ -402,12 +452,32 @@ def test_wrong_arguments_are_named(run: Run) -> None:
         with joined() as (_, size):
             two = [torch.zeros(2), torch.zeros(2)]
             refused(lambda: dist.all_gather(two, torch.zeros(2)), "2 tensors", "3 ranks")
-            refused(lambda: dist.all_gather([torch.zeros(3)] * size, torch.zeros(2)), "(2,)", "(3,)")
+            refused(
+                lambda: dist.all_gather([torch.zeros(3)] * size, torch.zeros(2)), "(2,)", "(3,)"
+            )
             refused(lambda: dist.reduce_scatter(torch.zeros(2), two), "reduce_scatter", "2 tensors")
-            refused(lambda: dist.all_gather_into_tensor(torch.zeros(7), torch.zeros(2)), "(7,)", "3 times", "(2,)")
-            refused(lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(7)), "(7,)", "3 times", "(2,)")
-            refused(lambda: dist.all_to_all_single(torch.zeros(7), torch.zeros(7)), "(7,)", "equally", "3 ranks")
-            refused(lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [1, 1, 2]), "[1, 1, 2]")
+            refused(
+                lambda: dist.all_gather_into_tensor(torch.zeros(7), torch.zeros(2)),
+                "(7,)",
+                "3 times",
+                "(2,)",
+            )
+            refused(
+                lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(7)),
+                "(7,)",
+                "3 times",
+                "(2,)",
+            )
+            refused(
+                lambda: dist.all_to_all_single(torch.zeros(7), torch.zeros(7)),
+                "(7,)",
+                "equally",
+                "3 ranks",
+            )
+            refused(
+                lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [1, 1, 2]),
+                "[1, 1, 2]",
+            )
 
     run(3, work)
 
@@ -416,7 +486,10 @@ def test_coalesced(run: Run) -> None:
     def work() -> None:
         with joined() as (rank, size):
             dtypes = [torch.float32, torch.bfloat16, torch.float32, torch.int16, torch.bool]
-            inputs = [[draw(dtype, (n, 2), 10 * each + n) for n, dtype in enumerate(dtypes)] for each in range(size)]
+            inputs = [
+                [draw(dtype, (n, 2), 10 * each + n) for n, dtype in enumerate(dtypes)]
+                for each in range(size)
+            ]
             sums = [reduced("SUM", [inputs[each][n] for each in range(size)]) for n in range(5)]
             tensors = [lay(tensor, "strided") for tensor in inputs[rank]]
             dist.group.WORLD.allreduce_coalesced(tensors).wait()
@@ -443,7 +516,11 @@ def test_coalesced(run: Run) -> None:
                 for share, whole in zip(shares, wholes, strict=True):
                     dist.reduce_scatter_tensor(share, whole)
             for n, share in enumerate(shares):
-                same(share, draw(torch.float32, (3,), 10 * rank + n) * size, "manager, there and back")
+                same(
+                    share,
+                    draw(torch.float32, (3,), 10 * rank + n) * size,
+                    "manager, there and back",
+                )
             tensors = [torch.full((2,), float(rank)), torch.full((3,), float(rank))]
             with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
                 for root, tensor in enumerate(tensors):
@@ -468,7 +545,9 @@ def test_lazily_conjugated(run: Run) -> None:
     def work() -> None:
         with joined() as (rank, size):
             values = draw(torch.complex64, (4,), rank)
-            every = [draw(torch.complex64, (4,), each).conj().resolve_conj() for each in range(size)]
+            every = [
+                draw(torch.complex64, (4,), each).conj().resolve_conj() for each in range(size)
+            ]
             outputs = [torch.zeros(4, dtype=torch.complex64).conj() for _ in range(size)]
             dist.group.WORLD.allgather([outputs], [values.conj()]).wait()
             for found, expected in zip(outputs, every, strict=True):
@@ -480,11 +559,22 @@ def test_lazily_conjugated(run: Run) -> None:
     run(2, work)
 
 
-NAMES = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "ring"]
+NAMES = [
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "ring",
+]
 
 
 def random_operations(seed: int, count: int) -> int:
-    """The same random sequence on all ranks, on random sub-groups, some asynchronous and waited for in another order."""
+    """The same random sequence on all ranks, on random sub-groups, some asynchronous and waited for
+    in another order."""
     with joined() as (rank, size):
         dice = random.Random(seed)
         members = [list(range(size)), [0, size - 1], list(range(1, size)), [1, size - 1]]
@@ -492,8 +582,12 @@ def random_operations(seed: int, count: int) -> int:
         open_works: list[tuple[dist.Work, Callable[[], None]]] = []
         for number in range(count):
             name, dtype = dice.choice(NAMES), dice.choice(DTYPES)
-            op = dice.choice([each for each in OPS if reduced(each, [torch.zeros(1).to(dtype)] * 2) is not None])
-            shape = tuple(dice.randrange(5) for _ in range(dice.randrange(3))) or (dice.randrange(5000),)
+            op = dice.choice(
+                [each for each in OPS if reduced(each, [torch.zeros(1).to(dtype)] * 2) is not None]
+            )
+            shape = tuple(dice.randrange(5) for _ in range(dice.randrange(3))) or (
+                dice.randrange(5000),
+            )
             layout, later = dice.choice(LAYOUTS[:3]), dice.random() < 0.3
             who, group = dice.choice(groups)
             root, order = dice.choice(who), dice.random()
@@ -512,12 +606,17 @@ def random_operations(seed: int, count: int) -> int:
         return count
 
 
-def operate(case: tuple, rank: int, group: dist.ProcessGroup) -> tuple[dist.Work, Callable[[], None]]:
+def operate(
+    case: tuple, rank: int, group: dist.ProcessGroup
+) -> tuple[dist.Work, Callable[[], None]]:
     """Start one operation; the Work, and the check of its result."""
     _, number, name, dtype, op, shape, layout, who, root = case
     place = who.index(rank)
     inputs = [draw(dtype, shape, 1000 * number + each) for each in range(len(who))]
-    own, places = lay(inputs[place], layout), [lay(torch.zeros_like(each), layout) for each in inputs]
+    own, places = (
+        lay(inputs[place], layout),
+        [lay(torch.zeros_like(each), layout) for each in inputs],
+    )
     found: list[Tensor]
     expected: list[Tensor]
     if name in ("all_reduce", "reduce"):

@@ -1,6 +1,8 @@
-"""Collectives over several hosts: the layout, the sum by slice, every algorithm, and that bytes really cross as few as they should.
+"""Collectives over several hosts: the layout, the sum by slice, every algorithm, and that bytes
+really cross as few as they should.
 
-`ranks(..., hosts=[...])` tells the ranks that they are on different hosts: they then share memory only with their neighbours.
+`ranks(..., hosts=[...])` tells the ranks that they are on different hosts: they then share memory
+only with their neighbours.
 """
 
 import hashlib
@@ -71,7 +73,9 @@ def test_slices_are_the_same_on_every_host(numel: int, num_slices: int, more_ran
     slices = crossing.slices(flat, num_slices)
     on_a_larger_host = crossing.slices(flat, num_slices + more_ranks)
     assert torch.equal(torch.cat(slices), flat)
-    assert [len(each) for each in on_a_larger_host] == [len(each) for each in slices] + [0] * more_ranks
+    assert [len(each) for each in on_a_larger_host] == [len(each) for each in slices] + [
+        0
+    ] * more_ranks
 
 
 # The sum
@@ -82,13 +86,16 @@ def number_of(rank: int, numel: int) -> torch.Tensor:
 
 
 def sum_up(algorithm: str | None) -> list[str]:
-    """Sums of many sizes, private and shared, each held against one process; the bits of all results."""
+    """Sums of many sizes, private and shared, each held against one process; the bits of all
+    results."""
     import allstep.comm
 
     torch.set_num_threads(1)
     found = []
     with joined() as (rank, size):
-        group = dist.new_group(backend="allstep", pg_options=allstep.comm.Options(algorithm=algorithm))
+        group = dist.new_group(
+            backend="allstep", pg_options=allstep.comm.Options(algorithm=algorithm)
+        )
         for numel in NUMELS:
             exact = sum(number_of(each, numel).double() for each in range(size))
             for make in (torch.empty, lambda numel: allstep.comm.shared_empty(numel, group=group)):
@@ -104,7 +111,9 @@ def sum_up(algorithm: str | None) -> list[str]:
         mean = torch.full((5,), float(rank))
         dist.all_reduce(mean, dist.ReduceOp.AVG, group=group)
         assert torch.allclose(mean, torch.full((5,), (size - 1) / 2))
-        works = [dist.all_reduce(torch.ones(30_000) * k, group=group, async_op=True) for k in range(5)]
+        works = [
+            dist.all_reduce(torch.ones(30_000) * k, group=group, async_op=True) for k in range(5)
+        ]
         for k, work in enumerate(works):
             work.wait()
             assert (work.result()[0] == k * size).all()
@@ -145,7 +154,10 @@ def test_every_algorithm_on_one_host_for_study(ranks: Ranks, name: str) -> None:
 def test_a_variable_meant_for_hosts_leaves_groups_of_one_host_alone(ranks: Ranks) -> None:
     def ways() -> list[object]:
         with joined() as (rank, _):
-            on_a, on_b = dist.new_group([0, 1], backend="allstep"), dist.new_group([2, 3], backend="allstep")
+            on_a, on_b = (
+                dist.new_group([0, 1], backend="allstep"),
+                dist.new_group([2, 3], backend="allstep"),
+            )
             own = on_a if rank < 2 else on_b
             tensor = torch.ones(3)
             dist.all_reduce(tensor, group=own)
@@ -231,7 +243,9 @@ def test_one_host_that_cannot_share_leaves_it_to_gloo(ranks: Ranks) -> None:
         with joined() as (_, size):
             tensor = torch.ones(100_000)
             dist.all_reduce(tensor)
-            return dist.distributed_c10d._get_default_group().local is None and bool((tensor == size).all())
+            return dist.distributed_c10d._get_default_group().local is None and bool(
+                (tensor == size).all()
+            )
 
     assert ranks(4, work, hosts=["a", "a", "b", "b"]) == [True] * 4
 
@@ -261,13 +275,16 @@ if world.local_rank == 0:
 def test_a_host_sends_the_bytes_of_one_rank(two_hosts: SshHosts, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ACROSS)
-    done = run("run", "-np", "4", "-H", "h1:2,h2:2", "--ssh", two_hosts.ssh, "python", script, cwd=tmp_path)
+    done = run(
+        "run", "-np", "4", "-H", "h1:2,h2:2", "--ssh", two_hosts.ssh, "python", script, cwd=tmp_path
+    )
     assert done.code == 0, done.err
     lines = [json.loads(line.partition("] ")[2]) for line in done.out.splitlines()]
     assert len(lines) == 2
     for ours, right, flat_gloo, right_too in lines:
         assert right
         assert right_too
-        # 2 (p-1)/p n for p = 2 hosts is n; headers and acknowledgements come on top. Flat Gloo over four ranks sends 1.5 n.
+        # 2 (p-1)/p n for p = 2 hosts is n; headers and acknowledgements come on top. Flat Gloo over
+        # four ranks sends 1.5 n.
         assert 4_000_000 <= ours <= 1.25 * 4_000_000
         assert flat_gloo > 1.2 * ours

@@ -1,4 +1,5 @@
-"""allstep.init() under our own launcher's world: exact places, missing ranks, repeated meetings, leaving."""
+"""allstep.init() under our own launcher's world: exact places, missing ranks, repeated meetings,
+leaving."""
 
 import os
 import re
@@ -16,7 +17,15 @@ def place() -> tuple:
 
     world = allstep.init()
     assert allstep.init() is world
-    return world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size, world.host
+    return (
+        world.rank,
+        world.size,
+        world.local_rank,
+        world.local_size,
+        world.cross_rank,
+        world.cross_size,
+        world.host,
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
@@ -104,7 +113,9 @@ def test_a_rank_that_does_not_turn_up_is_named(ranks: Ranks) -> None:
     assert time.monotonic() - began < 25
     assert [outcome.exit_code for outcome in outcomes] == [1, 1, 0]
     for outcome in outcomes[:2]:
-        assert re.search(r"WorldError: 1 of 3 ranks did not turn up within \d+ s: rank 2 on a\.", outcome.output)
+        assert re.search(
+            r"WorldError: 1 of 3 ranks did not turn up within \d+ s: rank 2 on a\.", outcome.output
+        )
 
 
 def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
@@ -126,7 +137,10 @@ def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
         allstep.init()
 
     outcomes = ranks.outcomes(2, lie_about_the_host, hosts=["a", "b"])
-    assert all("ALLSTEP_LOCAL_SIZE=2), but 1 ranks turned up there" in outcome.output for outcome in outcomes)
+    assert all(
+        "ALLSTEP_LOCAL_SIZE=2), but 1 ranks turned up there" in outcome.output
+        for outcome in outcomes
+    )
 
 
 def test_a_group_that_the_script_made_is_kept(ranks: Ranks, tmp_path: Path) -> None:
@@ -136,7 +150,9 @@ def test_a_group_that_the_script_made_is_kept(ranks: Ranks, tmp_path: Path) -> N
         import allstep
 
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(path, size), rank=rank, world_size=size
+        )
         before = dist.distributed_c10d._get_default_group()
         allstep.init()
         same = dist.distributed_c10d._get_default_group() is before
@@ -163,7 +179,9 @@ def test_threads_are_our_share_of_the_cores(ranks: Ranks) -> None:
         return torch.get_num_threads()
 
     cores = len(os.sched_getaffinity(0))
-    assert ranks(1, threads, False, str(cores + 3)) == [cores], "the agent's number is not the user's"
+    assert ranks(1, threads, False, str(cores + 3)) == [cores], (
+        "the agent's number is not the user's"
+    )
     assert ranks(2, threads, False) == [max(1, cores // 2)] * 2
     assert ranks(2, threads, True) == [1, 1]
     assert ranks(1, threads, False) == [cores]
@@ -180,7 +198,8 @@ def test_a_store_that_is_not_there(ranks: Ranks) -> None:
 
 
 def test_torchs_tests_of_a_store(ranks: Ranks) -> None:
-    """Every operation that torch calls on a store, through C++ and a prefix, as Gloo and the object collectives use it."""
+    """Every operation that torch calls on a store, through C++ and a prefix, as Gloo and the object
+    collectives use it."""
 
     def use() -> list:
         from datetime import timedelta
@@ -190,7 +209,9 @@ def test_torchs_tests_of_a_store(ranks: Ranks) -> None:
         from allstep import wire
         from allstep.comm.join.store import WireStore
 
-        client = wire.Client(wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"])
+        client = wire.Client(
+            wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"]
+        )
         ours = WireStore(client, timedelta(seconds=5))
         store = PrefixStore("p", ours)
         store.set("a", "1")
@@ -203,7 +224,12 @@ def test_torchs_tests_of_a_store(ranks: Ranks) -> None:
             store.add("n", 3),
             store.check(["a", "b"]),
         ]
-        found += [store.compare_set("a", "12", "13"), store.delete_key("b"), store.check(["b"]), store.num_keys()]
+        found += [
+            store.compare_set("a", "12", "13"),
+            store.delete_key("b"),
+            store.check(["b"]),
+            store.num_keys(),
+        ]
         store.set_timeout(timedelta(seconds=0.1))
         try:
             store.get("never")
@@ -219,7 +245,8 @@ def test_torchs_tests_of_a_store(ranks: Ranks) -> None:
 
 
 def test_leaving_with_an_operation_under_way(ranks: Ranks) -> None:
-    """A rank that fails while a collective is under way ends at once; torch alone waits for the collective's time-out."""
+    """A rank that fails while a collective is under way ends at once; torch alone waits for the
+    collective's time-out."""
 
     def fail() -> None:
         import subprocess

@@ -1,4 +1,5 @@
-"""kill -9 at random points: of a random rank, in the middle of whatever it does, on one host and on two. Nobody hangs, nothing stays."""
+"""kill -9 at random points: of a random rank, in the middle of whatever it does, on one host and on
+two. Nobody hangs, nothing stays."""
 
 import os
 import random
@@ -58,7 +59,13 @@ def test_kills_at_random_points(ranks: Ranks) -> None:
         case = (seed, number, places, victim, moment)
         began = time.monotonic()
         outcomes = ranks.outcomes(
-            len(places), work_until_a_rank_is_gone, number, victim, moment, hosts=list(places), timeout=60
+            len(places),
+            work_until_a_rank_is_gone,
+            number,
+            victim,
+            moment,
+            hosts=list(places),
+            timeout=60,
         )
         seconds = time.monotonic() - began
         for outcome in outcomes:
@@ -67,5 +74,7 @@ def test_kills_at_random_points(ranks: Ranks) -> None:
             else:
                 assert outcome.exit_code == 0, (case, outcome.output)
                 assert outcome.result[0] == victim, (case, outcome.result)
-        assert seconds < 30, case  # promised: 1 s on a host, 10 s between hosts; a machine may stand still for a while
+        assert seconds < 30, (
+            case
+        )  # promised: 1 s on a host, 10 s between hosts; a machine may stand still for a while
     wait_until(lambda: not shared_memory_files(), what="an empty /dev/shm")

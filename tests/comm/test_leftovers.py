@@ -36,7 +36,9 @@ def held() -> Held:
     tasks = [name_of(task) for task in Path("/proc/self/task").iterdir()]
     assert len(tasks) >= threading.active_count()
     files = [link for fd in os.listdir("/proc/self/fd") if (link := target_of(fd))]
-    return Held(sorted(files), sorted(tasks), [line for line in maps if "allstep" in line], len(maps))
+    return Held(
+        sorted(files), sorted(tasks), [line for line in maps if "allstep" in line], len(maps)
+    )
 
 
 def name_of(task: Path) -> str:
@@ -115,7 +117,11 @@ def many_rounds(rounds: int) -> list[tuple[str, Held, Held, Held]]:
         nonlocal optimizer
         optimizer = hvd_round(net, optimizer)
 
-    kinds = {"allstep.init": plain_round, "hvd.init": again, "both": lambda: both_round(torch.nn.Linear(3, 2))}
+    kinds = {
+        "allstep.init": plain_round,
+        "hvd.init": again,
+        "both": lambda: both_round(torch.nn.Linear(3, 2)),
+    }
     for name, act in kinds.items():
         for number in range(rounds):
             act()
@@ -141,4 +147,8 @@ def check(rank: int, found: list[tuple[str, Held, Held, Held]], rounds: int) -> 
         assert after.threads == before.threads, case
         assert after.segments == [], case
         # The allocator's maps come and go a little; one map a round would be more.
-        assert after.num_maps - warm.num_maps < max(2, (rounds - WARM) // 2), (case, warm.num_maps, after.num_maps)
+        assert after.num_maps - warm.num_maps < max(2, (rounds - WARM) // 2), (
+            case,
+            warm.num_maps,
+            after.num_maps,
+        )

@@ -1,4 +1,5 @@
-"""Collectives in shared memory: against sums in the order of ranks, bit for bit; mismatches; ranks that die."""
+"""Collectives in shared memory: against sums in the order of ranks, bit for bit; mismatches; ranks
+that die."""
 
 import contextlib
 import fcntl
@@ -14,7 +15,8 @@ from ranks import Ranks, shared_memory_files, wait_until
 
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
-# Around every edge: one element, the small path's limit, a slice, a block, several blocks, and nothing that divides.
+# Around every edge: one element, the small path's limit, a slice, a block, several blocks, and
+# nothing that divides.
 SIZES = [1, 2, 7, 1023, 16384, 16385, 65536, 65537, 131072, 200_003, 524_288, 1_000_003]
 
 
@@ -30,13 +32,19 @@ def group_of_ours():
 
     torch.set_num_threads(1)
     world = World.detect()
-    client = wire.Client(wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"])
+    client = wire.Client(
+        wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"]
+    )
     from datetime import timedelta
 
     store = WireStore(client, timedelta(seconds=30))
     seconds = float(os.environ.get("GROUP_SECONDS", "30"))
     dist.init_process_group(
-        "allstep", store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=seconds)
+        "allstep",
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=seconds),
     )
     group = dist.distributed_c10d._get_default_group()
     group.kept = store
@@ -50,7 +58,9 @@ def input_of(rank: int, dtype: str, numel: int, seed: int):
     generator = torch.Generator().manual_seed(seed * 1000 + rank)
     if kind.is_floating_point:
         return (torch.randn(numel, generator=generator, dtype=torch.float64) * 3).to(kind)
-    return torch.randint(-4 if kind != torch.uint8 else 0, 5, (numel,), generator=generator).to(kind)
+    return torch.randint(-4 if kind != torch.uint8 else 0, 5, (numel,), generator=generator).to(
+        kind
+    )
 
 
 def in_rank_order(op: str, inputs: list):
@@ -99,7 +109,13 @@ def test_all_reduce_has_the_bits_of_one_process(ranks: Ranks, num_ranks: int) ->
                 "MIN",
                 "MAX",
                 "PRODUCT",
-                *(["BAND", "BOR", "BXOR"] if whole else ["AVG"] if dtype in ("float32", "float64") else []),
+                *(
+                    ["BAND", "BOR", "BXOR"]
+                    if whole
+                    else ["AVG"]
+                    if dtype in ("float32", "float64")
+                    else []
+                ),
             ]
         )
         cases.append((dtype, op, draw.choice([*SIZES, draw.randint(1, 300_000)])))
@@ -176,7 +192,8 @@ def test_operations_that_do_not_wait(ranks: Ranks) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         for trial in range(20):
             tensors = [
-                torch.full((numel,), float(rank + index)) for index, numel in enumerate([10, 100_000, 7, 300_000, 1])
+                torch.full((numel,), float(rank + index))
+                for index, numel in enumerate([10, 100_000, 7, 300_000, 1])
             ]
             works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
             direct = torch.ones(5)
@@ -211,10 +228,16 @@ def test_ranks_that_call_different_things_all_see_what_each_called(ranks: Ranks)
         texts = []
         different = [
             lambda: dist.all_reduce(torch.ones(3 + (rank == 1))),
-            lambda: dist.all_reduce(torch.ones(3, dtype=torch.float64 if rank == 2 else torch.float32)),
+            lambda: dist.all_reduce(
+                torch.ones(3, dtype=torch.float64 if rank == 2 else torch.float32)
+            ),
             lambda: dist.all_reduce(torch.ones(2, 3) if rank else torch.ones(3, 2)),
-            lambda: dist.broadcast(torch.ones(3), 0) if rank == 0 else dist.all_reduce(torch.ones(3)),
-            lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM),
+            lambda: (
+                dist.broadcast(torch.ones(3), 0) if rank == 0 else dist.all_reduce(torch.ones(3))
+            ),
+            lambda: dist.all_reduce(
+                torch.ones(3), dist.ReduceOp.MAX if rank == 0 else dist.ReduceOp.SUM
+            ),
             lambda: dist.barrier() if rank == 1 else dist.all_reduce(torch.ones(1_000_000)),
         ]
         for act in different:
@@ -246,7 +269,9 @@ DEEDS = {
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize("numel", [100, 3_000_000])
 @pytest.mark.soak(20)
-def test_a_rank_that_dies_is_lost_for_the_others_within_a_second(ranks: Ranks, deed: str, numel: int) -> None:
+def test_a_rank_that_dies_is_lost_for_the_others_within_a_second(
+    ranks: Ranks, deed: str, numel: int
+) -> None:
     act = DEEDS[deed]
     moment = random.random() * 0.2
 
@@ -276,7 +301,12 @@ def test_a_rank_that_dies_is_lost_for_the_others_within_a_second(ranks: Ranks, d
             except PeerLost:
                 again = True
             with open("died") as file:  # noqa: PTH123
-                return error.peer, noticed - float(file.read()), again, "all_reduce(float32" in str(error)
+                return (
+                    error.peer,
+                    noticed - float(file.read()),
+                    again,
+                    "all_reduce(float32" in str(error),
+                )
 
     outcomes = ranks.outcomes(3, work)
     assert outcomes[1].exit_code != 0
@@ -346,7 +376,9 @@ def test_unmodified_ddp_trains_as_on_gloo(ranks: Ranks) -> None:
         if backend == "gloo":
             group.local = None
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 700), nn.ReLU(), nn.Linear(700, 300), nn.ReLU(), nn.Linear(300, 10))
+        net = nn.Sequential(
+            nn.Linear(64, 700), nn.ReLU(), nn.Linear(700, 300), nn.ReLU(), nn.Linear(300, 10)
+        )
         ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.2)
         optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
         generator = torch.Generator().manual_seed(dist.get_rank())
@@ -416,7 +448,9 @@ def test_tensors_in_shared_memory(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_scaled_sum_of_which_only_some_lies_in_shared_memory_is_scaled_once(ranks: Ranks, num_ranks: int) -> None:
+def test_a_scaled_sum_of_which_only_some_lies_in_shared_memory_is_scaled_once(
+    ranks: Ranks, num_ranks: int
+) -> None:
     def check() -> bool:
         import torch
         import torch.distributed as dist

@@ -1,4 +1,5 @@
-"""allstep.init() under launchers that are not ours, for real: mpirun, hydra, srun, torchrun, on one host and on two."""
+"""allstep.init() under launchers that are not ours, for real: mpirun, hydra, srun, torchrun, on one
+host and on two."""
 
 import json
 import os
@@ -65,7 +66,11 @@ def call(command: Sequence[str], runtime: Path, **env: str) -> subprocess.Comple
 
 def worlds(done: subprocess.CompletedProcess[str]) -> list[list]:
     assert done.returncode == 0, done.stdout + done.stderr
-    return sorted(json.loads(line.partition("WORLD ")[2]) for line in done.stdout.splitlines() if "WORLD " in line)
+    return sorted(
+        json.loads(line.partition("WORLD ")[2])
+        for line in done.stdout.splitlines()
+        if "WORLD " in line
+    )
 
 
 def two(launcher: str) -> list[list]:
@@ -104,11 +109,15 @@ def test_a_file_that_a_killed_run_left_does_not_mislead(script, runtime: Path) -
 def test_a_rank_that_does_not_turn_up_under_mpirun(script, runtime: Path) -> None:
     need("mpirun.openmpi")
     before = "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': sys.exit(0)"
-    done = call([*MPIRUN, "-np", "2", sys.executable, script(before)], runtime, ALLSTEP_START_TIMEOUT="1")
+    done = call(
+        [*MPIRUN, "-np", "2", sys.executable, script(before)], runtime, ALLSTEP_START_TIMEOUT="1"
+    )
     assert done.returncode != 0
     assert re.search(r"1 of 2 ranks did not turn up within \d+ s: rank 1 on ", done.stderr)
     none = "if os.environ['OMPI_COMM_WORLD_RANK'] == '0': sys.exit(0)"
-    done = call([*MPIRUN, "-np", "2", sys.executable, script(none)], runtime, ALLSTEP_START_TIMEOUT="1")
+    done = call(
+        [*MPIRUN, "-np", "2", sys.executable, script(none)], runtime, ALLSTEP_START_TIMEOUT="1"
+    )
     assert "rank 0 did not turn up" in done.stderr
 
 
@@ -129,7 +138,8 @@ def test_srun_on_one_host(slurm: Slurm, script, runtime: Path) -> None:
 
 def test_srun_on_two_hosts(slurm_two_nodes: Slurm, script, runtime: Path) -> None:
     done = slurm_two_nodes.run(
-        ["srun", "-N", "2", "-n", "3", "--ntasks-per-node", "2", sys.executable, script()], timeout=150
+        ["srun", "-N", "2", "-n", "3", "--ntasks-per-node", "2", sys.executable, script()],
+        timeout=150,
     )
     assert [world[:8] for world in worlds(done)] == [
         [0, 3, 0, 2, 0, 2, "slurm", 3.0],
@@ -142,11 +152,13 @@ def test_torchrun_with_an_agents_store(script, runtime: Path) -> None:
     torchrun = str(Path(sys.executable).parent / "torchrun")
     found = worlds(call([torchrun, "--nproc-per-node", "2", script()], runtime))
     assert [world[:8] for world in found] == two("torchrun")
-    # torchrun sets OMP_NUM_THREADS=1 by itself; the ranks take their share of the cores all the same.
+    # torchrun sets OMP_NUM_THREADS=1 by itself; the ranks take their share of the cores all the
+    # same.
     assert {world[8] for world in found} == {max(1, len(os.sched_getaffinity(0)) // 2)}
 
 
-# Each rank but the first has a slow answer to the question whether all are here; the first ends at once.
+# Each rank but the first has a slow answer to the question whether all are here; the first ends at
+# once.
 LATE = """
 import os, time
 import allstep
@@ -187,11 +199,20 @@ def test_variables_set_by_hand(script, runtime: Path) -> None:
         ALLSTEP_START_TIMEOUT="1",
     )
     assert "found no store within 1 s at MASTER_ADDR:MASTER_PORT = 127.0.0.1:1" in late.stderr
-    odd = call([sys.executable, script()], runtime, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="x")
+    odd = call(
+        [sys.executable, script()],
+        runtime,
+        RANK="1",
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="x",
+    )
     assert "MASTER_PORT='x': expected the number of a port, 1 to 65535" in odd.stderr
 
 
-def test_a_runtime_folder_that_is_a_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_folder_that_is_a_file_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for chosen in ("/dev/null", str(tmp_path / "missing"), ""):
         monkeypatch.setenv("XDG_RUNTIME_DIR", chosen)
@@ -207,16 +228,33 @@ def test_a_port_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None
         rendezvous._master_port()
 
 
-# Open MPI on two hosts. A wheel of mpi4py finds Open MPI's library; where it cannot be imported, MASTER_ADDR must be given.
+# Open MPI on two hosts. A wheel of mpi4py finds Open MPI's library; where it cannot be imported,
+# MASTER_ADDR must be given.
 
 
 def mpirun_on(hosts: SshHosts, *more: str) -> list[str]:
     need("mpirun.openmpi")
     tcp = ["-mca", "btl_tcp_if_include", "eth0", "-mca", "oob_tcp_if_include", "eth0"]
-    return [*hosts.prefix(0), *MPIRUN, "-mca", "plm_rsh_agent", hosts.ssh, *tcp, "-np", "3", "-H", "h1:2,h2:1", *more]
+    return [
+        *hosts.prefix(0),
+        *MPIRUN,
+        "-mca",
+        "plm_rsh_agent",
+        hosts.ssh,
+        *tcp,
+        "-np",
+        "3",
+        "-H",
+        "h1:2,h2:1",
+        *more,
+    ]
 
 
-UNEVEN = [[0, 3, 0, 2, 0, 2, "openmpi", 3.0], [1, 3, 1, 2, 0, 1, "openmpi", 3.0], [2, 3, 0, 1, 1, 2, "openmpi", 3.0]]
+UNEVEN = [
+    [0, 3, 0, 2, 0, 2, "openmpi", 3.0],
+    [1, 3, 1, 2, 0, 1, "openmpi", 3.0],
+    [2, 3, 0, 1, 1, 2, "openmpi", 3.0],
+]
 
 
 def test_mpirun_on_two_hosts_with_mpi4py(two_hosts: SshHosts, script, runtime: Path) -> None:
@@ -231,6 +269,11 @@ def test_mpirun_on_two_hosts_without_mpi4py(two_hosts: SshHosts, script, runtime
     assert asked.returncode != 0
     assert "set MASTER_ADDR" in asked.stderr
     told = call(
-        [*mpirun_on(two_hosts, "-x", f"MASTER_ADDR={two_hosts.addresses[0]}"), sys.executable, script(without)], runtime
+        [
+            *mpirun_on(two_hosts, "-x", f"MASTER_ADDR={two_hosts.addresses[0]}"),
+            sys.executable,
+            script(without),
+        ],
+        runtime,
     )
     assert [world[:8] for world in worlds(told)] == UNEVEN

@@ -49,7 +49,9 @@ def knock() -> tuple[int, int, float]:
 
 @pytest.mark.parametrize("env", [{}, {"ALLSTEP_ALGORITHM": "ring"}], ids=["shared memory", "ring"])
 @pytest.mark.parametrize("size", [1, 3])
-def test_nobody_gets_in_once_a_group_has_formed(ranks: Ranks, size: int, env: dict[str, str]) -> None:
+def test_nobody_gets_in_once_a_group_has_formed(
+    ranks: Ranks, size: int, env: dict[str, str]
+) -> None:
     for num_listening, num_open, total in ranks(size, knock, env=env):
         assert num_listening > 0, "Gloo listens no more: this test shows nothing"
         assert (num_open, total) == (0, float(size * size))

@@ -1,4 +1,5 @@
-"""The timeline: what it shows is what happened, on every rank; it survives kills and full disks, and never stops a run."""
+"""The timeline: what it shows is what happened, on every rank; it survives kills and full disks,
+and never stops a run."""
 
 import json
 import os
@@ -47,7 +48,8 @@ def read_unfinished(path: Path) -> list[dict]:
 
 
 def checked(events: list[dict]) -> list[dict]:
-    """The rules of the Trace Event Format: what every phase must have, every track named, slices of a track nested or apart."""
+    """The rules of the Trace Event Format: what every phase must have, every track named, slices of
+    a track nested or apart."""
     named, tracks = set(), {}
     for event in events:
         assert isinstance(event["name"], str)
@@ -55,8 +57,15 @@ def checked(events: list[dict]) -> list[dict]:
         assert isinstance(event["tid"], int)
         match event["ph"]:
             case "M":
-                key = {"process_sort_index": "sort_index", "process_labels": "labels"}.get(event["name"], "name")
-                assert event["name"] in ("process_name", "thread_name", "process_sort_index", "process_labels")
+                key = {"process_sort_index": "sort_index", "process_labels": "labels"}.get(
+                    event["name"], "name"
+                )
+                assert event["name"] in (
+                    "process_name",
+                    "thread_name",
+                    "process_sort_index",
+                    "process_labels",
+                )
                 assert list(event["args"]) == [key]
                 named.add((event["name"], event["pid"], event["tid"]))
             case "X":
@@ -126,7 +135,9 @@ def many_collectives(path: str) -> None:
     dist.broadcast(torch.ones(100_000), 1)
     dist.all_gather([torch.zeros(5) for _ in range(world.size)], torch.ones(5))
     dist.reduce_scatter(torch.zeros(50_000), [torch.ones(50_000) for _ in range(world.size)])
-    dist.gather(torch.ones(4), [torch.zeros(4) for _ in range(world.size)] if world.rank == 0 else None)
+    dist.gather(
+        torch.ones(4), [torch.zeros(4) for _ in range(world.size)] if world.rank == 0 else None
+    )
     dist.barrier()
     other = dist.new_group()
     dist.all_reduce(torch.ones(7), group=other)
@@ -195,7 +206,8 @@ def test_who_is_late_is_waited_for(ranks: Ranks, tmp_path: Path, numel: int) -> 
         waited = [operation.seconds("waiting") for operation in operations]
         ends = [operation.event["ts"] + operation.event["dur"] for operation in operations]
         turns.append((*waited, (max(ends) - min(ends)) / 1e6))
-    # On a busy machine ranks 0 and 2 may also be late, or the rank that came last has to wait for a core; not in every turn.
+    # On a busy machine ranks 0 and 2 may also be late, or the rank that came last has to wait for a
+    # core; not in every turn.
     assert any(min(a, c) > 0.25 and b < 0.1 and apart < 0.1 for a, b, c, apart in turns), turns
 
 
@@ -213,7 +225,10 @@ def test_an_operation_that_fails_says_so(ranks: Ranks, tmp_path: Path) -> None:
 
     ranks(2, differ, str(tmp_path / "trace.json"))
     for operations in shown(read(tmp_path / "trace.json")).values():
-        assert [each.event["args"].get("error") for each in operations] == ["CollectiveMismatch", None]
+        assert [each.event["args"].get("error") for each in operations] == [
+            "CollectiveMismatch",
+            None,
+        ]
 
 
 # Where it is written
@@ -255,7 +270,9 @@ def test_start_stop_and_start_again(ranks: Ranks, tmp_path: Path) -> None:
         ranks(2, three_times, str(tmp_path), port)
     for k in range(1, 4):
         by_rank = shown(read(tmp_path / str(k)))
-        assert [[each.event["args"]["shape"] for each in by_rank[rank]] for rank in range(2)] == [[[k]]] * 2
+        assert [[each.event["args"]["shape"] for each in by_rank[rank]] for rank in range(2)] == [
+            [[k]]
+        ] * 2
         assert by_rank[0][0].event["ts"] < 10e6, "times begin with the timeline"
     assert not (tmp_path / "0").exists()
     assert not (tmp_path / "other").exists()
@@ -278,7 +295,9 @@ def test_operations_that_come_too_fast_are_counted(ranks: Ranks, tmp_path: Path)
     events = read(tmp_path / "trace.json")
     by_rank = shown(events)
     for rank in range(2):
-        notes = [event["name"] for event in events if event["pid"] == rank and "missing" in event["name"]]
+        notes = [
+            event["name"] for event in events if event["pid"] == rank and "missing" in event["name"]
+        ]
         num_missing = sum(int(note.split()[0]) for note in notes)
         assert num_missing > 0
         assert len(by_rank[rank]) + num_missing == 20
@@ -300,9 +319,14 @@ def test_one_rank_alone(ranks: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("/no/such/folder/trace.json", "No such file or directory"), ("/dev/full", "No space left on device")],
+    [
+        ("/no/such/folder/trace.json", "No such file or directory"),
+        ("/dev/full", "No space left on device"),
+    ],
 )
-def test_a_file_that_cannot_be_written(ranks: Ranks, tmp_path: Path, path: str, reason: str) -> None:
+def test_a_file_that_cannot_be_written(
+    ranks: Ranks, tmp_path: Path, path: str, reason: str
+) -> None:
     def start(path: str, good: str) -> str:
         import torch.distributed as dist
 
@@ -330,7 +354,10 @@ def test_a_variable_with_a_bad_path_is_told_before_training(ranks: Ranks) -> Non
     outcomes = ranks.outcomes(2, init, env={"ALLSTEP_TIMELINE": "/no/such/folder/t"})
     for outcome in outcomes:
         assert outcome.exit_code == 1
-        assert "ConfigError: the timeline '/no/such/folder/t' cannot be written: No such file" in outcome.output
+        assert (
+            "ConfigError: the timeline '/no/such/folder/t' cannot be written: No such file"
+            in outcome.output
+        )
 
 
 def test_a_disk_that_fills_up_ends_the_timeline_not_the_run(ranks: Ranks, tmp_path: Path) -> None:
@@ -352,7 +379,9 @@ def test_a_disk_that_fills_up_ends_the_timeline_not_the_run(ranks: Ranks, tmp_pa
         while more.item():
             dist.all_reduce(torch.ones(10))
             time.sleep(0.005)
-            more = torch.tensor([float(recorder.active is not None and time.monotonic() < began + 60)])
+            more = torch.tensor(
+                [float(recorder.active is not None and time.monotonic() < began + 60)]
+            )
             dist.all_reduce(more)
         allstep.comm.stop_timeline()
         return recorder.active is None, time.monotonic() - began
@@ -360,7 +389,12 @@ def test_a_disk_that_fills_up_ends_the_timeline_not_the_run(ranks: Ranks, tmp_pa
     outcomes = ranks.outcomes(3, fill, str(tmp_path / "trace.json"))
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 0], outcomes
     assert all(outcome.result[0] and outcome.result[1] < 60 for outcome in outcomes)
-    assert outcomes[0].output.count("cannot be written: File too large; the timeline ends here, the run goes on") == 1
+    assert (
+        outcomes[0].output.count(
+            "cannot be written: File too large; the timeline ends here, the run goes on"
+        )
+        == 1
+    )
     assert not outcomes[1].output
     assert (tmp_path / "trace.json").stat().st_size <= limit
     assert read_unfinished(tmp_path / "trace.json")
@@ -427,8 +461,12 @@ def test_a_kill_leaves_a_file_that_can_be_read(ranks: Ranks, tmp_path: Path, vic
         assert all(seconds < 15 for seconds in left), "nobody waits long for the dead"
         by_rank = shown((read_unfinished if victim == 0 else read)(path))
         assert sorted(by_rank) == [0, 1, 2]
-        found.append([(last.event["ts"] + last.event["dur"]) / 1e6 for *_, last in by_rank.values()])
-        if min(found[-1]) > 3 - 1.6:  # a machine that stands still takes more with it, but not each time
+        found.append(
+            [(last.event["ts"] + last.event["dur"]) / 1e6 for *_, last in by_rank.values()]
+        )
+        if (
+            min(found[-1]) > 3 - 1.6
+        ):  # a machine that stands still takes more with it, but not each time
             return
     pytest.fail(f"more than 1.6 of 3 seconds are missing: {found}")
 
@@ -453,7 +491,14 @@ def script(tmp_path: Path) -> Path:
 
 def test_the_variable_under_the_launcher(script: Path, tmp_path: Path) -> None:
     """The script does not shut down: the file is ended when the process is."""
-    done = run("run", "-np", "2", sys.executable, script, env={"ALLSTEP_TIMELINE": str(tmp_path / "trace.json")})
+    done = run(
+        "run",
+        "-np",
+        "2",
+        sys.executable,
+        script,
+        env={"ALLSTEP_TIMELINE": str(tmp_path / "trace.json")},
+    )
     assert done.code == 0, done.err
     by_rank = shown(read(tmp_path / "trace.json"))
     assert [[each.event["name"] for each in by_rank[rank]] for rank in range(2)] == [
@@ -477,13 +522,19 @@ def test_two_hosts_in_one_file(two_hosts: Hosts, script: Path, tmp_path: Path) -
         crosses = rank < 2  # there are as many lanes as the smallest host has ranks: one
         assert (small.seconds("between hosts") > 0) == crosses
         assert (large.seconds("between hosts") > 0) == crosses
-    crossing = {part["name"] for part in by_rank[0][1].parts if part["name"].startswith("between hosts: ")}
-    assert crossing <= {f"between hosts: {name}" for name in ("tree", "ring", "butterfly", "star", "native")}
+    crossing = {
+        part["name"] for part in by_rank[0][1].parts if part["name"].startswith("between hosts: ")
+    }
+    assert crossing <= {
+        f"between hosts: {name}" for name in ("tree", "ring", "butterfly", "star", "native")
+    }
     assert crossing
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "ring", "butterfly", "star", "native"])
-def test_each_algorithm_is_named_and_does_its_work(ranks: Ranks, tmp_path: Path, algorithm: str) -> None:
+def test_each_algorithm_is_named_and_does_its_work(
+    ranks: Ranks, tmp_path: Path, algorithm: str
+) -> None:
     def add_up(path: str) -> list[float]:
         import torch.distributed as dist
 
@@ -499,19 +550,28 @@ def test_each_algorithm_is_named_and_does_its_work(ranks: Ranks, tmp_path: Path,
         return totals
 
     path = tmp_path / "trace.json"
-    assert ranks(3, add_up, str(path), hosts=["a", "b", "b"], env={"ALLSTEP_ALGORITHM": algorithm}) == [[6, 6]] * 3
+    assert (
+        ranks(3, add_up, str(path), hosts=["a", "b", "b"], env={"ALLSTEP_ALGORITHM": algorithm})
+        == [[6, 6]] * 3
+    )
     for operation in shown(read(path))[0]:
-        crossing = {part["name"] for part in operation.parts if part["name"].startswith("between hosts")}
+        crossing = {
+            part["name"] for part in operation.parts if part["name"].startswith("between hosts")
+        }
         assert f"between hosts: {algorithm}" in crossing
 
 
 def can_have_a_time_of_its_own() -> bool:
     command = ["unshare", "--time", "--monotonic", "5000", "--fork", "true"]
-    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        bool(shutil.which("unshare"))
+        and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.skipif(
-    not can_have_a_time_of_its_own(), reason="needs a kernel with time namespaces, and the right to make one"
+    not can_have_a_time_of_its_own(),
+    reason="needs a kernel with time namespaces, and the right to make one",
 )
 def test_hosts_whose_clocks_differ_are_shown_on_one(ranks: Ranks, tmp_path: Path) -> None:
     """Ranks 1 and 2 are in one time namespace: their clock is 5,000 seconds ahead."""
@@ -528,11 +588,20 @@ def test_hosts_whose_clocks_differ_are_shown_on_one(ranks: Ranks, tmp_path: Path
         subprocess.run(command, check=True)
 
     meeting, script = tmp_path / "pid", tmp_path / "script.py"
-    note = f"import os\nif os.environ['ALLSTEP_RANK'] == '1':\n    open('{meeting}.new', 'w').write(str(os.getpid()))\n"
+    note = (
+        f"import os\nif os.environ['ALLSTEP_RANK'] == '1':\n    open('{meeting}.new',"
+        " 'w').write(str(os.getpid()))\n"
+    )
     script.write_text(note + f"    os.rename('{meeting}.new', '{meeting}')\n" + SCRIPT)
-    ranks(3, work, str(script), str(meeting), env={"ALLSTEP_TIMELINE": str(tmp_path / "trace.json")})
+    ranks(
+        3, work, str(script), str(meeting), env={"ALLSTEP_TIMELINE": str(tmp_path / "trace.json")}
+    )
     events = read(tmp_path / "trace.json")
-    labels = {event["pid"]: event["args"]["labels"] for event in events if event["name"] == "process_labels"}
+    labels = {
+        event["pid"]: event["args"]["labels"]
+        for event in events
+        if event["name"] == "process_labels"
+    }
     assert sorted(labels) == [1, 2], "rank 0's clock is the measure"
     assert labels[1] == labels[2], "ranks on one clock have one offset"
     error = float(labels[1].split()[2])
@@ -550,7 +619,13 @@ def operation(*marks: tuple[int, str], ended: int) -> RecordedOperation:
 
 
 def test_spans_follow_the_marks() -> None:
-    marks = (0, "moving"), (10_000, "waiting"), (30_000, "moving"), (30_100, "adding"), (40_000, "moving")
+    marks = (
+        (0, "moving"),
+        (10_000, "waiting"),
+        (30_000, "moving"),
+        (30_100, "adding"),
+        (40_000, "moving"),
+    )
     assert list(spans(operation(*marks, ended=40_200))) == [
         ("moving", 0, 10_000),
         ("waiting", 10_000, 30_100),
@@ -561,7 +636,13 @@ def test_spans_follow_the_marks() -> None:
 def test_nested_kinds_return_to_what_was_before() -> None:
     running = recorder.Running()
     running.during("between hosts", lambda: running.during("adding", lambda: None))
-    assert [kind for _, kind in running.marks] == ["moving", "between hosts", "adding", "between hosts", "moving"]
+    assert [kind for _, kind in running.marks] == [
+        "moving",
+        "between hosts",
+        "adding",
+        "between hosts",
+        "moving",
+    ]
 
 
 def test_what_is_not_taken_is_counted() -> None:
@@ -577,7 +658,10 @@ def test_what_is_not_taken_is_counted() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        (words("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM), ("bfloat16", [2, 3], 12, "PREMUL_SUM")),
+        (
+            words("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM),
+            ("bfloat16", [2, 3], 12, "PREMUL_SUM"),
+        ),
         (words("broadcast", torch.int64, [], None, ", from 3"), ("int64", [], 8, None)),
         (words("all_gather", torch.float64, None, None, ", [3, 4]"), ("float64", None, None, None)),
         ("barrier", (None, None, None, None)),
@@ -605,4 +689,6 @@ def test_a_plain_group_reads_the_variable(ranks: Ranks, tmp_path: Path) -> None:
             allstep.comm.stop_timeline()  # a script's end does that; these ranks end otherwise
 
     ranks(2, work, env={"ALLSTEP_TIMELINE": str(file)})
-    assert {event["pid"] for event in json.loads(file.read_text()) if event["name"] == "all_reduce"} == {0, 1}
+    assert {
+        event["pid"] for event in json.loads(file.read_text()) if event["name"] == "all_reduce"
+    } == {0, 1}

@@ -22,14 +22,17 @@ from picture_folders import make_folder
 from ranks import clean_environment
 
 HOSTILE = "[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\udcff\u2028[/red]"
-HOSTILE_SHOWN = r"[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\xff\u2028[/red]"
+HOSTILE_SHOWN = (
+    r"[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\xff\u2028[/red]"
+)
 
 
 def is_safe(text: str) -> bool:
     """Whether a terminal takes `text` for plain text, by Unicode's own tables."""
     bidi = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     return all(
-        unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp") and unicodedata.bidirectional(each) not in bidi
+        unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp")
+        and unicodedata.bidirectional(each) not in bidi
         for each in text
     )
 
@@ -53,7 +56,10 @@ def test_any_text_becomes_one_line(text: str) -> None:
 
 
 def test_line_breaks_of_a_message_stay_and_no_others() -> None:
-    assert escaped_block("the run diverged\n  what to try:\n    a") == "the run diverged\n  what to try:\n    a"
+    assert (
+        escaped_block("the run diverged\n  what to try:\n    a")
+        == "the run diverged\n  what to try:\n    a"
+    )
     assert escaped_block("a.jpg\nallstep: done\r\n  b") == "a.jpg\\nallstep: done\\r\n  b"
 
 
@@ -66,7 +72,9 @@ def test_lines_of_ours_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.err == f"allstep: {HOSTILE_SHOWN}\nallstep run: {HOSTILE_SHOWN}\n"
 
 
-def test_a_bar_shows_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_shows_brackets_as_brackets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`[link=...]` and `[red]` in a name are no markup, and an unbalanced tag is no error."""
     made = Console(stderr=True, force_terminal=True, width=200, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **_: made)

@@ -27,7 +27,13 @@ def test_estimates(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        *((0, "0 bytes"), (999, "999 bytes"), (999.6, "1 kB"), (54_824, "54.8 kB"), (999_700, "1 MB")),
+        *(
+            (0, "0 bytes"),
+            (999, "999 bytes"),
+            (999.6, "1 kB"),
+            (54_824, "54.8 kB"),
+            (999_700, "1 MB"),
+        ),
         *((1_234_567, "1.23 MB"), (999_499_999, "999 MB"), (1e9, "1 GB"), (1.2e12, "1,200 GB")),
     ],
 )
@@ -35,6 +41,8 @@ def test_bytes_never_have_four_digits_of_a_small_unit(value: float, text: str) -
     assert nbytes(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.000123, "0.123 ms"), (0.0123, "12.3 ms"), (1.2346, "1,235 ms")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.000123, "0.123 ms"), (0.0123, "12.3 ms"), (1.2346, "1,235 ms")]
+)
 def test_milliseconds(value: float, text: str) -> None:
     assert milliseconds(value) == text

@@ -1,4 +1,5 @@
-"""Damaged files of every kind never end in a traceback, a hang or more than 2 GB: see `data_fuzzing`.
+"""Damaged files of every kind never end in a traceback, a hang or more than 2 GB: see
+`data_fuzzing`.
 
 A few seconds of fixed cases; `make soak` takes new ones for minutes.
 """
@@ -18,12 +19,16 @@ CASES = {"tar": 150, "tfrecord": 120, "idx": 400, "cifar": 400, "images": 100}
 SOAK_SECONDS = 150
 
 
-def run(folder: Path, kind: str, seed: int, count: int, seconds: float) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, kind: str, seed: int, count: int, seconds: float
+) -> subprocess.CompletedProcess[str]:
     """Cases in a process of their own, with its limits."""
     words = [kind, str(seed), str(count), str(seconds), str(folder)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, data_fuzzing.__file__, *words]
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env=env, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=env, check=False
+    )
 
 
 @pytest.mark.soak(1)
@@ -41,7 +46,10 @@ def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path) -> None:
 
 def test_the_fuzzer_finds_what_it_looks_for(tmp_path: Path) -> None:
     """A traceback, a hang and too much memory each end it, and it names the case."""
-    source = "import data_fuzzing, sys, time; data_fuzzing.SECONDS = 1; data_fuzzing.use = {}; data_fuzzing.main({})"
+    source = (
+        "import data_fuzzing, sys, time; data_fuzzing.SECONDS = 1; data_fuzzing.use = {};"
+        " data_fuzzing.main({})"
+    )
     for fault, sign in (
         ("lambda *given: int('x')", "ValueError"),
         ("lambda *given: bytes(3 << 30)", "MemoryError"),
@@ -51,8 +59,12 @@ def test_the_fuzzer_finds_what_it_looks_for(tmp_path: Path) -> None:
         call = f"'idx', 7, 1, 60, data_fuzzing.Path({str(folder)!r})"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         code = source.format(fault, call)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
-        assert done.returncode != 0 and done.stdout.split() == ["7"] and sign in done.stderr, done.stderr
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False
+        )
+        assert done.returncode != 0 and done.stdout.split() == ["7"] and sign in done.stderr, (
+            done.stderr
+        )
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -60,7 +72,9 @@ def test_a_case_is_repeated_by_its_number(kind: str, tmp_path: Path) -> None:
     def case(name: str, number: int) -> list[bytes]:
         (tmp_path / name).mkdir()
         data_fuzzing.make_case(kind, number, tmp_path / name)
-        return [path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()]
+        return [
+            path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()
+        ]
 
     assert case("first", 3) == case("second", 3)
     assert case("third", 4) != case("fourth", 5)

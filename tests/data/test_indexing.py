@@ -29,7 +29,8 @@ def invoke(*words: str) -> str:
 
 
 def change(path: Path, offset: int, seconds: int = 0) -> None:
-    """Flips a bit and leaves the file's time as it was, as a bad disk does; or makes it so many seconds later, as a write does."""
+    """Flips a bit and leaves the file's time as it was, as a bad disk does; or makes it so many
+    seconds later, as a write does."""
     before, content = path.stat(), bytearray(path.read_bytes())
     content[offset] ^= 1
     path.write_bytes(content)
@@ -60,10 +61,14 @@ def test_tars_are_packed_with_checksums(tmp_path: Path, seconds: int) -> None:
     pack(open_source(str(folder)), "photos", tmp_path / "out", Options("x", to="tar"))
     path = tmp_path / "out" / "x-00000-of-00001.tar"
     change(path, open_source(str(path)).place(5).offset + 512 + 400, seconds)
-    found = verify(open_source(str(path))).bad  # by its checksum: nobody would see it in the picture
+    found = verify(
+        open_source(str(path))
+    ).bad  # by its checksum: nobody would see it in the picture
     assert [bad.number for bad in found] == [5] and "CRC32C" in found[0].reason
     invoke(str(path), "--checksum")
-    assert 5 not in {bad.number for bad in verify(open_source(str(path))).bad if "CRC32C" in bad.reason}
+    assert 5 not in {
+        bad.number for bad in verify(open_source(str(path))).bad if "CRC32C" in bad.reason
+    }
 
 
 def test_tfrecords_have_them(tmp_path: Path) -> None:
@@ -73,7 +78,9 @@ def test_tfrecords_have_them(tmp_path: Path) -> None:
     assert "24 samples are indexed\n" in invoke(str(tmp_path / "out"))
 
 
-def test_checksums_that_cannot_be_stored_are_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_that_cannot_be_stored_are_not_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_folder(tmp_path / "photos")
     pack(open_source(str(folder)), "photos", tmp_path / "out", Options("x", to="tar"))
     idx.write(tmp_path / "train-images-idx3-ubyte", np.zeros((10, 4, 4), np.uint8))
@@ -81,5 +88,7 @@ def test_checksums_that_cannot_be_stored_are_not_claimed(tmp_path: Path, monkeyp
     monkeypatch.setattr("allstep.data.sources.index.write_index", lambda *_: False)
     for place in (folder, tmp_path / "out", tmp_path / "train-images-idx3-ubyte"):
         outcome = CliRunner().invoke(app, ["data", "index", str(place), "--checksum"])
-        assert isinstance(outcome.exception, DataError) and "cannot be written" in str(outcome.exception)
+        assert isinstance(outcome.exception, DataError) and "cannot be written" in str(
+            outcome.exception
+        )
         assert "with checksums" not in outcome.stdout

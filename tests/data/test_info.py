@@ -36,8 +36,14 @@ def packed(folder: Path, tmp_path: Path) -> Path:
 
 def test_of_a_folder(folder: Path) -> None:
     found = info(open_source(str(folder)), "photos")
-    files = [path for path in folder.rglob("*.*") if path.is_file() and not path.name.startswith(".")]
-    assert (found.num_samples, found.num_files, found.nbytes) == (23, 23, sum(path.stat().st_size for path in files))
+    files = [
+        path for path in folder.rglob("*.*") if path.is_file() and not path.name.startswith(".")
+    ]
+    assert (found.num_samples, found.num_files, found.nbytes) == (
+        23,
+        23,
+        sum(path.stat().st_size for path in files),
+    )
     assert found.classes == (("cat", 7), ("dog", 8), ("eel", 8))
     assert found.pictures.formats == {"jpeg": 21, "png": 2}
     assert found.pictures.width == Spread(32, 32, 32)
@@ -69,21 +75,32 @@ class TestTheCommand:
     def test_a_table(self, packed: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed)])
         assert outcome.exit_code == 0, outcome.output
-        for word in ("23", "7 to 8 samples each", "21 jpeg, 2 png", "24 to 31, median 27", *CLASSES, "█" * 30):
+        for word in (
+            "23",
+            "7 to 8 samples each",
+            "21 jpeg, 2 png",
+            "24 to 31, median 27",
+            *CLASSES,
+            "█" * 30,
+        ):
             assert word in outcome.stdout
 
     def test_json(self, packed: Path, tmp_path: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(packed), "--json", "-"])
         document = json.loads(outcome.stdout)
         assert (document["num_samples"], document["classes"][0]) == (23, ["cat", 7])
-        CliRunner().invoke(app, ["data", "info", str(packed), "--json", str(tmp_path / "info.json")])
+        CliRunner().invoke(
+            app, ["data", "info", str(packed), "--json", str(tmp_path / "info.json")]
+        )
         assert json.loads((tmp_path / "info.json").read_text()) == document
 
     def test_nothing_there(self, tmp_path: Path) -> None:
         outcome = CliRunner().invoke(app, ["data", "info", str(tmp_path / "none")])
         assert getattr(outcome.exception, "exit_code", None) == 2
 
-    def test_no_name_is_not_the_current_folder(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_name_is_not_the_current_folder(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(folder)
         outcome = CliRunner().invoke(app, ["data", "info", ""])
         assert getattr(outcome.exception, "exit_code", None) == 2

@@ -1,4 +1,5 @@
-"""The loader: no sample lost or repeated, the same pictures at any number of workers, from any position on."""
+"""The loader: no sample lost or repeated, the same pictures at any number of workers, from any
+position on."""
 
 import gc
 import threading
@@ -29,7 +30,9 @@ def world(rank: int, size: int) -> World:
 
 
 def loader(n: int, batch: int, rank: int = 0, size: int = 1, **options: Any) -> Loader:
-    return Loader(Arrays(IMAGES[:n]), batch=batch, world=world(rank, size), **{"seed": 5, **options})
+    return Loader(
+        Arrays(IMAGES[:n]), batch=batch, world=world(rank, size), **{"seed": 5, **options}
+    )
 
 
 def merged(shares: list[Batch]) -> list[int]:
@@ -47,15 +50,30 @@ class TestTheStream:
 
     @settings(max_examples=30)
     @given(n=st.integers(1, 60), batch=st.integers(1, 80), size=SIZES, epochs=st.integers(1, 3))
-    def test_all_workers_together_see_what_one_sees(self, n: int, batch: int, size: int, epochs: int) -> None:
+    def test_all_workers_together_see_what_one_sees(
+        self, n: int, batch: int, size: int, epochs: int
+    ) -> None:
         alone = list(loader(n, batch).batches(0, epochs * n))
-        together = zip(*(loader(n, batch, rank, size).batches(0, epochs * n) for rank in range(size)), strict=True)
-        assert [merged(list(shares)) for shares in together] == [share.samples.tolist() for share in alone]
+        together = zip(
+            *(loader(n, batch, rank, size).batches(0, epochs * n) for rank in range(size)),
+            strict=True,
+        )
+        assert [merged(list(shares)) for shares in together] == [
+            share.samples.tolist() for share in alone
+        ]
         for epoch in range(epochs):
-            assert sorted(samples(share for share in alone if share.epoch == epoch)) == list(range(n))
+            assert sorted(samples(share for share in alone if share.epoch == epoch)) == list(
+                range(n)
+            )
 
     @settings(max_examples=30)
-    @given(data=st.data(), n=st.integers(1, 60), batch=st.integers(1, 20), other=st.integers(1, 20), size=SIZES)
+    @given(
+        data=st.data(),
+        n=st.integers(1, 60),
+        batch=st.integers(1, 20),
+        other=st.integers(1, 20),
+        size=SIZES,
+    )
     def test_resuming_at_any_position_with_any_batch_and_size_loses_nothing(
         self, data: st.DataObject, n: int, batch: int, other: int, size: int
     ) -> None:
@@ -63,7 +81,10 @@ class TestTheStream:
         position = data.draw(st.integers(0, stop))
         whole = samples(loader(n, batch).batches(0, stop))
         before = samples(loader(n, batch).batches(0, position))
-        resumed = zip(*(loader(n, other, rank, size).batches(position, stop) for rank in range(size)), strict=True)
+        resumed = zip(
+            *(loader(n, other, rank, size).batches(position, stop) for rank in range(size)),
+            strict=True,
+        )
         assert before + [number for shares in resumed for number in merged(list(shares))] == whole
 
     def test_a_batch_holds_what_it_says(self) -> None:
@@ -79,12 +100,18 @@ class TestTheStream:
     @pytest.mark.parametrize("source", [Arrays, Singly])
     @pytest.mark.parametrize("transform", [None, noise_transform()])
     def test_a_share_may_be_empty(self, source: type[Arrays], transform: Transform | None) -> None:
-        ranks = [Loader(source(pictures(2)), transform, batch=2, world=world(rank, 4), workers=0) for rank in range(4)]
+        ranks = [
+            Loader(source(pictures(2)), transform, batch=2, world=world(rank, 4), workers=0)
+            for rank in range(4)
+        ]
         shares = [next(iter(each)) for each in ranks]
         assert sorted(share.weight for share in shares) == [0, 0, 1, 1]
         shape = (4, 4, 3) if transform is None else (3, 4, 4)
         assert all(share.data.shape == (share.weight, *shape) for share in shares)
-        assert all(share.target.shape == (share.weight,) and share.target.dtype == torch.int64 for share in shares)
+        assert all(
+            share.target.shape == (share.weight,) and share.target.dtype == torch.int64
+            for share in shares
+        )
 
     def test_without_a_seed_samples_come_as_they_lie(self) -> None:
         part = Loader(Arrays(IMAGES), batch=2, numbers=np.array([7, 3, 5]), seed=None)
@@ -121,7 +148,14 @@ class TestPosition:
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_it_counts_what_was_delivered(self, workers: int) -> None:
-        ours = Loader(Singly(pictures(40)), noise_transform(), batch=4, workers=workers, kind="threads", seed=1)
+        ours = Loader(
+            Singly(pictures(40)),
+            noise_transform(),
+            batch=4,
+            workers=workers,
+            kind="threads",
+            seed=1,
+        )
         seen = []
         for batch in ours:
             assert ours.position == batch.position + 4
@@ -130,7 +164,14 @@ class TestPosition:
                 break
         state = ours.state_dict()
         assert state["position"] == 12
-        other = Loader(Singly(pictures(40)), noise_transform(), batch=7, workers=workers, kind="threads", seed=1)
+        other = Loader(
+            Singly(pictures(40)),
+            noise_transform(),
+            batch=7,
+            workers=workers,
+            kind="threads",
+            seed=1,
+        )
         other.load_state_dict(state)
         assert seen + samples(iter(other)) == samples(ours.batches(0, 40))
 
@@ -141,8 +182,14 @@ class TestPosition:
             loader(**{"n": 10, "batch": 4, **options}).load_state_dict(state)
 
     @settings(max_examples=20)
-    @given(n=st.integers(1, 50), sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8), size=st.integers(1, 4))
-    def test_the_batch_may_change_after_any_batch(self, n: int, sizes: list[int], size: int) -> None:
+    @given(
+        n=st.integers(1, 50),
+        sizes=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+        size=st.integers(1, 4),
+    )
+    def test_the_batch_may_change_after_any_batch(
+        self, n: int, sizes: list[int], size: int
+    ) -> None:
         by_rank = []
         for rank in range(size):
             ours = loader(n, sizes[0], rank, size)
@@ -151,7 +198,9 @@ class TestPosition:
                 shares.append((batch.position, batch.samples.tolist()))
                 ours.batch = sizes[(number + 1) % len(sizes)]
             by_rank.append(shares)
-        numbers = [number for shares in zip(*by_rank, strict=True) for _, mine in shares for number in mine]
+        numbers = [
+            number for shares in zip(*by_rank, strict=True) for _, mine in shares for number in mine
+        ]
         assert numbers == samples(loader(n, n).batches())
 
     def test_the_batch_may_change_while_workers_are_ahead(self) -> None:
@@ -185,13 +234,23 @@ class TestPictures:
 
     @pytest.mark.parametrize("source", [Arrays, Singly])
     @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-    def test_any_number_of_workers_and_threads_sees_the_same(self, source: type[Arrays], workers: int) -> None:
+    def test_any_number_of_workers_and_threads_sees_the_same(
+        self, source: type[Arrays], workers: int
+    ) -> None:
         images = pictures(53)
         alone = Loader(Singly(images), noise_transform(), batch=10, seed=3, workers=0)
         expected = torch.cat([batch.data for batch in alone.batches(7, 110)])
         for size in (1, 2, 3):
-            options: dict[str, Any] = {"batch": 10, "seed": 3, "workers": workers, "kind": "threads"}
-            ranks = [Loader(source(images), noise_transform(), world=world(r, size), **options) for r in range(size)]
+            options: dict[str, Any] = {
+                "batch": 10,
+                "seed": 3,
+                "workers": workers,
+                "kind": "threads",
+            }
+            ranks = [
+                Loader(source(images), noise_transform(), world=world(r, size), **options)
+                for r in range(size)
+            ]
             shares = [list(each.batches(7, 110)) for each in ranks]
             assert torch.equal(all_pictures(shares), expected)
 
@@ -237,25 +296,32 @@ class TestPictures:
 
 class TestMemory:
     def test_a_batch_that_is_held_is_never_overwritten(self) -> None:
-        """Held as a batch, as a slice, as an array, as one picture. Reference: the same loader with copies made at once."""
+        """Held as a batch, as a slice, as an array, as one picture.
+
+        Reference: the same loader with copies made at once.
+        """
         images = pictures(400)
 
         def batches() -> Iterator[Batch]:
-            return Loader(Singly(images), noise_transform(), batch=10, workers=2, kind="threads", ahead=2).batches(
-                0, 800
-            )
+            return Loader(
+                Singly(images), noise_transform(), batch=10, workers=2, kind="threads", ahead=2
+            ).batches(0, 800)
 
         copies = [batch.data.clone() for batch in batches()]
         held: list[tuple[int, Any]] = []
         for number, batch in enumerate(batches()):
-            view = (batch, batch.data[2:4], batch.data.numpy(), batch.data[1].numpy()[:, 1:])[number % 4]
+            view = (batch, batch.data[2:4], batch.data.numpy(), batch.data[1].numpy()[:, 1:])[
+                number % 4
+            ]
             if number % 3:
                 held.append((number, view))
         del batch, view
         gc.collect()
         for number, view in held:
             data = view.data if isinstance(view, Batch) else view
-            copy = (copies[number], copies[number][2:4], copies[number], copies[number][1][:, 1:])[number % 4]
+            copy = (copies[number], copies[number][2:4], copies[number], copies[number][1][:, 1:])[
+                number % 4
+            ]
             assert torch.equal(torch.as_tensor(data), copy)
 
     def test_memory_is_used_again(self) -> None:
@@ -277,7 +343,10 @@ class TestOptions:
             ({"batch": 4, "partition": "half"}, "partition"),
             ({"batch": 4, "partition": "whole", "seed": None}, "seed"),
             ({"batch": 4, "numbers": np.array([100])}, "0 to 99"),
-            ({"batch": 4, "numbers": np.arange(100) < 50}, r"not a bool array of shape \(100,\); np.flatnonzero"),
+            (
+                {"batch": 4, "numbers": np.arange(100) < 50},
+                r"not a bool array of shape \(100,\); np.flatnonzero",
+            ),
             ({"batch": 4, "numbers": [1.5, 2.5]}, "not a float64 array"),
             ({"batch": 4, "numbers": [[1, 2]]}, r"of shape \(1, 2\)"),
             ({"batch": 32.0}, "batch is a whole number, not 32.0"),
@@ -312,7 +381,11 @@ class TestOptions:
         transform = Transform(batch=[Mixup(0.2)])
         sizes = (3, 5)
         loaders = [
-            Loader(ArraySource(pictures(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])), transform, batch=4)
+            Loader(
+                ArraySource(pictures(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])),
+                transform,
+                batch=4,
+            )
             for size in sizes
         ]
         assert [next(iter(each)).target.shape for each in loaders] == [(4, 3), (4, 5)]
@@ -321,10 +394,13 @@ class TestOptions:
     def test_what_is_wrong_for_every_sample_is_said_at_once(self) -> None:
         floats = pictures(50).astype(np.float32)
         for source in (Arrays(floats), Singly(floats)):
-            with pytest.raises(ConfigError, match=r"uint8, and the samples are float32 arrays of shape \(4, 4, 3\)"):
+            with pytest.raises(
+                ConfigError, match=r"uint8, and the samples are float32 arrays of shape \(4, 4, 3\)"
+            ):
                 next(iter(Loader(source, noise_transform(), batch=10)))
         with pytest.raises(
-            ConfigError, match="no feature 'nix'; further features that they have: 'box', 'list', 'name'"
+            ConfigError,
+            match="no feature 'nix'; further features that they have: 'box', 'list', 'name'",
         ):
             next(iter(Loader(Arrays(IMAGES), batch=10, fields=["nix"])))
 
@@ -358,7 +434,10 @@ class TestOptions:
 
 
 class TestRealTransforms:
-    """With the operations that users have. Reference: one worker, one loop, one sample at a time."""
+    """With the operations that users have.
+
+    Reference: one worker, one loop, one sample at a time.
+    """
 
     def jpegs(self, n: int) -> Singly:
         class Jpegs(Singly):
@@ -366,7 +445,8 @@ class TestRealTransforms:
                 return Sample(encoded[number], number)
 
         smooth = [
-            cv2.resize(small, (40 + 3 * i, 60), interpolation=cv2.INTER_CUBIC) for i, small in enumerate(pictures(n))
+            cv2.resize(small, (40 + 3 * i, 60), interpolation=cv2.INTER_CUBIC)
+            for i, small in enumerate(pictures(n))
         ]
         encoded = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in smooth]
         return Jpegs(pictures(n))
@@ -374,21 +454,29 @@ class TestRealTransforms:
     @pytest.mark.parametrize("kind", ["threads", "processes"])
     def test_jpegs(self, kind: Any) -> None:
         source = self.jpegs(30)
-        transform = Transform(augment.RandomResizedCrop(24), augment.Flip(), augment.ColourJitter(0.2, 0.2, 0.2))
+        transform = Transform(
+            augment.RandomResizedCrop(24), augment.Flip(), augment.ColourJitter(0.2, 0.2, 0.2)
+        )
         alone = Loader(source, transform, batch=8, seed=2, workers=0)
         expected = torch.cat([batch.data for batch in alone.batches(0, 60)])
         for size, workers in ((1, 2), (2, 1), (3, 1)) if kind == "threads" else ((2, 1),):
             options: dict[str, Any] = {"batch": 8, "seed": 2, "workers": workers, "kind": kind}
             shares = [
-                list(Loader(source, transform, world=w, **options).batches(0, 60)) for w in places(["here"] * size)
+                list(Loader(source, transform, world=w, **options).batches(0, 60))
+                for w in places(["here"] * size)
             ]
             assert torch.equal(all_pictures(shares), expected)
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_small_pictures_at_once(self, workers: int) -> None:
-        images, transform = pictures(1000, 32, 32, 3), Transform(augment.PadAndCrop(32), augment.Flip())
+        images, transform = (
+            pictures(1000, 32, 32, 3),
+            Transform(augment.PadAndCrop(32), augment.Flip()),
+        )
         one_by_one = Loader(Singly(images), transform, batch=300, seed=2, workers=0)
-        at_once = Loader(ArraySource(images, np.arange(1000)), transform, batch=300, seed=2, workers=workers)
+        at_once = Loader(
+            ArraySource(images, np.arange(1000)), transform, batch=300, seed=2, workers=workers
+        )
         assert "threads" in at_once.describe() or not workers
         for batch, other in zip(at_once, one_by_one, strict=True):
             assert torch.equal(batch.data, other.data)
@@ -398,7 +486,10 @@ class TestRealTransforms:
         batch_part = [Mixup(0.2, num_classes=4), Normalise((0.45, 0.45, 0.45), (0.25, 0.25, 0.25))]
         transform = Transform(augment.Flip(), shape=(4, 4, 3), batch=batch_part)
         source = Singly(pictures(4), np.arange(4), bad=(2,))
-        shares = [next(iter(Loader(source, transform, batch=4, seed=None, world=world(rank, 6)))) for rank in range(6)]
+        shares = [
+            next(iter(Loader(source, transform, batch=4, seed=None, world=world(rank, 6))))
+            for rank in range(6)
+        ]
         assert sorted(share.weight for share in shares) == [0, 0, 0, 1, 1, 1]
         for share in shares:
             assert (share.data.dtype, share.data.shape) == (torch.float32, (share.weight, 3, 4, 4))

@@ -22,7 +22,9 @@ def test_an_epoch_has_every_sample_once(n: int, seed: int, epoch: int) -> None:
 
 @settings(deadline=None)
 @given(n=st.integers(1, 10**15), seed=SEEDS, data=st.data())
-def test_any_position_of_any_set_is_answered_by_itself(n: int, seed: int, data: st.DataObject) -> None:
+def test_any_position_of_any_set_is_answered_by_itself(
+    n: int, seed: int, data: st.DataObject
+) -> None:
     positions = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=20))))
     together = order.epoch_order(positions, n, seed, 0)
     assert together.dtype == np.int64
@@ -44,14 +46,18 @@ def test_seed_epoch_and_purpose_change_the_order() -> None:
 
 
 def test_the_order_is_the_same_on_every_machine_and_in_every_version() -> None:
-    """A run that is resumed after an upgrade must not see a sample twice. Reference: recorded when the format was fixed."""
+    """A run that is resumed after an upgrade must not see a sample twice.
+
+    Reference: recorded when the format was fixed.
+    """
     assert order.epoch_order(np.arange(8), 10, seed=1, epoch=2).tolist() == RECORDED_SMALL
     assert order.epoch_order(np.arange(4), 10**12, seed=1, epoch=2).tolist() == RECORDED_LARGE
 
 
 @pytest.mark.parametrize("n", [7, 64, 100])
 def test_the_order_looks_random(n: int) -> None:
-    """Every sample is equally often at every position: chi-squared against the uniform table, within 5 standard deviations."""
+    """Every sample is equally often at every position: chi-squared against the uniform table,
+    within 5 standard deviations."""
     rounds = 2000
     table = np.zeros((n, n))
     for seed in range(rounds):
@@ -103,11 +109,18 @@ def test_shares_cover_the_batch_and_differ_by_at_most_one(count: int, size: int)
     assert max(lengths) - min(lengths) <= 1
 
 
-def readers(n: int, seed: int | None, size: int, partition: order.Partition = "share") -> list[order.Reader]:
+def readers(
+    n: int, seed: int | None, size: int, partition: order.Partition = "share"
+) -> list[order.Reader]:
     return [order.Reader(n, seed, rank, size, partition) for rank in range(size)]
 
 
-RUNS = {"n": st.integers(0, 200), "batch": st.integers(1, 250), "size": st.integers(1, 20), "seed": st.none() | SEEDS}
+RUNS = {
+    "n": st.integers(0, 200),
+    "batch": st.integers(1, 250),
+    "size": st.integers(1, 20),
+    "seed": st.none() | SEEDS,
+}
 
 
 @settings(max_examples=60)
@@ -137,32 +150,58 @@ def test_all_ranks_have_the_batches_of_one_cut_into_shares(
 
 
 @settings(max_examples=60)
-@given(n=st.integers(1, 150), batch=st.integers(1, 200), size=st.integers(1, 20), seed=SEEDS, epoch=st.integers(0, 9))
+@given(
+    n=st.integers(1, 150),
+    batch=st.integers(1, 200),
+    size=st.integers(1, 20),
+    seed=SEEDS,
+    epoch=st.integers(0, 9),
+)
 def test_an_epoch_is_covered_exactly(n: int, batch: int, size: int, seed: int, epoch: int) -> None:
-    plans = [order.plan(reader, epoch * n, (epoch + 1) * n, batch) for reader in readers(n, seed, size)]
-    assert sorted(number for plan in plans for _, numbers in plan for number in numbers.tolist()) == list(range(n))
+    plans = [
+        order.plan(reader, epoch * n, (epoch + 1) * n, batch) for reader in readers(n, seed, size)
+    ]
+    assert sorted(
+        number for plan in plans for _, numbers in plan for number in numbers.tolist()
+    ) == list(range(n))
 
 
 @settings(max_examples=60)
-@given(data=st.data(), n=st.integers(1, 150), seed=SEEDS, sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+@given(
+    data=st.data(),
+    n=st.integers(1, 150),
+    seed=SEEDS,
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+)
 def test_going_on_with_another_number_of_workers_gives_the_same_sequence(
     data: st.DataObject, n: int, seed: int, sizes: tuple[int, int]
 ) -> None:
     position = data.draw(st.integers(0, 3 * n))
     batches = data.draw(st.tuples(st.integers(1, 60), st.integers(1, 60)))
     found: list[int] = []
-    for size, batch, (start, stop) in zip(sizes, batches, ((0, position), (position, 3 * n)), strict=True):
+    for size, batch, (start, stop) in zip(
+        sizes, batches, ((0, position), (position, 3 * n)), strict=True
+    ):
         plans = [order.plan(reader, start, stop, batch) for reader in readers(n, seed, size)]
-        found += [number for shares in zip(*plans, strict=True) for _, mine in shares for number in mine.tolist()]
+        found += [
+            number
+            for shares in zip(*plans, strict=True)
+            for _, mine in shares
+            for number in mine.tolist()
+        ]
     expected = [order.epoch_order(np.arange(n), n, seed, epoch).tolist() for epoch in range(3)]
     assert found == [number for numbers in expected for number in numbers]
 
 
 @settings(max_examples=60)
 @given(n=st.integers(1, 200), batch=st.integers(1, 250), size=st.integers(1, 12), seed=SEEDS)
-def test_whole_no_rank_reads_a_sample_twice_in_an_epoch(n: int, batch: int, size: int, seed: int) -> None:
+def test_whole_no_rank_reads_a_sample_twice_in_an_epoch(
+    n: int, batch: int, size: int, seed: int
+) -> None:
     shares = [list(order.plan(reader, n, 2 * n, batch)) for reader in readers(n, seed, size)]
-    whole = [list(order.plan(reader, n, 2 * n, batch)) for reader in readers(n, seed, size, "whole")]
+    whole = [
+        list(order.plan(reader, n, 2 * n, batch)) for reader in readers(n, seed, size, "whole")
+    ]
     for plan, other in zip(whole, shares, strict=True):
         numbers = [number for _, mine in plan for number in mine.tolist()]
         assert len(set(numbers)) == len(numbers)
@@ -176,7 +215,9 @@ def test_whole_the_orders_of_ranks_have_nothing_to_do_with_each_other() -> None:
         np.concatenate([mine for _, mine in order.plan(reader, 0, 4000, 100)])
         for reader in readers(4000, 1, 2, "whole")
     )
-    assert 800 < len(np.intersect1d(first, second)) < 1200  # of 2000 each: half of the set, drawn twice
+    assert (
+        800 < len(np.intersect1d(first, second)) < 1200
+    )  # of 2000 each: half of the set, drawn twice
 
 
 def test_every_kind_of_integer_names_the_same_order() -> None:

@@ -15,16 +15,21 @@ from allstep.errors import ConfigError
 
 def batch_of(transform: Transform) -> tuple[torch.Tensor, torch.Tensor]:
     pictures = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
-    loader = Loader(ArraySource(pictures, np.arange(12) % 3), transform, batch=12, seed=5, workers=0)
+    loader = Loader(
+        ArraySource(pictures, np.arange(12) % 3), transform, batch=12, seed=5, workers=0
+    )
     batch = next(iter(loader.batches(24)))
     return batch.data, batch.target
 
 
 def test_a_spelled_chain_does_what_the_one_made_by_hand_does() -> None:
     written = spelled(
-        'PadAndCrop(8, pad=2, mode="reflect"), Flip(alternating=True)', batch=spelled_mix("Mixup(0.4), Cutmix(1.0)")
+        'PadAndCrop(8, pad=2, mode="reflect"), Flip(alternating=True)',
+        batch=spelled_mix("Mixup(0.4), Cutmix(1.0)"),
     )
-    made = Transform(PadAndCrop(8, 2, "reflect"), Flip(alternating=True), batch=[Mixup(0.4), Cutmix(1.0)])
+    made = Transform(
+        PadAndCrop(8, 2, "reflect"), Flip(alternating=True), batch=[Mixup(0.4), Cutmix(1.0)]
+    )
     written.num_classes = made.num_classes = 3
     assert repr(written) == repr(made)
     for ours, theirs in zip(batch_of(written), batch_of(made), strict=True):
@@ -78,7 +83,9 @@ def test_looking_needs_no_torch() -> None:
 
 def test_a_chain_has_at_most_100_operations() -> None:
     assert len(spelled("Flip()," * 100).operations) == 100
-    with pytest.raises(ConfigError, match=r"expected at most 100 operations, found 20,000: 'Flip\(\),") as caught:
+    with pytest.raises(
+        ConfigError, match=r"expected at most 100 operations, found 20,000: 'Flip\(\),"
+    ) as caught:
         spelled("Flip()," * 20_000)
     assert len(str(caught.value)) < 300
     with pytest.raises(ConfigError, match=r"at most 100 operations, found 101"):

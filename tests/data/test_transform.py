@@ -1,4 +1,7 @@
-"""Chains of operations: the same picture whoever makes it, one by one or many at once. Reference: `one`, and the steps by hand."""
+"""Chains of operations: the same picture whoever makes it, one by one or many at once.
+
+Reference: `one`, and the steps by hand.
+"""
 
 import functools
 import pickle
@@ -50,7 +53,9 @@ SMALL: list[Operation] = [
 ]
 
 
-def one_by_one(transform: Transform, data: Any, samples: Any, seed: int = 0, epoch: int = 0) -> Picture:
+def one_by_one(
+    transform: Transform, data: Any, samples: Any, seed: int = 0, epoch: int = 0
+) -> Picture:
     draws = transform.draw(seed, epoch, np.asarray(samples))
     shape = transform.shape or (data[0].shape if data[0].ndim == 3 else (*data[0].shape, 1))
     out = np.full((len(samples), *shape), 99, np.uint8)
@@ -109,7 +114,9 @@ def test_what_is_stored_is_never_written_to(frozen: bool) -> None:
         (Transform(Resize(10), keep, shape=(4, 4, 3)), (4, 4, 3)),
     ],
 )
-def test_the_shape_of_what_comes_out(transform: Transform, shape: tuple[int, int, int] | None) -> None:
+def test_the_shape_of_what_comes_out(
+    transform: Transform, shape: tuple[int, int, int] | None
+) -> None:
     assert transform.shape == shape
 
 
@@ -123,11 +130,14 @@ def test_where_many_cannot_it_says_so() -> None:
 
 
 def test_the_same_picture_in_any_batch() -> None:
-    transform = Transform(RandomResizedCrop(20), Flip(), ColourJitter(0.4, 0.4, 0.4, 0.1), Rotate(10), Erase(), noisy)
+    transform = Transform(
+        RandomResizedCrop(20), Flip(), ColourJitter(0.4, 0.4, 0.4, 0.1), Rotate(10), Erase(), noisy
+    )
     whole = one_by_one(transform, [JPEG] * 12, np.arange(12), seed=5, epoch=2)
     for ranks in (2, 3):
         shares = [
-            one_by_one(transform, [JPEG] * (12 // ranks), np.arange(rank, 12, ranks), 5, 2) for rank in range(ranks)
+            one_by_one(transform, [JPEG] * (12 // ranks), np.arange(rank, 12, ranks), 5, 2)
+            for rank in range(ranks)
         ]
         together = np.empty_like(whole)
         for rank in range(ranks):
@@ -158,7 +168,8 @@ def test_grey_sets_come_out_as_asked() -> None:
 
 def test_a_users_function_gets_a_generator_when_it_wants_one() -> None:
     assert np.array_equal(
-        one_by_one(Transform(Resize((60, 80)), keep), [JPEG], [0]), one_by_one(Transform(Resize((60, 80))), [JPEG], [0])
+        one_by_one(Transform(Resize((60, 80)), keep), [JPEG], [0]),
+        one_by_one(Transform(Resize((60, 80))), [JPEG], [0]),
     )
     first = one_by_one(Transform(Resize(20), noisy), [JPEG] * 2, [0, 1])
     assert np.array_equal(first, one_by_one(Transform(Resize(20), noisy), [JPEG] * 2, [0, 1]))
@@ -175,17 +186,27 @@ def test_a_users_function_holds_the_lock() -> None:
 @pytest.mark.parametrize(
     ("function", "error", "says"),
     [
-        (lambda picture: picture / 255, ConfigError, r"<lambda> gave a float64 array of shape \(20, 20, 3\)"),
+        (
+            lambda picture: picture / 255,
+            ConfigError,
+            r"<lambda> gave a float64 array of shape \(20, 20, 3\)",
+        ),
         (lambda picture: None, ConfigError, "<lambda> gave a NoneType"),
         (
             lambda picture: picture[:5],
             ConfigError,
             r"after <lambda> a picture is \(5, 20, 3\), the batch has room for \(20, 20, 3\)",
         ),
-        (lambda picture: picture.reshape(7), RuntimeError, r"<lambda> failed on a picture of shape \(20, 20, 3\)"),
+        (
+            lambda picture: picture.reshape(7),
+            RuntimeError,
+            r"<lambda> failed on a picture of shape \(20, 20, 3\)",
+        ),
     ],
 )
-def test_a_users_function_that_goes_wrong_is_named(function: Any, error: type[Exception], says: str) -> None:
+def test_a_users_function_that_goes_wrong_is_named(
+    function: Any, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         one_by_one(Transform(Resize(20), function), [JPEG], [0])
 
@@ -216,7 +237,10 @@ def test_pictures_of_other_sizes_need_a_crop() -> None:
 def test_a_transform_pickles_with_functions_of_any_kind() -> None:
     shift = 3
     transform = Transform(
-        RandomResizedCrop(20), noisy, lambda picture: picture + np.uint8(shift), batch=[Normalise(0.5, 0.2), Mixup(1.0)]
+        RandomResizedCrop(20),
+        noisy,
+        lambda picture: picture + np.uint8(shift),
+        batch=[Normalise(0.5, 0.2), Mixup(1.0)],
     )
     copy = pickle.loads(pickle.dumps(transform))
     assert repr(copy) == repr(transform) and copy.shape == transform.shape
@@ -224,11 +248,17 @@ def test_a_transform_pickles_with_functions_of_any_kind() -> None:
 
 
 def test_it_says_what_it_does() -> None:
-    transform = Transform(CentreCrop(56), Flip(), keep, batch=[Normalise((0.5,), (0.2,))], channels=1)
-    assert transform.describe() == (
-        "CentreCrop(size=(56, 56), shorter=64) > Flip(p=0.5, alternating=False) > keep > Normalise((0.5,), (0.2,))"
+    transform = Transform(
+        CentreCrop(56), Flip(), keep, batch=[Normalise((0.5,), (0.2,))], channels=1
     )
-    assert repr(transform).startswith("Transform(CentreCrop(") and repr(transform).endswith("channels=1)")
+    assert (
+        transform.describe()
+        == "CentreCrop(size=(56, 56), shorter=64) > Flip(p=0.5, alternating=False) > keep >"
+        " Normalise((0.5,), (0.2,))"
+    )
+    assert repr(transform).startswith("Transform(CentreCrop(") and repr(transform).endswith(
+        "channels=1)"
+    )
     assert Transform().describe() == "pictures as they are"
 
 
@@ -244,5 +274,8 @@ def test_the_batch_part_runs_in_order() -> None:
 
 def test_pictures_need_no_torch() -> None:
     """A worker process that only makes pictures should not pay for importing torch."""
-    code = "import sys, allstep.data.augment.transform, allstep.data.augment; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, allstep.data.augment.transform, allstep.data.augment; sys.exit('torch' in"
+        " sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0

@@ -16,7 +16,10 @@ import pytest
 from allstep import machine
 from allstep.doctor import machine_facts, packages, programs
 
-ONE_CORE = "from allstep.doctor import machine_facts as m; c = m.cores(); print(c.affinity, c.allowed, c.machine)"
+ONE_CORE = (
+    "from allstep.doctor import machine_facts as m; c = m.cores(); print(c.affinity, c.allowed,"
+    " c.machine)"
+)
 
 
 def test_cores() -> None:
@@ -29,7 +32,9 @@ def test_cores() -> None:
 @pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset")
 def test_cores_under_taskset() -> None:
     core = str(min(os.sched_getaffinity(0)))
-    done = subprocess.run(["taskset", "-c", core, sys.executable, "-c", ONE_CORE], capture_output=True, text=True)
+    done = subprocess.run(
+        ["taskset", "-c", core, sys.executable, "-c", ONE_CORE], capture_output=True, text=True
+    )
     assert done.stdout.split() == ["1", "1", str(os.cpu_count())]
 
 
@@ -44,7 +49,10 @@ def test_memory() -> None:
     ("names", "stat"),
     [
         (("memory.max", "memory.current"), "anon 5\ninactive_file 300\n"),
-        (("memory.limit_in_bytes", "memory.usage_in_bytes"), "inactive_file 7\ntotal_inactive_file 300\n"),
+        (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "inactive_file 7\ntotal_inactive_file 300\n",
+        ),
     ],
 )
 def test_memory_of_a_cgroup_does_not_count_what_the_kernel_can_drop(
@@ -78,7 +86,9 @@ def test_network() -> None:
             assert network.interfaces[name][0] == ipv4[0]
 
 
-def test_a_name_without_an_address_and_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_an_address_and_a_name_server_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert machine_facts.resolve("localhost")
     assert machine_facts.resolve("no such name") == []
     answered = threading.Event()
@@ -103,7 +113,9 @@ def fake(folder: Path, name: str, script: str) -> None:
 def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path, "mpirun", "echo 'HYDRA build details:'; echo '    Version:        4.0.2'")
     fake(tmp_path, "srun", "echo srun: no configuration source >&2; exit 1")
-    fake(tmp_path, "nvidia-smi", "echo 'Big GPU, 80000 MiB, 550.1'; echo 'Big GPU, 80000 MiB, 550.1'")
+    fake(
+        tmp_path, "nvidia-smi", "echo 'Big GPU, 80000 MiB, 550.1'; echo 'Big GPU, 80000 MiB, 550.1'"
+    )
     fake(tmp_path, "ssh", "exec sleep 60")
     monkeypatch.setattr(programs, "_SECONDS", 3.0)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -117,8 +129,14 @@ def test_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert programs.gpus(programs.programs()) == []
 
 
-def test_an_nvidia_smi_without_a_driver_shows_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(tmp_path, "nvidia-smi", "echo NVIDIA-SMI has failed, because it could not, talk to the driver; exit 9")
+def test_an_nvidia_smi_without_a_driver_shows_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(
+        tmp_path,
+        "nvidia-smi",
+        "echo NVIDIA-SMI has failed, because it could not, talk to the driver; exit 9",
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert programs.gpus({"nvidia-smi": programs.find("nvidia-smi")}) == []
 

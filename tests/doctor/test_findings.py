@@ -1,4 +1,5 @@
-"""`allstep doctor` as a user runs it: exit status, JSON, and each finding provoked for real where it can be."""
+"""`allstep doctor` as a user runs it: exit status, JSON, and each finding provoked for real where
+it can be."""
 
 import json
 import os
@@ -27,12 +28,16 @@ from allstep.world import World
 PYTHON = sys.executable
 
 
-def doctor(*arguments: str, env: dict[str, str] | None = None, shell: str = "") -> subprocess.CompletedProcess[str]:
+def doctor(
+    *arguments: str, env: dict[str, str] | None = None, shell: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Runs it; `shell` goes before it in a shell, such as `ulimit -n 50`."""
     command = [PYTHON, "-m", "allstep", "doctor", *arguments]
     if shell:
         command = ["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *command]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, env={**os.environ, **(env or {})})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=150, env={**os.environ, **(env or {})}
+    )
 
 
 def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -55,9 +60,19 @@ def test_a_sound_machine_passes_and_json_holds_everything() -> None:
     assert done.returncode == 0 and report["ok"], report["findings"]
     assert report["machine"]["cores"]["affinity"] == len(os.sched_getaffinity(0))
     assert report["machine"]["torch"]["backends"]["gloo"]
-    assert report["machine"].keys() >= {"memory", "shared_memory", "network", "programs", "gpus", "packages", "folders"}
+    assert report["machine"].keys() >= {
+        "memory",
+        "shared_memory",
+        "network",
+        "programs",
+        "gpus",
+        "packages",
+        "folders",
+    }
     assert report["world"]["launcher"] == "none"
-    assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith("allstep: shared memory")
+    assert report["use"]["workers"] >= 1 and report["use"]["backend"].startswith(
+        "allstep: shared memory"
+    )
     assert report["trial"]["ranks"] == 2 and report["trial"]["error"] is None
     assert set(report["trial"]["phases"]) == {"import", "init", "allreduce"}
     assert report["hosts"] == report["connections"] == []
@@ -87,7 +102,10 @@ def test_many_things_wrong_at_once(tmp_path: Path) -> None:
     report = said(done)
     assert done.returncode == 1 and not report["ok"]
     assert report["trial"] is None  # it could only fail, and slowly
-    problems, warnings = "\n".join(of_kind(report, "problem")), "\n".join(of_kind(report, "warning"))
+    problems, warnings = (
+        "\n".join(of_kind(report, "problem")),
+        "\n".join(of_kind(report, "warning")),
+    )
     assert "torchrun says RANK=1" in problems and "openmpi says OMPI_COMM_WORLD_RANK=0" in problems
     assert "ALLSTEP_TIMEOUT='soon'" in problems
     assert "no interface eth77" in problems
@@ -109,8 +127,12 @@ def test_a_torch_that_crashes_does_not_take_the_doctor_with_it(tmp_path: Path) -
     assert "torch cannot be imported" in what and "killed by signal 6" in what
 
 
-def test_a_trial_that_fails_says_which_rank_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sudden = "import os\nif os.environ.get('RANK') == '1': raise SystemExit('rank 1 has had enough')"
+def test_a_trial_that_fails_says_which_rank_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sudden = (
+        "import os\nif os.environ.get('RANK') == '1': raise SystemExit('rank 1 has had enough')"
+    )
     (tmp_path / "sitecustomize.py").write_text(sudden)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     trial = try_run()
@@ -144,14 +166,22 @@ def test_wrong_use_is_one_line(arguments: list[str], complaint: str) -> None:
 
 
 def test_the_command_line_loads_no_torch() -> None:
-    check = "import sys, allstep.cli.app, allstep.doctor, allstep.doctor.print, allstep.doctor.probe; print('torch' in sys.modules)"
-    assert subprocess.run([PYTHON, "-c", check], capture_output=True, text=True).stdout.strip() == "False"
+    check = (
+        "import sys, allstep.cli.app, allstep.doctor, allstep.doctor.print, allstep.doctor.probe;"
+        " print('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([PYTHON, "-c", check], capture_output=True, text=True).stdout.strip()
+        == "False"
+    )
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
     """This machine, with what torch says taken from memory: importing it is other tests' business."""
-    engine = Engine("2.13.0+cpu", backends={"gloo": True, "nccl": False, "mpi": False, "ucc": False})
+    engine = Engine(
+        "2.13.0+cpu", backends={"gloo": True, "nccl": False, "mpi": False, "ucc": False}
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("allstep.doctor.report.Look", lambda: SimpleNamespace(result=lambda: engine))
         return examine(Asked(quick=True))
@@ -187,7 +217,9 @@ def test_names_are_shown_and_not_obeyed(
         monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
         show(hostile)
         text = capsys.readouterr().out
-        assert r"what\x1b[2J[red]" in text and r"do\u202e" in text and r"OpenSSH\x1b]0;t\x07" in text
+        assert (
+            r"what\x1b[2J[red]" in text and r"do\u202e" in text and r"OpenSSH\x1b]0;t\x07" in text
+        )
         assert not any(each in text for each in ("\x1b[2J", "\x1b]", "\u202e"))
 
 
@@ -201,12 +233,20 @@ def test_findings_that_need_another_machine(facts: Facts) -> None:
     cuda = replace(facts, torch=replace(engine, cuda="12.4", device_error="Found no NVIDIA driver"))
     assert severities(cuda, "Found no NVIDIA driver") == [Severity.WARNING]
     assert severities(replace(facts, gpus=["Big GPU"]), "built without CUDA") == [Severity.WARNING]
-    assert severities(replace(facts, torch=replace(engine, version="2.4.1")), "too old") == [Severity.PROBLEM]
-    assert severities(replace(facts, torch=replace(engine, backends={})), "no Gloo") == [Severity.PROBLEM]
-    assert severities(replace(facts, memory=Memory(1 << 34, 1 << 20, 1 << 30)), "cgroup's limit") == [Severity.WARNING]
+    assert severities(replace(facts, torch=replace(engine, version="2.4.1")), "too old") == [
+        Severity.PROBLEM
+    ]
+    assert severities(replace(facts, torch=replace(engine, backends={})), "no Gloo") == [
+        Severity.PROBLEM
+    ]
+    assert severities(
+        replace(facts, memory=Memory(1 << 34, 1 << 20, 1 << 30)), "cgroup's limit"
+    ) == [Severity.WARNING]
     tiny = SharedMemory(64 << 20, 64 << 20, memfd=True)
     assert severities(replace(facts, shared_memory=tiny), "/dev/shm") == [Severity.NOTE]
-    assert severities(replace(facts, shared_memory=replace(tiny, memfd=False)), "/dev/shm") == [Severity.WARNING]
+    assert severities(replace(facts, shared_memory=replace(tiny, memfd=False)), "/dev/shm") == [
+        Severity.WARNING
+    ]
     assert severities(replace(facts, open_files=(20, 4096)), "only 20 files") == [Severity.PROBLEM]
 
 
@@ -216,8 +256,12 @@ def test_the_own_name(facts: Facts) -> None:
     assert severities(replace(trap, num_hosts=2), "resolves to 127.0.1.1") == [Severity.NOTE]
     under_slurm = replace(trap, num_hosts=2, world=World(0, 2, 0, 1, 0, 2, "me", "slurm"))
     assert severities(under_slurm, "resolves to 127.0.1.1") == [Severity.WARNING]
-    assert severities(replace(facts, network=Network("me", [], {})), "does not resolve") == [Severity.WARNING]
-    assert severities(replace(facts, network=Network("me", None, {})), "does not answer") == [Severity.WARNING]
+    assert severities(replace(facts, network=Network("me", [], {})), "does not resolve") == [
+        Severity.WARNING
+    ]
+    assert severities(replace(facts, network=Network("me", None, {})), "does not answer") == [
+        Severity.WARNING
+    ]
 
 
 def test_the_run_time_folder_counts_where_ranks_meet_by_it(facts: Facts) -> None:
@@ -227,11 +271,15 @@ def test_the_run_time_folder_counts_where_ranks_meet_by_it(facts: Facts) -> None
     assert severities(under_mpi, "is not yours") == [Severity.PROBLEM]
 
 
-@pytest.mark.parametrize(("threads", "expect"), [("0", 1), ("-3", 1), ("9999", 1), ("1,2", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("threads", "expect"), [("0", 1), ("-3", 1), ("9999", 1), ("1,2", 0), ("", 0)]
+)
 def test_threads(facts: Facts, monkeypatch: pytest.MonkeyPatch, threads: str, expect: int) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     choice = replace(facts.choice, workers=facts.cores.allowed)
-    found = severities(replace(facts, env={"OMP_NUM_THREADS": threads}, choice=choice), "OMP_NUM_THREADS")
+    found = severities(
+        replace(facts, env={"OMP_NUM_THREADS": threads}, choice=choice), "OMP_NUM_THREADS"
+    )
     assert found == [Severity.WARNING] * expect
 
 
@@ -244,7 +292,9 @@ def test_threads_that_allstep_run_chose_are_no_fault_of_the_users(facts: Facts) 
 def test_what_a_run_would_use(facts: Facts) -> None:
     from allstep.doctor.choice import choose
 
-    gpus = replace(facts.torch, devices=["cuda:0 x", "cuda:1 x"], backends={"gloo": True, "nccl": True})
+    gpus = replace(
+        facts.torch, devices=["cuda:0 x", "cuda:1 x"], backends={"gloo": True, "nccl": True}
+    )
     several = choose(World(0, 4, 0, 2, 0, 2, "x", "slurm"), gpus, [])
     assert several.workers == 4 and "nccl" in several.backend and "Slurm step" in several.meeting
     hosts = choose(None, facts.torch, [Host("a", 3), Host("b", 1)])
@@ -263,4 +313,6 @@ def test_without_ssh_other_hosts_are_out_of_reach(
     assert severities(replace(bare, needs_ssh=True), "no ssh client") == [Severity.PROBLEM]
     monkeypatch.setenv("PATH", str(tmp_path))
     (station,) = visit([Host("elsewhere.invalid", 2)], "ssh").stations
-    assert station.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"
+    assert (
+        station.error == "cannot start 'ssh' to reach elsewhere.invalid: No such file or directory"
+    )

@@ -1,4 +1,5 @@
-"""`allstep doctor -H`: hosts that are fine, cut off, behind a firewall, or that refuse us, on real networks with a real sshd."""
+"""`allstep doctor -H`: hosts that are fine, cut off, behind a firewall, or that refuse us, on real
+networks with a real sshd."""
 
 import contextlib
 import json
@@ -56,7 +57,9 @@ def test_two_sound_hosts_from_this_machine(two_hosts: SshHosts) -> None:
         assert host["facts"]["cores"]["affinity"] == len(os.sched_getaffinity(0))
         assert abs(host["clock_offset"]) < 10 and 0 < host["seconds"] < 60
         assert host["resolves_to"] == []  # known to ssh only
-    reached = {(c["source"], c["target"]): (c["error"], c["interface"]) for c in report["connections"]}
+    reached = {
+        (c["source"], c["target"]): (c["error"], c["interface"]) for c in report["connections"]
+    }
     expected = [("h1", "h2"), ("h1", THIS_MACHINE), ("h2", "h1"), ("h2", THIS_MACHINE)]
     assert reached == dict.fromkeys(expected, (None, "eth0"))
     assert report["use"]["workers"] == 3
@@ -66,11 +69,21 @@ def test_two_sound_hosts_from_this_machine(two_hosts: SshHosts) -> None:
 
 def test_two_sound_hosts_from_one_of_them(two_hosts: SshHosts, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("h1 slots=1\nh2 slots=1\n")
-    arguments = ("--quick", "--iface", "eth0", "--hostfile", str(tmp_path / "hosts"), "--ssh", two_hosts.ssh)
+    arguments = (
+        "--quick",
+        "--iface",
+        "eth0",
+        "--hostfile",
+        str(tmp_path / "hosts"),
+        "--ssh",
+        two_hosts.ssh,
+    )
     code, report = doctor(*arguments, prefix=two_hosts.prefix(0))
     assert code == 0, report["findings"]
     assert [host["here"] for host in report["hosts"]] == [True, False]
-    assert report["hosts"][0]["address"] == two_hosts.addresses[0]  # not 127.0.1.1, as its name says
+    assert (
+        report["hosts"][0]["address"] == two_hosts.addresses[0]
+    )  # not 127.0.1.1, as its name says
     assert {(c["source"], c["target"], c["error"]) for c in report["connections"]} == {
         ("h1", "h2", None),
         ("h2", "h1", None),
@@ -78,7 +91,9 @@ def test_two_sound_hosts_from_one_of_them(two_hosts: SshHosts, tmp_path: Path) -
     assert any("resolves to 127.0.1.1" in finding["what"] for finding in report["findings"])
 
 
-def test_a_host_that_is_cut_off_is_named_and_the_other_is_still_looked_at(two_hosts: SshHosts) -> None:
+def test_a_host_that_is_cut_off_is_named_and_the_other_is_still_looked_at(
+    two_hosts: SshHosts,
+) -> None:
     two_hosts.cut(1)
     try:
         with at_most(10):  # ssh takes an option's first value: ours comes before the doctor's 10 s
@@ -93,10 +108,21 @@ def test_a_host_that_is_cut_off_is_named_and_the_other_is_still_looked_at(two_ho
 def test_a_firewall_between_two_hosts_is_named_by_the_pair(
     two_hosts: SshHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packets of h1 to h2 go to a network card that does not exist: lost in silence, as behind a firewall."""
+    """Packets of h1 to h2 go to a network card that does not exist: lost in silence, as behind a
+    firewall."""
     monkeypatch.setattr("allstep.doctor.hosts.CONNECT_SECONDS", 1.5)
     nowhere = ["lladdr", "02:00:00:00:00:99", "dev", "eth0"]
-    two_hosts.exec(0, "ip", "neigh", "replace", two_hosts.addresses[1], *nowhere, "nud", "permanent", check=True)
+    two_hosts.exec(
+        0,
+        "ip",
+        "neigh",
+        "replace",
+        two_hosts.addresses[1],
+        *nowhere,
+        "nud",
+        "permanent",
+        check=True,
+    )
     try:
         with at_most(15):
             there = visit(parse_hosts("h1,h2"), two_hosts.ssh)
@@ -110,14 +136,22 @@ def test_a_firewall_between_two_hosts_is_named_by_the_pair(
         ("h2", THIS_MACHINE): True,
     }
     first, second = problems(there)
-    assert "h1 cannot open a connection to h2" in first and two_hosts.addresses[1] in first and "timed out" in first
+    assert (
+        "h1 cannot open a connection to h2" in first
+        and two_hosts.addresses[1] in first
+        and "timed out" in first
+    )
     assert "h2 cannot open a connection to h1" in second
 
 
-def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(two_hosts: SshHosts, tmp_path: Path) -> None:
+def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(
+    two_hosts: SshHosts, tmp_path: Path
+) -> None:
     key, config = tmp_path / "other_key", tmp_path / "ssh_config"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    config.write_text(two_hosts.ssh_config.read_text().replace(str(two_hosts.folder / "user_key"), str(key)))
+    config.write_text(
+        two_hosts.ssh_config.read_text().replace(str(two_hosts.folder / "user_key"), str(key))
+    )
     with at_most(20):
         there = visit(parse_hosts("h1,nobody.invalid"), f"ssh -F {config}")
     refused, unknown = problems(there)
@@ -128,7 +162,8 @@ def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(two_hosts: SshHo
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path) -> str:
-    """An ssh that runs the command here, as on a host with another version, another torch and a clock that is ahead."""
+    """An ssh that runs the command here, as on a host with another version, another torch and a
+    clock that is ahead."""
     (tmp_path / "sitecustomize.py").write_text("""
 import importlib.metadata, time, allstep._version
 allstep._version.__version__ = "9.9"
@@ -163,7 +198,10 @@ def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path
         assert agent.stdout
         agent.stdout.readline()
         agent.kill()
-    assert doctors.replace("allstep.doctor.probe", "allstep.launch.agent_main") == (tmp_path / "said").read_text()
+    assert (
+        doctors.replace("allstep.doctor.probe", "allstep.launch.agent_main")
+        == (tmp_path / "said").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,12 +230,15 @@ def test_hosts_on_which_no_probe_starts(
 def test_an_interface_that_the_hosts_do_not_have(two_hosts: SshHosts) -> None:
     there = visit(parse_hosts("h1,h2"), two_hosts.ssh, "eth9")
     assert problems(there) == [
-        f"--iface eth9: {name} has no such interface with an address; it has lo, eth0" for name in ("h1", "h2")
+        f"--iface eth9: {name} has no such interface with an address; it has lo, eth0"
+        for name in ("h1", "h2")
     ]
     assert there.connections == []
 
 
-def test_no_probe_is_left_behind(two_hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_probe_is_left_behind(
+    two_hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(
         "PYTHONPATH", str(tmp_path)
     )  # handed on to the probes: by it we know them from those of other runs

@@ -1,19 +1,23 @@
-"""Records what real launchers put into the environment of their ranks: the JSON files beside this one.
+"""Records what real launchers put into the environment of their ranks: the JSON files beside this
+one.
 
-    .venv/bin/python tests/environments/record.py            all cases (root, Debian's packages of tools/system-packages; a minute)
-    .venv/bin/python tests/environments/record.py slurm      only the cases with this text in their names
+    .venv/bin/python tests/environments/record.py            all cases (root, Debian's packages of
+    tools/system-packages; a minute) .venv/bin/python tests/environments/record.py slurm      only
+    the cases with this text in their names
 
-A case is one command, run for real on hosts node1 and node2 (tests/hosts.py, tests/slurm.py) from an environment that holds nothing but
-PATH, HOME and LANG. Each rank keeps every variable that it did not have from there, and the name of its host. From the hosts and the
-launcher's own number the places in the world follow: they are counted here, not read from the variables that a reader may get wrong.
+A case is one command, run for real on hosts node1 and node2 (tests/hosts.py, tests/slurm.py) from
+an environment that holds nothing but PATH, HOME and LANG. Each rank keeps every variable that it
+did not have from there, and the name of its host. From the hosts and the launcher's own number the
+places in the world follow: they are counted here, not read from the variables that a reader may get
+wrong.
 
 ```
 {"launcher":  who the ranks should say started them: torchrun, openmpi, mpich, slurm, pals, lsf, horovod, none
- "command", "version", "note",
- "recorded":  true; false for a file written by hand after "source", because nobody here has such a machine
- "files":     {variable: text}, where a variable names a file that a reader may open; the test writes it (by hand cases only)
- "ranks":     [the environment of rank 0, of rank 1, ...]
- "expect":    [{"rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "host"} of rank 0, of rank 1, ...]}
+ "command", "version", "note", "recorded":  true; false for a file written by hand after "source",
+ because nobody here has such a machine "files":     {variable: text}, where a variable names a file
+ that a reader may open; the test writes it (by hand cases only) "ranks":     [the environment of
+ rank 0, of rank 1, ...] "expect":    [{"rank", "size", "local_rank", "local_size", "cross_rank",
+ "cross_size", "host"} of rank 0, of rank 1, ...]}
 ```
 cross_rank and cross_size count the hosts that have a rank of the same local_rank, as Horovod does. A process that no launcher made a
 rank (a batch script) has launcher none and is a world of one. What is particular to the machine is replaced: addresses, paths.
@@ -42,7 +46,20 @@ from slurm import Slurm  # noqa: E402
 BASE = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "LANG": "C.UTF-8"}
 NOT_THE_LAUNCHERS = {
     *BASE,
-    *("PWD", "OLDPWD", "SHLVL", "_", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "LC_CTYPE", "RECORD_TO", "SLURM_CONF"),
+    *(
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "MAIL",
+        "TERM",
+        "LC_CTYPE",
+        "RECORD_TO",
+        "SLURM_CONF",
+    ),
     *("SSH_CLIENT", "SSH_CONNECTION", "PYENV_SHELL", "PYENV_ROOT", "PYENV_VIRTUALENV_INIT"),
 }
 TORCHRUN = str(VENV / "bin/torchrun")
@@ -51,7 +68,8 @@ PYTHON = str(VENV / "bin/python")
 
 @dataclass(frozen=True)
 class Case:
-    """`ranks` are the ranks expected; `number` is the variable in which this launcher, and no other, counts them."""
+    """`ranks` are the ranks expected; `number` is the variable in which this launcher, and no
+    other, counts them."""
 
     name: str
     launcher: str
@@ -105,8 +123,12 @@ def record(case: Case, folder: Path) -> None:
         raise SystemExit(f"{case.name}: {len(found)} ranks ran, not {case.ranks}")
     if case.ranks > 1 or case.launcher != "none":
         found.sort(key=lambda one: int(one["environment"][case.number]))
-        assert [int(one["environment"][case.number]) for one in found] == list(range(case.ranks)), case.name
-    said = subprocess.run(case.version, shell=True, capture_output=True, text=True, check=True).stdout
+        assert [int(one["environment"][case.number]) for one in found] == list(range(case.ranks)), (
+            case.name
+        )
+    said = subprocess.run(
+        case.version, shell=True, capture_output=True, text=True, check=True
+    ).stdout
     what = {
         "launcher": case.launcher,
         "command": command,
@@ -126,7 +148,12 @@ def environment(**more: str) -> dict[str, str]:
 
 def ran(command: Sequence[str], prefix: Sequence[str], **env: str) -> None:
     done = subprocess.run(
-        [*prefix, *command], env=environment(**env), cwd=HERE, capture_output=True, text=True, timeout=120
+        [*prefix, *command],
+        env=environment(**env),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     if done.returncode:
         raise SystemExit(f"{shlex.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -134,7 +161,11 @@ def ran(command: Sequence[str], prefix: Sequence[str], **env: str) -> None:
 
 def shown(command: Sequence[str]) -> str:
     """The command as a user would type it."""
-    text = shlex.join(command).replace(shlex.join(RANK), "python train.py").replace(TORCHRUN, "torchrun")
+    text = (
+        shlex.join(command)
+        .replace(shlex.join(RANK), "python train.py")
+        .replace(TORCHRUN, "torchrun")
+    )
     return text.replace(shlex.join(SCRIPT), "train.py").replace("-x RECORD_TO ", "")
 
 
@@ -158,7 +189,8 @@ def on_each(hosts: Hosts, *command: str) -> Callable[[], str]:
     def run() -> str:
         lines = [[word.replace("{k}", str(k)) for word in command] for k in range(len(hosts.names))]
         started = [
-            subprocess.Popen([*hosts.prefix(k), *line], env=environment(), cwd=HERE) for k, line in enumerate(lines)
+            subprocess.Popen([*hosts.prefix(k), *line], env=environment(), cwd=HERE)
+            for k, line in enumerate(lines)
         ]
         codes = [process.wait(120) for process in started]
         if any(codes):
@@ -209,19 +241,57 @@ def plain_cases(hosts: SshHosts) -> list[Case]:
     static = [*join, "--node-rank", "{k}", "--master-addr", first, "--master-port", "29500"]
     return [
         Case("none", "none", "echo", "", 1, on_one(hosts, *RANK), "no launcher at all"),
-        Case("torchrun", "torchrun", TORCH, "RANK", 2, on_one(hosts, TORCHRUN, "--nproc-per-node", "2", *SCRIPT)),
-        Case("torchrun-two-nodes", "torchrun", TORCH, "RANK", 4, on_each(hosts, TORCHRUN, *static, *SCRIPT)),
+        Case(
+            "torchrun",
+            "torchrun",
+            TORCH,
+            "RANK",
+            2,
+            on_one(hosts, TORCHRUN, "--nproc-per-node", "2", *SCRIPT),
+        ),
+        Case(
+            "torchrun-two-nodes",
+            "torchrun",
+            TORCH,
+            "RANK",
+            4,
+            on_each(hosts, TORCHRUN, *static, *SCRIPT),
+        ),
         Case(
             "torchrun-c10d-two-nodes",
             "torchrun",
             TORCH,
             "RANK",
             4,
-            on_each(hosts, TORCHRUN, *join, "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29501", *SCRIPT),
-            "node ranks are given in the order of arrival; MASTER_ADDR is the name of the host that came first",
+            on_each(
+                hosts,
+                TORCHRUN,
+                *join,
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                "node1:29501",
+                *SCRIPT,
+            ),
+            "node ranks are given in the order of arrival; MASTER_ADDR is the name of the host that"
+            " came first",
         ),
-        Case("openmpi", "openmpi", OPENMPI, "OMPI_COMM_WORLD_RANK", 2, on_one(hosts, *mpirun, "-np", "2", *RANK)),
-        Case("openmpi-one", "openmpi", OPENMPI, "OMPI_COMM_WORLD_RANK", 1, on_one(hosts, *mpirun, "-np", "1", *RANK)),
+        Case(
+            "openmpi",
+            "openmpi",
+            OPENMPI,
+            "OMPI_COMM_WORLD_RANK",
+            2,
+            on_one(hosts, *mpirun, "-np", "2", *RANK),
+        ),
+        Case(
+            "openmpi-one",
+            "openmpi",
+            OPENMPI,
+            "OMPI_COMM_WORLD_RANK",
+            1,
+            on_one(hosts, *mpirun, "-np", "1", *RANK),
+        ),
         Case(
             "openmpi-two-nodes",
             "openmpi",
@@ -229,10 +299,18 @@ def plain_cases(hosts: SshHosts) -> list[Case]:
             "OMPI_COMM_WORLD_RANK",
             3,
             on_one(hosts, *mpirun, *over_ssh, "-np", "3", "-H", "node1:2,node2:1", *RANK),
-            "OMPI_MCA_orte_num_nodes counts the hosts, nothing numbers them and nothing says who sits where: with 2 + 1 ranks "
-            "a rank can tell its cross_size only by asking the others",
+            "OMPI_MCA_orte_num_nodes counts the hosts, nothing numbers them and nothing says who"
+            " sits where: with 2 + 1 ranks a rank can tell its cross_size only by asking the"
+            " others",
         ),
-        Case("mpich", "mpich", MPICH, "PMI_RANK", 2, on_one(hosts, "mpiexec.hydra", "-np", "2", *RANK)),
+        Case(
+            "mpich",
+            "mpich",
+            MPICH,
+            "PMI_RANK",
+            2,
+            on_one(hosts, "mpiexec.hydra", "-np", "2", *RANK),
+        ),
         Case(
             "mpich-two-nodes",
             "mpich",
@@ -266,9 +344,17 @@ def slurm_cases(slurm: Slurm) -> list[Case]:
             "",
             1,
             in_batch(slurm, "-n 2", "{rank}"),
-            "the script itself is one process, whatever SLURM_NTASKS says; SLURM_STEP_ID is what it lacks",
+            "the script itself is one process, whatever SLURM_NTASKS says; SLURM_STEP_ID is what it"
+            " lacks",
         ),
-        Case("slurm-batch-script-two-nodes", "none", SLURM, "", 1, in_batch(slurm, "-N 2 -n 4", "{rank}")),
+        Case(
+            "slurm-batch-script-two-nodes",
+            "none",
+            SLURM,
+            "",
+            1,
+            in_batch(slurm, "-N 2 -n 4", "{rank}"),
+        ),
         Case(
             "slurm-salloc-shell",
             "none",
@@ -296,7 +382,14 @@ def slurm_cases(slurm: Slurm) -> list[Case]:
             srun("-n", "1", *torchrun),
             "one torchrun per node is torch's recipe for Slurm",
         ),
-        Case("torchrun-in-batch", "torchrun", TORCH, "RANK", 2, in_batch(slurm, "-n 2", shlex.join(torchrun))),
+        Case(
+            "torchrun-in-batch",
+            "torchrun",
+            TORCH,
+            "RANK",
+            2,
+            in_batch(slurm, "-n 2", shlex.join(torchrun)),
+        ),
         Case(
             "openmpi-in-slurm",
             "openmpi",
@@ -314,14 +407,30 @@ def slurm_cases(slurm: Slurm) -> list[Case]:
             2,
             in_batch(slurm, "-n 2", f"{mpirun} -np 2 {{rank}}"),
         ),
-        Case("mpich-in-batch", "mpich", MPICH, "PMI_RANK", 2, in_batch(slurm, "-n 2", "mpiexec.hydra -np 2 {rank}")),
+        Case(
+            "mpich-in-batch",
+            "mpich",
+            MPICH,
+            "PMI_RANK",
+            2,
+            in_batch(slurm, "-n 2", "mpiexec.hydra -np 2 {rank}"),
+        ),
     ]
 
 
 def two_node_cases(slurm: Slurm) -> list[Case]:
     """Slurm over two nodes, and launchers inside it."""
     mpirun = " ".join(["mpirun.openmpi", *ROOT])
-    across = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
+    across = [
+        TORCHRUN,
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+    ]
 
     def srun(*arguments: str) -> Callable[[], str]:
         return on_one(slurm, "srun", *arguments, **slurm.env)
@@ -395,8 +504,8 @@ def two_node_cases(slurm: Slurm) -> list[Case]:
             "OMPI_COMM_WORLD_RANK",
             4,
             in_batch(slurm, "-N 2 --ntasks-per-node 2", f"{mpirun} -np 4 {{rank}}"),
-            "node1: children of mpirun, with the batch script's variables (4 tasks); node2: children of orted, which is a Slurm "
-            "step of its own, of one task on one node",
+            "node1: children of mpirun, with the batch script's variables (4 tasks); node2:"
+            " children of orted, which is a Slurm step of its own, of one task on one node",
         ),
         Case(
             "mpich-in-slurm-two-nodes",
@@ -405,8 +514,9 @@ def two_node_cases(slurm: Slurm) -> list[Case]:
             "PMI_RANK",
             4,
             in_batch(slurm, "-N 2 --ntasks-per-node 2", "mpiexec.hydra -np 4 {rank}"),
-            "hydra starts one proxy per node with srun, and the ranks see a mixture of that step and of the batch script: "
-            "SLURM_NTASKS is 4, SLURM_STEP_NUM_TASKS 2, and on node2 SLURMD_NODENAME and HOSTNAME still say node1",
+            "hydra starts one proxy per node with srun, and the ranks see a mixture of that step"
+            " and of the batch script: SLURM_NTASKS is 4, SLURM_STEP_NUM_TASKS 2, and on node2"
+            " SLURMD_NODENAME and HOSTNAME still say node1",
         ),
     ]
 

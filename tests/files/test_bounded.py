@@ -12,12 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allstep.files import bounded
-from allstep.files.bounded import MAX_DEPTH, MAX_LINE, open_regular, parse_json, read_json, read_lines, read_regular
+from allstep.files.bounded import (
+    MAX_DEPTH,
+    MAX_LINE,
+    open_regular,
+    parse_json,
+    read_json,
+    read_lines,
+    read_regular,
+)
 from limited import limited
 from odd_files import ODD
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )

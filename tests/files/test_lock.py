@@ -26,7 +26,9 @@ with locked(Path(sys.argv[1])) as handle:
 
 def test_another_process_waits_or_is_told_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(LockTaken, match="is locked by somebody"), locked(path):

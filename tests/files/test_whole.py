@@ -55,7 +55,10 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_two_writers_at_once(tmp_path: Path) -> None:
-    with write_whole(tmp_path / "file") as first, write_whole(tmp_path / "file", sync=True) as second:
+    with (
+        write_whole(tmp_path / "file") as first,
+        write_whole(tmp_path / "file", sync=True) as second,
+    ):
         first.write(b"first")
         second.write(b"second")
         assert len(os.listdir(tmp_path)) == 2
@@ -75,7 +78,9 @@ def test_what_a_kill_left_makes_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_new_file_does_not_replace_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+def test_a_new_file_does_not_replace_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
     def no_links(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "no links here")
 

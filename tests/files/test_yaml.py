@@ -51,23 +51,53 @@ def test_a_file_of_aliases_costs_nothing() -> None:
         ("a: 1\nb: 2\na: 3", "^f, line 3: the key a is given twice; it is on line 1 too$"),
         ("s:\n  a: 1\n  a: 1", "^f, line 3: the key s.a is given twice; it is on line 2 too$"),
         ("- {a: 1, a: 2}", "^f, line 1: the key a is given twice"),
-        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "^f, line 1: is nested more than 50 levels deep$"),
-        ("a:\n" + "".join(f"{'  ' * n}- \n" for n in range(90)), "is nested more than 50 levels deep$"),
+        (
+            "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
+            "^f, line 1: is nested more than 50 levels deep$",
+        ),
+        (
+            "a:\n" + "".join(f"{'  ' * n}- \n" for n in range(90)),
+            "is nested more than 50 levels deep$",
+        ),
         ("[" * 100_000, "is nested more than 50 levels deep$"),
         ("a: [", "^f: is not YAML: "),
         (
             "!!python/object/apply:os.system [true]",
             "^f, line 1: the tag !!python/object/apply:os.system is not supported",
         ),
-        ("a: 1\nb: !!timestamp x", "^f, line 2: the tag !!timestamp is not supported; write the value itself$"),
+        (
+            "a: 1\nb: !!timestamp x",
+            "^f, line 2: the tag !!timestamp is not supported; write the value itself$",
+        ),
         ("a: 2026-13-01", "^f: holds a value that cannot be read: "),
-        ("a: " + "9" * 5000, "^f, line 1: key a: expected a number of at most 100 characters, found 5,000: 9{20}...$"),
-        ("a:\n  b: 0x" + "f" * 10000, "^f, line 2: key a.b: expected a number of at most 100 characters, found 10,002"),
-        ("a:\n- 0x" + "f" * 10000, "^f, line 2: key a: expected a number of at most 100 characters"),
+        (
+            "a: " + "9" * 5000,
+            (
+                "^f, line 1: key a: expected a number of at most 100 characters, found 5,000:"
+                " 9{20}...$"
+            ),
+        ),
+        (
+            "a:\n  b: 0x" + "f" * 10000,
+            "^f, line 2: key a.b: expected a number of at most 100 characters, found 10,002",
+        ),
+        (
+            "a:\n- 0x" + "f" * 10000,
+            "^f, line 2: key a: expected a number of at most 100 characters",
+        ),
         ("0x" + "f" * 10000 + ": 1", "^f, line 1: expected a number of at most 100|is not YAML"),
-        ("a: 1\n<<: {b: 1}", "^f, line 2: the merge key << is not supported; write the keys themselves$"),
+        (
+            "a: 1\n<<: {b: 1}",
+            "^f, line 2: the merge key << is not supported; write the keys themselves$",
+        ),
         ("a: {<<: {b: 1}}", "^f, line 1: key a: the merge key << is not supported"),
-        ("a: 1:2:3", "^f, line 1: key a: 1:2:3 is a number to the base 60 in YAML; write it as a plain number, or"),
+        (
+            "a: 1:2:3",
+            (
+                "^f, line 1: key a: 1:2:3 is a number to the base 60 in YAML; write it as a plain"
+                " number, or"
+            ),
+        ),
         ("a: [1, 1:2.5]", "^f, line 1: key a: 1:2.5 is a number to the base 60"),
         ("a: 1\n---\nb: 2\n", "^f: is not YAML: "),
         ("? [a]\n: 1", "^f: is not YAML: "),
@@ -126,7 +156,16 @@ optimizer:
   betas: [0.9, 0.99]
 """
 ODD = [
-    *("*a", "&a [1]", "!!python/object/apply:os.system [true]", "!!binary x", "<<: {a: 1}", "? [a]\n: 1", "\t", "\x00"),
+    *(
+        "*a",
+        "&a [1]",
+        "!!python/object/apply:os.system [true]",
+        "!!binary x",
+        "<<: {a: 1}",
+        "? [a]\n: 1",
+        "\t",
+        "\x00",
+    ),
     *(
         "---\n",
         "...\n",
@@ -139,9 +178,38 @@ ODD = [
         "-.inf",
         "1e999",
     ),
-    *("2026-13-01", "null", "~", "[]", "{}", "yes", "'", '"', "|\n", "- ", ": ", "- " * 3000, "\ufeff", "\ud7ff", "🙂"),
-    *("1:2:3", "12345678901234567890:1", "!!int 'x'", "!!float 'x'", "!!timestamp 'x'", "!!set {a}", "!!omap [a: 1]"),
-    *("-" * 3000 + "1", "PadAndCrop(" + "-" * 3000 + "1)", "PadAndCrop(" + "(" * 300 + ")", "recipe: null\n"),
+    *(
+        "2026-13-01",
+        "null",
+        "~",
+        "[]",
+        "{}",
+        "yes",
+        "'",
+        '"',
+        "|\n",
+        "- ",
+        ": ",
+        "- " * 3000,
+        "\ufeff",
+        "\ud7ff",
+        "🙂",
+    ),
+    *(
+        "1:2:3",
+        "12345678901234567890:1",
+        "!!int 'x'",
+        "!!float 'x'",
+        "!!timestamp 'x'",
+        "!!set {a}",
+        "!!omap [a: 1]",
+    ),
+    *(
+        "-" * 3000 + "1",
+        "PadAndCrop(" + "-" * 3000 + "1)",
+        "PadAndCrop(" + "(" * 300 + ")",
+        "recipe: null\n",
+    ),
 ]
 
 

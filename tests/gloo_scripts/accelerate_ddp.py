@@ -1,4 +1,7 @@
-"""A Hugging Face Accelerate program. Accelerate knows the backends by name and refuses others; on a CPU it asks for gloo."""
+"""A Hugging Face Accelerate program.
+
+Accelerate knows the backends by name and refuses others; on a CPU it asks for gloo.
+"""
 
 import os
 import sys
@@ -12,7 +15,9 @@ set_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
 samples = torch.utils.data.TensorDataset(torch.randn(256, 20), torch.randint(3, (256,)))
 loader = torch.utils.data.DataLoader(samples, batch_size=16, shuffle=True)
-model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01), loader)
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.AdamW(model.parameters(), lr=0.01), loader
+)
 for _ in range(2):
     for data, target in loader:
         loss = torch.nn.functional.cross_entropy(model(data), target)
@@ -25,5 +30,7 @@ assert torch.distributed.get_backend() == accelerator.state.backend == "gloo"
 if accelerator.is_main_process:
     torch.save({**accelerator.unwrap_model(model).state_dict(), "losses": losses}, sys.argv[1])
 if type(torch.distributed.group.WORLD).__name__ == "ProcessGroup":
-    os._exit(0)  # Gloo's own threads may abort a process that ends (torch 2.13); ours must not need this
+    os._exit(
+        0
+    )  # Gloo's own threads may abort a process that ends (torch 2.13); ours must not need this
 accelerator.end_training()

@@ -10,7 +10,9 @@ import torch
 class Classifier(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)
+        )
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         data, target = batch
@@ -40,4 +42,6 @@ assert torch.distributed.get_backend() == "gloo"
 if trainer.is_global_zero:
     torch.save({**model.state_dict(), "loss": trainer.callback_metrics["loss"]}, sys.argv[1])
 if type(torch.distributed.group.WORLD).__name__ == "ProcessGroup":
-    os._exit(0)  # Gloo's own threads may abort a process that ends (torch 2.13); ours must not need this
+    os._exit(
+        0
+    )  # Gloo's own threads may abort a process that ends (torch 2.13); ours must not need this

@@ -21,7 +21,10 @@ Check = Callable[[int, int], None]
 
 @contextmanager
 def running(**options: Any) -> Iterator[tuple[int, int]]:
-    """Our rank and the number of ranks. Nobody leaves before all have come to the end: whoever leaves stops the others."""
+    """Our rank and the number of ranks.
+
+    Nobody leaves before all have come to the end: whoever leaves stops the others.
+    """
     hvd.init(**options)
     yield hvd.rank(), hvd.size()
     hvd.barrier()

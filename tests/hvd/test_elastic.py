@@ -1,4 +1,5 @@
-"""The elastic state and its loop, with the collectives and the restart replaced by plain functions: no ranks are needed for the rules."""
+"""The elastic state and its loop, with the collectives and the restart replaced by plain functions:
+no ranks are needed for the rules."""
 
 from typing import Any
 
@@ -93,7 +94,9 @@ class Recorder(ObjectState):
     def __init__(self, log: list[str]) -> None:
         super().__init__(lambda obj: obj, lambda: 0)
         self.log = log
-        self.register_reset_callbacks([lambda: log.append("callback 1"), lambda: log.append("callback 2")])
+        self.register_reset_callbacks(
+            [lambda: log.append("callback 1"), lambda: log.append("callback 2")]
+        )
 
     def sync(self) -> None:
         self.log.append("sync")
@@ -108,9 +111,15 @@ class Recorder(ObjectState):
 @pytest.mark.parametrize(
     ("error", "steps"),
     [
-        (HorovodInternalError("gone"), ["restore", "reset", "state.reset", "callback 1", "callback 2", "sync"]),
+        (
+            HorovodInternalError("gone"),
+            ["restore", "reset", "state.reset", "callback 1", "callback 2", "sync"],
+        ),
         (PeerLost("gone"), ["restore", "reset", "state.reset", "callback 1", "callback 2", "sync"]),
-        (HostsUpdatedInterrupt(False), ["reset", "state.reset", "callback 1", "callback 2", "sync"]),
+        (
+            HostsUpdatedInterrupt(False),
+            ["reset", "state.reset", "callback 1", "callback 2", "sync"],
+        ),
         (HostsUpdatedInterrupt(True), ["reset", "state.reset", "callback 1", "callback 2"]),
     ],
 )

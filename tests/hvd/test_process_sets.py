@@ -39,7 +39,9 @@ def use_static_sets() -> list[list[int]]:
             assert evens.rank() == rank // 2
             total = hvd.allreduce(torch.tensor(rank), op=hvd.Sum, process_set=evens, name="sum")
             assert total.item() == 2
-            assert hvd.broadcast(torch.tensor(rank), 2, process_set=evens, name="from").item() == 2  # a global rank
+            assert (
+                hvd.broadcast(torch.tensor(rank), 2, process_set=evens, name="from").item() == 2
+            )  # a global rank
             assert hvd.broadcast_object(rank, 2, "object", evens) == 2
             gathered = hvd.allgather(torch.tensor([rank]), process_set=evens, name="all").tolist()
             average = hvd.allreduce(torch.tensor(float(rank)), process_set=evens, name="mean")
@@ -80,7 +82,9 @@ def use_dynamic_sets() -> None:
             with pytest.raises(ValueError, match=words):
                 hvd.add_process_set(wrong)
         if few.included():
-            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=few, name="in few").item() == 2
+            assert (
+                hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=few, name="in few").item() == 2
+            )
         assert hvd.remove_process_set(few) is True
         assert few.process_set_id is None and few.size() is None
         assert hvd.remove_process_set(few) is False
@@ -88,7 +92,10 @@ def use_dynamic_sets() -> None:
         again = hvd.add_process_set([0, 2])
         assert again.process_set_id == 1  # a number that is free again
         if again.included():
-            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=again, name="again").item() == 2
+            assert (
+                hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=again, name="again").item()
+                == 2
+            )
 
 
 def test_bad_sets_at_init(ranks: Ranks) -> None:
@@ -130,12 +137,24 @@ def disagree() -> None:
 def test_the_place_in_the_world(ranks: Ranks) -> None:
     """Hosts a (2 ranks) and b (1): local rank 1 exists on one host only."""
     places = ranks(3, say_where, hosts=["a", "a", "b"])
-    assert places == [[0, 3, 0, 2, 0, 2, False], [1, 3, 1, 2, 0, 1, False], [2, 3, 0, 1, 1, 2, False]]
+    assert places == [
+        [0, 3, 0, 2, 0, 2, False],
+        [1, 3, 1, 2, 0, 1, False],
+        [2, 3, 0, 1, 1, 2, False],
+    ]
     assert ranks(2, say_where) == [[0, 2, 0, 2, 0, 1, True], [1, 2, 1, 2, 0, 1, True]]
 
 
 def say_where() -> list[int]:
-    names = ["rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous"]
+    names = [
+        "rank",
+        "size",
+        "local_rank",
+        "local_size",
+        "cross_rank",
+        "cross_size",
+        "is_homogeneous",
+    ]
     with running():
         return [getattr(mpi_ops, name)() for name in names]
 
@@ -188,7 +207,9 @@ def begin_with_a_communicator() -> None:
 
 def test_what_is_built() -> None:
     assert (hvd.gloo_built(), hvd.gloo_enabled()) == (True, True)
-    assert not any([hvd.mpi_built(), hvd.mpi_enabled(), hvd.ddl_built(), hvd.ccl_built(), hvd.rocm_built()])
+    assert not any(
+        [hvd.mpi_built(), hvd.mpi_enabled(), hvd.ddl_built(), hvd.ccl_built(), hvd.rocm_built()]
+    )
     assert type(hvd.nccl_built()) is int
     assert hvd.cuda_built() is (torch.version.cuda is not None)
 

@@ -1,4 +1,5 @@
-"""Horovod's timeline, event by event: every kind of operation, fused and refused, gradients; files that stay whole whatever happens."""
+"""Horovod's timeline, event by event: every kind of operation, fused and refused, gradients; files
+that stay whole whatever happens."""
 
 import contextlib
 import json
@@ -24,7 +25,10 @@ DYNAMIC = {"HOROVOD_TIMELINE": "DYNAMIC"}
 
 @dataclass
 class Bar:
-    """From a B to its E, with the bars and the ticks in between. end: None when the file ends before."""
+    """From a B to its E, with the bars and the ticks in between. end:
+
+    None when the file ends before.
+    """
 
     name: str
     start: int
@@ -39,7 +43,8 @@ class Bar:
 
 
 def read(path: Path | str, whole: bool = True) -> dict[str, list[Bar]]:
-    """The bars of each tensor, checked against the rules of the format. whole: every bar must have ended."""
+    """The bars of each tensor, checked against the rules of the format. whole: every bar must have
+    ended."""
     events = json.loads(Path(path).read_text())
     first, second, *events = events
     assert list(first["args"]) == ["start_time_since_epoch_in_micros"]
@@ -71,7 +76,12 @@ def introduce(event: dict[str, Any], rows: list[tuple[str, list[Bar]]]) -> None:
     """A tensor has a name, then a place, before anything else; they are numbered from 1."""
     if event["name"] == "process_name":
         rows.append((event["args"]["name"], []))
-        assert event == {"name": "process_name", "ph": "M", "pid": len(rows), "args": {"name": rows[-1][0]}}
+        assert event == {
+            "name": "process_name",
+            "ph": "M",
+            "pid": len(rows),
+            "args": {"name": rows[-1][0]},
+        }
     else:
         place = {"sort_index": len(rows)}
         assert event == {"name": "process_sort_index", "ph": "M", "pid": len(rows), "args": place}
@@ -98,7 +108,12 @@ def follow(event: dict[str, Any], row: list[Bar], stack: list[Bar]) -> None:
 
 
 def assert_done(
-    row: list[Bar], op: str, activities: list[str], dtype: str, shape: str, ticks: tuple[str, ...] = ("0", "1")
+    row: list[Bar],
+    op: str,
+    activities: list[str],
+    dtype: str,
+    shape: str,
+    ticks: tuple[str, ...] = ("0", "1"),
 ) -> None:
     """The row of a tensor that was negotiated and carried out once."""
     negotiation, operation = row
@@ -119,7 +134,9 @@ def assert_done(
 def every_kind() -> None:
     alone = hvd.ProcessSet([1])
     with running(process_sets=[alone]) as (rank, _):
-        hvd.barrier()  # rank 0 listens when it is through with init; the other may have come to the first operation before
+        # rank 0 listens when it is through with init; the other may have come to the first
+        # operation before
+        hvd.barrier()
         hvd.allreduce(torch.ones(2, 3), name="x")
         hvd.allgather(torch.ones(rank + 1, 2, dtype=torch.int64), name="x")
         hvd.broadcast(torch.tensor(2.0, dtype=torch.float64), 1, name="x")
@@ -145,23 +162,47 @@ FUSED = ["QUEUE", "MEMCPY_IN_FUSION_BUFFER", "GLOO_ALLREDUCE", "MEMCPY_OUT_FUSIO
 def test_every_kind_of_operation(ranks: Ranks, tmp_path: Path, hosts: list[str]) -> None:
     ranks(2, every_kind, hosts=hosts, env={"HOROVOD_TIMELINE": str(tmp_path / "trace.json")})
     rows = read(tmp_path / "trace.json")
-    assert_done(rows.pop("allreduce.x"), "ALLREDUCE", ["QUEUE", "GLOO_ALLREDUCE"], "float32", "[2, 3]")
-    assert_done(rows.pop("allgather.x"), "ALLGATHER", ["QUEUE", "GLOO_ALLGATHER"], "int64", "[3, 2]")
+    assert_done(
+        rows.pop("allreduce.x"), "ALLREDUCE", ["QUEUE", "GLOO_ALLREDUCE"], "float32", "[2, 3]"
+    )
+    assert_done(
+        rows.pop("allgather.x"), "ALLGATHER", ["QUEUE", "GLOO_ALLGATHER"], "int64", "[3, 2]"
+    )
     assert_done(rows.pop("broadcast.x"), "BROADCAST", ["QUEUE", "GLOO_BCAST"], "float64", "[]")
     assert_done(rows.pop("alltoall.x"), "ALLTOALL", ["QUEUE", "MPI_ALLTOALL"], "int64", "[4]")
-    assert_done(rows.pop("reducescatter.x"), "REDUCESCATTER", ["QUEUE", "GLOO_REDUCESCATTER"], "float16", "[2, 2]")
-    assert_done(rows.pop('allreduce."odd"\n'), "ADASUM", ["QUEUE", "MPI_ADASUM_ALLREDUCE"], "float32", "[5]")
+    assert_done(
+        rows.pop("reducescatter.x"),
+        "REDUCESCATTER",
+        ["QUEUE", "GLOO_REDUCESCATTER"],
+        "float16",
+        "[2, 2]",
+    )
+    assert_done(
+        rows.pop('allreduce."odd"\n'), "ADASUM", ["QUEUE", "MPI_ADASUM_ALLREDUCE"], "float32", "[5]"
+    )
     for number in (1, 2, 3):
-        assert_done(rows.pop(f"grouped_allreduce.small_{number}of3"), "ALLREDUCE", FUSED, "float32", f"[{number}]")
-    assert_done(rows.pop("allreduce.empty"), "ALLREDUCE", ["QUEUE", "GLOO_ALLREDUCE"], "float32", "[0, 4]")
+        assert_done(
+            rows.pop(f"grouped_allreduce.small_{number}of3"),
+            "ALLREDUCE",
+            FUSED,
+            "float32",
+            f"[{number}]",
+        )
+    assert_done(
+        rows.pop("allreduce.empty"), "ALLREDUCE", ["QUEUE", "GLOO_ALLREDUCE"], "float32", "[0, 4]"
+    )
     joined = rows.pop("allreduce.the other has joined")
     assert_done(joined, "ALLREDUCE", ["QUEUE", "GLOO_ALLREDUCE"], "float32", "[7]", ticks=("0",))
 
     barriers = rows.pop("barrier.noname")
-    assert [bar.name for bar in barriers] == ["NEGOTIATE_BARRIER"] * 3, "in the beginning, in the middle, in the end"
+    assert [bar.name for bar in barriers] == ["NEGOTIATE_BARRIER"] * 3, (
+        "in the beginning, in the middle, in the end"
+    )
     assert all(sorted(name for name, _ in bar.ticks) == ["0", "1"] for bar in barriers[1:])
     (negotiation,) = rows.pop("allreduce.of one rank")
-    assert (negotiation.name, negotiation.ticks[0][0]) == ("NEGOTIATE_ALLREDUCE", "0"), "its number in the set"
+    assert (negotiation.name, negotiation.ticks[0][0]) == ("NEGOTIATE_ALLREDUCE", "0"), (
+        "its number in the set"
+    )
     negotiation, refused = rows.pop("allreduce.different")
     assert (negotiation.name, len(negotiation.ticks)) == ("NEGOTIATE_ALLREDUCE", 2)
     assert (refused.name, refused.names, refused.args) == ("ALLREDUCE", [], None)
@@ -200,7 +241,11 @@ def test_who_comes_late_and_who_never_comes(ranks: Ranks, tmp_path: Path) -> Non
     assert negotiation.end is not None and negotiation.end >= came_late
     assert operation.end is not None and operation.end - operation.start < came_late - came
     (never,) = rows["allreduce.never"]
-    assert (never.name, [name for name, _ in never.ticks], never.end) == ("NEGOTIATE_ALLREDUCE", ["0"], None)
+    assert (never.name, [name for name, _ in never.ticks], never.end) == (
+        "NEGOTIATE_ALLREDUCE",
+        ["0"],
+        None,
+    )
 
 
 def test_the_first_operation_has_all_its_ticks(ranks: Ranks, tmp_path: Path) -> None:
@@ -242,13 +287,17 @@ def test_cycles_are_marked_when_asked_for(ranks: Ranks, tmp_path: Path, mark: st
     marks = [event["ts"] for event in events if event["ph"] == "i"]
     for bar in negotiations:
         assert bar.end is not None
-        assert sum(bar.start <= each <= bar.end for each in marks) == int(mark), "rank 0 answers when all have come"
+        assert sum(bar.start <= each <= bar.end for each in marks) == int(mark), (
+            "rank 0 answers when all have come"
+        )
 
 
 def train(path: str) -> None:
     with running() as (rank, _):
         torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 300), torch.nn.Linear(300, 3000), torch.nn.Linear(3000, 2))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 300), torch.nn.Linear(300, 3000), torch.nn.Linear(3000, 2)
+        )
         unused = torch.nn.Linear(1, 1)
         named = [*model.named_parameters(), *unused.named_parameters(prefix="unused")]
         optimizer = torch.optim.SGD([parameter for _, parameter in named], 0.1)
@@ -263,7 +312,9 @@ def train(path: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]])
-def test_gradients_of_the_optimizer_appear_under_their_names(ranks: Ranks, tmp_path: Path, hosts: list[str]) -> None:
+def test_gradients_of_the_optimizer_appear_under_their_names(
+    ranks: Ranks, tmp_path: Path, hosts: list[str]
+) -> None:
     ranks(2, train, str(tmp_path / "trace.json"), hosts=hosts, env=DYNAMIC)
     rows = read(tmp_path / "trace.json", whole=False)
     rows.pop("barrier.noname", None)
@@ -272,7 +323,9 @@ def test_gradients_of_the_optimizer_appear_under_their_names(ranks: Ranks, tmp_p
     assert set(rows) == {f"allreduce.{name}" for name in shapes}, "and none for what was not used"
     for name, shape in shapes.items():
         row = rows[f"allreduce.{name}"]
-        assert [bar.name for bar in row] == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"] * 3, "of the steps since the start"
+        assert [bar.name for bar in row] == ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"] * 3, (
+            "of the steps since the start"
+        )
         for negotiation, operation in zip(row[::2], row[1::2], strict=True):
             assert (negotiation.ticks, negotiation.args) == ([], None)
             assert negotiation.end == operation.start
@@ -300,7 +353,11 @@ def start_and_stop() -> None:
         if rank == 0:
             for name, shown in {"a": ["one"], "b": ["two"], "c": ["four"]}.items():
                 rows = read(f"{name}.json", whole=False)
-                carried_out = {row for row, bars in rows.items() if any(bar.name == "ALLREDUCE" for bar in bars)}
+                carried_out = {
+                    row
+                    for row, bars in rows.items()
+                    if any(bar.name == "ALLREDUCE" for bar in bars)
+                }
                 assert carried_out == {f"allreduce.{each}" for each in shown}
         else:
             assert not any(Path(f"{name}.json").exists() for name in "abc")
@@ -333,9 +390,14 @@ def test_a_second_init_writes_anew(ranks: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("/no/such/folder/trace.json", "No such file or directory"), ("/dev/full", "No space left on device")],
+    [
+        ("/no/such/folder/trace.json", "No such file or directory"),
+        ("/dev/full", "No space left on device"),
+    ],
 )
-def test_a_file_that_cannot_be_written_is_an_error_of_init(ranks: Ranks, path: str, why: str) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_of_init(
+    ranks: Ranks, path: str, why: str
+) -> None:
     def begin() -> str:
         if os.environ["ALLSTEP_RANK"] == "0":
             with pytest.raises(ValueError, match=why) as caught:
@@ -367,7 +429,12 @@ def test_a_disk_that_fills_up_ends_the_timeline_not_the_run(ranks: Ranks, tmp_pa
 
     outcomes = ranks.outcomes(2, fill, env={"HOROVOD_TIMELINE": str(tmp_path / "trace.json")})
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes
-    assert outcomes[0].output.count("cannot be written: File too large; the timeline ends here, the run goes on") == 1
+    assert (
+        outcomes[0].output.count(
+            "cannot be written: File too large; the timeline ends here, the run goes on"
+        )
+        == 1
+    )
     assert not outcomes[1].output
     assert (tmp_path / "trace.json").stat().st_size <= limit
     read(tmp_path / "trace.json", whole=False)
@@ -408,11 +475,16 @@ def test_when_another_rank_is_killed_all_is_in_the_file(ranks: Ranks, tmp_path: 
     rows = read(tmp_path / "trace.json", whole=False)
     assert len(rows["allreduce.x"]) == 40
     (alone,) = rows["allreduce.alone"]
-    assert (alone.name, [name for name, _ in alone.ticks], alone.end) == ("NEGOTIATE_ALLREDUCE", ["0"], None)
+    assert (alone.name, [name for name, _ in alone.ticks], alone.end) == (
+        "NEGOTIATE_ALLREDUCE",
+        ["0"],
+        None,
+    )
 
 
 def test_a_forked_child_leaves_the_file_alone(ranks: Ranks, tmp_path: Path) -> None:
-    """It is forked while lines are waiting to be written, and ends when more have been written than it knows of."""
+    """It is forked while lines are waiting to be written, and ends when more have been written than
+    it knows of."""
 
     def fork() -> None:
         with running():

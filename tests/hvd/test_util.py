@@ -24,7 +24,9 @@ def test_env_sets_and_restores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HVD_TEST_NEW" not in os.environ
 
 
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("2", True), ("0", False), ("-1", False), ("yes", False)])
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("2", True), ("0", False), ("-1", False), ("yes", False)]
+)
 def test_a_switch_is_on_above_zero(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
     monkeypatch.setenv("HVD_TEST_SWITCH", value)
     assert util.env_flag("HVD_TEST_SWITCH") is on
@@ -32,7 +34,8 @@ def test_a_switch_is_on_above_zero(monkeypatch: pytest.MonkeyPatch, value: str, 
 
 
 @pytest.mark.parametrize(
-    ("length", "parts", "lengths"), [(7, 3, [3, 2, 2]), (6, 3, [2, 2, 2]), (2, 3, [1, 1, 0]), (0, 2, [0, 0])]
+    ("length", "parts", "lengths"),
+    [(7, 3, [3, 2, 2]), (6, 3, [2, 2, 2]), (2, 3, [1, 1, 0]), (0, 2, [0, 0])],
 )
 def test_split_list(length: int, parts: int, lengths: list[int]) -> None:
     items = list(range(length))
@@ -42,7 +45,13 @@ def test_split_list(length: int, parts: int, lengths: list[int]) -> None:
 
 
 def test_powers_of_two() -> None:
-    assert [number for number in range(-1, 20) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8, 16]
+    assert [number for number in range(-1, 20) if util.num_rank_is_power_2(number)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+    ]
 
 
 def test_is_iterable() -> None:

@@ -1,4 +1,5 @@
-"""Two nets against each other, each with an optimizer of its own; while the generator learns, the critic is frozen."""
+"""Two nets against each other, each with an optimizer of its own; while the generator learns, the
+critic is frozen."""
 
 from itertools import pairwise
 
@@ -48,5 +49,7 @@ for _ in range(300):
         parameter.requires_grad_(True)
 
 found = hvd.allreduce(generator(torch.randn(512, 4)).mean(dim=0).detach(), name="centre")
-weights = sum(each.double().sum().item() for model in (generator, critic) for each in model.parameters())
+weights = sum(
+    each.double().sum().item() for model in (generator, critic) for each in model.parameters()
+)
 print(f"rank {hvd.rank()}: centre {found[0]:.2f} {found[1]:.2f} weights {weights:.9f}")

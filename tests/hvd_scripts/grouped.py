@@ -16,7 +16,9 @@ print(f"rank {rank}: max {[each[0].item() for each in tensors[:2]]}")
 handle = hvd.grouped_allgather_async([torch.tensor([rank]), torch.ones(rank, 2)], name="gather")
 numbers, rows = hvd.synchronize(handle)
 print(f"rank {rank}: gathered {numbers.tolist()} {tuple(rows.shape)}")
-parts = hvd.grouped_reducescatter([torch.arange(float(size)), torch.ones(2 * size, 3)], op=hvd.Sum, name="parts")
+parts = hvd.grouped_reducescatter(
+    [torch.arange(float(size)), torch.ones(2 * size, 3)], op=hvd.Sum, name="parts"
+)
 print(f"rank {rank}: parts {parts[0].tolist()} {tuple(parts[1].shape)}")
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))

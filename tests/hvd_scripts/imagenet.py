@@ -1,4 +1,5 @@
-"""A residual net with gradual warm-up, local accumulation, metrics averaged over ranks, checkpoints on rank 0 and resuming."""
+"""A residual net with gradual warm-up, local accumulation, metrics averaged over ranks, checkpoints
+on rank 0 and resuming."""
 
 import argparse
 import math
@@ -78,7 +79,10 @@ def train(epoch):
         adjust_learning_rate(epoch, batch_idx)
         optimizer.zero_grad()
         for i in range(0, len(data), args.batch_size):
-            data_batch, target_batch = data[i : i + args.batch_size], target[i : i + args.batch_size]
+            data_batch, target_batch = (
+                data[i : i + args.batch_size],
+                target[i : i + args.batch_size],
+            )
             output = model(data_batch)
             train_accuracy.update((output.argmax(1) == target_batch).float().mean())
             loss = F.cross_entropy(output, target_batch)
@@ -88,7 +92,10 @@ def train(epoch):
         optimizer.step()
     if verbose:
         lr = optimizer.param_groups[0]["lr"]
-        print(f"epoch {epoch}: loss {train_loss.avg:.4f} accuracy {100 * train_accuracy.avg:.1f} lr {lr:.5f}")
+        print(
+            f"epoch {epoch}: loss {train_loss.avg:.4f} accuracy {100 * train_accuracy.avg:.1f} lr"
+            f" {lr:.5f}"
+        )
 
 
 def save_checkpoint(epoch):
@@ -107,20 +114,32 @@ for try_epoch in range(args.epochs, 0, -1):
     if Path(args.checkpoint_format.format(epoch=try_epoch)).exists():
         resume_from_epoch = try_epoch
         break
-resume_from_epoch = hvd.broadcast(torch.tensor(resume_from_epoch), root_rank=0, name="resume_from_epoch").item()
+resume_from_epoch = hvd.broadcast(
+    torch.tensor(resume_from_epoch), root_rank=0, name="resume_from_epoch"
+).item()
 
 train_dataset = pictures(320)
 train_sampler = DistributedSampler(train_dataset, num_replicas=hvd.size(), rank=hvd.rank())
 train_loader = DataLoader(train_dataset, batch_size=allreduce_batch_size, sampler=train_sampler)
 
 model = nn.Sequential(
-    nn.Conv2d(3, 8, 3, padding=1), Block(8), nn.AvgPool2d(4), Block(8), nn.Flatten(), nn.Linear(128, 4)
+    nn.Conv2d(3, 8, 3, padding=1),
+    Block(8),
+    nn.AvgPool2d(4),
+    Block(8),
+    nn.Flatten(),
+    nn.Linear(128, 4),
 )
 optimizer = optim.SGD(
-    model.parameters(), lr=args.base_lr * args.batches_per_allreduce * hvd.size(), momentum=0.9, weight_decay=args.wd
+    model.parameters(),
+    lr=args.base_lr * args.batches_per_allreduce * hvd.size(),
+    momentum=0.9,
+    weight_decay=args.wd,
 )
 optimizer = hvd.DistributedOptimizer(
-    optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=args.batches_per_allreduce
+    optimizer,
+    named_parameters=model.named_parameters(),
+    backward_passes_per_step=args.batches_per_allreduce,
 )
 
 if resume_from_epoch > 0 and hvd.rank() == 0:

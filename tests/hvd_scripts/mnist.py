@@ -1,4 +1,5 @@
-"""A small convolutional net on pictures of digits, with every option that such scripts usually have."""
+"""A small convolutional net on pictures of digits, with every option that such scripts usually
+have."""
 
 import argparse
 import gzip
@@ -82,7 +83,9 @@ def test():
 
 
 hvd.init()
-torch.manual_seed(args.seed + hvd.rank())  # different weights on every rank: the broadcast must make them equal
+torch.manual_seed(
+    args.seed + hvd.rank()
+)  # different weights on every rank: the broadcast must make them equal
 torch.set_num_threads(1)
 
 train_set, test_set = dataset("train"), dataset("t10k")

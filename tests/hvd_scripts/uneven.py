@@ -19,9 +19,13 @@ for epoch in range(2):
         model(torch.ones(1, 3)).sum().backward()  # every gradient is 1
         optimizer.step()
     last = hvd.join()
-    # Average divides by all ranks, also by those that are done: a late batch counts 1/size. Who joined early missed the last
+    # Average divides by all ranks, also by those that are done: a late batch counts 1/size. Who
+    # joined early missed the last
     # updates, so the weights are made equal before the next epoch.
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)
-    print(f"rank {hvd.rank()} epoch {epoch}: last joined {last}, weight {model.weight[0, 0].item():.6f}")
+    print(
+        f"rank {hvd.rank()} epoch {epoch}: last joined {last}, weight"
+        f" {model.weight[0, 0].item():.6f}"
+    )
 total = hvd.allreduce(torch.tensor(float(num_batches)), op=hvd.Sum, name="total")
 print(f"rank {hvd.rank()}: {int(total)} batches")

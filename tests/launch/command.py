@@ -47,12 +47,17 @@ def run(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        pytest.fail(f"allstep {arguments} was not done after {limit} s\n{out}\n{err}", pytrace=False)
+        pytest.fail(
+            f"allstep {arguments} was not done after {limit} s\n{out}\n{err}", pytrace=False
+        )
     return Done(process.returncode, out, err, time.monotonic() - started)
 
 
 def start(
-    *arguments: str | Path, prefix: Sequence[str] = (), env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path,
+    prefix: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> "subprocess.Popen[str]":
     """Start `allstep ...` in a process group of its own."""
     return subprocess.Popen(

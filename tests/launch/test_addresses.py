@@ -15,9 +15,13 @@ def network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ways to 10.* and fd00::*, and one name."""
     ways = {"10.": "10.0.0.1", "fd00:": "fd00::1"}
     monkeypatch.setattr(
-        machine, "route_to", lambda to: next((ways[start] for start in ways if to.startswith(start)), None)
+        machine,
+        "route_to",
+        lambda to: next((ways[start] for start in ways if to.startswith(start)), None),
     )
-    monkeypatch.setattr(addresses, "_resolve", lambda name: {"10.9.0.2"} if name == "known" else set())
+    monkeypatch.setattr(
+        addresses, "_resolve", lambda name: {"10.9.0.2"} if name == "known" else set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,11 @@ def test_choice(label: str, theirs: dict[str, list[str]], expected: str) -> None
 
 @pytest.mark.parametrize(
     ("theirs", "listed"),
-    [({}, "none"), ({"lo": ["127.0.0.1"]}, "none"), ({"a": ["172.17.0.1"], "b": ["8.8.8.8"]}, "172.17.0.1, 8.8.8.8")],
+    [
+        ({}, "none"),
+        ({"lo": ["127.0.0.1"]}, "none"),
+        ({"a": ["172.17.0.1"], "b": ["8.8.8.8"]}, "172.17.0.1, 8.8.8.8"),
+    ],
 )
 def test_no_address_can_be_reached(theirs: dict[str, list[str]], listed: str) -> None:
     with pytest.raises(ConfigError, match=rf"far: .*\({listed}\); --iface names"):

@@ -68,7 +68,9 @@ def test_a_rank_that_hides_its_error_is_still_a_consequence(tmp_path: Path, subg
     (tmp_path / "hidden.py").write_text(HIDDEN.format(subgroup=subgroup))
     done = run("run", "-np", "3", tmp_path / "hidden.py")
     assert done.code == 5, done.err
-    assert done.last_lines.startswith("allstep run: rank 2 on localhost failed first of 3: exit code 5, "), done.err
+    assert done.last_lines.startswith(
+        "allstep run: rank 2 on localhost failed first of 3: exit code 5, "
+    ), done.err
 
 
 # The error of rank 1 looks like a lost connection; rank 0 fails because of it, and prints nothing.
@@ -90,7 +92,9 @@ def test_a_broken_pipe_of_its_own_is_a_cause(tmp_path: Path) -> None:
     (tmp_path / "alike.py").write_text(LOOKS_ALIKE)
     done = run("run", "-np", "2", tmp_path / "alike.py")
     assert done.code == 1, done.err
-    assert done.last_lines.startswith("allstep run: rank 1 on localhost failed first of 2: exit code 1, "), done.err
+    assert done.last_lines.startswith(
+        "allstep run: rank 1 on localhost failed first of 2: exit code 1, "
+    ), done.err
     assert "OSError: Broken pipe" in done.last_lines
 
 
@@ -122,4 +126,6 @@ def test_the_record_of_a_program_before_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text(B)
     done = run("run", "-np", "2", "sh", "-c", TWICE, cwd=tmp_path)
     assert done.code == 6, done.err
-    assert done.last_lines.startswith("allstep run: rank 0 on localhost failed first of 2: exit code 6, "), done.err
+    assert done.last_lines.startswith(
+        "allstep run: rank 0 on localhost failed first of 2: exit code 6, "
+    ), done.err

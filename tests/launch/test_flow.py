@@ -29,7 +29,8 @@ else:
 
 
 def until_blocked(progress: Path) -> None:
-    """Return when rank 0 has printed nothing for a while: pipes and buffers up to the terminal are full."""
+    """Return when rank 0 has printed nothing for a while: pipes and buffers up to the terminal are
+    full."""
     seen, since = "", time.monotonic()
     while time.monotonic() - since < 1.5:
         now = progress.read_text() if progress.exists() else ""

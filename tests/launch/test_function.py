@@ -41,7 +41,9 @@ def test_the_signature_is_horovods() -> None:
     assert str(inspect.Signature(plain)) == SIGNATURE.replace("\n", " ")
 
 
-def test_results_come_by_rank_and_lines_are_shown(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_results_come_by_rank_and_lines_are_shown(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     offset = 100  # a closure
 
     def add(number: int, *, factor: int) -> tuple[int, int, int]:
@@ -51,7 +53,9 @@ def test_results_come_by_rank_and_lines_are_shown(capfd: pytest.CaptureFixture[s
 
     found = allstep.run(add, args=(7,), kwargs={"factor": 3}, num_proc=3, output_filename=tmp_path)
     assert found == [(rank, 3, 121) for rank in range(3)]
-    assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] I am {rank}" for rank in range(3)]
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        f"[{rank}] I am {rank}" for rank in range(3)
+    ]
     assert (tmp_path / "rank.2" / "stdout").read_text() == "I am 2\n"
 
 
@@ -93,7 +97,11 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
         ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
         ({"num_proc": True}, ValueError, "num_proc: expected a whole number, found True"),
         ({"num_proc": 1.5}, ValueError, "num_proc: expected a whole number, found 1.5"),
-        ({"num_proc": 3, "hosts": "localhost:2"}, ConfigError, "-np 3 asks for more workers than the 2 slots"),
+        (
+            {"num_proc": 3, "hosts": "localhost:2"},
+            ConfigError,
+            "-np 3 asks for more workers than the 2 slots",
+        ),
         ({"start_timeout": -1}, ConfigError, "--start-timeout -1"),
         ({"executable": "no-such-python"}, ConfigError, "command not found: no-such-python"),
     ],
@@ -104,7 +112,9 @@ def test_wrong_use(options: dict[str, object], error: type[Exception], words: st
 
 
 def test_old_names_warn_and_work(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(DeprecationWarning, match="np is deprecated: the argument is called num_proc"):
+    with pytest.warns(
+        DeprecationWarning, match="np is deprecated: the argument is called num_proc"
+    ):
         assert allstep.run(lambda: 5, np=2) == [5, 5]
     with pytest.warns(DeprecationWarning, match="min_np is deprecated"):
         assert allstep.run(lambda: 5, num_proc=2, min_np=1, use_gloo=True) == [5, 5]
@@ -115,7 +125,9 @@ def test_from_a_thread_and_from_within_a_world_of_one(monkeypatch: pytest.Monkey
     for name, value in allstep.World.alone().to_env().items():
         monkeypatch.setenv(name, value)
     found: list[list[int]] = []
-    thread = threading.Thread(target=lambda: found.append(allstep.run(lambda: allstep.World.detect().size, num_proc=2)))
+    thread = threading.Thread(
+        target=lambda: found.append(allstep.run(lambda: allstep.World.detect().size, num_proc=2))
+    )
     thread.start()
     thread.join()
     assert found == [[2, 2]]
@@ -128,7 +140,8 @@ def test_on_two_hosts(two_hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:
-    """Functions of `__main__` and of a module that only the script's folder has; Horovod's name as the script imports it."""
+    """Functions of `__main__` and of a module that only the script's folder has; Horovod's name as
+    the script imports it."""
     (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
     script = tmp_path / "script.py"
     script.write_text(
@@ -146,7 +159,9 @@ def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:
         """)
     )
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=100, cwd="/")
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=100, cwd="/"
+    )
     assert done.stdout == "[8, 8]\nTrue\n", done.stderr
 
 

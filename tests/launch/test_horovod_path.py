@@ -1,4 +1,5 @@
-"""The folder that answers `import horovod`: the same objects under Horovod's names, and nothing else touched."""
+"""The folder that answers `import horovod`: the same objects under Horovod's names, and nothing
+else touched."""
 
 import subprocess
 import sys
@@ -17,7 +18,11 @@ def python(code: str, **env: str) -> str:
     """What a program prints that was started by nobody, with the folder first on its path."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
     done = subprocess.run(
-        command, env=with_horovod({**clean_environment(), **env}), capture_output=True, text=True, timeout=100
+        command,
+        env=with_horovod({**clean_environment(), **env}),
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -55,7 +60,9 @@ def test_names_are_the_same_objects() -> None:
     assert python(code, RANK="1", WORLD_SIZE="3") == "(1, 3) 3\n"
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
+@pytest.mark.parametrize(
+    "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"]
+)
 def test_what_is_not_there_says_so(name: str) -> None:
     code = f"""
         try:
@@ -69,14 +76,17 @@ def test_what_is_not_there_says_so(name: str) -> None:
 
 
 def test_a_real_horovod_is_left_alone(tmp_path: Path) -> None:
-    """It is found without the flag, shadowed with it, and also when somebody else's PYTHONPATH names it."""
+    """It is found without the flag, shadowed with it, and also when somebody else's PYTHONPATH
+    names it."""
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("__version__ = 'the real one'\n")
     command = ["-np", "1", sys.executable, "-c", "import horovod; print(horovod.__version__)"]
     env = {"PYTHONPATH": str(tmp_path)}
     assert run("run", *command, env=env).out == "[0] the real one\n"
     assert run("run", "--as-horovod", *command, env=env).out == "[0] 0.28.1\n"
-    assert [path.name for path in (tmp_path / "horovod").iterdir() if path.suffix] == ["__init__.py"]
+    assert [path.name for path in (tmp_path / "horovod").iterdir() if path.suffix] == [
+        "__init__.py"
+    ]
 
 
 LOADERS = """
@@ -126,5 +136,7 @@ def test_loaders_with_and_without_a_thread() -> None:
         print(threading.active_count())
     """
     began = time.monotonic()
-    assert python(LOADERS + textwrap.dedent(code)) == "2\n"  # the one loader of size 1 that was never closed
+    assert (
+        python(LOADERS + textwrap.dedent(code)) == "2\n"
+    )  # the one loader of size 1 that was never closed
     assert time.monotonic() - began < 80

@@ -1,4 +1,7 @@
-"""horovodrun's flags: what they export, which are only taken, and what is refused. Most of it needs no process."""
+"""horovodrun's flags: what they export, which are only taken, and what is refused.
+
+Most of it needs no process.
+"""
 
 import os
 import stat
@@ -55,8 +58,11 @@ def parse(*arguments: str) -> dict[str, Any]:
         ("--autotune-log-file a.csv --autotune-warmup-samples 1", {}),
         ("--no-autotune --autotune-log-file a.csv", {"AUTOTUNE": "0"}),
         (
-            "--autotune --autotune-log-file a.csv --autotune-warmup-samples 1 --autotune-steps-per-sample 5 "
-            "--autotune-bayes-opt-max-samples 10 --autotune-gaussian-process-noise 0.2",
+            (
+                "--autotune --autotune-log-file a.csv --autotune-warmup-samples 1"
+                " --autotune-steps-per-sample 5 --autotune-bayes-opt-max-samples 10"
+                " --autotune-gaussian-process-noise 0.2"
+            ),
             {
                 "AUTOTUNE": "1",
                 "AUTOTUNE_LOG": "a.csv",
@@ -73,11 +79,21 @@ def parse(*arguments: str) -> dict[str, Any]:
         ),
         ("--no-stall-check", {"STALL_CHECK_DISABLE": "1"}),
         (
-            "--stall-check --stall-check-warning-time-seconds 10 --stall-check-shutdown-time-seconds 20",
-            {"STALL_CHECK_DISABLE": "0", "STALL_CHECK_TIME_SECONDS": "10", "STALL_SHUTDOWN_TIME_SECONDS": "20"},
+            (
+                "--stall-check --stall-check-warning-time-seconds 10"
+                " --stall-check-shutdown-time-seconds 20"
+            ),
+            {
+                "STALL_CHECK_DISABLE": "0",
+                "STALL_CHECK_TIME_SECONDS": "10",
+                "STALL_SHUTDOWN_TIME_SECONDS": "20",
+            },
         ),
         (
-            "--mpi-threads-disable --num-nccl-streams 2 --thread-affinity 1 --gloo-timeout-seconds 60",
+            (
+                "--mpi-threads-disable --num-nccl-streams 2 --thread-affinity 1"
+                " --gloo-timeout-seconds 60"
+            ),
             {
                 "MPI_THREADS_DISABLE": "1",
                 "NUM_NCCL_STREAMS": "2",
@@ -128,7 +144,16 @@ def test_every_flag_of_horovodrun_is_taken() -> None:
 
 def test_flags_without_effect_are_named_in_one_line() -> None:
     line = idle_line(
-        parse("--min-np", "1", "--reset-limit", "3", "--mpi", "--mpi-args=-x", "--fusion-threshold-mb", "1")
+        parse(
+            "--min-np",
+            "1",
+            "--reset-limit",
+            "3",
+            "--mpi",
+            "--mpi-args=-x",
+            "--fusion-threshold-mb",
+            "1",
+        )
     )
     assert line.startswith("--min-np, --reset-limit (elastic runs come later")
     assert "; --mpi-args (there is no mpirun below); --mpi (allstep's own engine" in line
@@ -139,7 +164,10 @@ def test_flags_without_effect_are_named_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--fusion-threshold-mb", "-1"], "--fusion-threshold-mb -1: the number must be at least 0"),
+        (
+            ["--fusion-threshold-mb", "-1"],
+            "--fusion-threshold-mb -1: the number must be at least 0",
+        ),
         (["--cycle-time-ms", "-0.5"], "--cycle-time-ms -0.5"),
         (["--thread-affinity", "-1"], "--thread-affinity -1"),
         (["--autotune-gaussian-process-noise", "1.5"], "1.5: the number must be from 0 to 1"),
@@ -188,9 +216,15 @@ def test_a_config_file_gives_the_same_flags(config: Path) -> None:
         ("controller: lsf", "controller: 'lsf' is not one of gloo, mpi"),
         ("params: {fusion_threshold_mb: [", "is not YAML: while parsing"),
         ("- a\n- b", "expected sections like `params:`, found list"),
-        ("params: {fusion_threshold_mb: much}", "params.fusion_threshold_mb: 'much' is not of type int"),
+        (
+            "params: {fusion_threshold_mb: much}",
+            "params.fusion_threshold_mb: 'much' is not of type int",
+        ),
         ("params: {cache_capacity: true}", "True is not of type int"),
-        ("params: {cycle_time_ms: -1}", "params.cycle_time_ms: -1.0: the number must be at least 0"),
+        (
+            "params: {cycle_time_ms: -1}",
+            "params.cycle_time_ms: -1.0: the number must be at least 0",
+        ),
         ('timeline: {filename: "a\\0b"}', "timeline.*NUL byte"),
         ('autotune: {enabled: true, log_file: "\\0"}', "NUL byte"),
     ],
@@ -203,15 +237,22 @@ def test_a_wrong_config_file_is_refused(config: Path, text: str, words: str) -> 
 
 def test_unknown_keys_of_a_config_file_are_named(config: Path) -> None:
     config.write_text("params: {fusion_threshold_mb: 1, fusion_treshold: 2}\nverbose: true\n")
-    assert read_config(config) == ({"fusion_threshold_mb": 1}, ["params.fusion_treshold", "verbose"])
+    assert read_config(config) == (
+        {"fusion_threshold_mb": 1},
+        ["params.fusion_treshold", "verbose"],
+    )
 
 
 # The real thing.
 
 
 def test_the_workers_see_horovods_variables(config: Path) -> None:
-    """Section 6.1 for each worker, the flags, the file below the flags; and nobody takes them for a second launcher."""
-    show = "import os, allstep; print({k: v for k, v in os.environ.items() if 'HOROVOD' in k}, '|', allstep.World.detect())"
+    """Section 6.1 for each worker, the flags, the file below the flags; and nobody takes them for a
+    second launcher."""
+    show = (
+        "import os, allstep; print({k: v for k, v in os.environ.items() if 'HOROVOD' in k}, '|',"
+        " allstep.World.detect())"
+    )
     options = ["--config-file", config, "--fusion-threshold-mb", "3", "--verbose"]
     done = run("run", "-np", "2", *options, sys.executable, "-c", show)
     assert done.code == 0, done.err
@@ -237,8 +278,11 @@ def test_the_workers_see_horovods_variables(config: Path) -> None:
 
 
 def horovodrun(*arguments: str | Path, env: dict[str, str] | None = None) -> Done:
-    """bin/horovodrun as a job script calls it: found on the PATH, beside the environment's programs."""
-    path = os.pathsep.join([str(HOROVODRUN.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    """bin/horovodrun as a job script calls it: found on the PATH, beside the environment's
+    programs."""
+    path = os.pathsep.join(
+        [str(HOROVODRUN.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     result = subprocess.run(
         ["horovodrun", *map(str, arguments)],
         env={**clean_environment(), "PATH": path, **(env or {})},
@@ -252,9 +296,15 @@ def horovodrun(*arguments: str | Path, env: dict[str, str] | None = None) -> Don
 def test_horovodrun_prints_as_horovodrun_does(tmp_path: Path) -> None:
     assert HOROVODRUN.stat().st_mode & stat.S_IXUSR
     command = "echo out $HOROVOD_RANK; echo err $HOROVOD_RANK >&2"
-    done = horovodrun("-np", "11", "-H", "localhost:11", "--output-filename", tmp_path / "o", *SH, command)
-    assert sorted(done.out.splitlines()) == sorted(f"[{rank}]<stdout>:out {rank}" for rank in range(11))
-    assert sorted(done.err.splitlines()) == sorted(f"[{rank}]<stderr>:err {rank}" for rank in range(11))
+    done = horovodrun(
+        "-np", "11", "-H", "localhost:11", "--output-filename", tmp_path / "o", *SH, command
+    )
+    assert sorted(done.out.splitlines()) == sorted(
+        f"[{rank}]<stdout>:out {rank}" for rank in range(11)
+    )
+    assert sorted(done.err.splitlines()) == sorted(
+        f"[{rank}]<stderr>:err {rank}" for rank in range(11)
+    )
     assert (tmp_path / "o/rank.03/stdout").read_text() == "out 3\n"
     assert (tmp_path / "o/rank.10/stderr").read_text() == "err 10\n"
 
@@ -268,7 +318,10 @@ def test_the_time_can_stand_in_front() -> None:
 def test_a_module_is_horovodrun_too() -> None:
     env = {**clean_environment(), "PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-m", "horovod.runner.launch", "-np", "1", "echo", "hello"]
-    assert subprocess.run(command, env=env, capture_output=True, text=True, timeout=100).stdout == "[0]<stdout>:hello\n"
+    assert (
+        subprocess.run(command, env=env, capture_output=True, text=True, timeout=100).stdout
+        == "[0]<stdout>:hello\n"
+    )
 
 
 def test_version_and_check_build() -> None:
@@ -290,14 +343,32 @@ def test_version_and_check_build() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-np", "2", "--hostfile", "f", "-H", "h:2", "true"], "-H and --hostfile both name the hosts"),
+        (
+            ["-np", "2", "--hostfile", "f", "-H", "h:2", "true"],
+            "-H and --hostfile both name the hosts",
+        ),
         (["-np", "5", "-H", "localhost:4", "true"], "-np 5 asks for more workers than the 4 slots"),
-        (["-np", "2", "--cache-capacity", "-1", "true"], "--cache-capacity -1: the number must be at least 0"),
-        (["-np", "2", "--config-file", "nowhere.yaml", "true"], "--config-file nowhere.yaml: No such file"),
+        (
+            ["-np", "2", "--cache-capacity", "-1", "true"],
+            "--cache-capacity -1: the number must be at least 0",
+        ),
+        (
+            ["-np", "2", "--config-file", "nowhere.yaml", "true"],
+            "--config-file nowhere.yaml: No such file",
+        ),
         (["-np", "2", "--ssh-port", "70000", "true"], "--ssh-port 70000"),
-        (["-np", "2", "--host-discovery-script", "echo why >&2; exit 3", "true"], "it ended with 3 and said 'why'"),
-        (["-np", "2", "--host-discovery-script", "echo localhost", "true"], "more workers than the 1 slots"),
-        (["-np", "1", "--output-filename", "/dev/null/x", "true"], "--output-filename: /dev/null is not a folder"),
+        (
+            ["-np", "2", "--host-discovery-script", "echo why >&2; exit 3", "true"],
+            "it ended with 3 and said 'why'",
+        ),
+        (
+            ["-np", "2", "--host-discovery-script", "echo localhost", "true"],
+            "more workers than the 1 slots",
+        ),
+        (
+            ["-np", "1", "--output-filename", "/dev/null/x", "true"],
+            "--output-filename: /dev/null is not a folder",
+        ),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
@@ -309,11 +380,23 @@ def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
 
 def test_discovered_hosts_and_numbers_from_other_flags() -> None:
     script = "echo localhost"
-    done = run("run", "--host-discovery-script", script, "--slots-per-host", "3", "--num-proc", "2", "echo", "hi")
+    done = run(
+        "run",
+        "--host-discovery-script",
+        script,
+        "--slots-per-host",
+        "3",
+        "--num-proc",
+        "2",
+        "echo",
+        "hi",
+    )
     assert sorted(done.out.splitlines()) == ["[0] hi", "[1] hi"]
     elastic = run("run", "--min-np", "2", "--max-np", "4", "echo", "hi")
     assert sorted(elastic.out.splitlines()) == ["[0] hi", "[1] hi"]
-    assert elastic.err.startswith("allstep run: without effect here: --min-np, --max-np (elastic runs come later")
+    assert elastic.err.startswith(
+        "allstep run: without effect here: --min-np, --max-np (elastic runs come later"
+    )
 
 
 @pytest.fixture
@@ -326,19 +409,26 @@ def command_of_ssh(tmp_path: Path) -> Path:
 
 
 def test_port_and_key_reach_ssh(command_of_ssh: Path) -> None:
-    done = run("run", "-H", "far.invalid:1", "--ssh", command_of_ssh, "-p", "2222", "-i", "my key", "true")
+    done = run(
+        "run", "-H", "far.invalid:1", "--ssh", command_of_ssh, "-p", "2222", "-i", "my key", "true"
+    )
     assert done.code == 2
     assert (command_of_ssh.parent / "called").read_text().startswith("-p 2222 -i my key -T -x")
 
 
 def test_horovod_on_two_hosts(two_hosts: Hosts) -> None:
-    """Horovod's names and variables reach the other host, with the store's address as seen from there."""
+    """Horovod's names and variables reach the other host, with the store's address as seen from
+    there."""
     show = (
-        "import os, socket, horovod; e = os.environ; s = socket.create_connection((e['HOROVOD_GLOO_RENDEZVOUS_ADDR'], "
-        "int(e['HOROVOD_GLOO_RENDEZVOUS_PORT']))); print(e['HOROVOD_HOSTNAME'], e['HOROVOD_CROSS_RANK'], "
-        "e['HOROVOD_CROSS_SIZE'], e['HOROVOD_GLOO_IFACE'] != 'lo', horovod.__version__)"
+        "import os, socket, horovod; e = os.environ; s ="
+        " socket.create_connection((e['HOROVOD_GLOO_RENDEZVOUS_ADDR'],"
+        " int(e['HOROVOD_GLOO_RENDEZVOUS_PORT']))); print(e['HOROVOD_HOSTNAME'],"
+        " e['HOROVOD_CROSS_RANK'], e['HOROVOD_CROSS_SIZE'], e['HOROVOD_GLOO_IFACE'] != 'lo',"
+        " horovod.__version__)"
     )
-    done = run("run", "--as-horovodrun", "-H", "h1:1,h2:2", "--ssh", two_hosts.ssh, "python", "-c", show)
+    done = run(
+        "run", "--as-horovodrun", "-H", "h1:1,h2:2", "--ssh", two_hosts.ssh, "python", "-c", show
+    )
     assert sorted(done.out.splitlines()) == [
         "[0]<stdout>:h1 0 2 True 0.28.1",
         "[1]<stdout>:h2 1 2 True 0.28.1",

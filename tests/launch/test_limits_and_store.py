@@ -19,7 +19,12 @@ dist.all_reduce(t)
 print(t.item(), flush=True)
 allstep.shutdown()
 """
-NAMES = ["ALLSTEP_START_TIMEOUT", "ALLSTEP_LOST_SECONDS", "ALLSTEP_STALL_SECONDS", "ALLSTEP_TIMEOUT"]
+NAMES = [
+    "ALLSTEP_START_TIMEOUT",
+    "ALLSTEP_LOST_SECONDS",
+    "ALLSTEP_STALL_SECONDS",
+    "ALLSTEP_TIMEOUT",
+]
 
 
 @pytest.mark.parametrize("seconds", ["10000000", "31536000"])
@@ -81,8 +86,8 @@ def test_a_store_that_ends_by_itself_ends_the_run_with_a_report() -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1, done.stderr
     [line] = done.stderr.splitlines()
-    assert line.startswith("allstep run: the launcher's store ended by itself (RuntimeError: broken on purpose), "), (
-        done.stderr
-    )
+    assert line.startswith(
+        "allstep run: the launcher's store ended by itself (RuntimeError: broken on purpose), "
+    ), done.stderr
     assert "; 2 of 2 workers were killed." in line
     assert not processes_with(f"RUN_MARK={mark}")

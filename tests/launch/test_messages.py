@@ -42,7 +42,11 @@ SPECIAL = {float: st.floats(allow_nan=False), dict[str, Any]: OBJECTS}
 
 @pytest.mark.parametrize(("channel", "cls"), KINDS, ids=lambda each: getattr(each, "__name__", ""))
 def test_every_message_survives_the_way(channel: Channel, cls: type[Message]) -> None:
-    special = {field.name: SPECIAL[field.type] for field in dataclasses.fields(cls) if field.type in SPECIAL}
+    special = {
+        field.name: SPECIAL[field.type]
+        for field in dataclasses.fields(cls)
+        if field.type in SPECIAL
+    }
 
     @given(st.builds(cls, **special))
     def survives(message: Message) -> None:
@@ -68,9 +72,21 @@ VERSIONS = f"; it has allstep {__version__}, here is {__version__}: install the 
 @pytest.mark.parametrize(
     ("line", "channel", "kind", "field", "complaint"),
     [
-        (line_of(EXIT, kind="exti"), TO_LAUNCHER, "exti", "kind", "sent message 'exti', which is unknown here"),
+        (
+            line_of(EXIT, kind="exti"),
+            TO_LAUNCHER,
+            "exti",
+            "kind",
+            "sent message 'exti', which is unknown here",
+        ),
         (line_of(EXIT), TO_AGENT, "exit", "kind", "sent message 'exit', which is unknown here"),
-        (line_of(EXIT, rank=...), TO_LAUNCHER, "exit", "rank", "sent message 'exit' without field 'rank'"),
+        (
+            line_of(EXIT, rank=...),
+            TO_LAUNCHER,
+            "exit",
+            "rank",
+            "sent message 'exit' without field 'rank'",
+        ),
         *(
             (
                 line_of(EXIT, rank=value),
@@ -79,7 +95,13 @@ VERSIONS = f"; it has allstep {__version__}, here is {__version__}: install the 
                 "rank",
                 f"sent message 'exit' with field 'rank': found {shown}, expected int",
             )
-            for value, shown in (("3", "'3'"), (True, "True"), (3.0, "3.0"), (None, "None"), ([3], "[3]"))
+            for value, shown in (
+                ("3", "'3'"),
+                (True, "True"),
+                (3.0, "3.0"),
+                (None, "None"),
+                ([3], "[3]"),
+            )
         ),
         (
             line_of(START, store=[["h"]]),
@@ -93,7 +115,10 @@ VERSIONS = f"; it has allstep {__version__}, here is {__version__}: install the 
             TO_AGENT,
             "start",
             "workers",
-            "sent message 'start' with field 'workers': found {'rank': 0}, expected an object with 'env'",
+            (
+                "sent message 'start' with field 'workers': found {'rank': 0}, expected an object"
+                " with 'env'"
+            ),
         ),
         (
             line_of(START, env={"A": 1}),
@@ -117,7 +142,12 @@ def test_a_bad_message_is_an_error_with_the_details(
     with pytest.raises(BadMessage) as raised:
         decode(line, channel)
     error = raised.value
-    assert (error.kind, error.field, error.theirs, error.ours) == (kind, field, __version__, __version__)
+    assert (error.kind, error.field, error.theirs, error.ours) == (
+        kind,
+        field,
+        __version__,
+        __version__,
+    )
     assert error.described("h2") == f"h2 {complaint}{VERSIONS}"
     assert isinstance(error, WorldError)
 
@@ -126,15 +156,22 @@ def test_another_version_is_found_before_what_it_changed() -> None:
     for line in (line_of(EXIT, version="9.9", rank=...), line_of(EXIT, version="9.9", kind="new")):
         with pytest.raises(BadMessage) as raised:
             decode(line, TO_LAUNCHER)
-        assert (raised.value.field, raised.value.theirs, raised.value.ours) == ("version", "9.9", __version__)
+        assert (raised.value.field, raised.value.theirs, raised.value.ours) == (
+            "version",
+            "9.9",
+            __version__,
+        )
         assert (
-            raised.value.described("h2") == f"h2 has allstep 9.9, here is {__version__}: install the same on every host"
+            raised.value.described("h2")
+            == f"h2 has allstep 9.9, here is {__version__}: install the same on every host"
         )
     with pytest.raises(BadMessage, match="of an unknown version"):
         decode(line_of(EXIT, version=...), TO_LAUNCHER)
 
 
-@pytest.mark.parametrize("line", [b'{"kind": "exit"', b'{"kind":' + b"[" * 100_000, b'{"kind": 3}', b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "line", [b'{"kind": "exit"', b'{"kind":' + b"[" * 100_000, b'{"kind": 3}', b"[]", b"\xff"]
+)
 def test_a_line_that_is_no_message(line: bytes) -> None:
     with pytest.raises(BadMessage) as raised:
         decode(line, TO_LAUNCHER)
@@ -176,7 +213,11 @@ LINE = f'{{"kind": "KIND", "version": "{__version__}", "rank": RANK}}'.encode()
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
-        (OTHER_VERSION, "", f"far.invalid has allstep 9.9, here is {__version__}: install the same on every host"),
+        (
+            OTHER_VERSION,
+            "",
+            f"far.invalid has allstep 9.9, here is {__version__}: install the same on every host",
+        ),
         (
             "",
             AFTER_START.format(line=LINE.replace(b"KIND", b"exti").replace(b"RANK", b"0")),
@@ -190,7 +231,10 @@ LINE = f'{{"kind": "KIND", "version": "{__version__}", "rank": RANK}}'.encode()
         (
             "",
             AFTER_START.format(line=b'{"kind": "lines", "rank": 7, "stream": "out", "lines": []}'),
-            f"far.invalid sent message 'lines' with field 'rank': found 7, expected rank 0{VERSIONS}",
+            (
+                "far.invalid sent message 'lines' with field 'rank': found 7, expected rank"
+                f" 0{VERSIONS}"
+            ),
         ),
         (
             "",
@@ -207,7 +251,9 @@ def test_a_run_with_an_agent_that_is_not_understood_ends_with_a_report(
     ssh = tmp_path / "ssh"
     ssh.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/agent.py\n")
     ssh.chmod(0o755)
-    done = run("run", "-H", "far.invalid:1", "--ssh", ssh, "--iface", "lo", "sleep", "600", limit=60)
+    done = run(
+        "run", "-H", "far.invalid:1", "--ssh", ssh, "--iface", "lo", "sleep", "600", limit=60
+    )
     banner, _, last = done.err.rstrip("\n").rpartition("\n")
     assert (done.code, last) == (2, f"allstep: {complaint}"), done.err
     assert "Traceback" not in done.err and done.out == ""
@@ -216,7 +262,10 @@ def test_a_run_with_an_agent_that_is_not_understood_ends_with_a_report(
 
 def test_a_probe_that_is_not_understood_is_an_error_of_its_host(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text(f"#!/bin/sh\necho '{LINE.decode().replace('KIND', 'hola').replace('RANK', '0')}'\nexec sleep 60\n")
+    ssh.write_text(
+        f"#!/bin/sh\necho '{LINE.decode().replace('KIND', 'hola').replace('RANK', '0')}'\nexec"
+        " sleep 60\n"
+    )
     ssh.chmod(0o755)
     (station,) = visit([Host("far.invalid", 1)], str(ssh)).stations
     assert station.error == f"far.invalid sent message 'hola', which is unknown here{VERSIONS}"
@@ -235,6 +284,8 @@ def test_half_a_character_in_lines_is_printed_escaped() -> None:
         (["true"], {"A": "x\0"}, "the variable A holds a NUL byte"),
     ],
 )
-def test_what_no_program_can_take_is_refused(command: list[str], env: dict[str, str], words: str) -> None:
+def test_what_no_program_can_take_is_refused(
+    command: list[str], env: dict[str, str], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         Job(command, [Host("localhost", 1)], env=env)

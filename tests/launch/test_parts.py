@@ -1,4 +1,5 @@
-"""The parts of the launcher that need no processes: lines, hosts, links, the choice of the first failure."""
+"""The parts of the launcher that need no processes: lines, hosts, links, the choice of the first
+failure."""
 
 import itertools
 import os
@@ -28,7 +29,10 @@ from allstep.process.liveness import life_of
 from allstep.process.python import module_flags
 
 # Mostly what matters: ends of lines, redraws, and bytes that are not UTF-8.
-BYTES = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]), max_size=40)
+BYTES = st.lists(
+    st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"10%", "\u00e9".encode(), b"\xe9", b"\0"]),
+    max_size=40,
+)
 
 
 def fed(collector: lines.LineCutter, *chunks: bytes) -> list[str]:
@@ -40,14 +44,18 @@ def printed(pieces: list[str]) -> str:
 
 
 @given(BYTES, st.lists(st.integers(0, 80), max_size=6), st.floats(0.0, 2.0))
-def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list[int], step: float) -> None:
+def test_pieces_are_the_stream_however_it_arrives(
+    words: list[bytes], cuts: list[int], step: float
+) -> None:
     data = b"".join(words)
     at = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
     clock = itertools.count(0.0, step)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         collector = lines.LineCutter()
-        pieces = fed(collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end))
+        pieces = fed(
+            collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end)
+        )
         pieces += collector.end()
     assert collector.end() == []
     assert "".join(pieces).encode(errors="surrogateescape") == data
@@ -59,7 +67,9 @@ def test_pieces_are_the_stream_however_it_arrives(words: list[bytes], cuts: list
         assert printed(pieces).encode(errors="surrogateescape") == whole
 
 
-def test_redraws_of_a_progress_bar_come_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redraws_of_a_progress_bar_come_at_most_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     bar = lines.LineCutter()
@@ -81,7 +91,9 @@ def test_windows_line_ends_and_an_unended_bar(monkeypatch: pytest.MonkeyPatch) -
     collector = lines.LineCutter()
     assert printed(fed(collector, b"one\r\ntwo\r\n")) == "one\ntwo\n"
     clock[0] += 5.0
-    assert printed(fed(collector, b"three\r", b"\nfour\r\n")) == "three\nfour\n", "no empty line between them"
+    assert printed(fed(collector, b"three\r", b"\nfour\r\n")) == "three\nfour\n", (
+        "no empty line between them"
+    )
     clock[0] += 0.5
     assert fed(collector, b"\r10%\r20%\r") == ["\r10%\r"]
     assert printed(collector.end()) == "20%\n"
@@ -114,7 +126,9 @@ def test_a_flood_of_redraws_is_not_kept_in_memory() -> None:
 STREAM = b"one\r\n 10%\r 20%\rdone\n\x1b[1mbold\xe9\n\n 1%\r 2%"
 
 
-def test_log_files_have_the_bytes_that_the_worker_wrote(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_log_files_have_the_bytes_that_the_worker_wrote(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     output = Output(2, {0}, tmp_path / "logs", tmp_path / "streams")
     collector = lines.LineCutter()
     for chunk in (STREAM[:4], STREAM[4:20], STREAM[20:]):
@@ -132,7 +146,9 @@ def test_log_files_have_the_bytes_that_the_worker_wrote(tmp_path: Path, capfd: p
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,3}(\.[a-z0-9-]{1,4})?", fullmatch=True)
-HOSTS = st.lists(st.tuples(NAMES, st.integers(1, 9)), min_size=1, max_size=5, unique_by=lambda host: host[0])
+HOSTS = st.lists(
+    st.tuples(NAMES, st.integers(1, 9)), min_size=1, max_size=5, unique_by=lambda host: host[0]
+)
 
 
 @given(HOSTS, st.integers(1, 60))
@@ -174,7 +190,9 @@ def test_which_host_is_here() -> None:
     assert not is_here("no-such-host.invalid")
 
 
-@pytest.mark.parametrize("printed", [b"Welcome to node7!\n{not json\n", b"Welcome to node7! ", b"\x00\xff\n{"])
+@pytest.mark.parametrize(
+    "printed", [b"Welcome to node7!\n{not json\n", b"Welcome to node7! ", b"\x00\xff\n{"]
+)
 def test_a_link_skips_what_a_login_shell_prints(printed: bytes) -> None:
     read, write = os.pipe()
     link = Link(read, write, TO_LAUNCHER)
@@ -239,7 +257,11 @@ def test_env_only_keeps_what_workers_need() -> None:
     }
     env = {**needed, "HOME": "h", "API_KEY": "k", "WANTED": "w", "PATHS": "no path of ours"}
     assert forwarded(env, parse_env_only("WANTED", env)) == {**needed, "WANTED": "w"}
-    assert forwarded(env, parse_env_only(" WANTED , API_KEY,", env)) == {**needed, "WANTED": "w", "API_KEY": "k"}
+    assert forwarded(env, parse_env_only(" WANTED , API_KEY,", env)) == {
+        **needed,
+        "WANTED": "w",
+        "API_KEY": "k",
+    }
     assert forwarded(env, parse_env_only("", env)) == needed
 
 
@@ -248,11 +270,17 @@ def test_env_only_keeps_what_workers_need() -> None:
     [
         (
             "WANTED,WANDB_API_KY",
-            "--env-only WANDB_API_KY: no such variable in the environment; did you mean 'WANDB_API_KEY'?",
+            (
+                "--env-only WANDB_API_KY: no such variable in the environment; did you mean"
+                " 'WANDB_API_KEY'?"
+            ),
         ),
         ("X=1", "--env-only X=1: no such variable in the environment; set it or leave it out"),
         ("HOME", "--env-only HOME: this variable belongs to each host and is never sent"),
-        ("SSH_AUTH_SOCK", "--env-only SSH_AUTH_SOCK: this variable belongs to each host and is never sent"),
+        (
+            "SSH_AUTH_SOCK",
+            "--env-only SSH_AUTH_SOCK: this variable belongs to each host and is never sent",
+        ),
     ],
 )
 def test_env_only_refuses_what_cannot_be_sent(text: str, complaint: str) -> None:
@@ -261,15 +289,27 @@ def test_env_only_refuses_what_cannot_be_sent(text: str, complaint: str) -> None
         parse_env_only(text, env)
 
 
-TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: no"]
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    '  File "a.py", line 1, in <module>',
+    "ValueError: no",
+]
 
 
 def test_the_last_traceback_with_its_chain() -> None:
     noise = ["warning: a", *TRACEBACK, "going on"]
-    chained = [*TRACEBACK, "", "During handling of the above exception, another exception occurred:", "", *TRACEBACK]
+    chained = [
+        *TRACEBACK,
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        *TRACEBACK,
+    ]
     assert last_words([*noise, *chained]) == chained
     assert last_words([f"[rank1]: {line}" for line in TRACEBACK]) == TRACEBACK
-    assert last_words([f"line {number}" for number in range(20)]) == [f"line {number}" for number in range(10, 20)]
+    assert last_words([f"line {number}" for number in range(20)]) == [
+        f"line {number}" for number in range(10, 20)
+    ]
     assert last_words([]) == []
 
 
@@ -282,11 +322,16 @@ def test_the_last_traceback_with_its_chain() -> None:
 )
 def test_a_lost_connection_is_a_consequence(words: str) -> None:
     lost = ("Traceback (most recent call last):", words)
-    failures = [Failure(0, "a", 1, 1.0, lost), Failure(2, "a", 1, 1.1, lost), Failure(1, "a", 3, 1.2)]
+    failures = [
+        Failure(0, "a", 1, 1.0, lost),
+        Failure(2, "a", 1, 1.1, lost),
+        Failure(1, "a", 3, 1.2),
+    ]
     assert first(failures).rank == 1
     assert first(failures[:2]).rank == 0
-    assert "rank 1 on a failed first of 3: exit code 3, 1.2 s after the start; 2 others were stopped" in report(
-        first(failures), 3, 2
+    assert (
+        "rank 1 on a failed first of 3: exit code 3, 1.2 s after the start; 2 others were stopped"
+        in report(first(failures), 3, 2)
     )
 
 
@@ -341,7 +386,21 @@ def test_how_a_rank_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["-lroot", "-v", "a@-lroot", "a;b", "$(id)", "a`b`", "h|x", "h&", "a'b", "é", "a\x1bb", "a@b@c"]
+    "name",
+    [
+        "-lroot",
+        "-v",
+        "a@-lroot",
+        "a;b",
+        "$(id)",
+        "a`b`",
+        "h|x",
+        "h&",
+        "a'b",
+        "é",
+        "a\x1bb",
+        "a@b@c",
+    ],
 )
 def test_a_host_name_is_neither_an_option_nor_a_command(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
@@ -364,14 +423,18 @@ def test_host_names_that_are_usable() -> None:
 
 def test_a_bus_error_has_a_hint() -> None:
     found = Failure(0, "h", -7, 1.0)
-    assert found.how.startswith("killed by signal 7 (SIGBUS); a mapped file became shorter while it was read")
+    assert found.how.startswith(
+        "killed by signal 7 (SIGBUS); a mapped file became shorter while it was read"
+    )
 
 
 def test_ssh_takes_a_host_for_a_host() -> None:
     command = command_on("node-1", "ssh -p 22", "-V")
     assert command[command.index("node-1") - 1] == "--"
     assert "`ssh -o BatchMode=yes -- 'a b' true`" in complaint("a b", 255, "refused")
-    assert complaint("h", 0, "", "it printed 'hi'").endswith("before it said hello: it printed 'hi'")
+    assert complaint("h", 0, "", "it printed 'hi'").endswith(
+        "before it said hello: it printed 'hi'"
+    )
 
 
 @pytest.mark.parametrize(

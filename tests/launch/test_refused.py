@@ -44,24 +44,39 @@ ABSURD = ["99999999999999999999", "1000000", "4097"]
 @pytest.mark.timeout(60)
 def test_absurd_arguments_are_one_line(refused, tmp_path: Path) -> None:
     labels = "expected at most 253 characters, and 1 to 63 between two dots"
-    for name in (".", "..", "a..b", ".a", LONG, f"a.{'b' * 64}", ".".join(["abcd"] * 60), f"me@{LONG}"):
+    for name in (
+        ".",
+        "..",
+        "a..b",
+        ".a",
+        LONG,
+        f"a.{'b' * 64}",
+        ".".join(["abcd"] * 60),
+        f"me@{LONG}",
+    ):
         assert labels in refused("-H", name, "true"), name
     for name in ("[...]", "[::g]", "[1:2]", "[::1%]"):
         assert "is not an IPv6 address" in refused("-H", name, "true"), name
     for number in ABSURD:
         assert "on localhost; expected at most 4,096 per host" in refused("-np", number, "true")
     for number in [*ABSURD, "9" * 5000]:
-        assert "slots; expected at most 4,096 on a host" in refused("-H", f"localhost:{number}", "true")
+        assert "slots; expected at most 4,096 on a host" in refused(
+            "-H", f"localhost:{number}", "true"
+        )
     many = ",".join(f"h{number}:4096" for number in range(257))
     assert "1,052,672 workers in all; expected at most 1,048,576" in refused("-H", many, "true")
     for grace in ("nan", "inf", "-inf", "-1", "1e300", "86401"):
-        assert "expected seconds from 0 to 86,400 (a day)" in refused("-np", "1", "--grace", grace, "true")
+        assert "expected seconds from 0 to 86,400 (a day)" in refused(
+            "-np", "1", "--grace", grace, "true"
+        )
     for command in ("", " "):
         assert "the command is empty" in refused("-np", "1", command)
     for option in ("--log-dir", "--output-filename"):
         assert f"{option}: the name is empty" in refused("-np", "1", option, "", "true")
         for name in ("/dev/null", "/dev/null/x/y"):
-            assert f"{option}: /dev/null is not a folder" in refused("-np", "1", option, name, "true")
+            assert f"{option}: /dev/null is not a folder" in refused(
+                "-np", "1", option, name, "true"
+            )
 
 
 def test_the_largest_that_is_accepted() -> None:
@@ -87,7 +102,10 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
         (b"h1 slots=-1\n", "line 1: 'slots=-1' is not understood"),
         ("h1 slots=²\n".encode(), "line 1: 'slots=²' is not understood"),
         (b"h1 slots=2 rubbish\n", "line 1: 'rubbish' is not understood"),
-        (b"h1 slots=99999999999999999999\n", "line 1: 99999999999999999999 slots; expected at most 4,096"),
+        (
+            b"h1 slots=99999999999999999999\n",
+            "line 1: 99999999999999999999 slots; expected at most 4,096",
+        ),
         (b"h1 slots=" + b"9" * 5000, "line 1: 999999999"),
         (b"h1\n" + b"x" * 5000, "line 2: the host name 'xxxxxxxxx"),
         (b"h1\n\n\x0b\nh..2\n", "line 4: the host name 'h..2' is not usable"),
@@ -99,7 +117,9 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
         assert len(str(refused.value)) < 300 + len(str(file))
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
-        with pytest.raises(ConfigError, match=f"{path}: is not a regular file; write the hosts to a file, or give"):
+        with pytest.raises(
+            ConfigError, match=f"{path}: is not a regular file; write the hosts to a file, or give"
+        ):
             read_hostfile(path)
 
 
@@ -139,9 +159,13 @@ def test_a_name_with_another_user_is_reached_by_ssh() -> None:
         assert not is_here(f"another-{me}@{label}")
 
 
-def test_the_user_of_this_process_is_not_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_of_this_process_is_not_taken_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("USER", "LOGNAME"):
-        monkeypatch.setenv(name, "nobody" if os.geteuid() != pwd.getpwnam("nobody").pw_uid else "root")
+        monkeypatch.setenv(
+            name, "nobody" if os.geteuid() != pwd.getpwnam("nobody").pw_uid else "root"
+        )
     assert not is_here(f"{os.environ['USER']}@localhost")
 
 

@@ -1,4 +1,5 @@
-"""`allstep run --replace-gloo`: unmodified torch.distributed programs compute on backend "allstep", to the bits of Gloo."""
+"""`allstep run --replace-gloo`: unmodified torch.distributed programs compute on backend "allstep",
+to the bits of Gloo."""
 
 import importlib
 import json
@@ -42,7 +43,9 @@ def test_the_weights_have_the_bits_of_gloo(tmp_path: Path, script: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", None, "cpu:gloo,cuda:nccl", "allstep"])
-def test_every_group_of_a_program_is_ours_and_has_the_name_it_asked_for(ranks: Ranks, backend: str | None) -> None:
+def test_every_group_of_a_program_is_ours_and_has_the_name_it_asked_for(
+    ranks: Ranks, backend: str | None
+) -> None:
     def work(backend: str | None, folder: str) -> list[Any]:
         import torch.distributed as dist
 
@@ -54,7 +57,11 @@ def test_every_group_of_a_program_is_ours_and_has_the_name_it_asked_for(ranks: R
         allstep_replace_gloo.install()
         allstep_replace_gloo.install()  # a second call wraps nothing again
         with joined(backend) as (rank, _):
-            groups = [dist.group.WORLD, dist.new_group([0, 1]), dist.new_group([0, 1], backend="gloo")]
+            groups = [
+                dist.group.WORLD,
+                dist.new_group([0, 1]),
+                dist.new_group([0, 1], backend="gloo"),
+            ]
             mesh = dist.init_device_mesh("cpu", (2,))
             outside = dist.new_group([1 - rank])
             assert outside is dist.GroupMember.NON_GROUP_MEMBER
@@ -70,7 +77,11 @@ def test_every_group_of_a_program_is_ours_and_has_the_name_it_asked_for(ranks: R
             ]
 
     named = "undefined" if backend is None else backend
-    config = {"gloo": "cpu:gloo,cuda:gloo", "undefined": "cpu:gloo", "allstep": "cpu:allstep,cuda:allstep"}
+    config = {
+        "gloo": "cpu:gloo,cuda:gloo",
+        "undefined": "cpu:gloo",
+        "allstep": "cpu:allstep,cuda:allstep",
+    }
     expected = [["AllstepGroup"] * 4, [named, named, "gloo"], config.get(named, named), 12.0]
     assert ranks(2, work, backend, str(FOLDER)) == [expected] * 2
 
@@ -84,14 +95,25 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def made(hook: ModuleType, backend: str) -> str:
-    """The backend that torch is asked for in the end. The group has other members, so that nothing is recorded."""
+    """The backend that torch is asked for in the end.
+
+    The group has other members, so that nothing is recorded.
+    """
     helper = hook._replacing(lambda *arguments, **_: (arguments[3], None), distributed_c10d)
     backend_made, store = helper(2, 0, [], backend, None, "name", timeout=None)
     assert store is None
     return str(backend_made)
 
 
-OTHERS = ["mpi", "ucc", "nccl", "cpu:mpi,cuda:nccl", "cuda:gloo", "cpu:gloo,xpu:xccl", "cpu:gloo,cuda:ucc"]
+OTHERS = [
+    "mpi",
+    "ucc",
+    "nccl",
+    "cpu:mpi,cuda:nccl",
+    "cuda:gloo",
+    "cpu:gloo,xpu:xccl",
+    "cpu:gloo,cuda:ucc",
+]
 
 
 @pytest.mark.parametrize("backend", OTHERS)
@@ -100,11 +122,16 @@ def test_other_backends_are_left_alone_with_one_line(
 ) -> None:
     assert made(hook, backend) == backend
     assert made(hook, backend) == backend
-    line = f"allstep: --replace-gloo: backend {backend!r} is left alone: only gloo on the CPU is replaced\n"
+    line = (
+        f"allstep: --replace-gloo: backend {backend!r} is left alone: only gloo on the CPU is"
+        " replaced\n"
+    )
     assert capsys.readouterr().err == line
 
 
-def test_only_rank_0_reports(hook: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_only_rank_0_reports(
+    hook: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     assert made(hook, "ucc") == "ucc"
     assert made(hook, "fake") == "fake"
@@ -114,20 +141,29 @@ def test_only_rank_0_reports(hook: ModuleType, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "backend", ["gloo", "GLOO", "undefined", "cpu:gloo", "cuda:nccl,cpu:gloo", "cpu:gloo,cuda:gloo"]
 )
-def test_what_is_replaced(hook: ModuleType, capsys: pytest.CaptureFixture[str], backend: str) -> None:
+def test_what_is_replaced(
+    hook: ModuleType, capsys: pytest.CaptureFixture[str], backend: str
+) -> None:
     assert made(hook, backend) == "allstep"
     assert capsys.readouterr().err == ""
 
 
-def test_a_torch_without_the_function_keeps_gloo_and_imports(hook: ModuleType, capsys, monkeypatch) -> None:
+def test_a_torch_without_the_function_keeps_gloo_and_imports(
+    hook: ModuleType, capsys, monkeypatch
+) -> None:
     monkeypatch.delattr(distributed_c10d, "_new_process_group_helper")
     hook.install()
     assert "gloo is not replaced" in capsys.readouterr().err
 
 
-def test_a_program_without_torch_is_as_before_and_the_users_sitecustomize_runs(tmp_path: Path) -> None:
+def test_a_program_without_torch_is_as_before_and_the_users_sitecustomize_runs(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.customized = True")
-    code = "import sys; print(sys.customized, [name for name in sys.modules if name.startswith(('torch', 'allstep'))])"
+    code = (
+        "import sys; print(sys.customized, [name for name in sys.modules if"
+        " name.startswith(('torch', 'allstep'))])"
+    )
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     done = run("run", "-np", "1", "--replace-gloo", "python", "-c", code, env={"PYTHONPATH": path})
     assert (done.code, done.out) == (0, "[0] True []\n")

@@ -34,7 +34,11 @@ for step in range(1000):
 @pytest.mark.parametrize(
     ("deed", "code", "cause"),
     [
-        ("raise ValueError('the reason')", 1, ["exit code 1", "ValueError: the reason", "Traceback"]),
+        (
+            "raise ValueError('the reason')",
+            1,
+            ["exit code 1", "ValueError: the reason", "Traceback"],
+        ),
         ("sys.exit(3)", 3, ["exit code 3"]),
         ("os.kill(os.getpid(), signal.SIGKILL)", 137, ["killed by signal 9 (SIGKILL)"]),
         (
@@ -45,17 +49,22 @@ for step in range(1000):
     ],
     ids=["raises", "exits", "killed", "crashes"],
 )
-def test_the_rank_that_failed_first_is_named_last(tmp_path: Path, deed: str, code: int, cause: list[str]) -> None:
+def test_the_rank_that_failed_first_is_named_last(
+    tmp_path: Path, deed: str, code: int, cause: list[str]
+) -> None:
     script = tmp_path / "failing.py"
     script.write_text(FAILING.format(deed=deed))
     mark = f"{os.getpid()}.{time.monotonic_ns()}"
     done = run("run", "-np", "3", script, env={"RUN_MARK": mark})
     assert done.code == code
-    assert done.last_lines.startswith("allstep run: rank 1 on localhost failed first of 3: "), done.err
+    assert done.last_lines.startswith("allstep run: rank 1 on localhost failed first of 3: "), (
+        done.err
+    )
     for words in cause:
         assert words in done.last_lines
     assert "Connection closed by peer" not in done.last_lines
-    # Promised are 5 s after the failure; the start of the launcher is in what we measure, and a machine may stand still.
+    # Promised are 5 s after the failure; the start of the launcher is in what we measure, and a
+    # machine may stand still.
     moment = float(done.last_lines.partition(" s after the start")[0].rpartition(", ")[2])
     assert done.seconds - moment < 20
     assert not processes_with(f"RUN_MARK={mark}")
@@ -65,11 +74,9 @@ def test_the_rank_that_failed_first_is_named_last(tmp_path: Path, deed: str, cod
 def test_plain_torch_scripts_run_unchanged(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(
-        "import os, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "t = torch.ones(1); dist.all_reduce(t)\n"
-        "print(t.item(), os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'], torch.get_num_threads())\n"
-        "dist.destroy_process_group()\n"
+        "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt ="
+        " torch.ones(1); dist.all_reduce(t)\nprint(t.item(), os.environ['LOCAL_RANK'],"
+        " os.environ['LOCAL_WORLD_SIZE'], torch.get_num_threads())\ndist.destroy_process_group()\n"
     )
     done = run("run", "-np", "2", script)
     assert done.code == 0, done.err
@@ -92,7 +99,9 @@ def test_lines_come_out_whole_and_in_order() -> None:
 
 
 def test_output_is_never_lost_at_the_end() -> None:
-    done = run("run", "-np", "2", sys.executable, "-c", "print('x' * 3_000_000); print('end', end='')")
+    done = run(
+        "run", "-np", "2", sys.executable, "-c", "print('x' * 3_000_000); print('end', end='')"
+    )
     assert done.code == 0
     assert done.out.count("x") == 6_000_000
     assert sorted(line for line in done.out.splitlines() if "end" in line) == ["[0] end", "[1] end"]
@@ -101,7 +110,16 @@ def test_output_is_never_lost_at_the_end() -> None:
 def test_bytes_that_are_not_text_pass_through(tmp_path: Path) -> None:
     """The log has what the worker wrote; the terminal, of redraws, the last."""
     done = subprocess.run(
-        [*ALLSTEP, "run", "-np", "1", "--log-dir", tmp_path, *SH, r"printf 'caf\351 \303\251\r\n 1%%\r 2%%'"],
+        [
+            *ALLSTEP,
+            "run",
+            "-np",
+            "1",
+            "--log-dir",
+            tmp_path,
+            *SH,
+            r"printf 'caf\351 \303\251\r\n 1%%\r 2%%'",
+        ],
         capture_output=True,
         env=clean_environment(),
         timeout=90,
@@ -137,7 +155,12 @@ def test_colours_only_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     env = {**clean_environment(), "TERM": "xterm"}
     subprocess.run(
-        [*ALLSTEP, "run", "-np", "1", "echo", "hello"], stdout=theirs, stderr=theirs, env=env, timeout=90, check=True
+        [*ALLSTEP, "run", "-np", "1", "echo", "hello"],
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+        timeout=90,
+        check=True,
     )
     os.close(theirs)
     shown = b""
@@ -155,7 +178,13 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     flag = tmp_path / "done"
     command = f"for i in $(seq 2000); do echo line $i; done; touch {flag}"
     pipeline = f"{' '.join(ALLSTEP)} run -np 1 sh -c '{command}' | head -1"
-    subprocess.run(["bash", "-c", pipeline], env=clean_environment(), timeout=90, check=True, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", pipeline],
+        env=clean_environment(),
+        timeout=90,
+        check=True,
+        capture_output=True,
+    )
     wait_until(flag.exists, 60, "the end of the worker")
 
 
@@ -178,11 +207,15 @@ def test_what_rank_0_has_told_is_not_repeated(tmp_path: Path) -> None:
     words = "[0] allstep: no such net\n[0]   what to try\n"
     done = run("run", "-np", "2", *SH, TOLD, cwd=tmp_path)
     assert done.code == 2
-    assert done.err.startswith(f"{words}allstep run: rank 0 on localhost failed first of 2: exit code 2, ")
+    assert done.err.startswith(
+        f"{words}allstep run: rank 0 on localhost failed first of 2: exit code 2, "
+    )
     assert done.err.count("\n") == 3
     (tmp_path / "told").unlink()
     verb = f"import sys; from allstep.launch import launch; sys.exit(launch({[*SH, TOLD]!r}, 2))"
-    quiet = subprocess.run([sys.executable, "-c", verb], cwd=tmp_path, env=clean_environment(), capture_output=True)
+    quiet = subprocess.run(
+        [sys.executable, "-c", verb], cwd=tmp_path, env=clean_environment(), capture_output=True
+    )
     assert (quiet.returncode, quiet.stderr.decode()) == (2, words)
 
 
@@ -203,7 +236,9 @@ def test_the_others_are_stopped_with_their_children(tmp_path: Path) -> None:
 def test_nothing_survives_a_killed_launcher() -> None:
     mark = f"RUN_MARK={os.getpid()}.{time.monotonic_ns()}"
     name, _, value = mark.partition("=")
-    process = start("run", "-np", "2", *SH, "setsid sleep 1000 & echo up; sleep 1000; true", env={name: value})
+    process = start(
+        "run", "-np", "2", *SH, "setsid sleep 1000 & echo up; sleep 1000; true", env={name: value}
+    )
     wait_until(lambda: "up" in process.stdout.readline(), 60, "a worker")
     wait_until(lambda: len(processes_with(mark)) >= 6, 30, "all processes")
     process.kill()
@@ -247,7 +282,9 @@ def test_a_signal_is_forwarded_so_that_workers_can_save(number: signal.Signals) 
 
 
 def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace_time() -> None:
-    process = start("run", "-np", "1", "--grace", "0.5", *SH, "trap '' TERM; echo up; sleep 100; sleep 100")
+    process = start(
+        "run", "-np", "1", "--grace", "0.5", *SH, "trap '' TERM; echo up; sleep 100; sleep 100"
+    )
     assert "up" in process.stdout.readline()
     began = time.monotonic()
     process.terminate()
@@ -256,12 +293,19 @@ def test_a_worker_that_ignores_the_signal_is_killed_after_the_grace_time() -> No
     assert 0.4 < time.monotonic() - began < 20  # the default is 30 s
 
 
-PATIENT = "from allstep import cli; from allstep.launch import run_state; run_state._STOP_SECONDS = 100; cli.main()"
+PATIENT = (
+    "from allstep import cli; from allstep.launch import run_state; run_state._STOP_SECONDS = 100;"
+    " cli.main()"
+)
 
 
 def test_ctrl_c_stops_and_a_second_one_kills() -> None:
-    """After one the workers have 3 s; here 100, so that we see who has ended them also where all is slow."""
-    deaf = [*SH, "trap 'echo no' INT; echo up; while :; do sleep 0.1; done"]  # a trap waits for the command that runs
+    """After one the workers have 3 s; here 100, so that we see who has ended them also where all is
+    slow."""
+    deaf = [
+        *SH,
+        "trap 'echo no' INT; echo up; while :; do sleep 0.1; done",
+    ]  # a trap waits for the command that runs
     process = subprocess.Popen(
         [sys.executable, "-c", PATIENT, "run", "-np", "2", "--grace", "100", *deaf],
         stdout=subprocess.PIPE,
@@ -279,15 +323,31 @@ def test_ctrl_c_stops_and_a_second_one_kills() -> None:
 
 
 QUICK_TO_GIVE_UP = (
-    "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS = 1.0; cli.main()"
+    "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS ="
+    " 1.0; cli.main()"
 )
 
 
 def test_a_stopped_agent_does_not_keep_a_run_that_is_told_to_end() -> None:
     """As a debugger would stop it. The promise is 10 s after SIGKILL; here 1."""
-    worker = "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 19); time.sleep(1000)"
+    worker = (
+        "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 19);"
+        " time.sleep(1000)"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", QUICK_TO_GIVE_UP, "run", "-np", "1", "--grace", "0.2", sys.executable, "-c", worker],
+        [
+            sys.executable,
+            "-c",
+            QUICK_TO_GIVE_UP,
+            "run",
+            "-np",
+            "1",
+            "--grace",
+            "0.2",
+            sys.executable,
+            "-c",
+            worker,
+        ],
         stdout=subprocess.PIPE,
         text=True,
         env=clean_environment(),
@@ -313,7 +373,8 @@ def below(root: int) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_host_is_late_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
-    """One host has said hello, the other has not: there is no worker yet whose end would be the run's."""
+    """One host has said hello, the other has not: there is no worker yet whose end would be the
+    run's."""
     (tmp_path / "ssh").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nexec sleep 1000\n")
     (tmp_path / "ssh").chmod(0o755)
     process = start("run", "-H", "localhost:1,far.invalid:1", "--ssh", tmp_path / "ssh", "true")
@@ -345,7 +406,10 @@ def catches(pid: int, number: signal.Signals) -> bool:
         (["-H", "a:2,a:1", "true"], "host a is listed twice"),
         (["-H", "a:b", "true"], "'a:b' is not HOST or HOST:NUMBER"),
         (["--hostfile", "nowhere", "true"], "--hostfile nowhere: No such file"),
-        (["-np", "1", "--env-only", "NO_SUCH_NAME_", "true"], "--env-only NO_SUCH_NAME_: no such variable"),
+        (
+            ["-np", "1", "--env-only", "NO_SUCH_NAME_", "true"],
+            "--env-only NO_SUCH_NAME_: no such variable",
+        ),
     ],
 )
 def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
@@ -376,9 +440,16 @@ def test_a_launcher_inside_several_tasks_of_another_is_refused() -> None:
     assert "openmpi started `allstep run` itself 2 times" in done.err
 
 
-def test_a_worker_finds_the_interpreter_and_the_launchers_override_is_not_inherited(tmp_path: Path) -> None:
+def test_a_worker_finds_the_interpreter_and_the_launchers_override_is_not_inherited(
+    tmp_path: Path,
+) -> None:
     done = run(
-        "run", "-np", "1", *SH, "which python; echo launcher=$ALLSTEP_LAUNCHER", env={"ALLSTEP_LAUNCHER": "none"}
+        "run",
+        "-np",
+        "1",
+        *SH,
+        "which python; echo launcher=$ALLSTEP_LAUNCHER",
+        env={"ALLSTEP_LAUNCHER": "none"},
     )
     assert done.out.splitlines()[0] == f"[0] {Path(sys.executable).parent / 'python'}"
     assert done.out.splitlines()[1] == "[0] launcher="

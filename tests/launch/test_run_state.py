@@ -71,7 +71,9 @@ def runs(draw: st.DrawFn, with_signals: bool = True) -> Run:
     if with_signals:
         kinds += [
             st.builds(Signaled, st.just(0.0), NUMBERS),
-            st.builds(Refused, st.just(0.0), numbers, st.sampled_from(["command not found", "no folder"])),
+            st.builds(
+                Refused, st.just(0.0), numbers, st.sampled_from(["command not found", "no folder"])
+            ),
             st.builds(StoreEnded, st.just(0.0), st.just("its thread is gone")),
         ]
     now, batches = 0.0, []
@@ -81,7 +83,9 @@ def runs(draw: st.DrawFn, with_signals: bool = True) -> Run:
         # A rank exits once, and no more than that is expected of an agent.
         exits = {event.rank for event in events if isinstance(event, Exited)} - ended
         once = [event for event in events if not isinstance(event, Exited)]
-        once += [next(e for e in events if isinstance(e, Exited) and e.rank == rank) for rank in exits]
+        once += [
+            next(e for e in events if isinstance(e, Exited) and e.rank == rank) for rank in exits
+        ]
         ended |= exits
         batches.append((now, [replace(event, at=now) for event in once]))
     return Run(hosts, draw(st.sampled_from([0.0, 1.0, 30.0])), tuple(batches))
@@ -118,13 +122,20 @@ def ticks(run: Run) -> Iterator[Batch]:
 
 
 def outcome(state: RunState) -> tuple:
-    return state.exits, state.failures, state.problem, state.conclusion(99.0, lambda rank: True, foreground=False)
+    return (
+        state.exits,
+        state.failures,
+        state.problem,
+        state.conclusion(99.0, lambda rank: True, foreground=False),
+    )
 
 
 @given(runs(), st.randoms(use_true_random=False))
 def test_the_order_of_simultaneous_events_does_not_matter(run: Run, random) -> None:
     state, decided = play(run)
-    shuffled = replace(run, batches=tuple((now, random.sample(events, len(events))) for now, events in run.batches))
+    shuffled = replace(
+        run, batches=tuple((now, random.sample(events, len(events))) for now, events in run.batches)
+    )
     again, decided_again = play(shuffled)
     assert decided_again == decided
     assert outcome(again) == outcome(state)
@@ -146,11 +157,16 @@ def test_a_failure_has_one_cause_and_the_run_ends_with_its_code(run: Run) -> Non
     others = [failed for failed in state.failures if failed is not cause]
     assert state.exit_code == cause.exit_code != 0
     assert state.exits[cause.rank] == cause.code
-    assert not any((other.is_consequence, other.moment) < (cause.is_consequence, cause.moment) for other in others)
+    assert not any(
+        (other.is_consequence, other.moment) < (cause.is_consequence, cause.moment)
+        for other in others
+    )
     words = state.conclusion(99.0, lambda rank: True, foreground=False).words
     assert words.count("allstep run: ") == 1
     heads = [line for line in words.splitlines() if line.startswith("allstep run: ")]
-    assert len(heads) == 1 and (f"rank {cause.rank} on" in heads[0] or f"host {cause.host} is lost" in heads[0])
+    assert len(heads) == 1 and (
+        f"rank {cause.rank} on" in heads[0] or f"host {cause.host} is lost" in heads[0]
+    )
 
 
 @given(runs(with_signals=False))
@@ -158,7 +174,12 @@ def test_the_first_own_failure_is_the_cause(run: Run) -> None:
     """An oracle of its own: exits in the order of time, until the others are stopped."""
     state, decided = play(run)
     stopped_at = next((now for now, each in decided if isinstance(each, SendSignal)), float("inf"))
-    gone = {event.host for now, events in run.batches for event in events if isinstance(event, LinkEnded)}
+    gone = {
+        event.host
+        for now, events in run.batches
+        for event in events
+        if isinstance(event, LinkEnded)
+    }
     own = [
         (now, event.rank)
         for now, events in run.batches
@@ -179,11 +200,15 @@ def test_what_is_decided_is_decided_once(run: Run) -> None:
     state, decided = play(run)
     left = [each.host for _, each in decided if isinstance(each, LeaveHost)]
     assert len(left) == len(set(left)) and set(left) == state.over
-    forwarded = [each.number for _, each in decided if isinstance(each, SendSignal) and each.host is None]
+    forwarded = [
+        each.number for _, each in decided if isinstance(each, SendSignal) and each.host is None
+    ]
     for number in (signal.SIGINT, signal.SIGUSR1):
         assert forwarded.count(number) == state.signals.count(number) <= 1
     assert forwarded.count(signal.SIGTERM) <= 2, "one that was forwarded, one to stop the others"
-    first_signal = next((index for index, (_, each) in enumerate(decided) if isinstance(each, SendSignal)), None)
+    first_signal = next(
+        (index for index, (_, each) in enumerate(decided) if isinstance(each, SendSignal)), None
+    )
     kills = [index for index, (_, each) in enumerate(decided) if isinstance(each, KillAll)]
     if kills and RESUBMIT not in state.exits.values():
         assert first_signal is not None and first_signal < kills[0]
@@ -370,11 +395,22 @@ def test_what_decides_has_no_clock_no_socket_and_no_process(module: ModuleType) 
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    pure = {"allstep.launch", *(f"allstep.launch.{name}" for name in ("cause", "restart", "run_events"))}
+    pure = {
+        "allstep.launch",
+        *(f"allstep.launch.{name}" for name in ("cause", "restart", "run_events")),
+    }
     assert imported <= pure | {"collections.abc", "dataclasses", "json", "re", "signal", "typing"}
-    calls = {node.attr for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if is_of_signal(node)}
+    calls = {
+        node.attr
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if is_of_signal(node)
+    }
     assert all(name.startswith("SIG") or name == "Signals" for name in calls)
 
 
 def is_of_signal(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal"
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "signal"
+    )

@@ -1,4 +1,5 @@
-"""Who gives up first when the way between launcher and agent is cut, and what the agent puts into a worker's environment."""
+"""Who gives up first when the way between launcher and agent is cut, and what the agent puts into a
+worker's environment."""
 
 import os
 import subprocess
@@ -39,11 +40,16 @@ def store() -> Iterator[wire.Server]:
 
 
 def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> Start:
-    """What a launcher tells the agent of a remote host. The working folder is missing there, so that no worker starts."""
+    """What a launcher tells the agent of a remote host.
+
+    The working folder is missing there, so that no worker starts.
+    """
     job = Job(["true"], [Host("far", 1)], env=env, cwd="/no/such/folder")
     ssh = subprocess.Popen.__new__(subprocess.Popen)
     station = Station(Host("far", 1), [0], link, process=ssh, hello=HELLO)
-    return Orders(job, places(["far"]), [station], "token", store.port, read_limits(env)).order(station, ["127.0.0.1"])
+    return Orders(job, places(["far"]), [station], "token", store.port, read_limits(env)).order(
+        station, ["127.0.0.1"]
+    )
 
 
 def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> None:
@@ -61,7 +67,9 @@ def test_silence_counts_from_the_hello_on(link: Link, store: wire.Server) -> Non
     assert not launcher.state.failures
     launcher.state.take(Greeted(launcher._moment(), 0))
     launcher._turn()
-    assert [failure.lost.startswith("no sign of life for ") for failure in launcher.state.failures] == [True]
+    assert [
+        failure.lost.startswith("no sign of life for ") for failure in launcher.state.failures
+    ] == [True]
 
 
 def test_the_agent_gives_up_before_the_launcher_does(
@@ -79,7 +87,10 @@ def test_the_agent_gives_up_before_the_launcher_does(
     agent.heard = time.monotonic() - 15
     agent._beat()
     assert agent.link.ended
-    assert capfd.readouterr().err == "no sign of life from the launcher for 15 s: the agent ended its workers\n"
+    assert (
+        capfd.readouterr().err
+        == "no sign of life from the launcher for 15 s: the agent ended its workers\n"
+    )
     agent.port_holder.close()
 
 
@@ -93,8 +104,12 @@ def test_the_agent_gives_up_before_the_launcher_does(
         ),
     ],
 )
-def test_a_connection_that_ended_is_explained_by_what_ssh_printed(link: Link, printed: str, why: str) -> None:
-    with subprocess.Popen(["sh", "-c", 'printf %s "$0" >&2', printed], stderr=subprocess.PIPE) as ssh:
+def test_a_connection_that_ended_is_explained_by_what_ssh_printed(
+    link: Link, printed: str, why: str
+) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", 'printf %s "$0" >&2', printed], stderr=subprocess.PIPE
+    ) as ssh:
         ssh.wait(10)
         assert Station(Host("far", 1), [0], link, process=ssh).why_it_ended() == why
     assert Station(Host("here", 1), [0], link).why_it_ended() == "its agent was killed"
@@ -110,7 +125,10 @@ def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) ->
 
 @pytest.mark.parametrize("lost", ["0.5", "3", "10", "60"])
 def test_two_worlds_never_run_at_once(lost: str) -> None:
-    """The cable is cut. Each side has last heard of the other up to a beat earlier, and looks at its clock once a beat."""
+    """The cable is cut.
+
+    Each side has last heard of the other up to a beat earlier, and looks at its clock once a beat.
+    """
     limits = read_limits({"ALLSTEP_LOST_SECONDS": lost})
     agent_gives_up_at_the_latest = limits.lost_for_agent + limits.beat
     launcher_gives_up_at_the_earliest = limits.lost - limits.beat
@@ -143,7 +161,11 @@ def test_the_agents_thread_count_is_not_taken_for_the_users() -> None:
     assert machine.threads_by_user({}) is None
     assert machine.threads_by_user({"OMP_NUM_THREADS": ""}) is None
     assert machine.threads_by_user({"OMP_NUM_THREADS": "3"}) == "3"
-    assert machine.threads_by_user({**chosen, "OMP_NUM_THREADS": "77"}) == "77", "the script changed it"
+    assert machine.threads_by_user({**chosen, "OMP_NUM_THREADS": "77"}) == "77", (
+        "the script changed it"
+    )
     assert machine.thread_variables({"OMP_NUM_THREADS": "3"}, 2) == {}
     inherited = machine.thread_variables({}, 1)
-    assert machine.thread_variables(inherited, 2) == chosen, "a run started by the worker of another run"
+    assert machine.thread_variables(inherited, 2) == chosen, (
+        "a run started by the worker of another run"
+    )

@@ -32,7 +32,9 @@ def full() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
-def test_a_full_disk_is_reported_once_and_writing_resumes_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_writing_resumes_when_there_is_room(
+    tmp_path: Path,
+) -> None:
     reports: list[str] = []
     clock = Clock()
     sink = Sink(full(), "the log", reports.append, clock)
@@ -56,7 +58,8 @@ def test_a_full_disk_is_reported_once_and_writing_resumes_when_there_is_room(tmp
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own tells what is missing."""
+    """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own tells what is
+    missing."""
     script = f"""
 import os, resource, signal
 from allstep.launch.output.sink import Sink
@@ -69,7 +72,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 now[0] = 2.0
 sink.write(b"fourth\\n")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     gap = "allstep run: 2 lines are missing here: File too large"
     assert (tmp_path / "log").read_text().splitlines() == ["first", "seco", gap, "fourth"]
@@ -78,7 +83,9 @@ sink.write(b"fourth\\n")
 def test_a_gap_after_a_piece_of_a_line_starts_a_line(tmp_path: Path) -> None:
     clock = Clock()
     path = tmp_path / "log"
-    sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "the log", lambda line: None, clock)
+    sink = Sink(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "the log", lambda line: None, clock
+    )
     sink.write(b" 10%\r")
     real, disk = os.dup(sink.fd), full()
     os.dup2(disk, sink.fd)
@@ -137,7 +144,12 @@ def test_a_run_whose_standard_output_is_on_a_full_disk_continues(tmp_path: Path)
     command = [*ALLSTEP, "run", "-np", "1", "--", sys.executable, "-c", worker]
     with Path("/dev/full").open("wb") as disk:
         done = subprocess.run(
-            command, stdout=disk, stderr=subprocess.PIPE, text=True, env=clean_environment(), timeout=100
+            command,
+            stdout=disk,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean_environment(),
+            timeout=100,
         )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("cannot write standard output: No space left on device") == 1
@@ -176,7 +188,8 @@ def test_a_run_with_a_non_blocking_standard_output_loses_no_line() -> None:
 
 
 def test_a_run_under_nohup_survives_the_hangup(tmp_path: Path) -> None:
-    """`nohup` starts a command with SIGHUP ignored; at logout the terminal's processes get that signal."""
+    """`nohup` starts a command with SIGHUP ignored; at logout the terminal's processes get that
+    signal."""
     started, go = tmp_path / "started", tmp_path / "go"
     worker = f"""
 import pathlib, time
@@ -233,14 +246,18 @@ def test_a_pipe_and_a_terminal_are_written_without_blocking() -> None:
         os.close(fd)
 
 
-TALKS = 'if [ $RANK = 0 ]; then exec yes; fi; trap "touch saved; exit 0" TERM; touch up; while :; do sleep 0.05; done'
+TALKS = (
+    'if [ $RANK = 0 ]; then exec yes; fi; trap "touch saved; exit 0" TERM; touch up; while :; do'
+    " sleep 0.05; done"
+)
 
 
 @pytest.mark.parametrize("how", ["term", "two ctrl-c"])
 def test_signals_reach_the_workers_while_nobody_reads(tmp_path: Path, how: str) -> None:
     """`| less` on a page, a hung `tee`: workers save all the same, and the run ends."""
     quick = (
-        "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS = 1.0; cli.main()"
+        "from allstep import cli; from allstep.launch import run_state; run_state._GIVE_UP_SECONDS"
+        " = 1.0; cli.main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", quick, "run", "-np", "2", "--grace", "2", "sh", "-c", TALKS],
@@ -279,9 +296,12 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m allstep run -np 1 true"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, env=clean_environment(), timeout=60
+    )
     assert done.returncode != 0
     assert (
         done.stderr
-        == "allstep: the current folder does not exist any more: change to another one (cd), and start again\n"
+        == "allstep: the current folder does not exist any more: change to another one (cd), and"
+        " start again\n"
     )

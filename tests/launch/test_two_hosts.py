@@ -54,7 +54,9 @@ def script(tmp_path: Path):
 
 
 @pytest.mark.parametrize("launched_from", ["outside", "h1"])
-def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, tmp_path: Path) -> None:
+def test_four_ranks_on_two_hosts(
+    two_hosts: Hosts, script, launched_from: str, tmp_path: Path
+) -> None:
     prefix = two_hosts.prefix(0) if launched_from == "h1" else []
     done = run(
         "run",
@@ -84,8 +86,11 @@ def test_four_ranks_on_two_hosts(two_hosts: Hosts, script, launched_from: str, t
 
 
 @pytest.mark.parametrize("launched_from", ["outside", "h1"])
-def test_a_wrapper_in_place_of_ssh(two_hosts: Hosts, script, launched_from: str, tmp_path: Path) -> None:
-    """`--ssh "kubectl exec"` and the like tell an agent no address of its host, and may print a lot first."""
+def test_a_wrapper_in_place_of_ssh(
+    two_hosts: Hosts, script, launched_from: str, tmp_path: Path
+) -> None:
+    """`--ssh "kubectl exec"` and the like tell an agent no address of its host, and may print a lot
+    first."""
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(
         "#!/bin/bash\n"
@@ -94,7 +99,17 @@ def test_a_wrapper_in_place_of_ssh(two_hosts: Hosts, script, launched_from: str,
     )
     wrapper.chmod(0o755)
     prefix = two_hosts.prefix(0) if launched_from == "h1" else []
-    done = run("run", "-H", "h1:1,h2:1", "--ssh", wrapper, "python", script(HELLO), prefix=prefix, cwd=tmp_path)
+    done = run(
+        "run",
+        "-H",
+        "h1:1,h2:1",
+        "--ssh",
+        wrapper,
+        "python",
+        script(HELLO),
+        prefix=prefix,
+        cwd=tmp_path,
+    )
     assert done.code == 0, done.err
     worlds = sorted(json.loads(line.partition("] ")[2]) for line in done.out.splitlines())
     assert [(world[0], world[6], world[7], world[10]) for world in worlds] == [
@@ -120,10 +135,20 @@ def test_only_named_variables_reach_other_hosts(two_hosts: Hosts, script, tmp_pa
         (["--env-only", ""], [None, None]),
     ):
         done = run(
-            *where, *option, "python", script(SHOW_ENVIRONMENT), prefix=two_hosts.prefix(0), cwd=tmp_path, env=env
+            *where,
+            *option,
+            "python",
+            script(SHOW_ENVIRONMENT),
+            prefix=two_hosts.prefix(0),
+            cwd=tmp_path,
+            env=env,
         )
         assert done.code == 0, done.err
-        found = {each["RANK"]: each for line in done.out.splitlines() if (each := json.loads(line.partition("] ")[2]))}
+        found = {
+            each["RANK"]: each
+            for line in done.out.splitlines()
+            if (each := json.loads(line.partition("] ")[2]))
+        }
         assert [found["0"]["API_KEY"], found["0"]["WANTED"]] == ["secret", "w"]
         assert [found["1"]["API_KEY"], found["1"]["WANTED"]] == of_rank_1, option
         assert found["1"]["ALLSTEP_LOST_SECONDS"] == "77"
@@ -137,7 +162,15 @@ DIGITS = ["allstep", "train", "digits", "epochs=2", "precision=float32"]
 def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
     """Workers on two hosts train the net that one worker here trains."""
     size = 4 if SOAK else 2
-    where = ["run", "-np", str(size), "-H", f"h1:{size // 2},h2:{size // 2}", "--ssh", two_hosts.ssh]
+    where = [
+        "run",
+        "-np",
+        str(size),
+        "-H",
+        f"h1:{size // 2},h2:{size // 2}",
+        "--ssh",
+        two_hosts.ssh,
+    ]
     done = run(*where, *DIGITS, "--out", tmp_path / "far", prefix=two_hosts.prefix(0))
     assert done.code == 0, done.err
     assert "h1" in done.out
@@ -164,7 +197,11 @@ def test_a_script_that_knows_only_torch(two_hosts: Hosts, script) -> None:
 
 
 def test_gloo_is_replaced_on_every_host(two_hosts: Hosts, script) -> None:
-    shown = script(PLAIN_TORCH.replace('print("total"', "print(type(dist.group.WORLD).__name__, dist.get_backend()"))
+    shown = script(
+        PLAIN_TORCH.replace(
+            'print("total"', "print(type(dist.group.WORLD).__name__, dist.get_backend()"
+        )
+    )
     done = run("run", "-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "--replace-gloo", "python", shown)
     assert done.code == 0, done.err
     assert sorted(done.out.splitlines()) == [f"[{rank}] AllstepGroup gloo 2.0" for rank in range(2)]
@@ -186,7 +223,9 @@ def running(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("launched_from", "lost_seconds"), [("outside", 3), ("h1", 10 if SOAK else 3)])
+@pytest.mark.parametrize(
+    ("launched_from", "lost_seconds"), [("outside", 3), ("h1", 10 if SOAK else 3)]
+)
 def test_a_host_cut_off_is_named_within_15_seconds(
     two_hosts: Hosts, script, launched_from: str, lost_seconds: int
 ) -> None:
@@ -198,28 +237,44 @@ def test_a_host_cut_off_is_named_within_15_seconds(
         began = time.monotonic()
         try:
             _, err = process.communicate(timeout=60)
-            assert time.monotonic() - began < lost_seconds + 12  # promised: + 5, if nothing stands still
+            assert (
+                time.monotonic() - began < lost_seconds + 12
+            )  # promised: + 5, if nothing stands still
             assert process.returncode == 1
             last = err.rpartition("allstep run: ")[2]
             assert last.startswith("host h2 is lost: no sign of life for"), err
             # Nobody can tell h2 to stop, so it stops by itself.
-            wait_until(lambda: not processes_with(mark), lost_seconds + 20, "the end of all workers")
+            wait_until(
+                lambda: not processes_with(mark), lost_seconds + 20, "the end of all workers"
+            )
         finally:
             two_hosts.mend(1)
 
 
 def agents_of(workers: Iterable[int]) -> set[int]:
-    """The parents; what an agent itself has in its environment does not tell which run it belongs to."""
-    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers}
-    return {pid for pid in parents if b"allstep.launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    """The parents; what an agent itself has in its environment does not tell which run it belongs
+    to."""
+    parents = {
+        int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers
+    }
+    return {
+        pid
+        for pid in parents
+        if b"allstep.launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
 
 
 def test_a_machine_that_stands_still_loses_nobody(two_hosts: Hosts, script) -> None:
-    """Everybody is stopped for longer than a host may be silent, and some come back before the others can say anything."""
+    """Everybody is stopped for longer than a host may be silent, and some come back before the
+    others can say anything."""
     where, env = ["-H", "h1:1,h2:1", "--ssh", two_hosts.ssh], {"ALLSTEP_LOST_SECONDS": "3"}
     with running(*where, "python", script(FOREVER), env=env) as (process, mark):
         marked = {pid for pid in processes_with(mark) if pid != process.pid}
-        pids = [process.pid, *marked, *(agents_of(marked))]  # the launcher is the first to come back
+        pids = [
+            process.pid,
+            *marked,
+            *(agents_of(marked)),
+        ]  # the launcher is the first to come back
         for number, seconds in ((signal.SIGSTOP, 5), (signal.SIGCONT, 0)):
             for pid in pids:
                 os.kill(pid, number)
@@ -234,7 +289,10 @@ def test_a_machine_that_stands_still_loses_nobody(two_hosts: Hosts, script) -> N
 
 @pytest.mark.soak
 def test_nothing_survives_a_killed_launcher(two_hosts: Hosts, script) -> None:
-    with running("-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "python", script(FOREVER)) as (process, mark):
+    with running("-H", "h1:1,h2:1", "--ssh", two_hosts.ssh, "python", script(FOREVER)) as (
+        process,
+        mark,
+    ):
         assert len(processes_with(mark)) >= 3
         process.kill()
         wait_until(lambda: not processes_with(mark), 40, "the end of all workers")
@@ -242,12 +300,21 @@ def test_nothing_survives_a_killed_launcher(two_hosts: Hosts, script) -> None:
 
 def test_no_secret_is_on_a_command_line(two_hosts: Hosts, script) -> None:
     where = ["-H", "h1:1,h2:1", "--ssh", two_hosts.ssh]
-    with running(*where, "python", script(FOREVER), env={"SECRET": "pa55word-in-the-environment"}) as (process, mark):
-        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    with running(
+        *where, "python", script(FOREVER), env={"SECRET": "pa55word-in-the-environment"}
+    ) as (process, mark):
+        commands = [
+            path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
+        ]
         assert not any(b"pa55word" in command for command in commands)
-        environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in processes_with(mark)]
+        environments = [
+            Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in processes_with(mark)
+        ]
         tokens = {
-            item.partition(b"=")[2] for items in environments for item in items if item.startswith(b"ALLSTEP_TOKEN=")
+            item.partition(b"=")[2]
+            for items in environments
+            for item in items
+            if item.startswith(b"ALLSTEP_TOKEN=")
         }
         assert len(tokens) == 1
         assert len(token := tokens.pop()) == 32
@@ -285,6 +352,8 @@ def test_a_command_that_is_missing_there(two_hosts: Hosts) -> None:
 
 
 def test_an_interface_that_is_missing_there(two_hosts: Hosts, script) -> None:
-    done = run("run", "-H", "h1:1,h2:1", "--iface", "eth7", "--ssh", two_hosts.ssh, "python", script(HELLO))
+    done = run(
+        "run", "-H", "h1:1,h2:1", "--iface", "eth7", "--ssh", two_hosts.ssh, "python", script(HELLO)
+    )
     assert done.code == 2
     assert "--iface eth7: h1 has no such interface" in done.err

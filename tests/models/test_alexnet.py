@@ -8,7 +8,8 @@ from allstep.models import NORMS, AlexNet
 
 
 def _published(num_classes: int) -> nn.Sequential:
-    """The one-column net, layer after layer, as torchvision's documentation prints it; without dropout."""
+    """The one-column net, layer after layer, as torchvision's documentation prints it; without
+    dropout."""
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2)),
         *(nn.Conv2d(64, 192, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2)),
@@ -16,7 +17,13 @@ def _published(num_classes: int) -> nn.Sequential:
         *(nn.Conv2d(384, 256, 3, 1, 1), nn.ReLU()),
         *(nn.Conv2d(256, 256, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(3, 2)),
         *(nn.AdaptiveAvgPool2d((6, 6)), nn.Flatten()),
-        *(nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, num_classes)),
+        *(
+            nn.Linear(9216, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Linear(4096, num_classes),
+        ),
     )
 
 
@@ -38,7 +45,11 @@ def test_as_many_parameters_as_the_docstring_says() -> None:
     with torch.device("meta"):
         net = AlexNet()
     assert sum(parameter.numel() for parameter in net.parameters()) == 61_100_840
-    linear = [layer.weight.numel() + layer.bias.numel() for layer in net.modules() if isinstance(layer, nn.Linear)]
+    linear = [
+        layer.weight.numel() + layer.bias.numel()
+        for layer in net.modules()
+        if isinstance(layer, nn.Linear)
+    ]
     assert [round(100 * numel / 61_100_840) for numel in (*linear[:2], sum(linear))] == [62, 27, 96]
 
 
@@ -53,4 +64,6 @@ def test_dropout_and_norm_are_what_was_asked_for() -> None:
 def test_every_parameter_learns() -> None:
     net = AlexNet(7, dropout=0.0)
     net(torch.randn(2, 3, 63, 63)).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in net.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in net.parameters()
+    )

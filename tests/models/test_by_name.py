@@ -1,4 +1,5 @@
-"""Nets by name against the factories called by hand, users' factories, and one line for each thing that can be wrong."""
+"""Nets by name against the factories called by hand, users' factories, and one line for each thing
+that can be wrong."""
 
 import inspect
 import math
@@ -14,7 +15,16 @@ import torch
 from torch import nn
 
 from allstep.errors import ConfigError
-from allstep.models import NAMES, CifarResNet, SmallCnn, check_name, check_shape, make_model, make_norm, resnet18
+from allstep.models import (
+    NAMES,
+    CifarResNet,
+    SmallCnn,
+    check_name,
+    check_shape,
+    make_model,
+    make_norm,
+    resnet18,
+)
 from allstep.models.by_name import GIVEN, check_options
 from allstep.models.norms import batch_norm, no_norm
 
@@ -61,12 +71,16 @@ number = 3
 def test_the_options_are_those_of_the_factories() -> None:
     for name, net in NAMES.items():
         home, _, factory = net.home.partition(":")
-        takes = inspect.signature(getattr(import_module(f"allstep.models.{home}"), factory)).parameters
+        takes = inspect.signature(
+            getattr(import_module(f"allstep.models.{home}"), factory)
+        ).parameters
         assert set(net.options) == takes.keys() - {*GIVEN, *net.settled}, name
         check_options(name, {})
         with pytest.raises(ConfigError, match=f"model {name} has no option 'colour'; known are: "):
             check_options(name, {"colour": 1})
-        with pytest.raises(ConfigError, match=r"model\.options\.norm: it is set by model\.norm, leave it out"):
+        with pytest.raises(
+            ConfigError, match=r"model\.options\.norm: it is set by model\.norm, leave it out"
+        ):
             check_options(name, {"norm": 1})
     check_options("somebody.s:net", {"colour": 1})
 
@@ -74,7 +88,9 @@ def test_the_options_are_those_of_the_factories() -> None:
 def test_defaults_of_the_factories_pass_their_checks() -> None:
     for name, net in NAMES.items():
         home, _, factory = net.home.partition(":")
-        takes = inspect.signature(getattr(import_module(f"allstep.models.{home}"), factory)).parameters
+        takes = inspect.signature(
+            getattr(import_module(f"allstep.models.{home}"), factory)
+        ).parameters
         check_options(name, {key: takes[key].default for key in net.options})
 
 
@@ -95,8 +111,12 @@ def test_odd_values_of_options_are_one_line(name: str) -> None:
     """None is left to torch, which accepts zero channels and fails in the first step."""
     for key in NAMES[name].options:
         for value in ODD_VALUES[key]:
-            with pytest.raises(ConfigError, match=rf"^config key 'model.options.{key}': expected .*, found ") as caught:
-                make_model(name, num_classes=2, shape=(3, 64, 64), norm=no_norm, options={key: value})
+            with pytest.raises(
+                ConfigError, match=rf"^config key 'model.options.{key}': expected .*, found "
+            ) as caught:
+                make_model(
+                    name, num_classes=2, shape=(3, 64, 64), norm=no_norm, options={key: value}
+                )
             assert len(str(caught.value)) < 400
 
 
@@ -132,29 +152,47 @@ def made(name: str, shape: tuple[int, int, int] = (3, 8, 8), **options: Any) -> 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_name_takes_the_smallest_pictures_it_says_and_no_smaller_ones(name: str, channels: int) -> None:
+def test_each_name_takes_the_smallest_pictures_it_says_and_no_smaller_ones(
+    name: str, channels: int
+) -> None:
     side = NAMES[name].smallest
     with torch.device("meta"):
-        net = make_model(name, num_classes=7, shape=(channels, side, side), norm=no_norm, options={})
+        net = make_model(
+            name, num_classes=7, shape=(channels, side, side), norm=no_norm, options={}
+        )
         assert net(torch.empty(2, channels, side, side)).shape == (2, 7)
     if side > 1:
         with pytest.raises(
-            ConfigError, match=rf"{name}: expected pictures of at least {side}x{side} pixels.*{side - 1}x"
+            ConfigError,
+            match=rf"{name}: expected pictures of at least {side}x{side} pixels.*{side - 1}x",
         ):
             check_shape(name, (channels, side - 1, 2 * side))
-        with torch.device("meta"), pytest.raises(Exception):  # noqa: B017  # the limit is not larger than need be
+        with (
+            torch.device("meta"),
+            pytest.raises(Exception),
+        ):  # noqa: B017  # the limit is not larger than need be
             net(torch.empty(2, channels, side - 1, side - 1))
 
 
 def test_a_net_by_name_is_the_factory_called_by_hand() -> None:
     for name, options, by_hand in (
-        ("resnet18", {"small_pictures": True, "zero_last_norm": True}, lambda: resnet18(10, small_pictures=True)),
+        (
+            "resnet18",
+            {"small_pictures": True, "zero_last_norm": True},
+            lambda: resnet18(10, small_pictures=True),
+        ),
         ("cifar-resnet56", {}, lambda: CifarResNet(56, 10)),
-        ("small-cnn", {"widths": [4, 6], "hidden": 9}, lambda: SmallCnn(10, (3, 8, 8), widths=(4, 6), hidden=9)),
+        (
+            "small-cnn",
+            {"widths": [4, 6], "hidden": 9},
+            lambda: SmallCnn(10, (3, 8, 8), widths=(4, 6), hidden=9),
+        ),
     ):
         with torch.device("meta"):
             theirs = by_hand()
-            ours = make_model(name, num_classes=10, shape=(3, 8, 8), norm=batch_norm(), options=options)
+            ours = make_model(
+                name, num_classes=10, shape=(3, 8, 8), norm=batch_norm(), options=options
+            )
         shapes = [each.shape for each in ours.parameters() if each.ndim > 1]
         assert shapes == [each.shape for each in theirs.parameters() if each.ndim > 1]
 
@@ -177,7 +215,9 @@ def test_norms_by_name() -> None:
     norm = make_norm("batch", momentum=0.3, scale=False)(5)
     assert isinstance(norm, nn.BatchNorm2d)
     assert (norm.momentum, norm.eps, norm.num_features) == (0.3, 1e-5, 5)
-    assert not norm.weight.requires_grad and norm.bias.requires_grad and bool((norm.weight == 1).all())
+    assert (
+        not norm.weight.requires_grad and norm.bias.requires_grad and bool((norm.weight == 1).all())
+    )
     assert isinstance(make_norm("group")(6), nn.GroupNorm)
     assert isinstance(make_norm("none")(6), nn.Identity)
     with pytest.raises(ConfigError, match="did you mean 'group'"):
@@ -207,7 +247,10 @@ def test_trying_a_net_changes_nothing() -> None:
     same = own_nets.with_shape(10, (3, 8, 8), norm=make_norm("batch"))
     assert torch.equal(after, torch.rand(1))
     assert net.training
-    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), same.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(net.state_dict().values(), same.state_dict().values(), strict=True)
+    )
 
 
 WRONG: list[tuple[str, Mapping[str, Any], str]] = [
@@ -215,7 +258,10 @@ WRONG: list[tuple[str, Mapping[str, Any], str]] = [
     (
         "lenet",
         {"hiden": 3},
-        "model lenet has no option 'hiden'; did you mean 'hidden'. known are: dropout, hidden, widths",
+        (
+            "model lenet has no option 'hiden'; did you mean 'hidden'. known are: dropout, hidden,"
+            " widths"
+        ),
     ),
     ("cifar-resnet20", {"depth": 8}, "model.options.depth: the net's name says that it is 20"),
     ("lenet", {"norm": "batch"}, "model.options.norm: it is set by model.norm"),
@@ -230,12 +276,20 @@ WRONG: list[tuple[str, Mapping[str, Any], str]] = [
     ("own_nets:number", {}, "it is an int, expected a function or class"),
     ("own_nets:needs_depth", {}, "needs the option 'depth': model.options.depth="),
     ("own_nets:plain", {"depth": 3}, "has no option 'depth'; it has none"),
-    ("own_nets:breaks", {}, r"the factory raised OSError: no such weights: here.pt \(own_nets.py, line 18\)"),
+    (
+        "own_nets:breaks",
+        {},
+        r"the factory raised OSError: no such weights: here.pt \(own_nets.py, line 18\)",
+    ),
     ("own_nets:no_net", {}, "the factory returned a list, expected a torch.nn.Module"),
     ("own_nets:Pair", {}, r"it returned a tuple, expected one tensor of logits \(n, 10\)"),
     ("own_nets:sharp", {}, "it cannot take a picture of 3 x 8 x 8: RuntimeError"),
     ("own_nets:too_few", {}, r"logits of shape \(1, 9\), expected \(1, 10\)"),
-    ("wrong_nets:net", {}, "importing wrong_nets failed: ModuleNotFoundError: No module named 'no_such_package'"),
+    (
+        "wrong_nets:net",
+        {},
+        "importing wrong_nets failed: ModuleNotFoundError: No module named 'no_such_package'",
+    ),
     ("bad_nets:net", {}, r"importing bad_nets failed: SyntaxError: .*bad_nets.py, line 1\)"),
 ]
 
@@ -252,8 +306,9 @@ def test_what_is_wrong_is_one_line(name: str, options: Mapping[str, Any], words:
 
 def test_a_name_is_checked_without_torch() -> None:
     code = (
-        "import sys\nfrom allstep.models import NAMES, check_name, check_shape\n"
-        "check_name('speedy'); check_name('yaml:load'); check_shape('vgg16', (3, 32, 32))\nassert 'torch' not in sys.modules"
+        "import sys\nfrom allstep.models import NAMES, check_name,"
+        " check_shape\ncheck_name('speedy'); check_name('yaml:load'); check_shape('vgg16', (3, 32,"
+        " 32))\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     with pytest.raises(ConfigError, match="known are"):

@@ -23,7 +23,10 @@ def test_as_many_parameters_as_the_docstring_says() -> None:
 
 def test_the_norm_is_a_factory() -> None:
     net = SmallCnn(10, (1, 28, 28), widths=(4, 6), norm=nn.BatchNorm2d)
-    assert [layer.num_features for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)] == [4, 6]
+    assert [layer.num_features for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)] == [
+        4,
+        6,
+    ]
     groups = [
         layer.num_groups
         for layer in SmallCnn(10, (1, 8, 8), widths=(12,), norm=NORMS["group"]).modules()

@@ -1,4 +1,5 @@
-"""The ResNets against the published sizes and costs, and their blocks against the formulas written out plainly."""
+"""The ResNets against the published sizes and costs, and their blocks against the formulas written
+out plainly."""
 
 from collections.abc import Callable
 
@@ -13,7 +14,9 @@ from allstep.models import NORMS, ResNet, resnet18, resnet34, resnet50, resnet10
 from allstep.models.norms import no_norm
 from allstep.models.resnet import Basic, Block, Bottleneck
 
-PUBLISHED = [  # parameters at 1,000 classes, and billions of multiplications for a picture of 224 x 224 (torchvision's tables)
+# parameters at 1,000 classes, and billions of multiplications for a picture of 224 x 224
+# (torchvision's tables)
+PUBLISHED = [
     (resnet18, 11_689_512, 1.81),
     (resnet34, 21_797_672, 3.66),
     (resnet50, 25_557_032, 4.09),
@@ -32,11 +35,14 @@ def _multiplications(net: nn.Module, side: int) -> int:
 
 
 @pytest.mark.parametrize(("make", "parameters", "billions"), PUBLISHED)
-def test_sizes_and_costs_are_the_published_ones(make: Callable[..., ResNet], parameters: int, billions: float) -> None:
+def test_sizes_and_costs_are_the_published_ones(
+    make: Callable[..., ResNet], parameters: int, billions: float
+) -> None:
     with torch.device("meta"):
         net = make()
     assert _count(net) == parameters
-    # The cost fixes where the strides are: in the 1x1 convolutions of a bottleneck they would make ResNet-50 cost 3.8.
+    # The cost fixes where the strides are: in the 1x1 convolutions of a bottleneck they would make
+    # ResNet-50 cost 3.8.
     assert round(_multiplications(net, 224) / 1e9, 2) == billions
 
 
@@ -72,7 +78,10 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.parametrize(("block", "formula"), [(Basic, _basic), (Bottleneck, _bottleneck)])
 @pytest.mark.parametrize(("channels", "stride"), [(16, 1), (16, 2), (8, 1)])
 def test_blocks_compute_the_papers_formulas(
-    block: type[Basic] | type[Bottleneck], formula: Callable[..., Tensor], channels: int, stride: int
+    block: type[Basic] | type[Bottleneck],
+    formula: Callable[..., Tensor],
+    channels: int,
+    stride: int,
 ) -> None:
     torch.manual_seed(0)
     net = block(channels, 16 // block.expansion, stride, nn.BatchNorm2d)
@@ -86,7 +95,9 @@ def test_blocks_compute_the_papers_formulas(
 
 
 @pytest.mark.parametrize("block", [Basic, Bottleneck])
-def test_with_a_zero_last_norm_a_block_starts_by_passing_its_input_on(block: type[Basic] | type[Bottleneck]) -> None:
+def test_with_a_zero_last_norm_a_block_starts_by_passing_its_input_on(
+    block: type[Basic] | type[Bottleneck],
+) -> None:
     net = ResNet(block, (2, 1, 1, 1), 10, zero_last_norm=True, small_pictures=True)
     x = torch.rand(2, 64 * block.expansion, 8, 8)
     assert torch.equal(net.stages[0][1](x), x)
@@ -114,6 +125,10 @@ def test_every_parameter_learns(norm: Callable[[int], nn.Module]) -> None:
     logits = net(torch.randn(2, 3, 64, 64))
     assert logits.shape == (2, 7)
     logits[:, 0].sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in net.stages.parameters())
-    kinds = {type(layer) for layer in net.modules() if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm)}
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in net.stages.parameters()
+    )
+    kinds = {
+        type(layer) for layer in net.modules() if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm)
+    }
     assert kinds == {type(norm(8))} - {nn.Identity}

@@ -1,4 +1,5 @@
-"""The nets' sizes and costs against the published ones, and that every norm and every parameter is used."""
+"""The nets' sizes and costs against the published ones, and that every norm and every parameter is
+used."""
 
 from collections.abc import Callable
 
@@ -13,13 +14,37 @@ Net = Callable[..., nn.Module]
 
 PUBLISHED: list[tuple[str, Net, tuple[int, int], int, float]] = [
     # name, net, (channels, side), parameters, millions of multiplications for one picture
-    ("LeNet", LeNet, (1, 28), 857_738, 11.5),  # by hand: 28^2 25 32 + 14^2 25 32 64 + 3136 256 + 2560
+    (
+        "LeNet",
+        LeNet,
+        (1, 28),
+        857_738,
+        11.5,
+    ),  # by hand: 28^2 25 32 + 14^2 25 32 64 + 3136 256 + 2560
     ("VGG-16", Vgg16, (3, 224), 138_357_544, 15_470.3),  # torchvision: 138357544, 15.47 G
     ("GoogLeNet", GoogLeNet, (3, 224), 6_624_904, 1_498.4),  # torchvision: 6624904, 1.50 G
-    ("ResNet-20", lambda **k: CifarResNet(20, **k), (3, 32), 269_722, 40.6),  # He et al., table 6: 0.27 M
+    (
+        "ResNet-20",
+        lambda **k: CifarResNet(20, **k),
+        (3, 32),
+        269_722,
+        40.6,
+    ),  # He et al., table 6: 0.27 M
     ("ResNet-56", lambda **k: CifarResNet(56, **k), (3, 32), 853_018, 125.5),  # the same: 0.85 M
-    ("WRN-16-4", lambda **k: WideResNet(16, 4, **k), (3, 32), 2_748_890, 392.6),  # Zagoruyko and Komodakis: 2.7 M
-    ("WRN-28-10", lambda **k: WideResNet(28, 10, **k), (3, 32), 36_479_194, 5_243.3),  # the same: 36.5 M, 5.2 G
+    (
+        "WRN-16-4",
+        lambda **k: WideResNet(16, 4, **k),
+        (3, 32),
+        2_748_890,
+        392.6,
+    ),  # Zagoruyko and Komodakis: 2.7 M
+    (
+        "WRN-28-10",
+        lambda **k: WideResNet(28, 10, **k),
+        (3, 32),
+        36_479_194,
+        5_243.3,
+    ),  # the same: 36.5 M, 5.2 G
     (
         "Speedy",
         Speedy,
@@ -31,9 +56,13 @@ PUBLISHED: list[tuple[str, Net, tuple[int, int], int, float]] = [
 
 
 @pytest.mark.parametrize(
-    ("make", "picture", "parameters", "millions"), [row[1:] for row in PUBLISHED], ids=[row[0] for row in PUBLISHED]
+    ("make", "picture", "parameters", "millions"),
+    [row[1:] for row in PUBLISHED],
+    ids=[row[0] for row in PUBLISHED],
 )
-def test_sizes_and_costs(make: Net, picture: tuple[int, int], parameters: int, millions: float) -> None:
+def test_sizes_and_costs(
+    make: Net, picture: tuple[int, int], parameters: int, millions: float
+) -> None:
     channels, side = picture
     with torch.device("meta"):
         net = make().eval()
@@ -55,7 +84,9 @@ SMALL: list[tuple[Net, tuple[int, int, int]]] = [
 
 @pytest.mark.parametrize(("make", "shape"), SMALL)
 @pytest.mark.parametrize("norm", [NORMS["group"], nn.BatchNorm2d], ids=["group", "batch"])
-def test_they_learn_with_any_norm(make: Net, shape: tuple[int, int, int], norm: Callable[[int], nn.Module]) -> None:
+def test_they_learn_with_any_norm(
+    make: Net, shape: tuple[int, int, int], norm: Callable[[int], nn.Module]
+) -> None:
     torch.manual_seed(0)
     made: list[nn.Module] = []
 
@@ -70,4 +101,6 @@ def test_they_learn_with_any_norm(make: Net, shape: tuple[int, int, int], norm: 
     inside = {id(layer) for layer in net.modules()}
     assert made and all(id(layer) in inside for layer in made)
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in trained)
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in trained
+    )

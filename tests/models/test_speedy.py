@@ -9,7 +9,9 @@ from allstep.models import Speedy
 def correlated_pictures(n: int) -> torch.Tensor:
     """Neighbours alike, as in photographs."""
     noise = torch.randn(n, 3, 40, 40)
-    return nn.functional.avg_pool2d(noise, 5, stride=1)[:, :, :32, :32] * 5 + 0.1 * torch.randn(n, 3, 32, 32)
+    return nn.functional.avg_pool2d(noise, 5, stride=1)[:, :, :32, :32] * 5 + 0.1 * torch.randn(
+        n, 3, 32, 32
+    )
 
 
 def test_whitening_makes_patches_uncorrelated() -> None:
@@ -19,7 +21,9 @@ def test_whitening_makes_patches_uncorrelated() -> None:
     responses = nn.functional.conv2d(pictures, net.whitening.weight)
     half = responses.shape[1] // 2
     flat = responses[:, :half].transpose(0, 1).flatten(1).double()
-    torch.testing.assert_close(flat @ flat.T / flat.shape[1], torch.eye(half, dtype=torch.double), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        flat @ flat.T / flat.shape[1], torch.eye(half, dtype=torch.double), atol=2e-3, rtol=0
+    )
     torch.testing.assert_close(responses[:, half:], -responses[:, :half])
 
 

@@ -1,4 +1,5 @@
-"""Residual nets for small pictures: their blocks against the papers' formulas, and depths that do not exist."""
+"""Residual nets for small pictures: their blocks against the papers' formulas, and depths that do
+not exist."""
 
 import pytest
 import torch
@@ -20,7 +21,14 @@ def test_a_block_of_the_original_nets() -> None:
     torch.manual_seed(0)
     block, x = _Plain(4, 8, 2, nn.BatchNorm2d), torch.randn(3, 4, 6, 6)
     first, norm1, _, second, norm2 = block.through
-    y = _norm(conv2d(relu(_norm(conv2d(x, first.weight, stride=2, padding=1), norm1)), second.weight, padding=1), norm2)
+    y = _norm(
+        conv2d(
+            relu(_norm(conv2d(x, first.weight, stride=2, padding=1), norm1)),
+            second.weight,
+            padding=1,
+        ),
+        norm2,
+    )
     past = torch.zeros(3, 8, 3, 3)
     past[:, 2:6] = x[:, :, ::2, ::2]
     torch.testing.assert_close(block(x), relu(y + past))
@@ -32,8 +40,16 @@ def test_a_wide_block(channels: int, stride: int) -> None:
     block, x = _Wide(channels, 8, stride, nn.BatchNorm2d, 0.0), torch.randn(3, channels, 6, 6)
     entered = relu(_norm(x, block.enter[0]))
     first, norm, _, _, second = block.through
-    y = conv2d(relu(_norm(conv2d(entered, first.weight, stride=stride, padding=1), norm)), second.weight, padding=1)
-    past = conv2d(entered, block.past.weight, stride=stride) if isinstance(block.past, nn.Conv2d) else x
+    y = conv2d(
+        relu(_norm(conv2d(entered, first.weight, stride=stride, padding=1), norm)),
+        second.weight,
+        padding=1,
+    )
+    past = (
+        conv2d(entered, block.past.weight, stride=stride)
+        if isinstance(block.past, nn.Conv2d)
+        else x
+    )
     assert isinstance(block.past, nn.Conv2d) == (channels != 8 or stride != 1)
     torch.testing.assert_close(block(x), y + past)
 
@@ -49,8 +65,12 @@ def test_zero_last_norm() -> None:
 
 @pytest.mark.parametrize(("make", "rest"), [(CifarResNet, 2), (WideResNet, 4)])
 @pytest.mark.parametrize("depth", [0, 4, 21, 27])
-def test_depths_that_do_not_exist(make: type[CifarResNet] | type[WideResNet], rest: int, depth: int) -> None:
+def test_depths_that_do_not_exist(
+    make: type[CifarResNet] | type[WideResNet], rest: int, depth: int
+) -> None:
     if depth == 4 and rest == 4:
         depth = 9
-    with pytest.raises(ConfigError, match=rf"depth {depth}: .*6n\+{rest} layers, such as {6 + rest},"):
+    with pytest.raises(
+        ConfigError, match=rf"depth {depth}: .*6n\+{rest} layers, such as {6 + rest},"
+    ):
         make(depth)

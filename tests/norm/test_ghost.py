@@ -1,4 +1,5 @@
-"""GhostBatchNorm against torch's BatchNorm on each part: outputs, all gradients, running statistics. And `convert`."""
+"""GhostBatchNorm against torch's BatchNorm on each part: outputs, all gradients, running
+statistics. And `convert`."""
 
 import warnings
 from typing import Any
@@ -16,15 +17,29 @@ from allstep.norm.ghost import num_parts, parts_of_ranks
 from hvd.running import running
 from ranks import Ranks
 
-OPTIONS: list[dict[str, Any]] = [{}, {"momentum": None}, {"affine": False, "eps": 0.1}, {"track_running_stats": False}]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"momentum": None},
+    {"affine": False, "eps": 0.1},
+    {"track_running_stats": False},
+]
 
 
 def batch(count: int, shape: tuple[int, ...] = (3, 2), seed: int = 0) -> Tensor:
-    return torch.randn(count, 3, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3 + 7
+    return (
+        torch.randn(
+            count, 3, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        * 3
+        + 7
+    )
 
 
-def compare(ours: nn.Module, theirs: nn.Module, data: Tensor, sizes: list[int], mine: slice = slice(None)) -> None:
-    """Ours on (a part of) the data, against torch's on parts of these sizes, one after the other; then both in evaluation."""
+def compare(
+    ours: nn.Module, theirs: nn.Module, data: Tensor, sizes: list[int], mine: slice = slice(None)
+) -> None:
+    """Ours on (a part of) the data, against torch's on parts of these sizes, one after the other;
+    then both in evaluation."""
     own, whole = data[mine].clone().requires_grad_(), data.clone().requires_grad_()
     weight = torch.linspace(-1, 2, data.numel(), dtype=torch.float64).view(data.shape).sin()
     output, expected = ours(own), torch.cat([theirs(part) for part in whole.split(sizes)])
@@ -32,12 +47,16 @@ def compare(ours: nn.Module, theirs: nn.Module, data: Tensor, sizes: list[int], 
     (expected * weight).sum().backward()
     torch.testing.assert_close(output, expected[mine], rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(own.grad, whole.grad[mine], rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        dict(ours.state_dict()), dict(theirs.state_dict()), rtol=1e-10, atol=1e-10
+    )
 
 
 def check_weights(ours: nn.Module, theirs: nn.Module) -> None:
     for param, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(hvd.allreduce(param.grad, op=hvd.Sum), reference.grad, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            hvd.allreduce(param.grad, op=hvd.Sum), reference.grad, rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -69,12 +88,15 @@ def test_parts_are_near_the_size_asked_for(num_samples: int, ghost: int) -> None
 
 
 @given(
-    samples=st.lists(st.integers(0, 20), min_size=1, max_size=12).filter(lambda s: sum(s) > 0), ghost=st.integers(2, 64)
+    samples=st.lists(st.integers(0, 20), min_size=1, max_size=12).filter(lambda s: sum(s) > 0),
+    ghost=st.integers(2, 64),
 )
 def test_ranks_are_cut_into_runs(samples: list[int], ghost: int) -> None:
     """Every rank in one part, in order, each part with at least two samples where there are two."""
     parts = parts_of_ranks(samples, ghost)
-    assert [rank for part in parts for rank in range(part.start, part.stop)] == list(range(len(samples)))
+    assert [rank for part in parts for rank in range(part.start, part.stop)] == list(
+        range(len(samples))
+    )
     assert all(sum(samples[part]) >= min(2, sum(samples)) for part in parts)
 
 
@@ -90,7 +112,8 @@ ACROSS = {1: [[8]], 2: [[4, 4], [5, 0], [1, 3]], 3: [[4, 4, 4], [2, 2, 8], [0, 6
 
 @pytest.mark.parametrize("size", ACROSS)
 def test_across_workers(ranks: Ranks, size: int) -> None:
-    """Ghost batches of several ranks, against one process that normalises the same samples together."""
+    """Ghost batches of several ranks, against one process that normalises the same samples
+    together."""
     ranks(size, normalise_across, timeout=50)
 
 
@@ -105,7 +128,11 @@ def normalise_across() -> None:
 def across(sizes: list[int], ghost: int, rank: int, size: int, options: dict[str, Any]) -> None:
     ours = GhostBatchNorm(3, ghost, across_workers=True, **options).double()
     theirs = nn.BatchNorm2d(3, **options).double()
-    parts = [sum(sizes[part]) for part in parts_of_ranks(sizes, ghost)] if size > 1 else [ghost] * (8 // ghost)
+    parts = (
+        [sum(sizes[part]) for part in parts_of_ranks(sizes, ghost)]
+        if size > 1
+        else [ghost] * (8 // ghost)
+    )
     mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
     for step in range(2):
         compare(ours, theirs, batch(sum(sizes), seed=step), parts, mine)
@@ -135,7 +162,10 @@ def test_what_is_refused() -> None:
         with pytest.raises(ConfigError, match=f"ghost={ghost}: a ghost batch needs at least 2"):
             GhostBatchNorm(3, ghost)
     layer = GhostBatchNorm(3, 4)
-    with pytest.raises(ConfigError, match=r"more than 1 value per channel in training, got 1 here \(input \[1, 3\]\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"more than 1 value per channel in training, got 1 here \(input \[1, 3\]\)",
+    ):
         layer(torch.zeros(1, 3))
     for shape in [(3,), (4, 2), (2, 4, 3)]:
         with pytest.raises(ConfigError, match=r"GhostBatchNorm\(3\) needs \(N, 3, ...\)"):
@@ -147,7 +177,8 @@ def test_a_first_batch_that_the_size_does_not_divide() -> None:
     layer = GhostBatchNorm(3, 32)
     for _ in range(2):  # it stays an error
         with pytest.raises(
-            ConfigError, match=r"32 does not divide the 100 samples .*take ghost=25 or 20, or another batch"
+            ConfigError,
+            match=r"32 does not divide the 100 samples .*take ghost=25 or 20, or another batch",
         ):
             layer(torch.randn(100, 3))
     with pytest.raises(ConfigError, match=r"53 samples .*take ghost=53,"):
@@ -174,13 +205,17 @@ def test_a_worker_with_less_than_a_ghost_batch_is_told() -> None:
 def net() -> nn.Module:
     shared = nn.BatchNorm1d(4, eps=0.1, momentum=None)
     return nn.Sequential(
-        nn.Linear(3, 4), shared, nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)), shared
+        nn.Linear(3, 4),
+        shared,
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)),
+        shared,
     )
 
 
 @pytest.mark.parametrize("options", [{"ghost": 8}, {"sync": True}], ids=str)
 def test_convert(options: dict[str, Any]) -> None:
-    """All of them, the shared one stays shared, and all that they hold stays; one batch of 8 gives the same as before."""
+    """All of them, the shared one stays shared, and all that they hold stays; one batch of 8 gives
+    the same as before."""
     model, reference = net().eval(), net()
     reference.load_state_dict(model.state_dict())
     before, calls = dict(model.named_parameters()), []

@@ -1,4 +1,5 @@
-"""Norms over a process set of hvd, on 3 ranks, against torch's BatchNorm in one process with the samples of the members, in float64."""
+"""Norms over a process set of hvd, on 3 ranks, against torch's BatchNorm in one process with the
+samples of the members, in float64."""
 
 import copy
 import warnings
@@ -42,7 +43,9 @@ def check(net: nn.Module, chosen: hvd.ProcessSet, rank: int) -> None:
     for (name, param), other in zip(net.named_parameters(), reference.parameters(), strict=True):
         total = hvd.allreduce(param.grad, op=hvd.Sum, process_set=chosen, name=name)
         torch.testing.assert_close(total, other.grad, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(dict(net.state_dict()), dict(reference.state_dict()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        dict(net.state_dict()), dict(reference.state_dict()), rtol=1e-12, atol=1e-12
+    )
 
 
 def norms(chosen: Any) -> list[nn.Module]:
@@ -55,7 +58,8 @@ def norms(chosen: Any) -> list[nn.Module]:
 
 
 def test_statistics_and_gradients_of_some_ranks(ranks: Ranks) -> None:
-    """Ranks 0 and 2 together, rank 1 beside them alone; then all, by name; and after a restart with other numbers."""
+    """Ranks 0 and 2 together, rank 1 beside them alone; then all, by name; and after a restart with
+    other numbers."""
     ranks(3, normalise_in_sets)
 
 
@@ -68,12 +72,18 @@ def normalise_in_sets() -> None:
             mine = single if rank == 1 else pair
             for net in norms(mine):
                 check(net, mine, rank)
-            check(SyncBatchNorm(3, process_group=hvd.global_process_set).double(), hvd.global_process_set, rank)
+            check(
+                SyncBatchNorm(3, process_group=hvd.global_process_set).double(),
+                hvd.global_process_set,
+                rank,
+            )
             layers.append(norms(mine)[0])
             for layer in layers:  # the first one is from before the restart
                 layer(batch(0).split(SIZES)[rank])
             known = copy.deepcopy(layers[0])
-    with pytest.raises(ConfigError, match=r"process set of a norm, with ranks \[.*hvd.init\(process_sets="):
+    with pytest.raises(
+        ConfigError, match=r"process set of a norm, with ranks \[.*hvd.init\(process_sets="
+    ):
         layers[0](batch(0))
     other = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2])]
     with running(process_sets=other), pytest.raises(ConfigError, match="not registered"):
@@ -90,7 +100,8 @@ def choose_wrongly() -> None:
         if rank == 1:
             for layer in norms(pair):
                 with pytest.raises(
-                    ConfigError, match=r"rank 1 .* process set 1, with ranks \[0, 2\], and is not in it"
+                    ConfigError,
+                    match=r"rank 1 .* process set 1, with ranks \[0, 2\], and is not in it",
                 ):
                     layer(batch(0))
         for layer in norms(hvd.ProcessSet([0, 1])):
@@ -99,9 +110,13 @@ def choose_wrongly() -> None:
         for layer in norms([0, 2]):
             with pytest.raises(ConfigError, match=r"process_group=\[0, 2\] of a norm: give"):
                 layer(batch(0))
-        assert norms(pair)[0].eval()(batch(0)).shape == batch(0).shape  # alone in evaluation, whoever asks
+        assert (
+            norms(pair)[0].eval()(batch(0)).shape == batch(0).shape
+        )  # alone in evaluation, whoever asks
     with joined() as (rank, _):
         group = dist.new_group([0, 2])
         if rank == 1:
-            with pytest.raises(ConfigError, match=r"a torch\.distributed group that this rank is in"):
+            with pytest.raises(
+                ConfigError, match=r"a torch\.distributed group that this rank is in"
+            ):
                 SyncBatchNorm(3, process_group=group).double()(batch(0))

@@ -1,4 +1,5 @@
-"""SyncBatchNorm against torch's BatchNorm in one process with the whole batch: outputs, all gradients, running statistics."""
+"""SyncBatchNorm against torch's BatchNorm in one process with the whole batch: outputs, all
+gradients, running statistics."""
 
 import time
 from collections import Counter
@@ -50,9 +51,13 @@ def against_one(sizes: list[int], rank: int, shape: tuple[int, ...], **options: 
         (output * share(weights, sizes, rank)).sum().backward()
         (expected * weights).sum().backward()
         torch.testing.assert_close(output, share(expected, sizes, rank), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(mine.grad, share(theirs.grad, sizes, rank), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            mine.grad, share(theirs.grad, sizes, rank), rtol=1e-10, atol=1e-10
+        )
         move_alike(ours, reference)
-    torch.testing.assert_close(dict(ours.state_dict()), dict(reference.state_dict()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        dict(ours.state_dict()), dict(reference.state_dict()), rtol=1e-12, atol=1e-12
+    )
     ours.eval(), reference.eval()
     torch.testing.assert_close(ours(mine), reference(mine), rtol=1e-12, atol=1e-12)
 
@@ -108,8 +113,12 @@ def normalise_far_away() -> None:
         mine = share(far.detach(), [40, 24], rank).requires_grad_()
         layer = SyncBatchNorm(2)
         exact = nn.BatchNorm1d(2).double()(far.detach().double())
-        torch.testing.assert_close(layer(mine).double(), share(exact, [40, 24], rank), rtol=0, atol=2e-3)
-        torch.testing.assert_close(layer.running_var.double(), 0.9 + 0.1 * far.double().var((0, 2)), rtol=1e-4, atol=0)
+        torch.testing.assert_close(
+            layer(mine).double(), share(exact, [40, 24], rank), rtol=0, atol=2e-3
+        )
+        torch.testing.assert_close(
+            layer.running_var.double(), 0.9 + 0.1 * far.double().var((0, 2)), rtol=1e-4, atol=0
+        )
         for dtype in (torch.bfloat16, torch.float16):
             for params in (torch.float32, dtype):
                 half = share(batch, [40, 24], rank).to(dtype).requires_grad_()
@@ -139,7 +148,10 @@ def keep_channels_last() -> None:
 def counted() -> Iterator[Counter[str]]:
     """How often each collective of a group of ours is called."""
     calls: Counter[str] = Counter()
-    before = {name: vars(AllstepGroup)[name] for name in ("allreduce", "allgather", "broadcast", "all_gather_single")}
+    before = {
+        name: vars(AllstepGroup)[name]
+        for name in ("allreduce", "allgather", "broadcast", "all_gather_single")
+    }
 
     def wrapped(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -182,14 +194,17 @@ def test_under_ddp_without_hvd(ranks: Ranks, backend: str) -> None:
 
 
 def train_with_ddp(backend: str) -> None:
-    """DDP averages the gradients of ranks, which have 2 and 4 samples: the loss of each is weighted so that this is the global mean."""
+    """DDP averages the gradients of ranks, which have 2 and 4 samples: the loss of each is weighted
+    so that this is the global mean."""
     with joined(backend) as (rank, size):
         torch.manual_seed(0)
         reference = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
         model = nn.Sequential(nn.Linear(3, 3), SyncBatchNorm(3), nn.Linear(3, 1)).double()
         model.load_state_dict(reference.state_dict())
         parallel = DistributedDataParallel(model)
-        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference)]
+        optimizers = [
+            torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, reference)
+        ]
         for number in range(4):
             batch = whole_batch((), 6) - number
             for optimizer in optimizers:
@@ -198,7 +213,9 @@ def train_with_ddp(backend: str) -> None:
             reference(batch).square().mean().backward()
             for optimizer in optimizers:
                 optimizer.step()
-        torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            dict(model.state_dict()), dict(reference.state_dict()), rtol=1e-10, atol=1e-10
+        )
 
 
 def test_a_group_of_some(ranks: Ranks) -> None:
@@ -225,10 +242,14 @@ def test_alone_it_is_torchs() -> None:
 
 
 def test_alone_with_one_sample() -> None:
-    """As with others: an error with the numbers and the next step, and nothing has changed. An empty batch is torch's."""
+    """As with others: an error with the numbers and the next step, and nothing has changed.
+
+    An empty batch is torch's.
+    """
     layer = SyncBatchNorm(3)
     with pytest.raises(
-        ConfigError, match=r"got 1 here \(input \[1, 3\]\): give each worker at least 2 samples.*GroupNorm"
+        ConfigError,
+        match=r"got 1 here \(input \[1, 3\]\): give each worker at least 2 samples.*GroupNorm",
     ):
         layer(torch.zeros(1, 3))
     assert int(layer.num_batches_tracked) == 0
@@ -273,7 +294,10 @@ def give_wrong_input() -> None:
             with pytest.raises(ConfigError, match=r"SyncBatchNorm\(3\) needs \(N, 3, ...\)"):
                 layer(torch.zeros(shape))
         for count in (0, 1):
-            words = rf"more than 1 value per channel in training, got {count} over all ranks \(input \[{count * rank}, 3\]\): give"
+            words = (
+                rf"more than 1 value per channel in training, got {count} over all ranks \(input"
+                rf" \[{count * rank}, 3\]\): give"
+            )
             with pytest.raises(ConfigError, match=words):
                 layer(torch.zeros(count * rank, 3))
         assert int(layer.num_batches_tracked) == 0

@@ -1,4 +1,5 @@
-"""Parameters of 16 bits: state goes round by state_dict to the same bits, and ratios that no float16 can hold do no harm."""
+"""Parameters of 16 bits: state goes round by state_dict to the same bits, and ratios that no
+float16 can hold do no harm."""
 
 import copy
 import pickle
@@ -20,7 +21,9 @@ HALVES = [torch.bfloat16, torch.float16]
 
 def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
     draws = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=draws).to(dtype)) for shape in [(40, 30), (5,)]]
+    return [
+        nn.Parameter(torch.randn(shape, generator=draws).to(dtype)) for shape in [(40, 30), (5,)]
+    ]
 
 
 def run(optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -28,7 +31,9 @@ def run(optimizer: torch.optim.Optimizer, steps: range) -> None:
         draws = torch.Generator().manual_seed(step)
         optimizer.zero_grad()
         for param in optimizer.param_groups[0]["params"]:
-            slope = (20 * torch.randn(param.shape, generator=draws)).to(param.dtype)  # |g|^2 is beyond a float16
+            slope = (20 * torch.randn(param.shape, generator=draws)).to(
+                param.dtype
+            )  # |g|^2 is beyond a float16
             (param * slope).sum().backward()
         optimizer.step()
 
@@ -62,10 +67,13 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def test_state_of_parameters_of_another_type() -> None:
-    """From bfloat16 into float64 and back, by way of a hook that changes what is loaded, as torch lets hooks do."""
+    """From bfloat16 into float64 and back, by way of a hook that changes what is loaded, as torch
+    lets hooks do."""
     half, double = NovoGrad(parameters(torch.bfloat16)), NovoGrad(parameters(torch.float64))
     run(half, range(3))
-    double.register_load_state_dict_pre_hook(lambda _, given: {**given, "state": {0: given["state"][0]}})
+    double.register_load_state_dict_pre_hook(
+        lambda _, given: {**given, "state": {0: given["state"][0]}}
+    )
     double.load_state_dict(half.state_dict())
     first, second = double.param_groups[0]["params"]
     assert {value.dtype for value in double.state[first].values()} == {torch.float64}
@@ -79,7 +87,10 @@ def test_state_of_parameters_of_another_type() -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_lamb_of_small_gradients(dtype: torch.dtype) -> None:
-    """Gradients of 0.001 fall to a tenth: their squares and the means of these, against float64. Weights start anew: they are rounded."""
+    """Gradients of 0.001 fall to a tenth: their squares and the means of these, against float64.
+
+    Weights start anew: they are rounded.
+    """
     ratios = []
     for each in (dtype, torch.float64):
         param = nn.Parameter(torch.full((4, 4), 8.0, dtype=each))
@@ -99,14 +110,17 @@ def test_ratios_beyond_a_float16(make: Any) -> None:
     steps = []
     for dtype in (torch.float16, torch.float64):
         param = nn.Parameter(torch.full((4, 4), 8.0, dtype=dtype))
-        param.grad = torch.full((4, 4), 1.1920929e-07, dtype=dtype)  # two of the smallest steps of a float16
+        param.grad = torch.full(
+            (4, 4), 1.1920929e-07, dtype=dtype
+        )  # two of the smallest steps of a float16
         make([param], lr=0.5, **({"trust_coefficient": 0.1} if make is LARS else {})).step()
         steps.append(8.0 - param.detach().double())
     torch.testing.assert_close(steps[0], steps[1], rtol=0.03, atol=0)
 
 
 def test_shared_state_goes_round(ranks: Ranks) -> None:
-    """With weights that ranks share: the state lies in shared memory, and loading goes through the wrapper."""
+    """With weights that ranks share: the state lies in shared memory, and loading goes through the
+    wrapper."""
     ranks(2, share_and_load)
 
 
@@ -120,12 +134,16 @@ def go_on_with_shared_state(make: Any) -> None:
     one, other = (shared(make(parameters(torch.float16), lr=0.01)) for _ in range(2))
     run(one, range(3))
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+    for mine, theirs in zip(
+        one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True
+    ):
         theirs.data.copy_(mine)
     hvd.barrier()
     run(one, range(3, 6))
     run(other, range(3, 6))
-    for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+    for mine, theirs in zip(
+        one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True
+    ):
         assert torch.equal(mine, theirs)
     assert one.state_dict()["state"][0]["exp_avg_sq"].dtype == torch.float32
 

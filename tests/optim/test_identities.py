@@ -1,4 +1,5 @@
-"""Where the layer-wise optimizers must be one of torch's own: with the ratio taken out, by hand or by the options."""
+"""Where the layer-wise optimizers must be one of torch's own: with the ratio taken out, by hand or
+by the options."""
 
 from typing import Any
 
@@ -14,7 +15,9 @@ SHAPES = [(4, 3), (5,), (2, 3, 2)]
 
 def parameters() -> list[nn.Parameter]:
     draws = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=draws, dtype=torch.float64)) for shape in SHAPES]
+    return [
+        nn.Parameter(torch.randn(shape, generator=draws, dtype=torch.float64)) for shape in SHAPES
+    ]
 
 
 def set_gradients(params: list[nn.Parameter], step: int) -> None:
@@ -44,7 +47,10 @@ def test_lamb_without_ratio_is_adam(betas: tuple[float, float]) -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lamb_is_adamw_at_the_length_of_the_weights(decay: float) -> None:
-    """AdamW moves w by lr * (r + decay * w). From the same weights LAMB goes the same way, lr * |w| far."""
+    """AdamW moves w by lr * (r + decay * w).
+
+    From the same weights LAMB goes the same way, lr * |w| far.
+    """
     options: dict[str, Any] = {"lr": 0.01, "weight_decay": decay, "eps": 1e-6}
     ours, theirs = parameters(), parameters()
     lamb, adamw = LAMB(ours, exempt=False, **options), torch.optim.AdamW(theirs, **options)
@@ -59,13 +65,17 @@ def test_lamb_is_adamw_at_the_length_of_the_weights(decay: float) -> None:
         check_length(lamb, ours, theirs, before)
 
 
-def check_length(lamb: LAMB, ours: list[nn.Parameter], theirs: list[nn.Parameter], before: list[Tensor]) -> None:
+def check_length(
+    lamb: LAMB, ours: list[nn.Parameter], theirs: list[nn.Parameter], before: list[Tensor]
+) -> None:
     ratios = lamb.trust_ratios()
     for number, weight in enumerate(before):
         direction = (weight - theirs[number].detach()) / 0.01
         ratio = weight.norm() / direction.norm()
         assert ratios[number] == pytest.approx(float(ratio), rel=1e-9)
-        torch.testing.assert_close(ours[number].detach(), weight - 0.01 * ratio * direction, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            ours[number].detach(), weight - 0.01 * ratio * direction, rtol=1e-11, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("more", [{}, {"nesterov": True}, {"momentum": 0.0}], ids=str)
@@ -80,7 +90,12 @@ def test_larc_that_holds_nobody_back_is_sgd(lr: float, more: dict[str, Any]) -> 
 @pytest.mark.parametrize("lr", [0.9, 50.0])
 def test_larc_that_holds_all_back_is_lars_at_rate_one(lr: float) -> None:
     """Its rate is then eta * |w| / (|g| + d * |w|), whatever the rate given."""
-    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "trust_coefficient": 0.02, "exempt": False}
+    options: dict[str, Any] = {
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+        "trust_coefficient": 0.02,
+        "exempt": False,
+    }
     ours = LARC(parameters(), lr=lr, **options)
     run_alike(ours, LARS(parameters(), lr=1.0, **options))
     assert max(ours.trust_ratios().values()) < 1.0

@@ -1,4 +1,5 @@
-"""LARS, LARC, LAMB and NovoGrad: step by step against numpy and pytorch-optimizer, and what torch expects of an optimizer."""
+"""LARS, LARC, LAMB and NovoGrad: step by step against numpy and pytorch-optimizer, and what torch
+expects of an optimizer."""
 
 import copy
 import pickle
@@ -37,7 +38,9 @@ def parameters(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
     return [nn.Parameter(torch.tensor(weight, dtype=dtype)) for weight in start()]
 
 
-def set_gradients(params: list[nn.Parameter], step: int, sign: float = 1.0, **options: bool) -> None:
+def set_gradients(
+    params: list[nn.Parameter], step: int, sign: float = 1.0, **options: bool
+) -> None:
     found = gradients([param.detach().double().numpy() for param in params], step, **options)
     for param, gradient in zip(params, found, strict=True):
         param.grad = torch.tensor(sign * gradient, dtype=param.dtype)
@@ -45,7 +48,10 @@ def set_gradients(params: list[nn.Parameter], step: int, sign: float = 1.0, **op
 
 def assert_equal(ours: list[nn.Parameter], theirs: Any, tolerance: float) -> None:
     for mine, reference in zip(ours, theirs, strict=True):
-        found, expected = mine.detach().double().numpy(), np.asarray(torch.as_tensor(reference).double())
+        found, expected = (
+            mine.detach().double().numpy(),
+            np.asarray(torch.as_tensor(reference).double()),
+        )
         error = np.abs(found - expected).max()
         assert error <= tolerance * (1 + np.abs(expected).max()), f"{error} from {expected}"
 
@@ -54,7 +60,10 @@ def assert_equal(ours: list[nn.Parameter], theirs: Any, tolerance: float) -> Non
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_as_numpy(name: str, options: dict[str, Any], exempt: bool | None) -> None:
     params, weights = parameters(), start()
-    optimizer, reference = CLASSES[name](params, exempt=exempt, **options), getattr(references, name)
+    optimizer, reference = (
+        CLASSES[name](params, exempt=exempt, **options),
+        getattr(references, name),
+    )
     states: list[dict[str, Any]] = [{} for _ in weights]
     for step in range(1, STEPS + 1 if exempt is None else 20):
         set_gradients(params, step)
@@ -62,12 +71,15 @@ def test_as_numpy(name: str, options: dict[str, Any], exempt: bool | None) -> No
         found = gradients(weights, step)
         for number, weight in enumerate(weights):
             leave = weight.ndim < 2 if exempt is None else exempt
-            weights[number] = np.asarray(reference(weight, found[number], states[number], step, leave, options))
+            weights[number] = np.asarray(
+                reference(weight, found[number], states[number], step, leave, options)
+            )
         assert_equal(params, weights, 1e-9)
 
 
 def peer(name: str, params: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-    """pytorch-optimizer's class, with what it does beside the papers switched off, and our options for the same."""
+    """pytorch-optimizer's class, with what it does beside the papers switched off, and our options
+    for the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pytorch_optimizer as peers
@@ -164,7 +176,8 @@ def test_state_goes_round(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_groups_late_and_unused_parameters(name: str) -> None:
-    """Each tensor steps as it would alone: groups with options, one that joins later, one without a gradient, two dtypes."""
+    """Each tensor steps as it would alone: groups with options, one that joins later, one without a
+    gradient, two dtypes."""
     params = [*parameters(), nn.Parameter(torch.ones(2, 2, dtype=torch.float32))]
     alone = [nn.Parameter(param.detach().clone()) for param in params]
     together = CLASSES[name]([{"params": params[:2]}, {"params": params[2:], "lr": 0.5}], lr=0.01)
@@ -191,7 +204,9 @@ def test_trust_ratios() -> None:
         net(torch.ones(5, 3, dtype=torch.float64)).square().sum().backward()
         for name, param in net.named_parameters():
             if param.dim() > 1:
-                expected[name] = float(0.001 * param.data.norm() / (param.grad.norm() + 0.5 * param.data.norm()))
+                expected[name] = float(
+                    0.001 * param.data.norm() / (param.grad.norm() + 0.5 * param.data.norm())
+                )
         optimizer.step()
     assert optimizer.trust_ratios() == pytest.approx(expected)
     numbered = LAMB([param.detach().requires_grad_() for param in net.parameters()])
@@ -230,7 +245,12 @@ def test_groups() -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_is_refused(name: str) -> None:
     make, weight = CLASSES[name], nn.Parameter(torch.ones(2, 2))
-    for options in ({"lr": -1.0}, {"weight_decay": -0.1}, {"lr": float("nan")}, {"lr": torch.tensor(0.1)}):
+    for options in (
+        {"lr": -1.0},
+        {"weight_decay": -0.1},
+        {"lr": float("nan")},
+        {"lr": torch.tensor(0.1)},
+    ):
         with pytest.raises(UserError, match=next(iter(options))):
             make([weight], **{"lr": 0.1, **options})
     with pytest.raises(UserError, match=r"complex64.*view_as_real"):
@@ -239,7 +259,9 @@ def test_what_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="lr"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": -1.0})
     assert len(optimizer.param_groups) == 1
-    with pytest.raises(UserError, match=r"none of 1 parameters has a gradient; call loss.backward\(\)"):
+    with pytest.raises(
+        UserError, match=r"none of 1 parameters has a gradient; call loss.backward\(\)"
+    ):
         optimizer.step()
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
@@ -249,7 +271,11 @@ def test_what_is_refused(name: str) -> None:
 
 def test_more_that_is_refused() -> None:
     weight: list[Tensor] = [nn.Parameter(torch.ones(2, 2))]
-    for options in ({"momentum": 1.0}, {"trust_coefficient": 0.0}, {"nesterov": True, "momentum": 0.0}):
+    for options in (
+        {"momentum": 1.0},
+        {"trust_coefficient": 0.0},
+        {"nesterov": True, "momentum": 0.0},
+    ):
         with pytest.raises(ConfigError, match=f"LARS: {next(iter(options))}"):
             LARS(weight, lr=0.1, **options)
     with pytest.raises(ConfigError, match="LAMB: betas"):

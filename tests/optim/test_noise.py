@@ -1,4 +1,5 @@
-"""Noise on gradients and on samples: its variance against the formulas, the same bits again, one worker against two."""
+"""Noise on gradients and on samples: its variance against the formulas, the same bits again, one
+worker against two."""
 
 import itertools
 import math
@@ -8,7 +9,14 @@ import torch
 from torch import nn
 
 from allstep.errors import ConfigError
-from allstep.optim import NoisyGradients, generator, noise_variance, sample_weights, seed_step, step_seed
+from allstep.optim import (
+    NoisyGradients,
+    generator,
+    noise_variance,
+    sample_weights,
+    seed_step,
+    step_seed,
+)
 from hvd.running import running
 from ranks import Ranks
 
@@ -18,7 +26,11 @@ def weights() -> list[nn.Parameter]:
 
 
 def noisy(seed: int = 0, eta: float = 0.3) -> tuple[list[nn.Parameter], NoisyGradients]:
-    params = [*weights(), nn.Parameter(torch.zeros(1000, dtype=torch.float64)), nn.Parameter(torch.zeros(3))]
+    params = [
+        *weights(),
+        nn.Parameter(torch.zeros(1000, dtype=torch.float64)),
+        nn.Parameter(torch.zeros(3)),
+    ]
     for param in params[:-1]:  # the last one has no gradient
         param.grad = torch.full_like(param, 2.0)
     return params, NoisyGradients(torch.optim.SGD(params, 1.0), batch=10, seed=seed, eta=eta)
@@ -72,12 +84,18 @@ def test_additive_noise_is_the_same_on_all_ranks(ranks: Ranks) -> None:
 
         data = torch.arange(30.0, dtype=torch.float64).view(6, 5)
         alone = nn.Parameter(torch.zeros(5, dtype=torch.float64))
-        two_steps(NoisyGradients(torch.optim.SGD([alone], 0.1, momentum=0.9), batch=6, seed=3), alone, data)
+        two_steps(
+            NoisyGradients(torch.optim.SGD([alone], 0.1, momentum=0.9), batch=6, seed=3),
+            alone,
+            data,
+        )
         with running():
             for share_weights in (False, True):
                 param = nn.Parameter(torch.zeros(5, dtype=torch.float64))
                 wrapped = hvd.DistributedOptimizer(
-                    torch.optim.SGD([param], 0.1, momentum=0.9), [("w", param)], share_weights=share_weights
+                    torch.optim.SGD([param], 0.1, momentum=0.9),
+                    [("w", param)],
+                    share_weights=share_weights,
                 )
                 mine = data[:2] if hvd.rank() == 0 else data[2:]
                 two_steps(NoisyGradients(wrapped, batch=6, seed=3), param, mine)
@@ -100,7 +118,8 @@ def test_weights_of_samples() -> None:
 
 
 def test_weights_give_a_large_batch_the_noise_of_a_small_one() -> None:
-    """Gradients of mean zero, 512 a batch, as noisy as batches of 16: the variance of the mean is 1 / 16."""
+    """Gradients of mean zero, 512 a batch, as noisy as batches of 16: the variance of the mean is 1
+    / 16."""
     stream = generator(1, 0)
     data = torch.randn(2000, 512, generator=stream)
     z = sample_weights(data.numel(), noise_variance(512, 16), stream).view_as(data)
@@ -125,7 +144,12 @@ def test_what_is_refused() -> None:
 
 
 def test_seeds_of_steps_are_far_apart_and_dropout_follows_them() -> None:
-    seeds = [step_seed(seed, seen, rank) for seed in range(8) for seen in range(0, 64, 4) for rank in range(4)]
+    seeds = [
+        step_seed(seed, seen, rank)
+        for seed in range(8)
+        for seen in range(0, 64, 4)
+        for rank in range(4)
+    ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= each < 2**63 for each in seeds)
     flips = [(first ^ second).bit_count() for first, second in itertools.pairwise(seeds)]

@@ -1,4 +1,5 @@
-"""The noise scale on a problem where it is known: samples x ~ N(mu, diag(s^2)), loss |w - x|^2 / 2, so G = w - mu and Sigma = diag(s^2)."""
+"""The noise scale on a problem where it is known: samples x ~ N(mu, diag(s^2)), loss |w - x|^2 / 2,
+so G = w - mu and Sigma = diag(s^2)."""
 
 import json
 import math
@@ -18,12 +19,20 @@ SCALE = NOISE / GRADIENT_SQ  # about 34 samples
 
 
 def steps(count: int, shares: list[int], seed: int = 0, gradient: float = 1.0) -> list[Estimate]:
-    """Estimates of this many steps with these samples per worker. The mean of b samples is drawn as one normal number, which it is."""
+    """Estimates of this many steps with these samples per worker.
+
+    The mean of b samples is drawn as one normal number, which it is.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
         each = [
-            gradient * TRUE_G + rng.normal(size=20) * DEVIATIONS / math.sqrt(b) if b else np.zeros(20) for b in shares
+            (
+                gradient * TRUE_G + rng.normal(size=20) * DEVIATIONS / math.sqrt(b)
+                if b
+                else np.zeros(20)
+            )
+            for b in shares
         ]
         mean = sum(g * b for g, b in zip(each, shares, strict=True)) / sum(shares)
         found.append(from_workers([float(g @ g) for g in each], shares, float(mean @ mean)))
@@ -32,7 +41,8 @@ def steps(count: int, shares: list[int], seed: int = 0, gradient: float = 1.0) -
 
 @pytest.mark.parametrize("shares", [[8, 8], [2, 5, 0, 9], [1, 1, 1, 1]], ids=str)
 def test_unbiased(shares: list[int]) -> None:
-    """The mean of many estimates, within four standard errors of the truth; workers may differ, or have nothing."""
+    """The mean of many estimates, within four standard errors of the truth; workers may differ, or
+    have nothing."""
     found = steps(3000, shares)
     for values, truth in (
         ([each.gradient_sq for each in found], GRADIENT_SQ),
@@ -78,7 +88,10 @@ def test_against_plain_means() -> None:
         mean = (w[:, None] * pairs).sum(0) / w.sum()
         spread = ((pairs - mean) * w[:, None]).T @ (pairs - mean)
         assert (running.gradient_sq, running.noise) == pytest.approx(tuple(mean))
-        kept = [[running.spread_gradient_sq, running.spread_both], [running.spread_both, running.spread_noise]]
+        kept = [
+            [running.spread_gradient_sq, running.spread_both],
+            [running.spread_both, running.spread_noise],
+        ]
         np.testing.assert_allclose(kept, spread, rtol=1e-9)
     assert running.steps == 50
 
@@ -93,9 +106,9 @@ def test_lost_in_noise() -> None:
     low, high = running.interval()
     assert high == math.inf
     assert low > 64
-    assert "at least" in running.advice(64) and "Larger batches may help; measure over more steps." in running.advice(
+    assert "at least" in running.advice(
         64
-    )
+    ) and "Larger batches may help; measure over more steps." in running.advice(64)
 
 
 def test_it_survives_a_checkpoint() -> None:
@@ -108,13 +121,18 @@ def test_it_survives_a_checkpoint() -> None:
 
 
 def test_micro_batches_on_one_worker() -> None:
-    """Gradients as backward() of the whole batch gives, and the estimate as from the norms of the parts."""
+    """Gradients as backward() of the whole batch gives, and the estimate as from the norms of the
+    parts."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)
+    ).double()
     unused = torch.nn.Parameter(torch.zeros(2))
     data = torch.randn(12, 4, dtype=torch.float64)
     parts = data.split([3, 4, 5])
-    found = measure([*net.parameters(), unused], ((net(part).square().mean(), len(part)) for part in parts))
+    found = measure(
+        [*net.parameters(), unused], ((net(part).square().mean(), len(part)) for part in parts)
+    )
     ours = [param.grad.clone() for param in net.parameters()]
     norms_sq = []
     for part in (*parts, data):
@@ -130,11 +148,15 @@ def test_micro_batches_on_one_worker() -> None:
 
 
 def test_advice() -> None:
-    assert advice(1000, 1000.0, 800.0, 1200.0) == (
-        "noise scale about 1000 samples (95%: 800 to 1200); batch 1000 needs 2 times the fewest updates and 2 times the fewest samples. "
-        "It is near the critical batch: a fair trade of time for samples. Twice the batch would save 25% of the updates."
+    assert (
+        advice(1000, 1000.0, 800.0, 1200.0)
+        == "noise scale about 1000 samples (95%: 800 to 1200); batch 1000 needs 2 times the fewest"
+        " updates and 2 times the fewest samples. It is near the critical batch: a fair trade of"
+        " time for samples. Twice the batch would save 25% of the updates."
     )
-    assert "There is room for a larger batch. Twice the batch would save 48%" in advice(32, 1000.0, 800.0, 1200.0)
+    assert "There is room for a larger batch. Twice the batch would save 48%" in advice(
+        32, 1000.0, 800.0, 1200.0
+    )
     assert "past the critical batch" in advice(8192, 1000.0, 800.0, 1200.0)
     assert "no noise at all" in advice(8, 0.0, 0.0, 1.0)
 

@@ -1,4 +1,5 @@
-"""From a small batch to a large one: the published recipe of Goyal et al. as the reference, and what is said about it."""
+"""From a small batch to a large one: the published recipe of Goyal et al. as the reference, and
+what is said about it."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,9 @@ from allstep.errors import ConfigError
 from allstep.optim import Recipe, scale
 
 IMAGENET = 1_281_167
-GOYAL = Recipe(lr=0.1, batch=256, num_samples=IMAGENET, epochs=90, schedule="step", milestones=(30, 60, 80))
+GOYAL = Recipe(
+    lr=0.1, batch=256, num_samples=IMAGENET, epochs=90, schedule="step", milestones=(30, 60, 80)
+)
 FASHION = Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30)
 
 
@@ -18,7 +21,16 @@ def test_goyals_recipe_at_8192() -> None:
     rate = scale(GOYAL, 8192).recipe.rate()
     assert rate(0) == pytest.approx(0.1, abs=0.01)
     assert rate(2.5 * IMAGENET) == pytest.approx((0.1 + 3.2) / 2, abs=0.01)
-    at = {5: 3.2, 29.9: 3.2, 30.1: 0.32, 59.9: 0.32, 60.1: 0.032, 79.9: 0.032, 80.1: 0.0032, 90: 0.0032}
+    at = {
+        5: 3.2,
+        29.9: 3.2,
+        30.1: 0.32,
+        59.9: 0.32,
+        60.1: 0.032,
+        79.9: 0.032,
+        80.1: 0.0032,
+        90: 0.0032,
+    }
     for epoch, expected in at.items():
         assert rate(epoch * IMAGENET) == pytest.approx(expected)
 
@@ -30,7 +42,9 @@ def test_the_words() -> None:
         "warm-up from 0.1 to 3.2 over 5 epochs (73 updates)",
         "momentum 0.9 stays, without correction: torch has the rate outside of the momentum",
     ]
-    assert scale(FASHION, 128).changes == ("nothing: 128 is the batch that the recipe was written for",)
+    assert scale(FASHION, 128).changes == (
+        "nothing: 128 is the batch that the recipe was written for",
+    )
     assert scale(FASHION, 128).recipe == FASHION
 
 
@@ -50,11 +64,15 @@ def test_as_many_updates_as_before() -> None:
 
 
 def test_warm_up() -> None:
-    assert scale(replace(FASHION, epochs=6), 1024).recipe.warm_up_epochs == 1.0  # a sixth of a short run
+    assert (
+        scale(replace(FASHION, epochs=6), 1024).recipe.warm_up_epochs == 1.0
+    )  # a sixth of a short run
     assert scale(FASHION, 1024, warm_up_epochs=2).recipe.warm_up_epochs == 2
     assert scale(FASHION, 1024, warm_up_epochs=0).recipe.warm_up == "none"
     assert scale(FASHION, 64).recipe.warm_up == "none"  # the rate falls
-    assert scale(replace(FASHION, schedule="one-cycle"), 1024).recipe.warm_up == "none"  # has its own
+    assert (
+        scale(replace(FASHION, schedule="one-cycle"), 1024).recipe.warm_up == "none"
+    )  # has its own
     own = replace(FASHION, warm_up="gradual", warm_up_epochs=1.0)
     assert scale(own, 1024).recipe == replace(own, batch=1024, lr=0.8)
     early = replace(FASHION, schedule="step", milestones=(2, 20))
@@ -66,9 +84,15 @@ def test_warm_up() -> None:
 @pytest.mark.parametrize("start", [None, 0.0, 0.05, 0.1])
 def test_no_warm_up_goes_down(start: float | None, asked: float | None, rule: str) -> None:
     """start: of the recipe's own warm-up, or None when it has none."""
-    own = FASHION if start is None else replace(FASHION, warm_up="gradual", warm_up_epochs=1.0, warm_up_from=start)
+    own = (
+        FASHION
+        if start is None
+        else replace(FASHION, warm_up="gradual", warm_up_epochs=1.0, warm_up_from=start)
+    )
     for batch in (16, 64, 127, 128, 256, 4096):
-        scaled = scale(replace(own, schedule="constant"), batch, rule=rule, warm_up_epochs=asked).recipe
+        scaled = scale(
+            replace(own, schedule="constant"), batch, rule=rule, warm_up_epochs=asked
+        ).recipe
         rate = scaled.rate()
         rates = [rate(seen) for seen in range(0, 330_000, 10_000)]
         assert rates == sorted(rates) and rates[-1] == scaled.lr
@@ -89,7 +113,10 @@ def test_the_same_batch() -> None:
     kept = scale(FASHION, 128, keep_updates=True)
     assert kept.recipe == FASHION
     assert kept.changes == (
-        "nothing: 128 is the batch that the recipe was written for, and its 14062 updates are kept as they are",
+        (
+            "nothing: 128 is the batch that the recipe was written for, and its 14062 updates are"
+            " kept as they are"
+        ),
     )
     warm = scale(FASHION, 128, warm_up_epochs=3)
     assert warm.recipe == replace(FASHION, warm_up="gradual", warm_up_epochs=3)
@@ -113,7 +140,10 @@ def test_the_same_batch() -> None:
         ({"optimizer": "sdg"}, "did you mean 'sgd'"),
         ({"warm_up": "slow"}, "known are: constant, gradual, none"),
         ({"warm_up_epochs": 31.0}, "a warm-up of 31.0 epochs"),
-        ({"warm_up": "gradual", "warm_up_epochs": 1.0, "warm_up_from": 0.2}, r"from 0\.2 to 0\.1 does not rise"),
+        (
+            {"warm_up": "gradual", "warm_up_epochs": 1.0, "warm_up_from": 0.2},
+            r"from 0\.2 to 0\.1 does not rise",
+        ),
         ({"warm_up_from": -0.1}, r"from -0\.1 to 0\.1 does not rise"),
         (
             {"schedule": "one-cycle", "warm_up": "gradual", "warm_up_epochs": 2.0},
@@ -128,7 +158,9 @@ def test_recipes_that_cannot_be(options: dict[str, Any], words: str) -> None:
 
 def test_what_cannot_be_scaled() -> None:
     unknown = replace(FASHION, batch=None)
-    with pytest.raises(ConfigError, match=r"the rate 0\.1 was found with is not known.*Recipe\(batch=\.\.\.\)"):
+    with pytest.raises(
+        ConfigError, match=r"the rate 0\.1 was found with is not known.*Recipe\(batch=\.\.\.\)"
+    ):
         scale(unknown, 1024)
     assert unknown.rate()(0) == 0.1
     with pytest.raises(ConfigError, match="from 1 to the 60000 samples"):

@@ -26,7 +26,9 @@ from allstep.optim import (
 )
 
 
-def torch_factors(make: type[torch.optim.lr_scheduler.LRScheduler], count: int, **options: object) -> list[float]:
+def torch_factors(
+    make: type[torch.optim.lr_scheduler.LRScheduler], count: int, **options: object
+) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer, **options)  # type: ignore[arg-type]
     factors = []
@@ -40,8 +42,16 @@ def torch_factors(make: type[torch.optim.lr_scheduler.LRScheduler], count: int, 
 schedulers = torch.optim.lr_scheduler
 SAME = {
     "cosine": (cosine, schedulers.CosineAnnealingLR, {"T_max": 50}),
-    "linear": (linear, schedulers.LinearLR, {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 50}),
-    "steps": (steps((0.3, 0.6), 0.5), schedulers.MultiStepLR, {"milestones": [15, 30], "gamma": 0.5}),
+    "linear": (
+        linear,
+        schedulers.LinearLR,
+        {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 50},
+    ),
+    "steps": (
+        steps((0.3, 0.6), 0.5),
+        schedulers.MultiStepLR,
+        {"milestones": [15, 30], "gamma": 0.5},
+    ),
     "polynomial": (polynomial(2.0), schedulers.PolynomialLR, {"total_iters": 50, "power": 2.0}),
     "exponential": (exponential(0.01), schedulers.ExponentialLR, {"gamma": 0.01 ** (1 / 50)}),
 }
@@ -55,14 +65,17 @@ def test_as_torchs(name: str) -> None:
 
 
 def test_one_cycle_is_torchs() -> None:
-    """torch's cycle goes from its first to its last step, so of 51 steps there are 50 ways between; its rise ends one step early."""
+    """torch's cycle goes from its first to its last step, so of 51 steps there are 50 ways between;
+    its rise ends one step early."""
     options = {"max_lr": 1.0, "total_steps": 51, "pct_start": 16 / 51, "cycle_momentum": False}
     reference = torch_factors(torch.optim.lr_scheduler.OneCycleLR, 50, **options)
     assert [one_cycle(0.3)(step, 50) for step in range(50)] == pytest.approx(reference)
 
 
 @settings(deadline=None)
-@given(name=st.sampled_from(sorted(SCHEDULES)), seen=st.floats(-1e9, 1e9), total=st.floats(-1e6, 1e9))
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)), seen=st.floats(-1e9, 1e9), total=st.floats(-1e6, 1e9)
+)
 def test_factors_lie_between_0_and_1(name: str, seen: float, total: float) -> None:
     assert 0.0 <= SCHEDULES[name](seen, total) <= 1.0
 
@@ -72,7 +85,9 @@ def test_the_ends(name: str) -> None:
     start = {"one-cycle": 0.04}.get(name, 1.0)
     end = {"constant": 1.0, "step": 0.001, "exponential": 0.01, "one-cycle": 4e-6}.get(name, 0.0)
     assert SCHEDULES[name](0, 1000) == pytest.approx(start)
-    assert SCHEDULES[name](-5, 0) == pytest.approx(start)  # a run that is all warm-up does not start at its end
+    assert SCHEDULES[name](-5, 0) == pytest.approx(
+        start
+    )  # a run that is all warm-up does not start at its end
     assert SCHEDULES[name](1000, 1000) == pytest.approx(end)
 
 
@@ -116,7 +131,9 @@ def test_a_rate(kind: str, expected: list[float]) -> None:
 def test_past_the_end_and_other_nonsense() -> None:
     rate = Rate(peak=1.0, total=1000)
     for seen in (1001, -1, float("nan")):
-        with pytest.raises(ConfigError, match=f"covers 1000 samples, and the rate after {seen:g} was asked for"):
+        with pytest.raises(
+            ConfigError, match=f"covers 1000 samples, and the rate after {seen:g} was asked for"
+        ):
             rate(seen)
     for options in ({"warmup": 1001}, {"total": 0}, {"peak": -1.0}, {"warm_up": "gradal"}):
         with pytest.raises(ConfigError):
@@ -131,7 +148,8 @@ def test_scaling() -> None:
 
 
 def test_momentum_correction() -> None:
-    """torch's SGD, whose rate changes at each step, against the other form of momentum with the correction."""
+    """torch's SGD, whose rate changes at each step, against the other form of momentum with the
+    correction."""
     weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     other, velocity, before = 2.0, 0.0, 0.0

@@ -1,4 +1,5 @@
-"""The layer-wise optimizers on 1 to 3 ranks against one process with the whole batch, in float64, with private and with shared weights."""
+"""The layer-wise optimizers on 1 to 3 ranks against one process with the whole batch, in float64,
+with private and with shared weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ from hvd.running import running
 from ranks import Ranks
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "lars": lambda params: LARS(params, 0.05, weight_decay=0.01, nesterov=True, trust_coefficient=0.1),
+    "lars": lambda params: LARS(
+        params, 0.05, weight_decay=0.01, nesterov=True, trust_coefficient=0.1
+    ),
     "larc": lambda params: LARC(params, 0.1, weight_decay=0.01),
     "lamb": lambda params: LAMB(params, 0.02, weight_decay=0.01),
     "novograd": lambda params: NovoGrad(params, 0.02, weight_decay=0.01),
@@ -23,7 +26,12 @@ DATA = torch.randn(6, 11, 6, dtype=torch.float64, generator=torch.Generator().ma
 def model() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 20), nn.Tanh(), nn.Linear(20, 1)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 2),
+        nn.Flatten(),
+        nn.Linear(8, 20),
+        nn.Tanh(),
+        nn.Linear(20, 1),
     )
     net[1].to(memory_format=torch.channels_last)
     return net.double()
@@ -44,7 +52,8 @@ def alone(name: str) -> tuple[list[Tensor], dict[str | int, float]]:
 
 
 def together(hvd: Any, name: str, share_weights: bool) -> None:
-    """Half of the steps, the states into a fresh net and optimizer (by way of rank 0), the other half."""
+    """Half of the steps, the states into a fresh net and optimizer (by way of rank 0), the other
+    half."""
     state, weights = None, {}
     for half in DATA.split(3):
         net = model()
@@ -53,7 +62,9 @@ def together(hvd: Any, name: str, share_weights: bool) -> None:
         wrapped = OPTIMIZERS[name](groups(net))
         if state is not None and hvd.rank() == 0:
             wrapped.load_state_dict(state)
-        optimizer = hvd.DistributedOptimizer(wrapped, net.named_parameters(), share_weights=share_weights)
+        optimizer = hvd.DistributedOptimizer(
+            wrapped, net.named_parameters(), share_weights=share_weights
+        )
         if state is not None:
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         for data in half:

@@ -1,4 +1,5 @@
-"""Weights and gradients of zero, and eps=0: what is 0 / 0 in a formula is a step of nothing, never NaN. By hand, from the formulas."""
+"""Weights and gradients of zero, and eps=0: what is 0 / 0 in a formula is a step of nothing, never
+NaN. By hand, from the formulas."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +17,9 @@ EPS_ZERO: dict[str, Callable[[list[nn.Parameter]], LayerWise]] = {
 }
 
 
-def weight_of(value: float, gradient: float | Tensor, dtype: torch.dtype = torch.float64) -> nn.Parameter:
+def weight_of(
+    value: float, gradient: float | Tensor, dtype: torch.dtype = torch.float64
+) -> nn.Parameter:
     param = nn.Parameter(torch.full((2, 2), value, dtype=dtype))
     param.grad = torch.zeros_like(param) + gradient
     return param
@@ -35,7 +38,8 @@ def test_weights_of_zero_go_at_the_rate_given(make: type[LARS], lr: float) -> No
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", EPS_ZERO)
 def test_no_gradient_and_no_eps(name: str, dtype: torch.dtype) -> None:
-    """A layer whose gradient is always zero stays, and one beside it, with some zeros in its gradient, learns."""
+    """A layer whose gradient is always zero stays, and one beside it, with some zeros in its
+    gradient, learns."""
     some = torch.tensor([[1.0, 0.0], [0.5, 0.0]], dtype=dtype)
     dead, alive = weight_of(1.0, 0.0, dtype), weight_of(1.0, some, dtype)
     optimizer = EPS_ZERO[name]([dead, alive])
@@ -54,7 +58,8 @@ def test_a_nan_is_not_hidden(name: str) -> None:
 
 
 def test_ratios_of_novograd() -> None:
-    """1 / |g| at the first step; 1 for a layer without gradient, however long; none for exempt layers."""
+    """1 / |g| at the first step; 1 for a layer without gradient, however long; none for exempt
+    layers."""
     alive, dead, bias = weight_of(1.0, 3.0), weight_of(1.0, 0.0), nn.Parameter(torch.ones(2))
     bias.grad = torch.ones(2)
     optimizer = NovoGrad([alive, dead, bias], lr=0.1)

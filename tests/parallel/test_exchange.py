@@ -1,4 +1,5 @@
-"""One contract for every exchange: what comes out is what one process would compute, and a listener hears of all of it."""
+"""One contract for every exchange: what comes out is what one process would compute, and a listener
+hears of all of it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,16 @@ from ranks import Ranks
 
 Make = Callable[[Any, list[Named], Any], Exchange]
 KINDS: dict[str, Make] = {
-    "AllReduce": lambda group, named, listener: AllReduce(group, "test", named, Rule(), None, listener),
+    "AllReduce": lambda group, named, listener: AllReduce(
+        group, "test", named, Rule(), None, listener
+    ),
     "AllReduce, several buckets": lambda group, named, listener: AllReduce(
         group, "test", named, Rule(), True, listener
     ),
     "Owners": lambda group, named, listener: Owners(group, "test", named, Rule(), False, listener),
-    "Owners of whole parameters": lambda group, named, listener: Owners(group, "test", named, Rule(), True, listener),
+    "Owners of whole parameters": lambda group, named, listener: Owners(
+        group, "test", named, Rule(), True, listener
+    ),
 }
 STEPS = 3
 UNUSED = 1
@@ -66,21 +71,32 @@ def one_step(exchange: Exchange, named: list[Named], rank: int, size: int, step:
     norms = exchange.norms()
     assert norms is not None
     means = {
-        number: sum(gradient(p, other, step, number).double() * samples[other] for other in range(size)) / sum(samples)
+        number: (
+            sum(gradient(p, other, step, number).double() * samples[other] for other in range(size))
+            / sum(samples)
+        )
         for number, (_, p) in enumerate(named)
         if number != UNUSED
     }
-    assert norms.mean == pytest.approx(sum(float((each**2).sum()) for each in means.values()), rel=1e-5)
+    assert norms.mean == pytest.approx(
+        sum(float((each**2).sum()) for each in means.values()), rel=1e-5
+    )
     assert norms.weights == tuple(samples)
     for other in range(size):
-        own = sum(float((gradient(p, other, step, n) ** 2).sum()) for n, (_, p) in enumerate(named) if n != UNUSED)
+        own = sum(
+            float((gradient(p, other, step, n) ** 2).sum())
+            for n, (_, p) in enumerate(named)
+            if n != UNUSED
+        )
         assert norms.own[other] == pytest.approx(own, rel=1e-5)
     exchange.scale_by(0.5)
     for number, start, end in ours(exchange, named):
         found = named[number].parameter.grad
         assert found is not None
         expected = 0.5 * means[number].reshape(-1)[start:end]
-        torch.testing.assert_close(found.reshape(-1)[start:end].double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found.reshape(-1)[start:end].double(), expected, rtol=1e-5, atol=1e-6
+        )
     assert named[UNUSED].parameter.grad is None
 
 
@@ -127,6 +143,8 @@ def test_a_rank_that_is_absent(ranks: Ranks) -> None:
             exchange.norms()
             if rank == 0:
                 for number, (_, parameter) in enumerate(named):
-                    torch.testing.assert_close(parameter.grad, gradient(parameter, 0, 0, number) / size)
+                    torch.testing.assert_close(
+                        parameter.grad, gradient(parameter, 0, 0, number) / size
+                    )
 
     ranks(2, work)

@@ -1,4 +1,5 @@
-"""Squared norms that are taken while gradients pass through the buckets, against numpy in float64 on all ranks' gradients."""
+"""Squared norms that are taken while gradients pass through the buckets, against numpy in float64
+on all ranks' gradients."""
 
 from typing import Any
 
@@ -17,20 +18,32 @@ from groups import joined
 from ranks import Ranks
 
 BOTH = Wanted(own=True, mean=True)
-SHAPES = {"tiny": (3,), "scalar": (), "empty": (0, 4), "picture": (4, 3, 5, 5), "large": (700, 501), "table": (300, 7)}
+SHAPES = {
+    "tiny": (3,),
+    "scalar": (),
+    "empty": (0, 4),
+    "picture": (4, 3, 5, 5),
+    "large": (700, 501),
+    "table": (300, 7),
+}
 FEW = settings() if settings().max_examples > 100 else settings(max_examples=20)
 WAYS = ["aa", "aaa", "aab", "abc"]
 
 
 @FEW
-@given(st.lists(st.integers(0, 300_000), max_size=2), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+@given(
+    st.lists(st.integers(0, 300_000), max_size=2),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
 def test_squares_of_all_that_is_shown(sizes: list[int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(sum(sizes))
     shown = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
     squares = Squares()
     for each in shown:
         squares.add(each)
-    assert squares.total() == pytest.approx(sum(float(each.double().square().sum()) for each in shown), rel=1e-5)
+    assert squares.total() == pytest.approx(
+        sum(float(each.double().square().sum()) for each in shown), rel=1e-5
+    )
 
 
 @given(st.integers(0, 50), st.integers(1, 7))
@@ -45,7 +58,9 @@ def test_what_a_square_overflows_or_hides() -> None:
     halves.add(torch.full((4,), 1000.0, dtype=torch.float16))
     assert halves.total() == 4e6
     assert values_of(torch.tensor([3 + 4j])).square().sum() == 25
-    table = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[1.0], [2.0]]), (3, 1), check_invariants=True)
+    table = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), torch.tensor([[1.0], [2.0]]), (3, 1), check_invariants=True
+    )
     assert values_of(table).tolist() == [3.0]  # the same row twice is one
 
 
@@ -68,7 +83,11 @@ def gradient_of(rank: int, name: str, dtype: torch.dtype) -> Tensor:
 def give_gradients(named: list[Named], rank: int, weight: float) -> None:
     """Nobody uses "scalar", only rank 1 "picture"; the mean over no samples is not a number."""
     for name, parameter in named:
-        parameter.grad = gradient_of(rank, name, parameter.dtype) if weight else torch.full_like(parameter, torch.nan)
+        parameter.grad = (
+            gradient_of(rank, name, parameter.dtype)
+            if weight
+            else torch.full_like(parameter, torch.nan)
+        )
     for name, parameter in named:
         if name == "scalar" or (name == "picture" and rank != 1):
             parameter.grad = None
@@ -95,7 +114,8 @@ def check_close(found: GradientNorms | None, wanted: GradientNorms) -> None:
 
 
 def check_steps(sums: Exchange, rank: int, size: int) -> list[GradientNorms]:
-    """Equal shares, by samples with a rank that has none, only the mean, nothing: the gradients have the same bits with and without."""
+    """Equal shares, by samples with a rank that has none, only the mean, nothing: the gradients
+    have the same bits with and without."""
     found = []
     for weights in ([None] * size, [3.0, 0.0, 5.0][:size] if size < 4 else [3.0, 0.0, 5.0, 2.0]):
         results = []
@@ -115,7 +135,10 @@ def check_steps(sums: Exchange, rank: int, size: int) -> list[GradientNorms]:
             else:
                 assert norms is None
         for each in zip(*results, strict=True):
-            assert all(other is None if each[0] is None else torch.equal(each[0], other) for other in each[1:])
+            assert all(
+                other is None if each[0] is None else torch.equal(each[0], other)
+                for other in each[1:]
+            )
     return found
 
 
@@ -127,9 +150,13 @@ def test_norms_of_what_passes_through(ranks: Ranks, places: str) -> None:
             group = dist.distributed_c10d._get_default_group()
             found = []
             for overlap in (False, True):
-                found += check_steps(AllReduce(group, f"{overlap}", named_parameters(), Rule(), overlap), rank, size)
+                found += check_steps(
+                    AllReduce(group, f"{overlap}", named_parameters(), Rule(), overlap), rank, size
+                )
             for whole in (False, True):
-                found += check_steps(Owners(group, f"{whole}", named_parameters(), Rule(), whole), rank, size)
+                found += check_steps(
+                    Owners(group, f"{whole}", named_parameters(), Rule(), whole), rank, size
+                )
             return found
 
     results = ranks(len(places), work, hosts=list(places), timeout=150)
@@ -137,7 +164,8 @@ def test_norms_of_what_passes_through(ranks: Ranks, places: str) -> None:
 
 
 def test_a_rank_that_has_joined_takes_part(ranks: Ranks) -> None:
-    """Its share of the mean is measured by itself, though it asked for nothing and has nothing of its own."""
+    """Its share of the mean is measured by itself, though it asked for nothing and has nothing of
+    its own."""
 
     def work() -> None:
         buckets.LARGE = 100_000
@@ -174,7 +202,9 @@ def test_wanted_too_late(ranks: Ranks) -> None:
 
     def work() -> None:
         with joined() as (rank, _):
-            sums = AllReduce(dist.distributed_c10d._get_default_group(), "test", named_parameters(), Rule())
+            sums = AllReduce(
+                dist.distributed_c10d._get_default_group(), "test", named_parameters(), Rule()
+            )
             give_gradients(sums.named, rank, 1.0)
             sums.reduce()
             for _, parameter in reversed(sums.named):

@@ -30,13 +30,17 @@ def test_every_element_has_one_owner(
 
 @given(sizes, owners)
 def test_shares_are_equal_but_for_alignment(sizes: list[int], num_owners: int) -> None:
-    counts = [sum(end - start for _, start, end in share) for share in by_elements(sizes, num_owners)]
+    counts = [
+        sum(end - start for _, start, end in share) for share in by_elements(sizes, num_owners)
+    ]
     assert max(counts) - min(counts) <= 2 * ALIGNED
 
 
 @given(sizes, owners)
 def test_whole_parameters_stay_whole(sizes: list[int], num_owners: int) -> None:
     owned = by_whole_parameters(sizes, num_owners)
-    assert all((piece.start, piece.end) == (0, sizes[piece.number]) for share in owned for piece in share)
+    assert all(
+        (piece.start, piece.end) == (0, sizes[piece.number]) for share in owned for piece in share
+    )
     counts = [sum(sizes[piece.number] for piece in share) for share in owned]
     assert max(counts) <= sum(sizes) / num_owners + max(sizes, default=0)

@@ -19,7 +19,9 @@ from allstep.train.config.read import read_config
 from fake_runs import fake, lines
 
 
-def grid(seeds: str = "1", remedies: str = "plain,linear,lars", batches: str = "64,256,1024") -> BatchGrid:
+def grid(
+    seeds: str = "1", remedies: str = "plain,linear,lars", batches: str = "64,256,1024"
+) -> BatchGrid:
     names = remedies.split(",")
     return BatchGrid(
         recipe="digits",
@@ -59,15 +61,25 @@ def test_a_warm_up_is_at_most_a_sixth_of_the_run() -> None:
 
 
 def test_the_grid() -> None:
-    """9 cells; at the batch of the recipe there is nothing to scale, so plain and linear are one run."""
+    """9 cells; at the batch of the recipe there is nothing to scale, so plain and linear are one
+    run."""
     trials = grid("1,64=2,1024/lars=3").trials()
     assert [trial.name for trial in trials] == [
-        *("64-plain-seed0", "64-lars-seed0", "256-plain-seed0", "256-linear-seed0", "256-lars-seed0"),
+        *(
+            "64-plain-seed0",
+            "64-lars-seed0",
+            "256-plain-seed0",
+            "256-linear-seed0",
+            "256-lars-seed0",
+        ),
         *("1024-plain-seed0", "1024-linear-seed0", "1024-lars-seed0"),
         *("64-plain-seed1", "64-lars-seed1", "1024-lars-seed1", "1024-lars-seed2"),
     ]
     words = trials[6].command
-    assert "--workers 1 --launcher none --out FOLDER evaluation.every=0.5 data.name=digits" in " ".join(words)
+    assert (
+        "--workers 1 --launcher none --out FOLDER evaluation.every=0.5 data.name=digits"
+        in " ".join(words)
+    )
     assert words[-6:-3] == ("epochs=6", "batch=1024", "seed=0")
     assert trials[0].epochs == 6 and trials[0].resume == ("--resume", "auto")
     assert trials[0].seconds > trials[5].seconds  # many small steps
@@ -90,7 +102,9 @@ def test_cells_can_be_added(tmp_path: Path) -> None:
 def test_a_remedy_in_other_words_is_another_study(tmp_path: Path) -> None:
     folder, first = StudyFolder(tmp_path), grid("1")
     run(replace(first.study(), wanted=lambda results: []), folder, 1)
-    hotter = replace(first, remedies={**first.remedies, "lars": (*first.remedies["lars"], "optimizer.lr=0.4")})
+    hotter = replace(
+        first, remedies={**first.remedies, "lars": (*first.remedies["lars"], "optimizer.lr=0.4")}
+    )
     with pytest.raises(ConfigError, match="remedies was"):
         run(replace(hotter.study(), wanted=lambda results: []), folder, 1)
 
@@ -114,13 +128,24 @@ def test_a_run_of_a_recipe_that_has_changed_since_is_no_result(tmp_path: Path) -
 
 
 def test_the_best_is_chosen_by_the_seeds_that_all_have(results: dict[str, Outcome]) -> None:
-    """256: plain 0.86, 0.88 and linear 0.90, 0.91 on the validation part; with seed 0 alone a remedy of one seed at 0.903 is the best."""
-    lucky = replace(results["256-lars-seed0"].record, evals=list(results["256-linear-seed0"].record.evals))
+    """256: plain 0.86, 0.88 and linear 0.90, 0.91 on the validation part; with seed 0 alone a
+    remedy of one seed at 0.903 is the best."""
+    lucky = replace(
+        results["256-lars-seed0"].record, evals=list(results["256-linear-seed0"].record.evals)
+    )
     last = max(place for place, line in enumerate(lucky.evals) if line["part"] == "validation")
-    evals = [dict(line, accuracy=0.903) if place == last else line for place, line in enumerate(lucky.evals)]
+    evals = [
+        dict(line, accuracy=0.903) if place == last else line
+        for place, line in enumerate(lucky.evals)
+    ]
     lucky = replace(lucky, evals=evals)
     changed = {**results, "256-lars-seed0": replace(results["256-lars-seed0"], record=lucky)}
-    assert next(choice.remedy for choice in BatchTable(ASKED, changed).choices() if choice.batch == 256) == "lars"
+    assert (
+        next(
+            choice.remedy for choice in BatchTable(ASKED, changed).choices() if choice.batch == 256
+        )
+        == "lars"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +155,10 @@ def test_the_best_is_chosen_by_the_seeds_that_all_have(results: dict[str, Outcom
         ("many", "found 'many'"),
         (
             "1,128=3",
-            "no cell is called '128'; expected a number from 1 to 1000, and exceptions such as 1024=3 or 1024/lars=3",
+            (
+                "no cell is called '128'; expected a number from 1 to 1000, and exceptions such as"
+                " 1024=3 or 1024/lars=3"
+            ),
         ),
         ("1,64", "found '1,64'"),
         ("1000000000", "expected a number from 1 to 1000"),
@@ -150,10 +178,18 @@ def test_batches_that_are_none(text: str) -> None:
 
 def test_remedies_of_one_s_own() -> None:
     found = chosen(["hot", "plain"], ["hot:optimizer.name=lars, schedule.warmup={warmup}"])
-    assert found == {"hot": ("optimizer.name=lars", "schedule.warmup={warmup}"), "plain": REMEDIES["plain"]}
-    with pytest.raises(ConfigError, match="plain is a known remedy; give yours another name, such as plain-2"):
+    assert found == {
+        "hot": ("optimizer.name=lars", "schedule.warmup={warmup}"),
+        "plain": REMEDIES["plain"],
+    }
+    with pytest.raises(
+        ConfigError, match="plain is a known remedy; give yours another name, such as plain-2"
+    ):
         chosen(["plain"], ["plain:lars"])  # all others are measured against it
-    assert chosen(["plain"], ["lars-0.4:lars,optimizer.lr=0.4"])["lars-0.4"] == (*REMEDIES["lars"], "optimizer.lr=0.4")
+    assert chosen(["plain"], ["lars-0.4:lars,optimizer.lr=0.4"])["lars-0.4"] == (
+        *REMEDIES["lars"],
+        "optimizer.lr=0.4",
+    )
     with pytest.raises(ConfigError, match=r"--remedies: expected some of plain, .*found nothing"):
         chosen([])
     with pytest.raises(ConfigError, match="no remedy is called 'lasr'; did you mean 'lars'"):
@@ -179,7 +215,10 @@ TEST = {
 
 
 def study(asked: BatchGrid = ASKED) -> Study:
-    """The study with fake trials in the place of the real ones. Validation is a point above the test; that of 256-lars is far below."""
+    """The study with fake trials in the place of the real ones.
+
+    Validation is a point above the test; that of 256-lars is far below.
+    """
 
     def fake_for(name: str) -> list[list[object]]:
         cell, _, seed = name.rpartition("-seed")
@@ -221,7 +260,9 @@ def test_the_table(folder: StudyFolder, results: dict[str, Outcome]) -> None:
 | 256   |      linear |        89.50% |        5.00 |     1.50 |      70% |
 | 1024  |        lars |        81.00% |       20.00 |    10.00 |      50% |
 """
-    assert "| 256   | 87.00 ± 1.41 |            90.50 ± 0.71 |        60.00 |" in page  # on the validation part
+    assert (
+        "| 256   | 87.00 ± 1.41 |            90.50 ± 0.71 |        60.00 |" in page
+    )  # on the validation part
     assert chosen_ in page  # 256-lars has the better test accuracy, but nobody may look at that
     assert "- 1024-linear-seed1: the loss diverged: nan at update 3" in page
     assert page.endswith("Made by `allstep study batch digits`.\n")
@@ -233,8 +274,14 @@ def test_the_table(folder: StudyFolder, results: dict[str, Outcome]) -> None:
 def test_a_failure_is_told_by_its_error_not_by_its_last_line(
     folder: StudyFolder, results: dict[str, Outcome], rank: str
 ) -> None:
-    reason = f"exit status 1\nsaved\n{rank}allstep: the run diverged: the loss is nan\n{rank}  what to try\n{rank}  no checkpoint"
-    lost = {name: replace(outcome, status="failed", reason=reason) for name, outcome in list(results.items())[:1]}
+    reason = (
+        f"exit status 1\nsaved\n{rank}allstep: the run diverged: the loss is nan\n{rank}  what to"
+        f" try\n{rank}  no checkpoint"
+    )
+    lost = {
+        name: replace(outcome, status="failed", reason=reason)
+        for name, outcome in list(results.items())[:1]
+    }
     page = write_findings(folder, BatchTable(ASKED, lost), lost, "allstep study batch digits")
     assert f"- {next(iter(lost))}: the run diverged: the loss is nan\n" in page
 
@@ -250,10 +297,13 @@ def test_updates_and_seconds_to_the_goal(results: dict[str, Outcome]) -> None:
 
 
 def test_the_fit(results: dict[str, Outcome]) -> None:
-    """All are better than 25% after an epoch of 1,000 samples: 16, 4 and 1 updates, so twice the batch, half the updates."""
+    """All are better than 25% after an epoch of 1,000 samples: 16, 4 and 1 updates, so twice the
+    batch, half the updates."""
     found = BatchTable(replace(ASKED, goal=0.25), results).fit("plain")
     assert found is not None and found.rms < 1e-9
-    assert found.fewest_updates == pytest.approx(0, abs=1e-6) and found.fewest_samples == pytest.approx(1024)
+    assert found.fewest_updates == pytest.approx(
+        0, abs=1e-6
+    ) and found.fewest_samples == pytest.approx(1024)
 
 
 def test_programs_get_every_figure(folder: StudyFolder, results: dict[str, Outcome]) -> None:

@@ -13,13 +13,17 @@ from allstep.study.runner import State
 from allstep.study.trial import Outcome
 from fake_runs import fake
 
-RECORD = RunRecord(evals=({"part": "validation", "accuracy": 0.5}, {"part": "test", "accuracy": 0.9123}))
+RECORD = RunRecord(
+    evals=({"part": "validation", "accuracy": 0.5}, {"part": "test", "accuracy": 0.9123})
+)
 DONE = Outcome(fake("a", []), "done", RECORD)
 STOPPED = Outcome(fake("b", []), "stopped", RunRecord(), "twice the best")
 FAILED = Outcome(fake("c", []), "failed", RECORD, "exit status 1\nTraceback\nthe cause")
 
 
-def state(ended: int = 0, left: float | None = None, at_most: bool = False, **running: float | None) -> State:
+def state(
+    ended: int = 0, left: float | None = None, at_most: bool = False, **running: float | None
+) -> State:
     return State({f"ended{i}": DONE for i in range(ended)}, running, 3, left, at_most)
 
 
@@ -53,7 +57,8 @@ def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_training_sample_is_not_how_good_a_trial_was() -> None:
-    """A trial that was killed after its last evaluation, of which the training sample is the last line."""
+    """A trial that was killed after its last evaluation, of which the training sample is the last
+    line."""
     evals = [{"part": "validation", "accuracy": 0.8}, {"part": "train", "accuracy": 0.99}]
     outcome = replace(DONE, record=RunRecord(evals=tuple(evals)))
     assert in_a_line(outcome) == "done, validation accuracy 80.00%"
@@ -61,7 +66,10 @@ def test_the_training_sample_is_not_how_good_a_trial_was() -> None:
 
 def test_what_goes_on_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     Lines(2).state(state(ended=5, left=7200.0, at_most=True, a=0.1))
-    said = "at most 9 runs, 5 of them ended before, 2 at a time\nthe rest will take at most about 2 h 00 min\n"
+    said = (
+        "at most 9 runs, 5 of them ended before, 2 at a time\nthe rest will take at most about 2 h"
+        " 00 min\n"
+    )
     assert capsys.readouterr().err == said
 
 
@@ -73,7 +81,9 @@ def test_nothing_to_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_bar() -> None:
     """The same lines, and at the end only the bar of the study."""
     text = io.StringIO()
-    progress = Progress("{task.description}", "{task.fields[more]}", console=Console(file=text, width=100))
+    progress = Progress(
+        "{task.description}", "{task.fields[more]}", console=Console(file=text, width=100)
+    )
     tell(Bar(2, progress))
     assert "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines()) == SAID
     (task,) = progress.tasks

@@ -11,7 +11,9 @@ from allstep.study.updates.published import PUBLISHED
 BATCHES = [32, 128, 512, 2048, 8192]
 
 
-@pytest.mark.parametrize(("fewest_updates", "fewest_samples"), [(150, 46_000), (0, 50_000), (300, 0), (1e-3, 1e9)])
+@pytest.mark.parametrize(
+    ("fewest_updates", "fewest_samples"), [(150, 46_000), (0, 50_000), (300, 0), (1e-3, 1e9)]
+)
 def test_exact_points_give_the_curve_back(fewest_updates: float, fewest_samples: float) -> None:
     found = fit(BATCHES, [fewest_updates + fewest_samples / batch for batch in BATCHES])
     assert found is not None
@@ -22,16 +24,24 @@ def test_exact_points_give_the_curve_back(fewest_updates: float, fewest_samples:
 
 
 def test_three_points_by_hand() -> None:
-    """With Emin at its edge, 0, the closed form for Smin is sum(1/S) / sum(1/S^2): rising points ask for that."""
+    """With Emin at its edge, 0, the closed form for Smin is sum(1/S) / sum(1/S^2): rising points
+    ask for that."""
     found = fit([100, 200, 400], [10, 20, 40])
     assert found is not None and found.fewest_samples == 0
-    assert found.fewest_updates == pytest.approx((1 / 10 + 1 / 20 + 1 / 40) / (1 / 100 + 1 / 400 + 1 / 1600))
+    assert found.fewest_updates == pytest.approx(
+        (1 / 10 + 1 / 20 + 1 / 40) / (1 / 100 + 1 / 400 + 1 / 1600)
+    )
     assert found.critical_batch == 0
 
 
 def test_the_published_points() -> None:
-    """Against the fit of Fashion-MNIST in our notes: Smin 154, Emin 46.7k, critical batch 304, rms 8.5%."""
-    points = {batch: updates for batch, updates in PUBLISHED["fashion-mnist"].points.items() if batch >= 8}
+    """Against the fit of Fashion-MNIST in our notes:
+
+    Smin 154, Emin 46.7k, critical batch 304, rms 8.5%.
+    """
+    points = {
+        batch: updates for batch, updates in PUBLISHED["fashion-mnist"].points.items() if batch >= 8
+    }
     found = fit(list(points), list(points.values()))
     assert found is not None
     assert found.fewest_updates == pytest.approx(154, rel=0.05)

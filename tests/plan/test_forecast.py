@@ -12,8 +12,13 @@ from allstep.study.trial import Outcome, Trial
 def record(seconds: float, done: float, ended: bool = False) -> RunRecord:
     """Starts at 100; 2 s later it has done a tenth, and `done` after so many seconds more."""
     start = {"time": 100.0, "data": {"train": 1000}}
-    steps = {"time": 102.0, "samples": 400}, {"time": 102.0 + seconds, "samples": 400 + int(done * 4000)}
-    return RunRecord(starts=(start,), steps=steps, ends=({"time": 103.0 + seconds},) if ended else ())
+    steps = (
+        {"time": 102.0, "samples": 400},
+        {"time": 102.0 + seconds, "samples": 400 + int(done * 4000)},
+    )
+    return RunRecord(
+        starts=(start,), steps=steps, ends=({"time": 103.0 + seconds},) if ended else ()
+    )
 
 
 def trial(name: str, seconds: float = 10.0) -> Trial:
@@ -30,7 +35,9 @@ def test_the_pace_is_that_of_the_work_done() -> None:
     assert forecast.left(trial("a"), record(8.0, 0.4)) == pytest.approx(10.0)
     assert forecast.left(trial("b", 30.0)) == pytest.approx(60.0)
     forecast.learn(trial("a"), record(24.0, 0.8), since=95.0)
-    assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 7.0)  # and until the first steps are done
+    assert forecast.left(trial("b", 30.0)) == pytest.approx(
+        90.0 + 7.0
+    )  # and until the first steps are done
     forecast.learn_end(trial("a"), record(27.0, 0.9, ended=True), wall=37.0)
     assert forecast.left(trial("b", 30.0)) == pytest.approx(90.0 + 10.0)  # and after the last ones
 
@@ -42,7 +49,8 @@ def test_a_run_that_ends_early_counts_for_what_it_did() -> None:
 
 
 def test_trials_that_end_early_say_what_to_expect_of_others() -> None:
-    """Two of them after 0.5 and 0.3 of their work: 0.4 of a trial's is to be expected, or of what is left of it."""
+    """Two of them after 0.5 and 0.3 of their work: 0.4 of a trial's is to be expected, or of what
+    is left of it."""
     forecast = Forecast()
     for name, done in (("a", 0.4), ("b", 0.2)):
         early = record(20.0 * done, done)

@@ -1,4 +1,5 @@
-"""One precision for all runs of a study: by faked CPU flags, kept in the folder, or settled by a process of its own."""
+"""One precision for all runs of a study: by faked CPU flags, kept in the folder, or settled by a
+process of its own."""
 
 import json
 import subprocess
@@ -27,7 +28,9 @@ def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grid(precision: str | None) -> BatchGrid:
-    return BatchGrid("digits", ("data.name=digits",), 64, 1, None, {"plain": ()}, {"64/plain": 1}, precision)
+    return BatchGrid(
+        "digits", ("data.name=digits",), 64, 1, None, {"plain": ()}, {"64/plain": 1}, precision
+    )
 
 
 def search(precision: str | None) -> UpdatesSearch:
@@ -53,7 +56,9 @@ def test_the_machine_decides_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_precision_that_is_named_stays(tmp_path: Path) -> None:
-    assert one_precision(read_config("digits", ["precision=float64"]), StudyFolder(tmp_path)) is None
+    assert (
+        one_precision(read_config("digits", ["precision=float64"]), StudyFolder(tmp_path)) is None
+    )
 
 
 @pytest.mark.parametrize("make", [grid, search])
@@ -66,7 +71,9 @@ def test_every_run_gets_it(make: Any) -> None:
     assert not any(word.startswith("precision=") for word in plain.command)
 
 
-def test_a_study_from_before_has_it_in_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_from_before_has_it_in_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "cpu_flags", lambda: EMULATED)
     folder = StudyFolder(tmp_path)
     with folder.held(grid(None).study()):
@@ -76,10 +83,14 @@ def test_a_study_from_before_has_it_in_its_runs(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "runs" / name).mkdir()
         start = {"kind": "start", "time": 1.0, "config": {"precision": precision}}
         (tmp_path / "runs" / name / "run.jsonl").write_text(json.dumps(start) + "\n")
-    assert one_precision(AUTO, folder) == OnePrecision("bfloat16", "kept from the start of the study")
+    assert one_precision(AUTO, folder) == OnePrecision(
+        "bfloat16", "kept from the start of the study"
+    )
 
 
-def test_unknown_flags_and_gpus_are_settled_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_flags_and_gpus_are_settled_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "settled_apart", lambda config: OnePrecision("float32", "timed"))
     monkeypatch.setattr(module, "cpu_flags", lambda: None)
     assert one_precision(AUTO, StudyFolder(tmp_path)) == OnePrecision("float32", "timed")
@@ -101,7 +112,11 @@ def test_what_is_wrong_there_is_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         settled_apart(nowhere)
     text = str(caught.value)
-    assert text.startswith("precision=auto could not be settled: ") and "nowhere" in text and "\n" not in text
+    assert (
+        text.startswith("precision=auto could not be settled: ")
+        and "nowhere" in text
+        and "\n" not in text
+    )
 
     def never_ends(*_: Any, **options: Any) -> Any:
         raise subprocess.TimeoutExpired("allstep", options["timeout"])

@@ -1,4 +1,5 @@
-"""The runner with trials that train nothing: what is run, what is not run again, what goes on, what is stopped, what is left."""
+"""The runner with trials that train nothing: what is run, what is not run again, what goes on, what
+is stopped, what is left."""
 
 import json
 import os
@@ -58,13 +59,18 @@ def test_a_grid_runs_once(tmp_path: Path) -> None:
     assert statuses(results) == {"a": "done", "b": "done", "c": "done"}
     assert results["a"].record.evals[-1]["accuracy"] == 0.6
     assert sorted(first.names) == ["a", "b", "c"]
-    assert run(study, StudyFolder(tmp_path), 2, again) == results == collect(study, StudyFolder(tmp_path))
+    assert (
+        run(study, StudyFolder(tmp_path), 2, again)
+        == results
+        == collect(study, StudyFolder(tmp_path))
+    )
     assert again.names == []
     assert again.states[-1].total == 3 and not again.states[-1].running
 
 
 def test_one_trial_in_each_lane(tmp_path: Path) -> None:
-    """Each of two waits for the other, so they run at once; in one lane the second begins after the first."""
+    """Each of two waits for the other, so they run at once; in one lane the second begins after the
+    first."""
 
     def meet(mine: str, other: str) -> Steps:
         return [
@@ -73,7 +79,11 @@ def test_one_trial_in_each_lane(tmp_path: Path) -> None:
             *END,
         ]
 
-    run(asked(fake("a", meet("A", "B")), fake("b", meet("B", "A"))), StudyFolder(tmp_path / "two"), 2)
+    run(
+        asked(fake("a", meet("A", "B")), fake("b", meet("B", "A"))),
+        StudyFolder(tmp_path / "two"),
+        2,
+    )
     told = Told()
     run(asked(fake("c", END), fake("d", END)), StudyFolder(tmp_path / "one"), 1, told)
     assert told.names == ["c", "d"]
@@ -82,7 +92,10 @@ def test_one_trial_in_each_lane(tmp_path: Path) -> None:
 
 def test_a_failure_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     bad = fake("bad", [["say", "line one"], ["say", "the cause"], ["exit", 3]])
-    study, folder = asked(bad, fake("good", END), fake("odd", [["say", "no record"]])), StudyFolder(tmp_path)
+    study, folder = (
+        asked(bad, fake("good", END), fake("odd", [["say", "no record"]])),
+        StudyFolder(tmp_path),
+    )
     results = run(study, folder, 1)
     assert statuses(results) == {"bad": "failed", "good": "done", "odd": "failed"}
     assert results["bad"].reason == "exit status 3\nline one\nthe cause"
@@ -103,7 +116,9 @@ def test_what_was_cut_goes_on(tmp_path: Path) -> None:
     for trial in (can, cannot):
         folder.run(trial).mkdir(parents=True)
         text = "".join(json.dumps(line) + "\n" for _, line in half) + '{"torn'
-        (folder.run(trial) / "run.jsonl").write_text(text if trial is cannot else text.removesuffix('{"torn'))
+        (folder.run(trial) / "run.jsonl").write_text(
+            text if trial is cannot else text.removesuffix('{"torn')
+        )
         (folder.run(trial) / "left").touch()
     study = asked(can, cannot, saved)
     assert statuses(run(study, folder, 2)) == {"can": "done", "cannot": "done"}
@@ -130,13 +145,18 @@ def test_a_rule_stops_trials(tmp_path: Path) -> None:
 
 
 def test_a_search_wants_more_with_each_result(tmp_path: Path) -> None:
-    """Halves an interval: a trial depends on how good the last was. Asked again it wants the same, and runs nothing."""
+    """Halves an interval: a trial depends on how good the last was.
+
+    Asked again it wants the same, and runs nothing.
+    """
 
     def wanted(results: Results) -> list[Trial]:
         low, high, trials = 0, 16, []
         while high - low > 1:
             middle = (low + high) // 2
-            trials.append(fake(f"at{middle}", lines([1 / (1 + abs(middle - 11))], test=float(middle <= 11))))
+            trials.append(
+                fake(f"at{middle}", lines([1 / (1 + abs(middle - 11))], test=float(middle <= 11)))
+            )
             if trials[-1].name not in results:
                 return trials
             good = results[trials[-1].name].record.evals[-1]["accuracy"]
@@ -162,18 +182,27 @@ def test_a_forecast_comes_from_the_first_steps(tmp_path: Path) -> None:
 
 
 def test_another_study_in_the_folder_is_refused(tmp_path: Path) -> None:
-    study = Study({"epochs": 3, "goal": 0.8, "seeds": {"a": 1}}, lambda results: [], 0, growing=frozenset({"seeds"}))
+    study = Study(
+        {"epochs": 3, "goal": 0.8, "seeds": {"a": 1}},
+        lambda results: [],
+        0,
+        growing=frozenset({"seeds"}),
+    )
     folder = StudyFolder(tmp_path)
     run(study, folder, 1)
-    other = Study({"epochs": 4, "seeds": {"b": 1}}, lambda results: [], 0, growing=frozenset({"seeds"}))
+    other = Study(
+        {"epochs": 4, "seeds": {"b": 1}}, lambda results: [], 0, growing=frozenset({"seeds"})
+    )
     complaint = (
-        'holds another study: epochs was 3, now 4; goal was 0.8, now not given; seeds was {"a": 1}, now {"b": 1}; '
-        "ask the same, or give another folder with --out"
+        'holds another study: epochs was 3, now 4; goal was 0.8, now not given; seeds was {"a": 1},'
+        ' now {"b": 1}; ask the same, or give another folder with --out'
     )
     with pytest.raises(ConfigError) as caught:
         run(other, folder, 1)
     assert complaint in str(caught.value)
-    more = Study({**study.arguments, "seeds": {"a": 3, "b": 1}}, study.wanted, 0, growing=study.growing)
+    more = Study(
+        {**study.arguments, "seeds": {"a": 3, "b": 1}}, study.wanted, 0, growing=study.growing
+    )
     run(more, folder, 1)
     with pytest.raises(ConfigError, match="seeds was"):
         run(study, folder, 1)
@@ -191,7 +220,9 @@ def test_two_runners_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written: Not a directory; give another folder"):
+    with pytest.raises(
+        ConfigError, match="cannot be written: Not a directory; give another folder"
+    ):
         run(asked(), StudyFolder(tmp_path / "file" / "study"), 1)
 
 
@@ -223,20 +254,33 @@ def processes_in(folder: Path) -> list[int]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_runner_that_is_ended_leaves_no_process_and_can_go_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_runner_that_is_ended_leaves_no_process_and_can_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """The reference: the same study that nobody disturbed, and its table."""
     asked_ = BatchGrid(
-        "digits", (), 64, 3, 0.6, chosen(["plain", "lars"]), parse_seeds("1", [64, 256], ["plain", "lars"])
+        "digits",
+        (),
+        64,
+        3,
+        0.6,
+        chosen(["plain", "lars"]),
+        parse_seeds("1", [64, 256], ["plain", "lars"]),
     )
     names = [trial.name for trial in asked_.trials()]
     good = dict(zip(names, (0.7, 0.8, 0.9, 0.5), strict=True))
     resumed = {name: lines([0.6, good[name]], first=1, test=good[name]) for name in names}
     calm = {name: (lines([0.5]) + steps, steps) for name, steps in resumed.items()}
     stay: Steps = [["child", "{run}/pid"], ["wait", "{run}/never"]]
-    cut = names[1:3]  # the first ends before; both lanes are taken by these two; the last never begins
+    cut = names[
+        1:3
+    ]  # the first ends before; both lanes are taken by these two; the last never begins
     disturbed = {
         **calm,
-        **{name: ([*lines([0.5, 0.6][:n]), *stay], resumed[name]) for n, name in enumerate(cut, start=1)},
+        **{
+            name: ([*lines([0.5, 0.6][:n]), *stay], resumed[name])
+            for n, name in enumerate(cut, start=1)
+        },
     }
     with start(tmp_path, disturbed) as process:
         pids = [tmp_path / "study" / "runs" / name / "pid" for name in cut]

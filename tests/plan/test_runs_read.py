@@ -14,9 +14,12 @@ from fake_runs import Steps, fake, lines
 
 def record(steps: Steps) -> RunRecord:
     by_kind = {
-        kind: tuple(line for _, line in steps if line["kind"] == kind) for kind in ("start", "step", "eval", "end")
+        kind: tuple(line for _, line in steps if line["kind"] == kind)
+        for kind in ("start", "step", "eval", "end")
     }
-    return RunRecord(starts=by_kind["start"], steps=by_kind["step"], evals=by_kind["eval"], ends=by_kind["end"])
+    return RunRecord(
+        starts=by_kind["start"], steps=by_kind["step"], evals=by_kind["eval"], ends=by_kind["end"]
+    )
 
 
 @settings(max_examples=50)
@@ -41,7 +44,9 @@ def test_the_goal_is_reached_at_the_first_evaluation_that_is_good_enough() -> No
 
 def test_what_a_resumed_run_told_twice_counts_once() -> None:
     """Cut after epoch 3 and resumed from the checkpoint of epoch 1."""
-    told = record(lines([0.5, 0.95, 0.96], seconds=100.0) + lines([0.7, 0.9], first=1, test=0.88, seconds=2.0))
+    told = record(
+        lines([0.5, 0.95, 0.96], seconds=100.0) + lines([0.7, 0.9], first=1, test=0.88, seconds=2.0)
+    )
     assert [line["samples"] for line in kept(told.steps)] == [1000, 2000, 3000]
     found = reached(told, batch=1000, goal=0.9)
     assert found is not None and (found.updates, found.seconds) == (3, 104.0)
@@ -59,10 +64,22 @@ def test_a_loss_that_is_no_number_has_diverged() -> None:
 
 def test_a_run_that_told_of_it_has_diverged_whatever_its_last_lines_are() -> None:
     told = record(lines([0.1]))
-    event = {"time": told.steps[-1]["time"], "text": "the loss is nan at step 3", "step": 3, "lr": 0.1}
-    spike = {"time": told.steps[-1]["time"], "text": "the loss rose and came back", "step": 3, "peak": 9.0}
+    event = {
+        "time": told.steps[-1]["time"],
+        "text": "the loss is nan at step 3",
+        "step": 3,
+        "lr": 0.1,
+    }
+    spike = {
+        "time": told.steps[-1]["time"],
+        "text": "the loss rose and came back",
+        "step": 3,
+        "peak": 9.0,
+    }
     for events, diverged in (((event,), True), ((spike,), False)):
-        outcome = Outcome(fake("a", []), "failed", replace(told, events=events), "exit status 1\nlast words")
+        outcome = Outcome(
+            fake("a", []), "failed", replace(told, events=events), "exit status 1\nlast words"
+        )
         assert has_diverged(outcome) is diverged
 
 

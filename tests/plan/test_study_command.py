@@ -21,7 +21,18 @@ def allstep(*words: str) -> str:
 def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call runs nothing and finds the same; a third asks another question."""
     monkeypatch.setattr(sys, "argv", ["allstep", "study", "batch"])
-    words = ["batch", "digits", "--batches", "64,256", "--remedies", "plain", "--epochs", "1", "--goal", "0.01"]
+    words = [
+        "batch",
+        "digits",
+        "--batches",
+        "64,256",
+        "--remedies",
+        "plain",
+        "--epochs",
+        "1",
+        "--goal",
+        "0.01",
+    ]
     words += ["--out", str(tmp_path), "evaluation.every=1", "data.workers=0"]
     said = allstep(*words)
     assert "2 runs, " in said and "256-plain-seed0: done, test accuracy" in said
@@ -34,7 +45,9 @@ def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         config = record.start["config"]
         assert (config["batch"], config["epochs"], config["seed"]) == (cell["batch"], 1, 0)
         assert record.start["world"]["threads"] == [1]
-        assert run["reached"]["updates"] == run["updates"] == {64: 21, 256: 6}[cell["batch"]]  # of 1,294 samples
+        assert (
+            run["reached"]["updates"] == run["updates"] == {64: 21, 256: 6}[cell["batch"]]
+        )  # of 1,294 samples
     again = allstep(*words)
     assert "runs, " not in again and table in again
     assert (tmp_path / "table.md").read_text() == table
@@ -51,17 +64,40 @@ def test_ctrl_c_writes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("allstep.study.run", interrupted)
     (tmp_path / "runs").mkdir()
     result = CliRunner().invoke(
-        app, ["study", "batch", "digits", "--remedies", "plain", "--batches", "64,1024", "--out", str(tmp_path)]
+        app,
+        [
+            "study",
+            "batch",
+            "digits",
+            "--remedies",
+            "plain",
+            "--batches",
+            "64,1024",
+            "--out",
+            str(tmp_path),
+        ],
     )
     assert result.exit_code == 130
     assert "interrupted after 0 runs have ended; the same command goes on" in result.output
     assert "| 1024  |     - |" in (tmp_path / "table.md").read_text()
 
 
-def test_runs_that_were_told_to_stop_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_were_told_to_stop_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("allstep.study.run", lambda *_: {})
     (tmp_path / "runs").mkdir()
-    words = ["study", "batch", "digits", "--remedies", "plain", "--batches", "64", "--out", str(tmp_path)]
+    words = [
+        "study",
+        "batch",
+        "digits",
+        "--remedies",
+        "plain",
+        "--batches",
+        "64",
+        "--out",
+        str(tmp_path),
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 75
     assert "told to stop and saved: 64-plain-seed0; the same command goes on" in result.output
@@ -74,28 +110,44 @@ def test_runs_that_were_told_to_stop_are_named(tmp_path: Path, monkeypatch: pyte
         (["batch", "epochs=3"], "expected one recipe or config file, found none"),
         (["batch", "digits", "epoch=1"], "unknown config key 'epoch'"),
         (["batch", "digits", "--remedies", "magic"], "no remedy is called 'magic'"),
-        (["batch", "digits", "--remedy", "x:no.key=1", "--remedies", "x"], "unknown config key 'no.key'"),
-        (["batch", "digits", "--batches", "none"], "--batches: expected sizes such as 128,1024,4096, found 'none'"),
+        (
+            ["batch", "digits", "--remedy", "x:no.key=1", "--remedies", "x"],
+            "unknown config key 'no.key'",
+        ),
+        (
+            ["batch", "digits", "--batches", "none"],
+            "--batches: expected sizes such as 128,1024,4096, found 'none'",
+        ),
         (["batch", "digits", "--remedies", ""], "--remedies: expected some of plain, linear, "),
         (
             ["batch", "digits", "--batches", "64,4096"],
             "a batch of 4096 is larger than the training set, which has 1294",
         ),
-        (["batch", "digits", "batch=64"], "batch=64: the study sets batch in each run; give --batches"),
+        (
+            ["batch", "digits", "batch=64"],
+            "batch=64: the study sets batch in each run; give --batches",
+        ),
         (
             ["batch", "digits", "schedule.warmup=3"],
             "the study sets schedule.warmup in each run; give a remedy of your own",
         ),
         (["batch", "digits", "--batches", "1", "model.norm=batch"], "run 1-plain-seed0: "),
-        (["updates", "digits", "schedule.warmup=3"], "schedule.warmup=3: the study sets schedule.warmup in each run"),
+        (
+            ["updates", "digits", "schedule.warmup=3"],
+            "schedule.warmup=3: the study sets schedule.warmup in each run",
+        ),
         (["updates", "digits", "--batches", "0"], "--batches"),
         (["updates", "digits", "--every", "0"], "config key 'evaluation.every'"),
         (["updates", "digits", "--every", "1e-320"], "config key 'evaluation.every'"),
         (["updates", "digits", "--data", "nowhere"], "nowhere"),
     ],
 )
-def test_bad_input_is_told_before_anything_runs(tmp_path: Path, words: list[str], complaint: str) -> None:
+def test_bad_input_is_told_before_anything_runs(
+    tmp_path: Path, words: list[str], complaint: str
+) -> None:
     with pytest.raises((ConfigError, RuntimeError)) as caught:
         allstep(*words, "--out", str(tmp_path / "study"))
     assert complaint in str(caught.value)
-    assert not (tmp_path / "study").exists()  # a folder would hold the next study to what is wrong with this one
+    assert not (
+        tmp_path / "study"
+    ).exists()  # a folder would hold the next study to what is wrong with this one

@@ -1,4 +1,5 @@
-"""The search for the fewest updates, on a made-up net whose updates by batch and rate are a formula."""
+"""The search for the fewest updates, on a made-up net whose updates by batch and rate are a
+formula."""
 
 import json
 from dataclasses import replace
@@ -45,7 +46,9 @@ def record(trial: Trial, updates: int, good: float) -> RunRecord:
 
 def outcome(trial: Trial) -> Outcome:
     if trial.facts["lr"] > 1.0:
-        return Outcome(trial, "failed", record(trial, 10, 0.1), "exit status 1\nthe loss diverged at update 10")
+        return Outcome(
+            trial, "failed", record(trial, 10, 0.1), "exit status 1\nthe loss diverged at update 10"
+        )
     return Outcome(trial, "done", record(trial, needed(trial), 0.86))
 
 
@@ -78,14 +81,20 @@ def test_chains_go_side_by_side() -> None:
     first = SEARCH.wanted({})
     assert [trial.facts["batch"] for trial in first] == [32, 128, 512, 2048]
     one = SEARCH.wanted({first[0].name: outcome(first[0])})
-    assert one[0] == first[0] and [trial.facts["batch"] for trial in one[1:]] == [128, 512, 2048, 32]
+    assert one[0] == first[0] and [trial.facts["batch"] for trial in one[1:]] == [
+        128,
+        512,
+        2048,
+        32,
+    ]
 
 
 def test_the_trial_says_all(results: dict[str, Outcome]) -> None:
     trial = SEARCH.trial(128, 1)
     assert trial.name == "128-lr0.141"
     words = (
-        "epochs=30 batch=128 seed=0 optimizer.lr=0.141 optimizer.scaling=none schedule.shape=constant schedule.warmup=0"
+        "epochs=30 batch=128 seed=0 optimizer.lr=0.141 optimizer.scaling=none"
+        " schedule.shape=constant schedule.warmup=0"
     )
     assert words in " ".join(trial.command)
     assert "evaluation.every=0.05 evaluation.stop_at=0.85" in " ".join(trial.command)

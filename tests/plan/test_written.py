@@ -24,6 +24,8 @@ def test_a_link_in_the_place_of_a_file_is_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "table.md" / "inside").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"table\.md: cannot be written: .*irectory.*; remove") as caught:
+    with pytest.raises(
+        ConfigError, match=r"table\.md: cannot be written: .*irectory.*; remove"
+    ) as caught:
         write_whole(tmp_path / "table.md", "text")
     assert "\n" not in str(caught.value)

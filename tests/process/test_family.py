@@ -11,14 +11,15 @@ from allstep.process.family import descendants
 
 MB = 1 << 20
 GRANDCHILD = (
-    "import subprocess, sys, time; "
-    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True).pid, flush=True); "
-    "time.sleep(60)"
+    "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time;"
+    " time.sleep(60)'], start_new_session=True).pid, flush=True); time.sleep(60)"
 )
 
 
 def test_descendants_are_found_across_sessions() -> None:
-    with subprocess.Popen([sys.executable, "-c", GRANDCHILD], stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", GRANDCHILD], stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
         found = descendants(os.getpid())
@@ -30,10 +31,13 @@ def test_descendants_are_found_across_sessions() -> None:
 
 def test_a_child_dies_with_its_parent() -> None:
     parent = (
-        "import subprocess, sys; from allstep.process.family import die_with_parent; "
-        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], preexec_fn=die_with_parent).pid)"
+        "import subprocess, sys; from allstep.process.family import die_with_parent;"
+        " print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " preexec_fn=die_with_parent).pid)"
     )
-    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", parent], capture_output=True, text=True, timeout=60, check=True
+    )
     pid, end = int(done.stdout), time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.01)
@@ -51,7 +55,9 @@ print(*(new - old for old, new in zip(before, after)), proportional_nbytes([1 <<
 
 def test_memory_grows_with_what_is_written() -> None:
     """In a process of its own: one that has freed memory before takes that again."""
-    done = subprocess.run([sys.executable, "-c", GROW], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", GROW], capture_output=True, text=True, timeout=60, check=True
+    )
     *grown, of_nobody = map(int, done.stdout.split())
     assert all(60 * MB < each < 140 * MB for each in grown), grown
     assert of_nobody == 0

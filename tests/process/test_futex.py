@@ -18,7 +18,9 @@ def word() -> memoryview:
     return memoryview(mmap.mmap(-1, 4096)).cast("q")
 
 
-def sleeper(word: memoryview, seconds: float, bits: int = futex.EVERYBODY) -> tuple[threading.Thread, list[float]]:
+def sleeper(
+    word: memoryview, seconds: float, bits: int = futex.EVERYBODY
+) -> tuple[threading.Thread, list[float]]:
     """A thread that sleeps while the number is 0, and how long it did."""
     slept: list[float] = []
 

@@ -1,4 +1,5 @@
-"""The leash: the command's exit status is passed on, and nothing outlives the runner, the command or the leash."""
+"""The leash: the command's exit status is passed on, and nothing outlives the runner, the command
+or the leash."""
 
 import json
 import os
@@ -50,7 +51,11 @@ def gone(pid: int) -> None:
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("raise SystemExit(0)", 0), ("raise SystemExit(75)", 75), ("import os; os.kill(os.getpid(), 9)", 137)],
+    [
+        ("raise SystemExit(0)", 0),
+        ("raise SystemExit(75)", 75),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+    ],
 )
 def test_the_exit_status_is_the_command_s(tmp_path: Path, code: str, expected: int) -> None:
     started = child(tmp_path, *PYTHON, code)
@@ -100,7 +105,9 @@ def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
             os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def test_a_killed_leash_takes_its_command_along(tmp_path: Path, held: subprocess.Popen[bytes]) -> None:
+def test_a_killed_leash_takes_its_command_along(
+    tmp_path: Path, held: subprocess.Popen[bytes]
+) -> None:
     appeared(tmp_path / "pid")
     (command,) = Path(f"/proc/{held.pid}/task/{held.pid}/children").read_text().split()
     held.kill()

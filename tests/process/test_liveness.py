@@ -18,12 +18,16 @@ from allstep.process.liveness import Life, flags_of, life_of
 from ranks import wait_until
 
 LIVING, EXITING = 0x400040, 0x400044
-CAN_END_EARLY = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start();"
+CAN_END_EARLY = (
+    "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start();"
+)
 
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1
+    )
     process.stdout.readline()
     yield process
     process.kill()
@@ -123,7 +127,9 @@ def test_a_main_thread_that_ends_before_the_others() -> None:
         process.communicate()
 
 
-def test_where_proc_shows_nothing(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_proc_shows_nothing(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(liveness, "_folder_of", lambda pid: None)
     life = Life(sleeper.pid)
     assert not life.shows_tasks and not life.is_ending()
@@ -178,8 +184,11 @@ def test_no_such_process(sleeper: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_large_process_is_ending_long_before_it_is_gone() -> None:
-    """Freeing 600 MB takes a tenth of a second or more; a machine that stands still gets more rounds."""
-    script = "import time; memory = bytearray(b'x') * (600 << 20); print(flush=True); time.sleep(600)"
+    """Freeing 600 MB takes a tenth of a second or more; a machine that stands still gets more
+    rounds."""
+    script = (
+        "import time; memory = bytearray(b'x') * (600 << 20); print(flush=True); time.sleep(600)"
+    )
     for _ in range(6):
         process = subprocess.Popen([sys.executable, "-c", script], stdout=-1)
         process.stdout.readline()
@@ -195,7 +204,9 @@ def test_a_large_process_is_ending_long_before_it_is_gone() -> None:
     pytest.fail("never seen ending before it was gone")
 
 
-def test_many_threads_cost_no_more(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_cost_no_more(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A living process is judged by its main thread alone."""
     reads = []
     monkeypatch.setattr(liveness, "flags_of", lambda text: reads.append(text) or flags_of(text))

@@ -45,9 +45,14 @@ def test_a_function_of_allstep_run(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     for name in SHADOWS:
         (tmp_path / f"{name}.py").write_text(f"open({str(canary)!r}, 'a').write(__name__)\n")
-    call = f"import os, allstep; os.chdir({str(tmp_path)!r}); print(allstep.run(max, (2, 3), num_proc=2))"
+    call = (
+        f"import os, allstep; os.chdir({str(tmp_path)!r}); print(allstep.run(max, (2, 3),"
+        " num_proc=2))"
+    )
     command = [sys.executable, "-P", "-c", call]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=150
+    )
     assert done.stdout.strip().endswith("[3, 3]"), done.stderr
     assert not canary.exists(), canary.read_text()
 

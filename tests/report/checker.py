@@ -6,7 +6,8 @@ VOID = {"meta", "link", "img", "br"}
 
 
 class Checker(HTMLParser):
-    """Holds that elements are closed in order, that identifiers are unique, and keeps what would be fetched."""
+    """Holds that elements are closed in order, that identifiers are unique, and keeps what would be
+    fetched."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Records and run folders that were made up: every figure is chosen, so a test knows what a reader must find."""
+"""Records and run folders that were made up: every figure is chosen, so a test knows what a reader
+must find."""
 
 import json
 import math
@@ -45,10 +46,11 @@ def lines(
     seconds: float = 0.5,
     began: float = BEGAN,
 ) -> list[dict[str, Any]]:
-    """A run in which nothing stands out, unless it is told otherwise: each line of steps is 0.5 s and 100 samples.
+    """A run in which nothing stands out, unless it is told otherwise: each line of steps is 0.5 s
+    and 100 samples.
 
-    sample: whether an ended run has evaluated a training sample, as all do today; its error is `sample_error`, else the last
-    `train_error`.
+    sample: whether an ended run has evaluated a training sample, as all do today; its error is
+    `sample_error`, else the last `train_error`.
     """
     times = times or {"input": [0.01], "compute": [0.4], "wait": [0.05], "update": [0.04]}
     by_rank = {phase: (values * workers)[:workers] for phase, values in times.items()}
@@ -64,20 +66,43 @@ def lines(
             "accuracy": 1 - train_error(epoch),
             "lr": 0.1 * math.cos(1.5 * line / epochs / per_epoch),
         }
-        made.append({"kind": "step", "time": clock, **step, "seconds": seconds, **by_rank, **extra(line)})
+        made.append(
+            {"kind": "step", "time": clock, **step, "seconds": seconds, **by_rank, **extra(line)}
+        )
         if samples % SIZE == 0:
-            score = {"loss": validation_loss(epoch), "accuracy": 1 - validation_error(epoch), "count": count}
-            made.append({"kind": "eval", "time": clock, "part": "validation", "samples": samples, **score})
+            score = {
+                "loss": validation_loss(epoch),
+                "accuracy": 1 - validation_error(epoch),
+                "count": count,
+            }
+            made.append(
+                {"kind": "eval", "time": clock, "part": "validation", "samples": samples, **score}
+            )
     if end and sample:
         error = train_error(epochs) if sample_error is None else sample_error
         score = {"loss": 0.28, "accuracy": 1 - error, "count": count}
-        made.append({"kind": "eval", "time": clock, "part": "train", "samples": SIZE * epochs, "seconds": 0.1, **score})
+        made.append(
+            {
+                "kind": "eval",
+                "time": clock,
+                "part": "train",
+                "samples": SIZE * epochs,
+                "seconds": 0.1,
+                **score,
+            }
+        )
     if end:
         test = {"loss": 0.3, "accuracy": 0.93, "count": count}
         made.append({"kind": "eval", "time": clock, "part": "test", **test})
         speed = SIZE / per_epoch / seconds
         made.append(
-            {"kind": "end", "time": clock, "test": test, "images_per_second": speed, "seconds_per_epoch": SIZE / speed}
+            {
+                "kind": "end",
+                "time": clock,
+                "test": test,
+                "images_per_second": speed,
+                "seconds_per_epoch": SIZE / speed,
+            }
         )
     return made
 
@@ -107,19 +132,29 @@ def write(folder: Path, made: list[dict[str, Any]]) -> Path:
 
 
 def write_rich(folder: Path, **options: Any) -> Path:
-    """A run folder with all that a report can show: trust ratios, mistakes, checkpoints, bad samples, events."""
+    """A run folder with all that a report can show: trust ratios, mistakes, checkpoints, bad
+    samples, events."""
     net = [f"layers.{i}.weight" for i in range(12)]
 
     def extra(line: int) -> dict[str, Any]:
-        trust = {name: 1e-3 * (1 + i) * (1.5 + math.sin(line / 9 + i)) for i, name in enumerate(net)}
+        trust = {
+            name: 1e-3 * (1 + i) * (1.5 + math.sin(line / 9 + i)) for i, name in enumerate(net)
+        }
         return {"trust": trust, "grad_norm": 3 / (1 + line / 20), "noise_scale": 50.0 + line}
 
     made = lines(extra=extra, **options)
-    made.append({"kind": "event", "time": made[-1]["time"], "text": "<b>weights</b> agree on all workers"})
+    made.append(
+        {"kind": "event", "time": made[-1]["time"], "text": "<b>weights</b> agree on all workers"}
+    )
     write(folder, made)
     (folder / "config.yaml").write_text("recipe: digits\n")
-    (folder / "quarantine.jsonl").write_text('{"number": 17, "file": "a", "offset": 3, "reason": "cut short"}\n{"num')
-    manifest = {"format": 1, "files": {"weights.safetensors": {"nbytes": 54824, "sha256": "ab" * 32}}}
+    (folder / "quarantine.jsonl").write_text(
+        '{"number": 17, "file": "a", "offset": 3, "reason": "cut short"}\n{"num'
+    )
+    manifest = {
+        "format": 1,
+        "files": {"weights.safetensors": {"nbytes": 54824, "sha256": "ab" * 32}},
+    }
     for samples in (1000, 8000):
         checkpoint = folder / "checkpoints" / f"{samples:012}"
         checkpoint.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """The page in a real browser: the system's Chromium without a head, cut off from the network.
 
-What a person would trip over: errors of the script, pictures that are not there, a page that must be pushed sideways on a telephone.
+What a person would trip over: errors of the script, pictures that are not there, a page that must
+be pushed sideways on a telephone.
 """
 
 import shutil
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((path for name in NAMES if (path := shutil.which(name))), None)
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason=f"no browser: none of {', '.join(NAMES)} is installed"
+)
 
 PHONE, DESK = 390, 1280
 LONG = "a-run-with-a-name-that-nobody-would-want-to-read-on-a-telephone-0123456789"
@@ -49,16 +52,24 @@ class Shown:
 def browser() -> Iterator["Browser"]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as playwright:
-        program = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"], timeout=120_000)
+        program = playwright.chromium.launch(
+            executable_path=PROGRAM, args=["--no-sandbox"], timeout=120_000
+        )
         yield program
         program.close()
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs with all that a report can show, one with a straggler, one with a long name that was killed."""
+    """Three runs with all that a report can show, one with a straggler, one with a long name that
+    was killed."""
     folder = tmp_path_factory.mktemp("runs")
-    times = {"input": [0.02] * 4, "compute": [0.3, 0.3, 0.5, 0.3], "wait": [0.2, 0.2, 0.01, 0.2], "update": [0.02] * 4}
+    times = {
+        "input": [0.02] * 4,
+        "compute": [0.3, 0.3, 0.5, 0.3],
+        "wait": [0.2, 0.2, 0.01, 0.2],
+        "update": [0.02] * 4,
+    }
     runs = [
         write_rich(folder / "one", workers=1),
         write_rich(folder / "four", workers=4, times=times, seconds=0.15),
@@ -67,14 +78,21 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(runs, folder / "page.html", now=BEGAN + 7200)
 
 
-def show(browser: "Browser", file: Path, width: int, scheme: Any = "light", script: bool = True) -> Shown:
+def show(
+    browser: "Browser", file: Path, width: int, scheme: Any = "light", script: bool = True
+) -> Shown:
     """Opens the file from disk; whatever else is asked for is refused and noted."""
     context = browser.new_context(
-        viewport={"width": width, "height": 844}, color_scheme=scheme, java_script_enabled=script, offline=True
+        viewport={"width": width, "height": 844},
+        color_scheme=scheme,
+        java_script_enabled=script,
+        offline=True,
     )
     context.set_default_timeout(120_000)
     shown = Shown(context.new_page())
-    shown.page.on("console", lambda message: shown.complaints.append(f"{message.type}: {message.text}"))
+    shown.page.on(
+        "console", lambda message: shown.complaints.append(f"{message.type}: {message.text}")
+    )
     shown.page.on("pageerror", lambda error: shown.complaints.append(str(error)))
     shown.page.on("request", lambda request: shown.fetched.append(request.url))
     shown.page.goto(file.as_uri())
@@ -82,13 +100,19 @@ def show(browser: "Browser", file: Path, width: int, scheme: Any = "light", scri
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(PHONE, "light"), (DESK, "dark")])
-def test_a_page_opens_whole_quiet_and_alone(browser: "Browser", file: Path, width: int, scheme: str) -> None:
+def test_a_page_opens_whole_quiet_and_alone(
+    browser: "Browser", file: Path, width: int, scheme: str
+) -> None:
     shown = show(browser, file, width, scheme)
     page = shown.page
     assert shown.complaints == []
-    assert [address for address in shown.fetched if not address.startswith("data:")] == [file.as_uri()]
+    assert [address for address in shown.fetched if not address.startswith("data:")] == [
+        file.as_uri()
+    ]
     assert page.evaluate(OVERFLOW) == 0
-    assert page.evaluate("document.images.length") == 2 * (1 + 6)  # trust ratios and mistakes of two runs
+    assert page.evaluate("document.images.length") == 2 * (
+        1 + 6
+    )  # trust ratios and mistakes of two runs
     assert page.evaluate(MISSING) == 0
     assert page.locator("svg").count() == 8
     assert page.evaluate(UNSEEN) == 0
@@ -106,7 +130,9 @@ def test_the_pointer_shows_figures(browser: "Browser", file: Path) -> None:
     plot.locator("svg").hover()
     words = plot.locator(".tip").inner_text()
     assert words.startswith("epoch 3.56")  # the middle of the frame
-    assert words.count("95.0%") == 3 and words.count("94.0%") == 3  # training and validation of three runs
+    assert (
+        words.count("95.0%") == 3 and words.count("94.0%") == 3
+    )  # training and validation of three runs
     shown.page.locator("h1").hover()
     assert plot.locator(".tip").is_hidden()
     assert shown.complaints == []

@@ -1,4 +1,5 @@
-"""Each rule speaks exactly when it should: a made-up run in which nothing stands out, and one change at a time."""
+"""Each rule speaks exactly when it should: a made-up run in which nothing stands out, and one
+change at a time."""
 
 from typing import Any
 
@@ -27,7 +28,9 @@ def slow(rank: int, factor: float, workers: int = 4) -> dict[str, list[float]]:
 
 def share(phase: str, part: float) -> dict[str, list[float]]:
     """Times in which `phase` has `part` of the whole and compute the rest."""
-    return {name: [part if name == phase else 0.0] for name in ("input", "wait", "update")} | {"compute": [1 - part]}
+    return {name: [part if name == phase else 0.0] for name in ("input", "wait", "update")} | {
+        "compute": [1 - part]
+    }
 
 
 def test_a_run_in_which_nothing_stands_out() -> None:
@@ -35,7 +38,8 @@ def test_a_run_in_which_nothing_stands_out() -> None:
     assert (said.rule, said.severity) == ("all_well", "good")
     assert (
         said.figures
-        == "training error 5.0%, validation error 6.0%, at most 2.0% of a worker's time is waiting for input"
+        == "training error 5.0%, validation error 6.0%, at most 2.0% of a worker's time is waiting"
+        " for input"
     )
 
 
@@ -43,37 +47,76 @@ def test_a_run_in_which_nothing_stands_out() -> None:
     ("changes", "expected"),
     [
         # high training error: from 10% on, when it is the larger part of the validation error
-        ({"train_error": lambda e: 0.101, "validation_error": lambda e: 0.12}, {"high_training_error"}),
+        (
+            {"train_error": lambda e: 0.101, "validation_error": lambda e: 0.12},
+            {"high_training_error"},
+        ),
         ({"train_error": lambda e: 0.099, "validation_error": lambda e: 0.11}, {"all_well"}),
-        ({"train_error": lambda e: 0.30, "validation_error": lambda e: 0.25}, {"high_training_error"}),
-        ({"train_error": lambda e: 0.20, "validation_error": lambda e: 0.39}, {"high_training_error"}),
+        (
+            {"train_error": lambda e: 0.30, "validation_error": lambda e: 0.25},
+            {"high_training_error"},
+        ),
+        (
+            {"train_error": lambda e: 0.20, "validation_error": lambda e: 0.39},
+            {"high_training_error"},
+        ),
         ({"train_error": lambda e: 0.20, "validation_error": lambda e: 0.41}, {"overfitting"}),
         ({"train_error": lambda e: 0.5 if e <= 7 else 0.05}, {"all_well"}),  # only the end counts
         # no verdict: one evaluation, less than an epoch, few updates
-        ({"train_error": lambda e: 0.30, "validation_error": lambda e: 0.3, "epochs": 1}, {"no_verdict"}),
-        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.3, "epochs": 1}, {"no_verdict"}),
-        ({"train_error": lambda e: 0.30, "validation_error": lambda e: 0.3, "epochs": 2}, {"high_training_error"}),
-        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.3, "epochs": 2}, {"overfitting"}),
+        (
+            {"train_error": lambda e: 0.30, "validation_error": lambda e: 0.3, "epochs": 1},
+            {"no_verdict"},
+        ),
+        (
+            {"train_error": lambda e: 0.01, "validation_error": lambda e: 0.3, "epochs": 1},
+            {"no_verdict"},
+        ),
+        (
+            {"train_error": lambda e: 0.30, "validation_error": lambda e: 0.3, "epochs": 2},
+            {"high_training_error"},
+        ),
+        (
+            {"train_error": lambda e: 0.01, "validation_error": lambda e: 0.3, "epochs": 2},
+            {"overfitting"},
+        ),
         ({"epochs": 4, "extra": lambda i: {"batch": 100}}, {"no_verdict"}),  # 40 updates
         ({"epochs": 5, "extra": lambda i: {"batch": 100}}, {"all_well"}),
         # overfitting: two points, half as much again, and more than the set's size can make
         ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.031}, {"overfitting"}),
         ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.029}, {"all_well"}),
         ({"train_error": lambda e: 0.06, "validation_error": lambda e: 0.085}, {"all_well"}),
-        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.03, "count": 200}, {"no_verdict"}),
-        ({"train_error": lambda e: 0.01, "validation_error": lambda e: 0.04, "count": 400}, {"overfitting"}),
+        (
+            {"train_error": lambda e: 0.01, "validation_error": lambda e: 0.03, "count": 200},
+            {"no_verdict"},
+        ),
+        (
+            {"train_error": lambda e: 0.01, "validation_error": lambda e: 0.04, "count": 400},
+            {"overfitting"},
+        ),
         # an error that the size of the sample cannot show
-        ({"train_error": lambda e: 0.12, "validation_error": lambda e: 0.12, "count": 25}, {"no_verdict"}),
-        ({"train_error": lambda e: 0.12, "validation_error": lambda e: 0.12, "count": 250}, {"high_training_error"}),
+        (
+            {"train_error": lambda e: 0.12, "validation_error": lambda e: 0.12, "count": 25},
+            {"no_verdict"},
+        ),
+        (
+            {"train_error": lambda e: 0.12, "validation_error": lambda e: 0.12, "count": 250},
+            {"high_training_error"},
+        ),
         # a validation loss that was lower before the last quarter, by a tenth
         ({"validation_loss": lambda e: 0.3 if e == 4 else 0.331}, {"validation_turned"}),
         ({"validation_loss": lambda e: 0.3 if e == 4 else 0.329}, {"all_well"}),
         ({"validation_loss": lambda e: 0.3 if e == 7 else 0.4}, {"all_well"}),
-        ({"validation_loss": lambda e: 0.3 if e == 1 else 0.4, "epochs": 3}, {"all_well"}),  # too few to say
+        (
+            {"validation_loss": lambda e: 0.3 if e == 1 else 0.4, "epochs": 3},
+            {"all_well"},
+        ),  # too few to say
         # spikes: twice the ten lines before, and a tenth of the first loss
         ({"loss": lambda i: 0.41 if i == 50 else 0.2, "epochs": 8}, {"loss_spikes"}),
         ({"loss": lambda i: 0.39 if i == 50 else 0.2}, {"all_well"}),
-        ({"loss": lambda i: 2.0 if i < 10 else 0.15 if i == 50 else 0.01}, {"all_well"}),  # noise at the bottom
+        (
+            {"loss": lambda i: 2.0 if i < 10 else 0.15 if i == 50 else 0.01},
+            {"all_well"},
+        ),  # noise at the bottom
         ({"loss": lambda i: 2.0 if i < 10 else 0.25 if i == 50 else 0.01}, {"loss_spikes"}),
         ({"loss": lambda i: 9.0 if i == 0 else 1.0}, {"all_well"}),  # the start is no spike
         # still improving: the last quarter took a twentieth away, and the best is at the end
@@ -107,11 +150,14 @@ def test_a_judgement_has_the_figures_that_led_to_it() -> None:
     (said,) = judge(record(lines(times=slow(2, 1.2), workers=4)), LATER)
     assert (
         said.figures
-        == "worker 2 on h1 works 1.18 times as long as the others, and was the slowest in 100% of 80 intervals"
+        == "worker 2 on h1 works 1.18 times as long as the others, and was the slowest in 100% of"
+        " 80 intervals"
     )
     (said,) = judge(record(lines(loss=lambda i: 0.8 if i in (40, 60, 61) else 0.2)), LATER)
     assert said.figures.startswith("2 times, the worst in epoch 4.1: 0.2 to 0.8, at a rate of 0.07")
-    (said,) = judge(record(lines(train_error=lambda e: 0.01, validation_error=lambda e: 0.08)), LATER)
+    (said,) = judge(
+        record(lines(train_error=lambda e: 0.01, validation_error=lambda e: 0.08)), LATER
+    )
     assert said.figures == "training error 1.0%, validation error 8.0%: +7.0 points"
     assert "augmentation" in said.advice
 
@@ -123,16 +169,18 @@ def test_a_high_training_error_that_still_falls_wants_time_first() -> None:
     assert "train longer first" in first.advice
     (only,) = judge(record(lines(**error, validation_loss=lambda e: 1 / e)), LATER)
     assert (only.rule, only.title) == ("still_improving", "Still improving: train longer")
-    assert only.figures == (
-        "validation loss fell from 0.1667 to 0.125 (25%) in the last quarter, too steeply for a verdict on over- or "
-        "underfitting; so far training error 30.0%, validation error 30.0%"
+    assert (
+        only.figures
+        == "validation loss fell from 0.1667 to 0.125 (25%) in the last quarter, too steeply for a"
+        " verdict on over- or underfitting; so far training error 30.0%, validation error 30.0%"
     )
     (alone,) = judge(record(lines(**error)), LATER)
     assert "a bigger model" in alone.advice and "train longer first" not in alone.advice
 
 
 def test_one_that_is_slowest_now_and_then_is_no_straggler() -> None:
-    """Each of four workers takes its turn at being slow; in sum worker 2 is ahead by more than 15%, but seldom the slowest."""
+    """Each of four workers takes its turn at being slow; in sum worker 2 is ahead by more than 15%,
+    but seldom the slowest."""
     turns = [slow(rank, 1.2) for rank in (0, 1, 3)] + [slow(2, 4.0)]
     assert rules(workers=4, extra=lambda i: turns[i % 4]) == {"all_well"}
 
@@ -157,7 +205,9 @@ def event(text: str, after: float = 0.0, **fields: Any) -> dict[str, Any]:
 
 
 def test_a_run_that_diverged_is_neither_going_nor_killed() -> None:
-    told = event("the loss is nan at step 3; the best so far was 2.298", step=3, samples=128, lr=2.5)
+    told = event(
+        "the loss is nan at step 3; the best so far was 2.298", step=3, samples=128, lr=2.5
+    )
     made = record([*lines(epochs=2, end=False), told])
     for later in (1.0, 7200.0):
         assert status(made, LATER + later) == "diverged"
@@ -172,13 +222,19 @@ def test_a_run_that_was_told_to_stop_has_not_failed_and_one_that_went_on_is_goin
     told = event("stopped and saved after 500 of 2000 samples: SIGTERM", samples=500)
     made = [*lines(epochs=1, end=False), told]
     (said,) = judge(record(made), LATER + 7200)
-    assert (said.severity, said.title, said.figures) == ("hint", "The run was told to stop", told["text"])
+    assert (said.severity, said.title, said.figures) == (
+        "hint",
+        "The run was told to stop",
+        told["text"],
+    )
     assert status(record(made), LATER + 7200) == "paused"
     assert status(record([*made, *lines(end=False, began=LATER + 10)]), LATER + 60) == "going"
 
 
 def test_what_the_noise_scale_means_is_said_and_is_no_fault() -> None:
-    (first, last) = judge(record([*lines(), event("noise scale about 296 samples.", noise_scale=296.0)]), LATER)
+    first, last = judge(
+        record([*lines(), event("noise scale about 296 samples.", noise_scale=296.0)]), LATER
+    )
     assert (first.rule, last.rule, last.severity) == ("all_well", "batch_by_noise", "good")
     assert last.figures == "noise scale about 296 samples"
 
@@ -186,7 +242,9 @@ def test_what_the_noise_scale_means_is_said_and_is_no_fault() -> None:
 def test_a_loss_that_rose_while_the_accuracy_stayed_is_a_hint() -> None:
     risen = {"validation_loss": lambda e: 0.3 if e == 4 else 0.4}
     assert judge(record(lines(**risen)), LATER)[0].severity == "hint"
-    fell = judge(record(lines(**risen, validation_error=lambda e: 0.05 if e == 4 else 0.06)), LATER)[0]
+    fell = judge(
+        record(lines(**risen, validation_error=lambda e: 0.05 if e == 4 else 0.06)), LATER
+    )[0]
     assert (fell.rule, fell.severity) == ("validation_turned", "problem")
 
 

@@ -1,7 +1,7 @@
 """Records of other versions and other hands: whatever stands under a key, the page is made.
 
-A random place of a good record, or of the files beside it, gets a random value. There must be a page all the same, well formed, with
-coordinates that are numbers.
+A random place of a good record, or of the files beside it, gets a random value. There must be a
+page all the same, well formed, with coordinates that are numbers.
 """
 
 import json
@@ -19,7 +19,9 @@ from report.made_up import BEGAN, CLASSES, lines, write, write_mistakes
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 IS_SOAK = settings().max_examples > 100
@@ -29,7 +31,13 @@ FEWER = settings() if IS_SOAK else settings(max_examples=8)
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where a value can be put: every key and every index, however deep."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [place for key, each in inner for place in ((*path, key), *places(each, (*path, key)))]
 
 
@@ -44,7 +52,9 @@ def base() -> list[dict[str, Any]]:
     return lines(epochs=4, per_epoch=3, extra=lambda i: dict(trust))
 
 
-PLACES = [path for path in places(json.loads(json.dumps(base()))) if path[-1] != "kind" and len(path) > 1]
+PLACES = [
+    path for path in places(json.loads(json.dumps(base()))) if path[-1] != "kind" and len(path) > 1
+]
 
 
 @FEW
@@ -54,7 +64,9 @@ PLACES = [path for path in places(json.loads(json.dumps(base()))) if path[-1] !=
 @example([((16, "accuracy"), 3.7), ((-3, "samples"), -1.5)])
 @example([((15, "samples"), -1.5)])
 @example([((1, "compute", 0), 1e308), ((2, "trust", "a"), 1e308), ((-1, "time"), 1e20)])
-def test_there_is_a_page_whatever_stands_in_a_record(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+def test_there_is_a_page_whatever_stands_in_a_record(
+    changes: list[tuple[tuple[Any, ...], Any]],
+) -> None:
     made = json.loads(json.dumps(base()))
     for path, value in changes:
         try:
@@ -70,9 +82,18 @@ def test_there_is_a_page_whatever_stands_in_a_record(changes: list[tuple[tuple[A
 def test_there_is_a_page_whatever_stands_in_mistakes(name: str, value: Any, other: Any) -> None:
     whole = {
         "mistakes.json": [
-            {"file": "0000.png", "label": value, "predicted": other, "probability": value, "number": other}
+            {
+                "file": "0000.png",
+                "label": value,
+                "predicted": other,
+                "probability": value,
+                "number": other,
+            }
         ],
-        "confusion.json": {"classes": [value, *CLASSES[1:]], "counts": other if isinstance(other, list) else value},
+        "confusion.json": {
+            "classes": [value, *CLASSES[1:]],
+            "counts": other if isinstance(other, list) else value,
+        },
     }
     for content in (value, whole[name]):
         check(lines(epochs=1, per_epoch=1), {name: json.dumps(content)})

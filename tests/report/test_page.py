@@ -38,7 +38,9 @@ def page_of(*folders: Path, now: float = BEGAN + 9999.0) -> str:
 
 
 def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ALLSTEP, "report", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [ALLSTEP, "report", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
 
 
 def test_a_page_is_well_formed_whole_and_small(tmp_path: Path) -> None:
@@ -100,7 +102,9 @@ def test_what_a_record_says_is_text_not_markup(tmp_path: Path) -> None:
 
 def test_control_characters_in_a_record_are_shown_escaped(tmp_path: Path) -> None:
     hostile = "e\x1b[2J\x07\u202evil\ud800"
-    told = [{"kind": "event", "time": BEGAN + 1, "text": f"stopped and saved `{hostile}` {hostile}"}]
+    told = [
+        {"kind": "event", "time": BEGAN + 1, "text": f"stopped and saved `{hostile}` {hostile}"}
+    ]
     folder = write(tmp_path / hostile.replace("\ud800", ""), [*lines(), *told])
     page = page_of(folder)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", page)
@@ -109,9 +113,15 @@ def test_control_characters_in_a_record_are_shown_escaped(tmp_path: Path) -> Non
 
 def test_of_many_workers_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -> None:
     compute = [0.3 + rank / 1000 for rank in range(64)]
-    times = {"input": [0.01], "compute": compute, "wait": [0.4 - each for each in compute], "update": [0.01]}
+    times = {
+        "input": [0.01],
+        "compute": compute,
+        "wait": [0.4 - each for each in compute],
+        "update": [0.01],
+    }
     folder = write(
-        tmp_path / "run", lines(workers=64, epochs=2, times={key: (value * 64)[:64] for key, value in times.items()})
+        tmp_path / "run",
+        lines(workers=64, epochs=2, times={key: (value * 64)[:64] for key, value in times.items()}),
     )
     page = text_of(page_of(folder))
     shown = [int(rank) for rank in re.findall(r"worker (\d+) (?:slowest )?\d+%", page)]
@@ -122,7 +132,9 @@ def test_of_many_workers_the_slowest_and_the_fastest_are_shown(tmp_path: Path) -
 def test_a_matrix_of_many_classes_is_a_list(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", lines(epochs=2))
     (folder / "mistakes").mkdir()
-    counts = [[50 if i == j else 7 if (i, j) == (3, 900) else 0 for j in range(1000)] for i in range(1000)]
+    counts = [
+        [50 if i == j else 7 if (i, j) == (3, 900) else 0 for j in range(1000)] for i in range(1000)
+    ]
     content = {"classes": [f"class {i}" for i in range(1000)], "counts": counts}
     (folder / "mistakes" / "confusion.json").write_text(json.dumps(content))
     page = page_of(folder)
@@ -131,11 +143,17 @@ def test_a_matrix_of_many_classes_is_a_list(tmp_path: Path) -> None:
 
 
 def test_trust_ratios_are_pixels() -> None:
-    """Layers from the top, time from the left, logarithms of the ratios in matplotlib's viridis; what was not told is transparent."""
+    """Layers from the top, time from the left, logarithms of the ratios in matplotlib's viridis;
+    what was not told is transparent."""
     told: list[dict[str, Any]] = [{"a": 0.01, "b": 0.1}, {"a": 1.0}, {}, {"a": 0.1, "b": 0.0}]
     heat = trust_heat([{"trust": each} for each in told])
     assert heat is not None
-    assert (heat.layers, heat.low, heat.high, heat.columns) == (("a", "b"), pytest.approx(0.01), pytest.approx(1.0), 3)
+    assert (heat.layers, heat.low, heat.high, heat.columns) == (
+        ("a", "b"),
+        pytest.approx(0.01),
+        pytest.approx(1.0),
+        3,
+    )
     image = Image.open(io.BytesIO(base64.b64decode(heat.source.partition(",")[2]))).convert("RGBA")
     expected = {(0, 0): 0.0, (1, 0): 1.0, (2, 0): 0.5, (0, 1): 0.5}
     for place, part in expected.items():
@@ -158,11 +176,16 @@ def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
 
 
 def test_runs_beside_the_first(tmp_path: Path) -> None:
-    folders = [write(tmp_path / "one", lines(workers=1)), write(tmp_path / "four", lines(workers=4, seconds=0.15))]
+    folders = [
+        write(tmp_path / "one", lines(workers=1)),
+        write(tmp_path / "four", lines(workers=4, seconds=0.15)),
+    ]
     (said,) = compare(read_runs(folders))
-    assert said.figures == (
-        "667 images/s against 200: 3.33x with 4 workers against 1 (83% of 4x); "
-        "test accuracy 93.00% against 93.00%, no further apart than chance makes them (±0.72 points with 10,000 samples)"
+    assert (
+        said.figures
+        == "667 images/s against 200: 3.33x with 4 workers against 1 (83% of 4x); test accuracy"
+        " 93.00% against 93.00%, no further apart than chance makes them (±0.72 points with"
+        " 10,000 samples)"
     )
     assert said.severity == "good"
 
@@ -191,7 +214,10 @@ def test_configs_beside_their_recipe() -> None:
 
 def test_values_are_written_as_people_write_them() -> None:
     digits = RECIPES["digits"]().model_dump(mode="json")
-    changed = {**digits, "optimizer": {**digits["optimizer"], "lr": 1e9, "weight_decay": 0.123456789}}
+    changed = {
+        **digits,
+        "optimizer": {**digits["optimizer"], "lr": 1e9, "weight_decay": 0.123456789},
+    }
     changed["growth"] = {**digits["growth"], "at": [4.0, 6.5]}
     found = {row.key: (row.recipe, *row.values) for row in rows([changed]) if row.differs}
     assert found == {
@@ -202,13 +228,19 @@ def test_values_are_written_as_people_write_them() -> None:
 
 
 def test_a_batch_that_grows_is_drawn_and_told(tmp_path: Path) -> None:
-    grown = lines(extra=lambda i: {"batch": 64 if i < 40 else 128, "memory": [400_000_000, 410_000_000]})
+    grown = lines(
+        extra=lambda i: {"batch": 64 if i < 40 else 128, "memory": [400_000_000, 410_000_000]}
+    )
     page = page_of(write(tmp_path / "run", grown))
     assert "64 over all workers, grown to 128" in text_of(page)
     assert "at most 410 MB of a worker" in text_of(page)
     assert "<b>Batch</b>" in page
     same = page_of(write(tmp_path / "same", lines(extra=lambda i: {"batch": 64})))
-    assert "64 over all workers" in text_of(same) and "grown" not in text_of(same) and "<b>Batch</b>" not in same
+    assert (
+        "64 over all workers" in text_of(same)
+        and "grown" not in text_of(same)
+        and "<b>Batch</b>" not in same
+    )
 
 
 def test_a_run_that_went_on_and_one_that_diverged_say_so_at_the_top(tmp_path: Path) -> None:
@@ -227,11 +259,17 @@ def test_training_validation_and_test_are_next_to_each_other(tmp_path: Path) -> 
     """A run of today, and an older one, whose steps are shown without a gap."""
     new, old = write(tmp_path / "new", lines()), write(tmp_path / "old", lines(sample=False))
     words = text_of(page_of(new))
-    table = "training validation gap test accuracy 95.00% of 10,000 94.00% of 10,000 -1.0 ± 0.6 points 93.00% of 10,000"
+    table = (
+        "training validation gap test accuracy 95.00% of 10,000 94.00% of 10,000 -1.0 ± 0.6 points"
+        " 93.00% of 10,000"
+    )
     assert table in words and "last tenth" not in words
     both = text_of(page_of(new, old))
     assert "old, accuracy 95.00% of 100 * 94.00% of 10,000 – 93.00%" in both
-    assert "last tenth of an epoch of training steps" in both and "a fixed sample of the training split" in both
+    assert (
+        "last tenth of an epoch of training steps" in both
+        and "a fixed sample of the training split" in both
+    )
 
 
 def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
@@ -242,7 +280,10 @@ def test_a_run_that_ended_early_says_why(tmp_path: Path) -> None:
 
 def test_configs_of_recipes_that_are_not_ours() -> None:
     found = {
-        row.key: row for row in rows([{"recipe": "mine", "batch": 1}, {"recipe": "mine", "batch": 2, "extra": None}])
+        row.key: row
+        for row in rows(
+            [{"recipe": "mine", "batch": 1}, {"recipe": "mine", "batch": 2, "extra": None}]
+        )
     }
     assert found["batch"].differs and found["extra"].differs and not found["recipe"].differs
     assert found["extra"].values == ("–", "none")
@@ -270,7 +311,9 @@ def test_figures_as_people_read_them(said: str, expected: str) -> None:
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", lines())
-    with pytest.raises(ConfigError, match=r"nowhere/report.html: cannot be written: No such file or directory"):
+    with pytest.raises(
+        ConfigError, match=r"nowhere/report.html: cannot be written: No such file or directory"
+    ):
         write_report([folder], tmp_path / "nowhere" / "report.html")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_report([folder], folder)
@@ -281,7 +324,10 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_the_command_loads_no_torch(tmp_path: Path) -> None:
     folder = write_rich(tmp_path / "run")
-    code = "import sys; from allstep.cli.app import app; app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
+    code = (
+        "import sys; from allstep.cli.app import app; app(sys.argv[1:], standalone_mode=False);"
+        " print('torch' in sys.modules)"
+    )
     command = [sys.executable, "-c", code, "report", str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.stdout == f"{folder}/report.html\nFalse\n", result.stderr
@@ -301,7 +347,17 @@ def test_wrong_use_is_a_line_and_status_2(arguments: list[str], words: str) -> N
 def test_a_real_run(tmp_path: Path) -> None:
     """What `allstep train` writes today is what the report reads."""
     run = tmp_path / "run"
-    train = [ALLSTEP, "train", "digits", "epochs=2", "log_every=2", "--workers", "2", "--out", str(run)]
+    train = [
+        ALLSTEP,
+        "train",
+        "digits",
+        "epochs=2",
+        "log_every=2",
+        "--workers",
+        "2",
+        "--out",
+        str(run),
+    ]
     subprocess.run(train, check=True, capture_output=True, timeout=170)
     result = run_command(run)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{run}/report.html\n", "")
@@ -318,7 +374,10 @@ def test_a_real_run(tmp_path: Path) -> None:
     ):
         assert part in words, part
     assert "Not everything could be read" not in words
-    assert re.search(r"accuracy [\d.]+% of 143 [\d.]+% of 143 [+-][\d.]+ ± [\d.]+ points [\d.]+% of 360 loss", words)
+    assert re.search(
+        r"accuracy [\d.]+% of 143 [\d.]+% of 143 [+-][\d.]+ ± [\d.]+ points [\d.]+% of 360 loss",
+        words,
+    )
     assert (
         page.count("<polyline") == 2 + 2 + 4
     )  # loss, accuracy, rate, throughput, slowest worker, norm of the gradient

@@ -1,4 +1,7 @@
-"""What is read from a run folder: only what is there, and what is damaged is left out with a note. Reference: what was written."""
+"""What is read from a run folder: only what is there, and what is damaged is left out with a note.
+
+Reference: what was written.
+"""
 
 import base64
 import io
@@ -23,10 +26,16 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
     run = read_run(write_rich(tmp_path / "all", workers=4))
     assert (run.name, run.num_workers, run.num_threads) == ("all", 4, 4)
     assert run.config["recipe"] == "digits"
-    assert (run.num_bad, run.bad[0]["reason"]) == (1, "cut short")  # the torn second line is no sample
+    assert (run.num_bad, run.bad[0]["reason"]) == (
+        1,
+        "cut short",
+    )  # the torn second line is no sample
     assert [checkpoint.name for checkpoint in run.checkpoints] == ["000000001000", "000000008000"]
     assert run.checkpoints[0].files == (("weights.safetensors", 54824, "ab" * 32),)
-    assert [mistake.label for mistake in run.mistakes[:2]] == ["shirt", "coat"]  # numbers of classes have become names
+    assert [mistake.label for mistake in run.mistakes[:2]] == [
+        "shirt",
+        "coat",
+    ]  # numbers of classes have become names
     assert (
         run.mistakes[0].source
         == "data:image/png;base64,"
@@ -40,7 +49,13 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
 
 def test_a_record_alone_is_a_run(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "bare", lines()))
-    assert (run.checkpoints, run.mistakes, run.confusion, run.num_bad, run.notes) == ((), (), None, 0, ())
+    assert (run.checkpoints, run.mistakes, run.confusion, run.num_bad, run.notes) == (
+        (),
+        (),
+        None,
+        0,
+        (),
+    )
     assert list(run.checksums) == ["run.jsonl"]
 
 
@@ -65,7 +80,10 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path) -> None:
 
 
 def test_kinds_and_keys_of_later_versions_are_no_damage(tmp_path: Path) -> None:
-    later = [{"kind": "weather", "time": BEGAN, "rain": True}, {"kind": "step", "samples": 1}]  # the second has no time
+    later = [
+        {"kind": "weather", "time": BEGAN, "rain": True},
+        {"kind": "step", "samples": 1},
+    ]  # the second has no time
     run = read_run(write(tmp_path / "later", [*lines(), *later]))
     assert run.notes == ()
     assert len(run.record.steps) == 80
@@ -81,9 +99,13 @@ def test_kinds_and_keys_of_later_versions_are_no_damage(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "has no start line"),
     ],
 )
-def test_what_is_no_run_is_said_in_a_line(tmp_path: Path, content: str | bytes | None, words: str) -> None:
+def test_what_is_no_run_is_said_in_a_line(
+    tmp_path: Path, content: str | bytes | None, words: str
+) -> None:
     if content is not None:
-        (tmp_path / "run.jsonl").write_bytes(content.encode() if isinstance(content, str) else content)
+        (tmp_path / "run.jsonl").write_bytes(
+            content.encode() if isinstance(content, str) else content
+        )
     with pytest.raises(DataError, match=words) as error:
         read_run(tmp_path)
     assert "\n" not in str(error.value)
@@ -101,9 +123,14 @@ def test_the_record_in_place_of_its_folder(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
-    """A folder stands where a file should be: reading it fails, as it does when a run removes a checkpoint under our eyes."""
+    """A folder stands where a file should be: reading it fails, as it does when a run removes a
+    checkpoint under our eyes."""
     folder = write(tmp_path / "run", lines())
-    for name in ("quarantine.jsonl", "checkpoints/000000001000/manifest.json", "mistakes/mistakes.json"):
+    for name in (
+        "quarantine.jsonl",
+        "checkpoints/000000001000/manifest.json",
+        "mistakes/mistakes.json",
+    ):
         (folder / name).mkdir(parents=True)
     run = read_run(folder)
     assert (run.num_bad, run.checkpoints, run.mistakes) == (0, (), ())
@@ -128,7 +155,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("0000.png", False),
     ],
 )
-def test_only_pictures_of_the_folder_come_into_the_page(tmp_path: Path, entry: Any, is_shown: bool) -> None:
+def test_only_pictures_of_the_folder_come_into_the_page(
+    tmp_path: Path, entry: Any, is_shown: bool
+) -> None:
     folder = write(tmp_path / "run", lines())
     mistakes = folder / "mistakes"
     write_mistakes(mistakes, 1)
@@ -280,10 +309,14 @@ def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
     (folder / "checkpoints" / "000000008000" / "manifest.json").write_text('{"files": ')
     run = read_run(folder)
     assert [checkpoint.name for checkpoint in run.checkpoints] == ["000000001000"]
-    assert run.notes == ("checkpoints/000000008000: its manifest is damaged; --resume will not use it",)
+    assert run.notes == (
+        "checkpoints/000000008000: its manifest is damaged; --resume will not use it",
+    )
 
 
-@pytest.mark.parametrize(("highest", "brightness"), [(16, 255 / 16), (63, 255 / 63), (64, 1.0), (255, 1.0), (0, 1.0)])
+@pytest.mark.parametrize(
+    ("highest", "brightness"), [(16, 255 / 16), (63, 255 / 63), (64, 1.0), (255, 1.0), (0, 1.0)]
+)
 def test_dark_pictures_are_shown_brighter(tmp_path: Path, highest: int, brightness: float) -> None:
     """The 8x8 digits go from 0 to 16; the file itself stays what the net saw."""
     folder = tmp_path / "mistakes"

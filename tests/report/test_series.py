@@ -1,12 +1,37 @@
-"""Values over a run, and their coordinates. References: what was written, numpy, and round trips through an axis."""
+"""Values over a run, and their coordinates.
+
+References: what was written, numpy, and round trips through an axis.
+"""
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from allstep.report.curves import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart, Curve, draw, log_ticks, round_ticks, time_ticks
-from allstep.report.series import Clock, Series, kept, over_epochs, smoothed, steps, thinned, throughput, validations
+from allstep.report.curves import (
+    BOTTOM,
+    LEFT,
+    RIGHT,
+    TOP,
+    Axis,
+    Chart,
+    Curve,
+    draw,
+    log_ticks,
+    round_ticks,
+    time_ticks,
+)
+from allstep.report.series import (
+    Clock,
+    Series,
+    kept,
+    over_epochs,
+    smoothed,
+    steps,
+    thinned,
+    throughput,
+    validations,
+)
 from allstep.report.split import lateness_over_seconds, split
 from report.made_up import BEGAN, SIZE, lines, record
 
@@ -14,7 +39,8 @@ FINITE = st.floats(-1e6, 1e6).filter(lambda value: value == 0 or abs(value) > 1e
 
 
 def test_what_a_resumed_run_did_again_replaces_what_it_did_before() -> None:
-    """Killed after epoch 4, gone on from epoch 2 an hour later: one curve, and an hour that is not time of the run."""
+    """Killed after epoch 4, gone on from epoch 2 an hour later: one curve, and an hour that is not
+    time of the run."""
     before = lines(epochs=4, loss=lambda i: 9.0, end=False)
     whole = lines(epochs=8, loss=lambda i: 1.0, began=BEGAN + 3600)
     after = [whole[0], *(line for line in whole[1:] if line.get("samples", SIZE * 9) > 2 * SIZE)]
@@ -35,7 +61,9 @@ def test_kept_lines_rise_and_end_with_the_last(samples: list[int]) -> None:
     assert found[-1:] == samples[-1:]
     last_seen = {each: i for i, each in enumerate(samples)}
     assert found == sorted(
-        each for each, i in last_seen.items() if min(samples[i:]) == each and samples[i + 1 :].count(each) == 0
+        each
+        for each, i in last_seen.items()
+        if min(samples[i:]) == each and samples[i + 1 :].count(each) == 0
     )
 
 
@@ -48,7 +76,12 @@ def test_throughput_is_what_the_lines_say() -> None:
 
 
 def test_times_of_each_worker() -> None:
-    times = {"input": [0.1, 0.1], "compute": [0.3, 0.6], "wait": [0.35, 0.05], "update": [0.05, 0.05]}
+    times = {
+        "input": [0.1, 0.1],
+        "compute": [0.3, 0.6],
+        "wait": [0.35, 0.05],
+        "update": [0.05, 0.05],
+    }
     made = record(lines(times=times, workers=2))
     found = split(made)
     assert found is not None
@@ -62,7 +95,8 @@ def test_times_of_each_worker() -> None:
 def test_after_a_resume_with_more_workers_their_times_count() -> None:
     whole = lines(epochs=8, workers=4, began=BEGAN + 100)
     made = record(
-        lines(epochs=4, workers=2, end=False) + [line for line in whole if line.get("samples", SIZE * 9) > 4 * SIZE]
+        lines(epochs=4, workers=2, end=False)
+        + [line for line in whole if line.get("samples", SIZE * 9) > 4 * SIZE]
     )
     found = split(made)
     assert found is not None and len(found.ranks) == 4

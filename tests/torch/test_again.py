@@ -154,7 +154,9 @@ def leave_a_step_half_way() -> bool:
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     same = [
         torch.equal(one, other)
-        for one, other in zip(train(net, optimizer, range(2, 4)), train(fresh_net, fresh, range(2, 4)), strict=True)
+        for one, other in zip(
+            train(net, optimizer, range(2, 4)), train(fresh_net, fresh, range(2, 4)), strict=True
+        )
     ]
     hvd.shutdown()
     return all(same)

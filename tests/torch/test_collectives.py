@@ -1,6 +1,8 @@
-"""Every collective on 1, 2 and 3 ranks, against what plain torch computes from the same numbers in one process.
+"""Every collective on 1, 2 and 3 ranks, against what plain torch computes from the same numbers in
+one process.
 
-Inputs are drawn from the rank, so that each rank knows those of all. They are small whole numbers: sums are exact in any order.
+Inputs are drawn from the rank, so that each rank knows those of all. They are small whole numbers:
+sums are exact in any order.
 """
 
 import threading
@@ -68,9 +70,14 @@ def reduce_all(rank: int, size: int) -> None:
     )  # bool, which Horovod has not
     scaled = hvd.allreduce(torch.ones(4), op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5)
     same(scaled, torch.full((4,), float(size)))
-    same(hvd.allreduce(torch.tensor([-7]), op=hvd.Max, prescale_factor=0.5), torch.tensor([-3]))  # towards zero
+    same(
+        hvd.allreduce(torch.tensor([-7]), op=hvd.Max, prescale_factor=0.5), torch.tensor([-3])
+    )  # towards zero
     for two in (np.float64(2), np.float32(2), 2, torch.tensor(2.0)):  # all of which scripts pass
-        same(hvd.allreduce(torch.ones(1), op=hvd.Sum, prescale_factor=two), torch.full((1,), 2.0 * size))
+        same(
+            hvd.allreduce(torch.ones(1), op=hvd.Sum, prescale_factor=two),
+            torch.full((1,), 2.0 * size),
+        )
     same(hvd.broadcast(torch.tensor([rank]), np.int64(0)), torch.tensor([0]))
     strided = draw(rank, 4, 6).t()[::2]
     same(hvd.allreduce(strided, op=hvd.Sum), sum(each.t()[::2] for each in drawn(size, 4, 6)))
@@ -81,7 +88,10 @@ def reduce_all(rank: int, size: int) -> None:
     assert leaf.requires_grad and leaf.grad_fn is None
     for dtype in (torch.float32, torch.int64):
         half = hvd.allreduce(
-            torch.full((3,), 2, dtype=dtype), op=hvd.Sum, compression=hvd.Compression.fp16, name=str(dtype)
+            torch.full((3,), 2, dtype=dtype),
+            op=hvd.Sum,
+            compression=hvd.Compression.fp16,
+            name=str(dtype),
         )
         same(half, torch.full((3,), 2 * size, dtype=dtype))
 
@@ -101,7 +111,9 @@ def say_average(rank: int, size: int) -> None:
 def reduce_groups(rank: int, size: int) -> None:
     shapes, dtypes = [(2,), (3, 4), ()], [torch.float32, torch.int64, torch.float64]
     mine = [draw(rank, *shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-    totals = [sum(drawn(size, *shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    totals = [
+        sum(drawn(size, *shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
     result = hvd.grouped_allreduce(mine, op=hvd.Sum, name="group", compression=hvd.Compression.bf16)
     assert isinstance(result, list)
     handle = hvd.grouped_allreduce_async(mine, op=hvd.Sum)
@@ -131,7 +143,10 @@ def reduce_groups(rank: int, size: int) -> None:
 def move(rank: int, size: int) -> None:
     for dtype in [*FLOATS, *INTS, torch.bool]:
         mine = draw(rank, rank + 1, 3, dtype=dtype)
-        same(hvd.allgather(mine), torch.cat([draw(each, each + 1, 3, dtype=dtype) for each in range(size)]))
+        same(
+            hvd.allgather(mine),
+            torch.cat([draw(each, each + 1, 3, dtype=dtype) for each in range(size)]),
+        )
         root = size - 1
         given = draw(rank, 2, 3, dtype=dtype)
         same(hvd.broadcast(given, root), draw(root, 2, 3, dtype=dtype))
@@ -142,7 +157,9 @@ def move(rank: int, size: int) -> None:
         even = draw(rank, 2 * size, 2, dtype=dtype)
         same(
             hvd.alltoall(even),
-            torch.cat([each[2 * rank : 2 * rank + 2] for each in drawn(size, 2 * size, 2, dtype=dtype)]),
+            torch.cat(
+                [each[2 * rank : 2 * rank + 2] for each in drawn(size, 2 * size, 2, dtype=dtype)]
+            ),
         )
     same(hvd.allgather(torch.ones(0 if rank else 2, 3)), torch.ones(2, 3))  # no rows here
     assert hvd.allgather(torch.ones(0, 3)).shape == (0, 3)
@@ -156,7 +173,10 @@ def scatter(rank: int, size: int) -> None:
     mine, total = draw(rank, rows, 2), sum(drawn(size, rows, 2))
     same(hvd.reducescatter(mine, op=hvd.Sum), total[share])
     torch.testing.assert_close(hvd.reducescatter(mine), total[share] / size)
-    same(hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=4.0, postscale_factor=0.5), 2 * total[share])
+    same(
+        hvd.reducescatter(mine, op=hvd.Sum, prescale_factor=4.0, postscale_factor=0.5),
+        2 * total[share],
+    )
     same(hvd.reducescatter(mine, op=hvd.Sum, compression=hvd.Compression.fp16), total[share])
     assert hvd.reducescatter(torch.ones(1, 2), op=hvd.Sum).shape[0] == (1 if rank == 0 else 0)
 
@@ -166,7 +186,9 @@ def deal(rank: int, size: int) -> None:
     splits = list(range(1, size + 1))
     values = torch.arange(sum(splits) + 1) + 100 * rank
     start = sum(splits[:rank])
-    expected = torch.cat([torch.arange(start, start + rank + 1) + 100 * each for each in range(size)])
+    expected = torch.cat(
+        [torch.arange(start, start + rank + 1) + 100 * each for each in range(size)]
+    )
     for given in (splits, tuple(splits), torch.tensor(splits, dtype=torch.int32)):
         output, received = hvd.alltoall(values, splits=given)
         same(output, expected)
@@ -182,7 +204,9 @@ def hold_handles(rank: int, size: int) -> None:
     names = [f"tensor {number}" for number in range(20)]
     order = names if rank else names[::-1]  # ranks ask in different orders
     handles = {
-        name: hvd.allreduce_async(torch.full((50_000,), float(names.index(name))), name=name, op=hvd.Sum)
+        name: hvd.allreduce_async(
+            torch.full((50_000,), float(names.index(name))), name=name, op=hvd.Sum
+        )
         for name in order
     }
     assert all(isinstance(handle, int) for handle in handles.values())
@@ -206,7 +230,8 @@ def hold_handles(rank: int, size: int) -> None:
         pass
     same(hvd.synchronize(handle), torch.ones(2))
     one_name = [
-        call(torch.ones(size), name="shared") for call in (hvd.allreduce_async, hvd.allgather_async, hvd.alltoall_async)
+        call(torch.ones(size), name="shared")
+        for call in (hvd.allreduce_async, hvd.allgather_async, hvd.alltoall_async)
     ]
     assert [hvd.synchronize(each) is not None for each in one_name] == [True] * 3
     ask_from_threads(size)
@@ -216,7 +241,9 @@ def ask_from_threads(size: int) -> None:
     results: dict[int, float] = {}
 
     def ask(number: int) -> None:
-        results[number] = hvd.allreduce(torch.tensor(float(number)), op=hvd.Sum, name=f"thread {number}").item()
+        results[number] = hvd.allreduce(
+            torch.tensor(float(number)), op=hvd.Sum, name=f"thread {number}"
+        ).item()
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -229,7 +256,9 @@ def ask_from_threads(size: int) -> None:
 def reduce_sparse(rank: int, size: int) -> None:
 
     def rows(of: int) -> Tensor:
-        return torch.sparse_coo_tensor(torch.tensor([[0, of + 1]]), draw(of, 2, 3), (5, 3), check_invariants=True)
+        return torch.sparse_coo_tensor(
+            torch.tensor([[0, of + 1]]), draw(of, 2, 3), (5, 3), check_invariants=True
+        )
 
     total = sum(rows(each).to_dense() for each in range(size))
     for op, divisor in [(hvd.Sum, 1), (hvd.Average, size)]:
@@ -252,7 +281,10 @@ def add_adaptively() -> None:
     with running() as (rank, size):
         orthogonal = torch.zeros(8)
         orthogonal[rank] = 3.0
-        same(hvd.allreduce(orthogonal, op=hvd.Adasum), torch.tensor([3.0] * size + [0.0] * (8 - size)))
+        same(
+            hvd.allreduce(orthogonal, op=hvd.Adasum),
+            torch.tensor([3.0] * size + [0.0] * (8 - size)),
+        )
         parallel = torch.full((5,), float(rank + 1), dtype=torch.float64)
         expected = torch.full((5,), (size + 1) / 2, dtype=torch.float64)
         torch.testing.assert_close(hvd.allreduce(parallel, op=hvd.Adasum), expected)
@@ -265,7 +297,9 @@ def run_out_of_data(rank: int, size: int) -> None:
     for batch in range(rank + 1):
         here = size - batch  # ranks that still have data
         assert hvd.allreduce(torch.ones(3), op=hvd.Sum, name=f"sum {batch}").tolist() == [here] * 3
-        torch.testing.assert_close(hvd.allreduce(torch.ones(2), name=f"mean {batch}"), torch.full((2,), here / size))
+        torch.testing.assert_close(
+            hvd.allreduce(torch.ones(2), name=f"mean {batch}"), torch.full((2,), here / size)
+        )
     assert hvd.join() == size - 1
     hvd.barrier()
     same(hvd.allgather(torch.tensor([rank]), name="after"), torch.arange(size))  # all is well again
@@ -285,7 +319,10 @@ def use_both() -> None:
     with running() as (rank, size):
         assert not dist.is_initialized()
         dist.init_process_group(
-            "gloo", store=dist.FileStore(str(Path("../store").resolve()), size), rank=rank, world_size=size
+            "gloo",
+            store=dist.FileStore(str(Path("../store").resolve()), size),
+            rank=rank,
+            world_size=size,
         )
         number = torch.ones(1)
         dist.all_reduce(number)

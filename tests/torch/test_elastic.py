@@ -1,4 +1,5 @@
-"""Elastic states of torch in a fixed world: commit, restore, sync, the sampler, and the loop after an error that all ranks survive."""
+"""Elastic states of torch in a fixed world: commit, restore, sync, the sampler, and the loop after
+an error that all ranks survive."""
 
 import math
 import os
@@ -33,7 +34,9 @@ def keep_state(rank: int, size: int) -> None:
     sampler = ElasticSampler(range(20), shuffle=False)
     state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=rank, note=None)
     assert state.model is model and state.optimizer is optimizer and state.note is None
-    with pytest.raises(AttributeError, match="no 'modle'; it has model, optimizer, sampler, epoch, note"):
+    with pytest.raises(
+        AttributeError, match="no 'modle'; it has model, optimizer, sampler, epoch, note"
+    ):
         _ = state.modle
     sampler.record_batch(0, rank + 1)
     state.sync()
@@ -144,7 +147,10 @@ def sample() -> list[list[int]]:
 
 
 def test_the_loop_goes_on_after_an_error(ranks: Ranks) -> None:
-    """Batch 2 fails once, on all ranks; batch 4 hears of new hosts. All ranks leave and join again."""
+    """Batch 2 fails once, on all ranks; batch 4 hears of new hosts.
+
+    All ranks leave and join again.
+    """
     assert ranks(2, go_on) == [([0, 1, 2, 2, 3, 4, 5], 2)] * 2
 
 

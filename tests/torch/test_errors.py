@@ -1,4 +1,5 @@
-"""Every row of the contract's table of errors: the type, the words, on which ranks; and that the engine works afterwards."""
+"""Every row of the contract's table of errors: the type, the words, on which ranks; and that the
+engine works afterwards."""
 
 import os
 import signal
@@ -26,7 +27,14 @@ def usable(size: int) -> None:
 
 def test_before_init() -> None:
     not_yet = "not been initialized"
-    for place in (hvd.rank, hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size):
+    for place in (
+        hvd.rank,
+        hvd.size,
+        hvd.local_rank,
+        hvd.local_size,
+        hvd.cross_rank,
+        hvd.cross_size,
+    ):
         raises(ValueError, not_yet, place)
     raises(ValueError, not_yet, hvd.mpi_threads_supported)
     raises(ValueError, not_yet, hvd.stop_timeline)
@@ -34,7 +42,14 @@ def test_before_init() -> None:
     raises(ValueError, not_yet, lambda: hvd.add_process_set([0]))
     raises(ValueError, not_yet, lambda: hvd.broadcast_object(1))
     raises(ValueError, not_yet, lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum))
-    for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+    for call in (
+        hvd.allreduce,
+        hvd.allreduce_,
+        hvd.allreduce_async,
+        hvd.allgather,
+        hvd.alltoall,
+        hvd.reducescatter,
+    ):
         raises(hvd.HorovodInternalError, not_yet, lambda call=call: call(torch.ones(1)))
     raises(hvd.HorovodInternalError, not_yet, lambda: hvd.broadcast_(torch.ones(1), 0))
     raises(hvd.HorovodInternalError, not_yet, lambda: hvd.grouped_allreduce([torch.ones(1)]))
@@ -73,26 +88,46 @@ def argue() -> None:
         raises(TypeError, "has no number", lambda: hvd.barrier(unregistered))
         raises(ValueError, "invalid root rank", lambda: hvd.broadcast(one, size))
         raises(ValueError, "invalid root rank", lambda: hvd.broadcast_async_(one, -1))
-        raises(ValueError, "int32", lambda: hvd.alltoall(one, splits=torch.ones(size, dtype=torch.int64)))
-        raises(ValueError, "one dimension", lambda: hvd.alltoall(one, splits=torch.ones(1, size, dtype=torch.int32)))
+        raises(
+            ValueError,
+            "int32",
+            lambda: hvd.alltoall(one, splits=torch.ones(size, dtype=torch.int64)),
+        )
+        raises(
+            ValueError,
+            "one dimension",
+            lambda: hvd.alltoall(one, splits=torch.ones(1, size, dtype=torch.int32)),
+        )
         raises(ValueError, "splits", lambda: hvd.alltoall(one, splits=[1] * (size + 1)))
         raises(ValueError, "splits", lambda: hvd.alltoall(one, splits=[2] * size))
         raises(ValueError, "splits", lambda: hvd.alltoall(one, splits=[-1] * size))
         if size > 1:
             raises(ValueError, "evenly", lambda: hvd.alltoall(torch.ones(size + 1)))
         raises(ValueError, "does not support scalar", lambda: hvd.reducescatter(torch.tensor(1.0)))
-        raises(ValueError, "does not support scalar", lambda: hvd.grouped_reducescatter([one, torch.tensor(1.0)]))
+        raises(
+            ValueError,
+            "does not support scalar",
+            lambda: hvd.grouped_reducescatter([one, torch.tensor(1.0)]),
+        )
         only = "only supports AVERAGE and SUM"
         raises(hvd.HorovodInternalError, only, lambda: hvd.reducescatter(one, op=hvd.Min))
         raises(IndexError, "", lambda: hvd.allgather(torch.tensor(1.0)))
         raises(TypeError, "expected a tensor", lambda: hvd.allreduce(3.0))
         raises(ValueError, "dense", lambda: hvd.allreduce(torch.eye(2).to_sparse()))
-        raises(NotImplementedError, "all ranks", lambda: hvd.allreduce(one, op=hvd.Adasum, process_set=unregistered))
+        raises(
+            NotImplementedError,
+            "all ranks",
+            lambda: hvd.allreduce(one, op=hvd.Adasum, process_set=unregistered),
+        )
         if size == 3:
             raises(NotImplementedError, "power of 2", lambda: hvd.allreduce(one, op=hvd.Adasum))
         first = hvd.allreduce_async(one, name="twice") if rank == 0 else None
         if first is not None and size > 1:
-            raises(ValueError, "same name as another tensor", lambda: hvd.allreduce_async(one, name="twice"))
+            raises(
+                ValueError,
+                "same name as another tensor",
+                lambda: hvd.allreduce_async(one, name="twice"),
+            )
         hvd.barrier()  # only now the others ask for it
         result = hvd.allreduce(one, name="twice") if first is None else hvd.synchronize(first)
         assert result.item() == 1  # the first is as good as ever
@@ -103,7 +138,9 @@ def argue() -> None:
                 raises(ValueError, "is not a member", lambda: hvd.allreduce(one, process_set=few))
             hvd.remove_process_set(few)
             few.process_set_id = 1
-            raises(ValueError, "does not exist, or has not been registered", lambda: hvd.barrier(few))
+            raises(
+                ValueError, "does not exist, or has not been registered", lambda: hvd.barrier(few)
+            )
 
 
 MISMATCHES: dict[str, tuple[Callable[[int], Any], str]] = {
@@ -125,7 +162,10 @@ MISMATCHES: dict[str, tuple[Callable[[int], Any], str]] = {
     ),
     "dimensions": (lambda r: hvd.allgather(torch.ones([1] * (1 + r)), name="x"), "tensor of rank"),
     "later dimension": (lambda r: hvd.allgather(torch.ones(1, 2 + r), name="x"), "with dimension"),
-    "dimensions sent": (lambda r: hvd.alltoall(torch.ones([2] * (1 + r)), name="x"), "tensor of rank"),
+    "dimensions sent": (
+        lambda r: hvd.alltoall(torch.ones([2] * (1 + r)), name="x"),
+        "tensor of rank",
+    ),
     "prescale": (
         lambda r: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + r, name="x"),
         "prescale and/or postscale",
@@ -134,7 +174,10 @@ MISMATCHES: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda r: hvd.allreduce(torch.ones(1), postscale_factor=1.0 + r, name="x"),
         "prescale and/or postscale",
     ),
-    "op": (lambda r: hvd.allreduce(torch.ones(1), op=[hvd.Min, hvd.Max][r], name="x"), "reduction operation"),
+    "op": (
+        lambda r: hvd.allreduce(torch.ones(1), op=[hvd.Min, hvd.Max][r], name="x"),
+        "reduction operation",
+    ),
     "root": (lambda r: hvd.broadcast(torch.ones(1), r, name="x"), "root ranks"),
     "in a group": (
         lambda r: hvd.grouped_allreduce([torch.ones(1), torch.ones(2 + r)], name="x"),
@@ -176,10 +219,18 @@ def call_after_join() -> None:
     with running() as (rank, size):
         if rank == 0:
             refused = "not supported with Join"
-            raises(hvd.HorovodInternalError, refused, lambda: hvd.allgather(torch.ones(1), name="a"))
-            raises(hvd.HorovodInternalError, refused, lambda: hvd.broadcast(torch.ones(1), 0, name="b"))
+            raises(
+                hvd.HorovodInternalError, refused, lambda: hvd.allgather(torch.ones(1), name="a")
+            )
+            raises(
+                hvd.HorovodInternalError, refused, lambda: hvd.broadcast(torch.ones(1), 0, name="b")
+            )
             raises(hvd.HorovodInternalError, refused, lambda: hvd.alltoall(torch.ones(2), name="c"))
-            raises(hvd.HorovodInternalError, refused, lambda: hvd.reducescatter(torch.ones(2), name="d"))
+            raises(
+                hvd.HorovodInternalError,
+                refused,
+                lambda: hvd.reducescatter(torch.ones(2), name="d"),
+            )
         assert hvd.join() == 0
         usable(size)
 
@@ -194,8 +245,14 @@ def leave_early() -> None:
     if hvd.rank() == 0:
         hvd.shutdown()
         return
-    raises(hvd.HorovodInternalError, "has been shut down", lambda: hvd.allreduce(torch.ones(1), name="nobody"))
-    raises(hvd.HorovodInternalError, "has been shut down", lambda: hvd.allreduce_async(torch.ones(1)))
+    raises(
+        hvd.HorovodInternalError,
+        "has been shut down",
+        lambda: hvd.allreduce(torch.ones(1), name="nobody"),
+    )
+    raises(
+        hvd.HorovodInternalError, "has been shut down", lambda: hvd.allreduce_async(torch.ones(1))
+    )
     assert hvd.is_initialized() and (hvd.rank(), hvd.size()) == (1, 2)  # our place is still known
     hvd.shutdown()
     assert not hvd.is_initialized()
@@ -205,7 +262,9 @@ def leave_early() -> None:
 def test_a_killed_rank_is_an_internal_error(ranks: Ranks) -> None:
     for victim in (0, 1):
         outcomes = ranks.outcomes(3, lose_one, victim)
-        assert [outcome.exit_code for outcome in outcomes if outcome.rank != victim] == [0, 0], outcomes
+        assert [outcome.exit_code for outcome in outcomes if outcome.rank != victim] == [0, 0], (
+            outcomes
+        )
         assert outcomes[victim].exit_code == -signal.SIGKILL
 
 

@@ -74,13 +74,17 @@ def spread_optimizers(rank: int, size: int) -> None:
             weights = copy.deepcopy(model[0].state_dict())
             groups = list(model[1].param_groups)
             hvd.broadcast_optimizer_state(model[1], root_rank=0)
-            assert all(a is b for a, b in zip(groups, model[1].param_groups, strict=True))  # schedulers hold them
+            assert all(
+                a is b for a, b in zip(groups, model[1].param_groups, strict=True)
+            )  # schedulers hold them
             roots_model, roots = trained(make, 0, steps[0])
             same_state(name, model[1].state_dict(), roots.state_dict())
             torch.testing.assert_close(dict(model[0].state_dict()), dict(weights), rtol=0, atol=0)
             step(*model)
             step(roots_model, roots)
-            torch.testing.assert_close(dict(model[0].state_dict()), dict(roots_model.state_dict()), rtol=0, atol=0)
+            torch.testing.assert_close(
+                dict(model[0].state_dict()), dict(roots_model.state_dict()), rtol=0, atol=0
+            )
     net = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(net.parameters()), 0)

@@ -10,7 +10,9 @@ from ranks import Ranks
 
 def weights(rank: int, *shape: int) -> Tensor:
     """What each element counts for in rank's loss."""
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(50 + rank))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(50 + rank)
+    )
 
 
 def gradient(output: Tensor, weight: Tensor, *inputs: Tensor) -> Tensor | list[Tensor]:
@@ -31,7 +33,9 @@ def through_reductions(rank: int, size: int) -> None:
     close(gradient(output, given[rank], x), 6 * sum(given))
     close(gradient(output, given[rank], x), 6 * sum(given))  # the same graph a second time
     close(gradient(hvd.allreduce(x), given[rank], x), sum(given) / size)
-    close(gradient(hvd.allreduce(x, op=hvd.Max), given[rank], x), torch.stack(given).amax(0))  # the op again
+    close(
+        gradient(hvd.allreduce(x, op=hvd.Max), given[rank], x), torch.stack(given).amax(0)
+    )  # the op again
     half = torch.ones(2, 3, requires_grad=True)
     compressed = hvd.allreduce(half, op=hvd.Sum, compression=hvd.Compression.fp16)
     assert compressed.dtype == torch.float32
@@ -69,7 +73,9 @@ def twice(size: int) -> None:
     x = torch.tensor([3.0], dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad((hvd.allreduce(x * x, op=hvd.Sum)).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close((first, second), (6.0 * size * torch.ones_like(x), 2.0 * size * torch.ones_like(x)))
+    torch.testing.assert_close(
+        (first, second), (6.0 * size * torch.ones_like(x), 2.0 * size * torch.ones_like(x))
+    )
 
 
 def through_moving(rank: int, size: int) -> None:
@@ -85,12 +91,24 @@ def through_moving(rank: int, size: int) -> None:
 
     z = torch.ones(3, dtype=torch.float64, requires_grad=True)
     root = size - 1
-    expected = sum(weights(each, 3) for each in range(size)) / size if rank == root else torch.zeros(3).double()
+    expected = (
+        sum(weights(each, 3) for each in range(size)) / size
+        if rank == root
+        else torch.zeros(3).double()
+    )
     close(gradient(hvd.broadcast(z, root), weights(rank, 3), z), expected)
 
-    splits = [each + 1 for each in range(size)]  # rank r gets r + 1 rows of each; one row more stays
+    splits = [
+        each + 1 for each in range(size)
+    ]  # rank r gets r + 1 rows of each; one row more stays
     t = torch.ones(sum(splits) + 1, dtype=torch.float64, requires_grad=True)
     output, received = hvd.alltoall(t, splits=splits)
     assert not received.requires_grad
-    back = [weights(each, size * (each + 1))[rank * (each + 1) : (rank + 1) * (each + 1)] for each in range(size)]
-    close(gradient(output, weights(rank, output.shape[0]), t), torch.cat([*back, torch.zeros(1).double()]))
+    back = [
+        weights(each, size * (each + 1))[rank * (each + 1) : (rank + 1) * (each + 1)]
+        for each in range(size)
+    ]
+    close(
+        gradient(output, weights(rank, output.shape[0]), t),
+        torch.cat([*back, torch.zeros(1).double()]),
+    )

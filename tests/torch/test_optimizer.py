@@ -1,6 +1,8 @@
-"""`DistributedOptimizer`: N workers against one, step by step, and everything that scripts do to gradients in between.
+"""`DistributedOptimizer`: N workers against one, step by step, and everything that scripts do to
+gradients in between.
 
-The yardstick is one process with plain torch and the whole batch, in float64: losses and weights must agree to 1e-10.
+The yardstick is one process with plain torch and the whole batch, in float64: losses and weights
+must agree to 1e-10.
 """
 
 import time
@@ -50,7 +52,12 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def model() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 1)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 2),
+        nn.Flatten(),
+        nn.Linear(8, 40),
+        nn.Tanh(),
+        nn.Linear(40, 1),
     )
     net[1].to(memory_format=torch.channels_last)
     return net.double()
@@ -110,7 +117,11 @@ def together(name: str, clip: bool, passes: int, share_weights: bool) -> None:
         optimizer.weight = len(mine)
         total = 0.0
         for part in mine.tensor_split(passes):
-            loss = loss_of(net, data[part], target[part]) if len(part) else 0.0 * sum(p.sum() for p in net.parameters())
+            loss = (
+                loss_of(net, data[part], target[part])
+                if len(part)
+                else 0.0 * sum(p.sum() for p in net.parameters())
+            )
             (loss * (len(part) / max(1, len(mine)))).backward()
             total += loss.item() * len(part)
         if clip:
@@ -120,7 +131,9 @@ def together(name: str, clip: bool, passes: int, share_weights: bool) -> None:
                 optimizer.step()
         else:
             optimizer.step()
-        mean = hvd.allreduce(torch.tensor(total, dtype=torch.float64), op=hvd.Sum).item() / len(data)
+        mean = hvd.allreduce(torch.tensor(total, dtype=torch.float64), op=hvd.Sum).item() / len(
+            data
+        )
         assert mean == pytest.approx(whole, abs=1e-10)
     for parameter, weight in zip(net.parameters(), weights, strict=True):
         torch.testing.assert_close(parameter.detach(), weight, rtol=0, atol=1e-10)
@@ -159,7 +172,10 @@ def started(share_weights: bool = False, **options: Any) -> tuple[Any, nn.Module
     hvd.init()
     net = model()
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(net.parameters(), 0.1), net.named_parameters(), share_weights=share_weights, **options
+        torch.optim.SGD(net.parameters(), 0.1),
+        net.named_parameters(),
+        share_weights=share_weights,
+        **options,
     )
     return hvd, net, optimizer
 
@@ -182,7 +198,11 @@ def test_the_class(ranks: Ranks) -> None:
 
 
 def test_unused_frozen_and_late_parameters(ranks: Ranks) -> None:
-    """Used by nobody: None, so weight decay leaves it alone. Used by one: that one's share. Unfrozen later: takes part."""
+    """Used by nobody:
+
+    None, so weight decay leaves it alone. Used by one: that one's share. Unfrozen later: takes
+    part.
+    """
 
     def work() -> None:
         import allstep.torch as hvd
@@ -191,7 +211,8 @@ def test_unused_frozen_and_late_parameters(ranks: Ranks) -> None:
         a, b, c, d = (nn.Parameter(torch.ones(3)) for _ in range(4))
         d.requires_grad_(False)
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([a, b, c, d], 1.0, weight_decay=0.5), [("a", a), ("b", b), ("c", c), ("d", d)]
+            torch.optim.SGD([a, b, c, d], 1.0, weight_decay=0.5),
+            [("a", a), ("b", b), ("c", c), ("d", d)],
         )
         loss = (a * (hvd.rank() + 1.0)).sum() + (b.sum() if hvd.rank() == 1 else 0.0)
         loss.backward()
@@ -248,9 +269,13 @@ def test_parameters_that_are_no_longer_the_models(ranks: Ranks) -> None:
     def work() -> None:
         for share_weights in (False, True):
             hvd, net, optimizer = started(share_weights)
-            net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()}, assign=True)
+            net.load_state_dict(
+                {name: value.clone() for name, value in net.state_dict().items()}, assign=True
+            )
             loss_of(net, *next(batches())).backward()
-            with pytest.warns(UserWarning, match=r"none of this optimizer's 6 parameters has a gradient"):
+            with pytest.warns(
+                UserWarning, match=r"none of this optimizer's 6 parameters has a gradient"
+            ):
                 optimizer.step()
             optimizer.step()
             hvd.shutdown()
@@ -263,7 +288,9 @@ def test_guards(ranks: Ranks) -> None:
         hvd, net, optimizer = started()
         data, target = next(batches())
         loss_of(net, data, target).backward()
-        with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after loss.backward\(\)"):
+        with pytest.raises(
+            AssertionError, match=r"zero_grad\(\) was called after loss.backward\(\)"
+        ):
             optimizer.zero_grad()
         with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
             loss_of(net, data, target).backward()
@@ -271,9 +298,14 @@ def test_guards(ranks: Ranks) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             optimizer.step()
-        assert any("called without optimizer.skip_synchronize()" in str(each.message) for each in caught)
+        assert any(
+            "called without optimizer.skip_synchronize()" in str(each.message) for each in caught
+        )
         optimizer.zero_grad()
-        with warnings.catch_warnings(action="ignore"), pytest.raises(AssertionError, match="create_graph"):
+        with (
+            warnings.catch_warnings(action="ignore"),
+            pytest.raises(AssertionError, match="create_graph"),
+        ):
             loss_of(net, data, target).backward(create_graph=True)
         hvd.shutdown()
 
@@ -350,14 +382,17 @@ def test_process_set(ranks: Ranks) -> None:
         (weight * (hvd.rank() + 1.0)).sum().backward()
         optimizer.step()
         found = weight.tolist()
-        hvd.barrier()  # a shutdown anywhere ends the engine everywhere, and rank 1 has nothing to wait for
+        # a shutdown anywhere ends the engine everywhere, and rank 1 has nothing to wait for
+        hvd.barrier()
         hvd.shutdown()
         return found
 
     assert ranks(3, work) == [[-2.0] * 2, [-2.0] * 2, [-2.0] * 2]
 
 
-@pytest.mark.parametrize("options", [{}, {"sparse_as_dense": True}, {"share_weights": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"sparse_as_dense": True}, {"share_weights": True}], ids=str
+)
 def test_sparse_embeddings(ranks: Ranks, options: dict[str, bool]) -> None:
     def work() -> None:
         import allstep.torch as hvd
@@ -384,7 +419,10 @@ def test_sparse_embeddings(ranks: Ranks, options: dict[str, bool]) -> None:
 
 @pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]], ids=["one host", "two hosts"])
 def test_sparse_as_dense_gives_sparse_gradients_back(ranks: Ranks, hosts: list[str]) -> None:
-    """Also where this rank had none. SparseAdam, which refuses dense gradients, does as it does with gradients that travel sparse."""
+    """Also where this rank had none.
+
+    SparseAdam, which refuses dense gradients, does as it does with gradients that travel sparse.
+    """
 
     def train(**options: bool) -> Tensor:
         import allstep.torch as hvd
@@ -437,7 +475,9 @@ def test_two_optimizers_and_closures(ranks: Ranks) -> None:
         c = nn.Parameter(torch.zeros(2))
         search = hvd.DistributedOptimizer(torch.optim.LBFGS([c], line_search_fn="strong_wolfe"))
         search.step(lambda: closure(search, c))
-        torch.testing.assert_close(c.detach(), torch.full((2,), 0.5))  # the minimum of the mean of both losses
+        torch.testing.assert_close(
+            c.detach(), torch.full((2,), 0.5)
+        )  # the minimum of the mean of both losses
         hvd.shutdown()
 
     ranks(2, work)
@@ -464,7 +504,8 @@ def test_added_parameters(ranks: Ranks) -> None:
 
 
 def test_uneven_data_with_join(ranks: Ranks) -> None:
-    """Ranks with fewer batches join; the others go on with their help, as Horovod has it: divided by all ranks."""
+    """Ranks with fewer batches join; the others go on with their help, as Horovod has it: divided
+    by all ranks."""
 
     def work() -> tuple[list[float], int]:
         import allstep.torch as hvd
@@ -520,7 +561,8 @@ def test_join_with_shared_weights_is_refused_at_once(ranks: Ranks) -> None:
 
 
 def test_state_moves_between_numbers_of_ranks(ranks: Ranks, tmp_path: Any) -> None:
-    """Saved by rank 0 alone of three sharing ranks, loaded by two, by one and by plain torch: all go on alike."""
+    """Saved by rank 0 alone of three sharing ranks, loaded by two, by one and by plain torch: all
+    go on alike."""
 
     def train(name: str, share_weights: bool, before: str | None, after: str | None) -> list[float]:
         import allstep.torch as hvd

@@ -1,4 +1,5 @@
-"""The public face: every name of Horovod 0.28.1's `horovod.torch`, with the parameters and defaults that scripts rely on."""
+"""The public face: every name of Horovod 0.28.1's `horovod.torch`, with the parameters and defaults
+that scripts rely on."""
 
 import importlib
 import inspect
@@ -67,7 +68,9 @@ def signatures() -> dict[str, Callable[..., Any]]:
     for line in TABLE.strip().splitlines():
         names, _, listed = line.partition(": ")
         text = ", ".join(SHORT.get(each, each) for each in listed.split(", "))
-        function = eval(f"lambda {text}: None", {"none": Compression.none, "world": global_process_set})
+        function = eval(
+            f"lambda {text}: None", {"none": Compression.none, "world": global_process_set}
+        )
         found.update(dict.fromkeys(names.split(), function))
     return found
 
@@ -76,7 +79,10 @@ SIGNATURES = signatures()
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+    return [
+        (each.name, each.kind, each.default)
+        for each in inspect.signature(function).parameters.values()
+    ]
 
 
 def test_every_name_is_there() -> None:
@@ -86,7 +92,11 @@ def test_every_name_is_there() -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_the_signature(name: str) -> None:
     """What we have beyond Horovod's parameters can be given by keyword only."""
-    found = [each for each in parameters(getattr(hvd, name)) if each[1] is not inspect.Parameter.KEYWORD_ONLY]
+    found = [
+        each
+        for each in parameters(getattr(hvd, name))
+        if each[1] is not inspect.Parameter.KEYWORD_ONLY
+    ]
     assert found == parameters(SIGNATURES[name])
 
 
@@ -95,7 +105,9 @@ def test_every_function_is_in_the_table() -> None:
     assert functions <= set(SIGNATURES)
 
 
-@pytest.mark.parametrize("module", ["mpi_ops", "functions", "optimizer", "compression", "sync_batch_norm", "elastic"])
+@pytest.mark.parametrize(
+    "module", ["mpi_ops", "functions", "optimizer", "compression", "sync_batch_norm", "elastic"]
+)
 def test_submodules_can_be_imported(module: str) -> None:
     assert importlib.import_module(f"allstep.torch.{module}") is getattr(hvd, module)
 
@@ -105,7 +117,11 @@ def test_what_horovod_keeps_in_mpi_ops() -> None:
 
     assert all(hasattr(mpi_ops, name) for name in IN_MPI_OPS_ONLY.split())
     assert not set(IN_MPI_OPS_ONLY.split()) & set(hvd.__all__)
-    elsewhere = [name for name in hvd.__all__ if inspect.isfunction(getattr(hvd, name)) and not hasattr(mpi_ops, name)]
+    elsewhere = [
+        name
+        for name in hvd.__all__
+        if inspect.isfunction(getattr(hvd, name)) and not hasattr(mpi_ops, name)
+    ]
     assert sorted(elsewhere) == [
         "DistributedOptimizer",
         "allgather_object",

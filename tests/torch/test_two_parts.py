@@ -1,4 +1,7 @@
-"""A step in two parts, `reduce_gradients` and `apply`, with norms and clipping: N workers against plain torch in one process."""
+"""A step in two parts, `reduce_gradients` and `apply`, with norms and clipping:
+
+N workers against plain torch in one process.
+"""
 
 import math
 from typing import Any
@@ -20,7 +23,12 @@ CLIPPED = 1.5  # above the norms of some steps, below others
 def model() -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 1)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 2),
+        nn.Flatten(),
+        nn.Linear(8, 40),
+        nn.Tanh(),
+        nn.Linear(40, 1),
     )
     net[1].to(memory_format=torch.channels_last)
     return net.double()
@@ -53,14 +61,20 @@ def shares(data: Tensor, size: int) -> list[Tensor]:
 
 @in_worlds
 def test_as_one_worker(ranks: Ranks, hosts: list[str]) -> None:
-    """Norms of each rank's own gradient and of the mean, the clipped weights, and losses of plain torch: to 1e-9 in float64."""
-    run_checks(ranks, hosts, clipped_and_measured, measured_alone, not_finite, compressed, nothing_asked)
+    """Norms of each rank's own gradient and of the mean, the clipped weights, and losses of plain
+    torch: to 1e-9 in float64."""
+    run_checks(
+        ranks, hosts, clipped_and_measured, measured_alone, not_finite, compressed, nothing_asked
+    )
 
 
 def clipped_and_measured(rank: int, size: int) -> None:
     for share_weights in (False, True):
         net, reference, probe = model(), model(), model()
-        optimizer, plain = optimizer_of(net, share_weights), torch.optim.SGD(reference.parameters(), 0.1, momentum=0.9)
+        optimizer, plain = (
+            optimizer_of(net, share_weights),
+            torch.optim.SGD(reference.parameters(), 0.1, momentum=0.9),
+        )
         optimizer.clip_norm, optimizer.measure_norms = CLIPPED, True
         were_clipped = set()
         for data in DATA:
@@ -91,7 +105,8 @@ def clipped_and_measured(rank: int, size: int) -> None:
 
 
 def measured_alone(rank: int, size: int) -> None:
-    """Each asked for without the other: only the mean is measured for clipping; `step` and `synchronize` do both as well."""
+    """Each asked for without the other: only the mean is measured for clipping; `step` and
+    `synchronize` do both as well."""
     for share_weights in (False, True):
         net = model()
         optimizer = optimizer_of(net, share_weights)
@@ -120,20 +135,27 @@ def measured_alone(rank: int, size: int) -> None:
 
 
 def not_finite(rank: int, size: int) -> None:
-    """No error and no clipping: the loop looks at the norms, which all ranks have alike, and leaves the step."""
+    """No error and no clipping: the loop looks at the norms, which all ranks have alike, and leaves
+    the step."""
     for share_weights in (False, True):
         net = model()
         optimizer = optimizer_of(net, share_weights)
         optimizer.clip_norm, optimizer.measure_norms = 0.1, True
         for bad in (math.inf, math.nan):
             optimizer.zero_grad()
-            bad_row = torch.zeros_like(net[3].weight).index_fill(0, torch.tensor(1), bad if rank == size - 1 else 0.0)
-            hook = net[3].weight.register_hook(bad_row.add)  # after backward() it may have left already
+            bad_row = torch.zeros_like(net[3].weight).index_fill(
+                0, torch.tensor(1), bad if rank == size - 1 else 0.0
+            )
+            hook = net[3].weight.register_hook(
+                bad_row.add
+            )  # after backward() it may have left already
             backward(net, DATA[0])
             hook.remove()
             optimizer.reduce_gradients()
             assert not math.isfinite(optimizer.norms.mean)
-            assert [math.isfinite(each) for each in optimizer.norms.own] == [True] * (size - 1) + [False]
+            assert [math.isfinite(each) for each in optimizer.norms.own] == [True] * (size - 1) + [
+                False
+            ]
             optimizer.discard()
         optimizer.zero_grad()
         backward(net, DATA[0])
@@ -147,7 +169,9 @@ def compressed(rank: int, size: int) -> None:
     import allstep.torch as hvd
 
     weight = nn.Parameter(torch.zeros(10))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), compression=hvd.Compression.fp16)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight], 1.0), compression=hvd.Compression.fp16
+    )
     optimizer.measure_norms = True
     (weight * 2.0 ** (rank + 1)).sum().backward()
     optimizer.reduce_gradients()
@@ -206,7 +230,9 @@ def test_norms_after_a_rank_has_joined(ranks: Ranks) -> None:
 
         with running():
             weight = nn.Parameter(torch.zeros(300_000))
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("weight", weight)])
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([weight], 1.0), [("weight", weight)]
+            )
             optimizer.measure_norms = True
             for step in range(2 * hvd.rank() + 1):
                 optimizer.zero_grad()
@@ -214,7 +240,9 @@ def test_norms_after_a_rank_has_joined(ranks: Ranks) -> None:
                 optimizer.step()
                 present = 3 - (step + 1) // 2
                 assert optimizer.norms.weights == (0.0,) * (3 - present) + (1.0,) * present
-                assert optimizer.norms.own == tuple(300_000 * each for each in optimizer.norms.weights)
+                assert optimizer.norms.own == tuple(
+                    300_000 * each for each in optimizer.norms.weights
+                )
                 assert optimizer.norms.mean == pytest.approx(
                     300_000 * (present / 3) ** 2, rel=1e-3
                 )  # Horovod divides by all
@@ -228,7 +256,8 @@ def test_norms_after_a_rank_has_joined(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_noise_scale_of_a_known_problem(ranks: Ranks, num_ranks: int) -> None:
-    """Samples whose gradients are drawn around a known one: |G|^2 and tr(Sigma) are known, and come out of the real buckets."""
+    """Samples whose gradients are drawn around a known one: |G|^2 and tr(Sigma) are known, and come
+    out of the real buckets."""
     size, true, spread, steps = 3000, 0.05, 0.4, 60
 
     def work(share_weights: bool) -> None:
@@ -236,7 +265,9 @@ def test_noise_scale_of_a_known_problem(ranks: Ranks, num_ranks: int) -> None:
 
         with running() as (rank, _):
             weights = [nn.Parameter(torch.zeros(size - 700)), nn.Parameter(torch.zeros(7, 100))]
-            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, 0.0), share_weights=share_weights)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(weights, 0.0), share_weights=share_weights
+            )
             optimizer.measure_norms = True
             running_scale = Running(decay=1.0)
             counts = [5, 12, 20][:num_ranks]
@@ -270,7 +301,9 @@ def trust_ratios(rank: int, size: int) -> None:
     for kind in (LARS, LAMB):
         net, reference = model(), model()
         plain = kind(groups(reference), 0.05)
-        optimizer = hvd.DistributedOptimizer(kind(groups(net), 0.05), net.named_parameters(), share_weights=True)
+        optimizer = hvd.DistributedOptimizer(
+            kind(groups(net), 0.05), net.named_parameters(), share_weights=True
+        )
         assert optimizer.trust_ratios() == {}  # before the first step
         for data in DATA[:2]:
             plain.zero_grad()
@@ -283,7 +316,9 @@ def trust_ratios(rank: int, size: int) -> None:
             optimizer.apply()
             expected = plain.trust_ratios()
             assert len(expected) == 3
-            assert optimizer.trust_ratios() == (pytest.approx(expected, rel=1e-9) if rank == 0 else {})
+            assert optimizer.trust_ratios() == (
+                pytest.approx(expected, rel=1e-9) if rank == 0 else {}
+            )
     assert not hasattr(optimizer_of(model(), True), "trust_ratios")
 
 
@@ -301,7 +336,9 @@ def test_one_without_the_other(ranks: Ranks, num_ranks: int) -> None:
         backward(net, DATA[0])
         optimizer.reduce_gradients()
         for name in ("reduce_gradients", "step", "synchronize"):
-            with pytest.raises(UserError, match=rf"{name}\(\) after optimizer.reduce_gradients\(\)"):
+            with pytest.raises(
+                UserError, match=rf"{name}\(\) after optimizer.reduce_gradients\(\)"
+            ):
                 getattr(optimizer, name)()
         before = [parameter.detach().clone() for parameter in net.parameters()]
         optimizer.discard()
@@ -318,7 +355,9 @@ def test_one_without_the_other(ranks: Ranks, num_ranks: int) -> None:
         optimizer.zero_grad()
         backward(net, DATA[0])
         optimizer.synchronize()
-        with pytest.raises(UserError, match=r"reduce_gradients\(\) after optimizer.synchronize\(\)"):
+        with pytest.raises(
+            UserError, match=r"reduce_gradients\(\) after optimizer.synchronize\(\)"
+        ):
             optimizer.reduce_gradients()
 
     def work() -> None:

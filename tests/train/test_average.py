@@ -1,4 +1,5 @@
-"""The average of the weights: against torch's AveragedModel with the same decay, against slow numpy, and equal on all ranks."""
+"""The average of the weights: against torch's AveragedModel with the same decay, against slow
+numpy, and equal on all ranks."""
 
 from typing import Any
 
@@ -26,7 +27,9 @@ def train(net: nn.Sequential, step: int) -> None:
     net.train()(torch.randn(8, 1, 4, 4, generator=generator)).square().mean().backward()
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter -= 0.1 * parameter.grad + 0.01 * torch.randn(parameter.shape, generator=generator)
+            parameter -= 0.1 * parameter.grad + 0.01 * torch.randn(
+                parameter.shape, generator=generator
+            )
     net.zero_grad()
 
 
@@ -113,12 +116,16 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_bits() -> None:
     for update in range(11, 21):
         train(whole_net, update), train(net, update)
         whole.update(), second.update()
-    assert all(torch.equal(tensor, second.tensors()[name]) for name, tensor in whole.tensors().items())
+    assert all(
+        torch.equal(tensor, second.tensors()[name]) for name, tensor in whole.tensors().items()
+    )
 
 
 def test_the_average_of_another_net_is_refused() -> None:
     average = Average(small_net(), 0.9)
-    with pytest.raises(CheckpointError, match=r"9 tensors are missing and 2 are not known; the first is '0\.bias'"):
+    with pytest.raises(
+        CheckpointError, match=r"9 tensors are missing and 2 are not known; the first is '0\.bias'"
+    ):
         average.load(dict(nn.Linear(2, 2).named_parameters()), 1)
     tensors = average.tensors()
     with pytest.raises(CheckpointError, match=r"'3\.bias' is \(5,\), expected \(2,\)"):

@@ -13,14 +13,19 @@ def snapshot() -> Snapshot:
     weights = {
         "float32": torch.randn(3, 5, generator=draws),
         "transposed": torch.randn(4, 6, generator=draws).t(),
-        "channels last": torch.randn(2, 3, 4, 4, generator=draws).to(memory_format=torch.channels_last),
+        "channels last": torch.randn(2, 3, 4, 4, generator=draws).to(
+            memory_format=torch.channels_last
+        ),
         "bfloat16": torch.randn(7, generator=draws).bfloat16(),
         "float64": torch.tensor([torch.nan, -torch.inf, 1e300], dtype=torch.float64),
         "counter": torch.tensor(12),
         "flag": torch.tensor([True, False]),
         "nothing": torch.zeros(0, 3),
     }
-    optimizer = {"float32/momentum_buffer": torch.randn(3, 5, generator=draws), "step": torch.tensor(3.0)}
+    optimizer = {
+        "float32/momentum_buffer": torch.randn(3, 5, generator=draws),
+        "step": torch.tensor(3.0),
+    }
     return Snapshot(640, weights, optimizer, {"standing": {"samples": 640}, "names": ["a", "b"]})
 
 

@@ -25,7 +25,9 @@ class Filter(nn.Module):
 def test_it_is_what_torch_does_to_real_numbers(dtype: torch.dtype) -> None:
     net = Filter().inner
     ours, theirs = cast(copy.deepcopy(net), CPU, dtype), copy.deepcopy(net).to(CPU, dtype)
-    for (name, tensor), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+    for (name, tensor), other in zip(
+        ours.state_dict().items(), theirs.state_dict().values(), strict=True
+    ):
         assert tensor.dtype == other.dtype, name
         assert torch.equal(tensor, other), name
 

@@ -1,4 +1,5 @@
-"""Checkpoints: whole or absent, whatever happens; equal states are equal files; no optimizer's state is lost."""
+"""Checkpoints: whole or absent, whatever happens; equal states are equal files; no optimizer's
+state is lost."""
 
 import errno
 import json
@@ -25,9 +26,15 @@ from allstep.train.checkpoint.optimizer_state import flatten, restore
 
 def snapshot(samples: int = 100, seed: int = 0) -> Snapshot:
     torch.manual_seed(seed)
-    weights = {"b.weight": torch.randn(3, 4), "a.bias": torch.randn(5, dtype=torch.float64), "n": torch.tensor(7)}
+    weights = {
+        "b.weight": torch.randn(3, 4),
+        "a.bias": torch.randn(5, dtype=torch.float64),
+        "n": torch.tensor(7),
+    }
     optimizer = {"b.weight/momentum_buffer": torch.randn(3, 4).bfloat16()}
-    return Snapshot(samples, weights, optimizer, {"position": samples, "best": 0.5, "groups": [{"lr": 0.1}]})
+    return Snapshot(
+        samples, weights, optimizer, {"position": samples, "best": 0.5, "groups": [{"lr": 0.1}]}
+    )
 
 
 def assert_same(found: Snapshot, expected: Snapshot) -> None:
@@ -54,7 +61,12 @@ def test_there_and_back(tmp_path: Path) -> None:
 def test_equal_states_are_equal_files(tmp_path: Path) -> None:
     one = checkpoint.write(tmp_path / "one", snapshot())
     other = snapshot()
-    turned = Snapshot(100, dict(reversed(other.weights.items())), other.optimizer, dict(reversed(other.state.items())))
+    turned = Snapshot(
+        100,
+        dict(reversed(other.weights.items())),
+        other.optimizer,
+        dict(reversed(other.state.items())),
+    )
     two = checkpoint.write(tmp_path / "two", turned)
     for file in one.iterdir():
         assert file.read_bytes() == (two / file.name).read_bytes(), file.name
@@ -63,7 +75,13 @@ def test_equal_states_are_equal_files(tmp_path: Path) -> None:
 def test_tied_and_channels_last_weights(tmp_path: Path) -> None:
     picture = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     shared = torch.randn(6)
-    weights = {"a": shared, "b": shared, "part": shared[1:3], "turned": torch.randn(3, 4).T, "picture": picture}
+    weights = {
+        "a": shared,
+        "b": shared,
+        "part": shared[1:3],
+        "turned": torch.randn(3, 4).T,
+        "picture": picture,
+    }
     found = checkpoint.read(checkpoint.write(tmp_path, Snapshot(1, weights, {}, {})))
     assert all(torch.equal(found.weights[name], value) for name, value in weights.items())
 
@@ -71,7 +89,11 @@ def test_tied_and_channels_last_weights(tmp_path: Path) -> None:
 def test_the_newest_counts_and_one_of_the_same_number_is_replaced(tmp_path: Path) -> None:
     for samples in (5, 1000, 20):
         checkpoint.write(tmp_path, snapshot(samples))
-    assert [path.name for path in checkpoint.written(tmp_path)] == ["000000001000", "000000000020", "000000000005"]
+    assert [path.name for path in checkpoint.written(tmp_path)] == [
+        "000000001000",
+        "000000000020",
+        "000000000005",
+    ]
     checkpoint.write(tmp_path, snapshot(1000, seed=1))
     found = checkpoint.newest(tmp_path)
     assert found.snapshot is not None and found.complaints == ()
@@ -79,7 +101,9 @@ def test_the_newest_counts_and_one_of_the_same_number_is_replaced(tmp_path: Path
     assert checkpoint.newest(tmp_path / "nowhere") == checkpoint.Newest(None, None, ())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_damage_is_found_and_the_one_before_taken(tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / os.urandom(6).hex()
@@ -149,12 +173,15 @@ for samples in range(1, 10_000):
 
 
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
-    """What it said to have written is there and whole; what it was writing is absent, and swept away by the next."""
+    """What it said to have written is there and whole; what it was writing is absent, and swept
+    away by the next."""
     script = tmp_path / "writer.py"
     script.write_text(WRITER)
     folder = tmp_path / "checkpoints"
     for turn in range(3):
-        with subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             for _ in range(3 + turn):
                 last = int(process.stdout.readline())
@@ -229,7 +256,9 @@ def test_every_optimizer_goes_on_as_if_nothing_had_happened(
             flatten(optimizer.state_dict(), names)
         return
     tensors, numbers = flatten(optimizer.state_dict(), names)
-    path = checkpoint.write(tmp_path, Snapshot(5, net.state_dict(), tensors, {"optimizer": numbers}))
+    path = checkpoint.write(
+        tmp_path, Snapshot(5, net.state_dict(), tensors, {"optimizer": numbers})
+    )
     train(net, optimizer, range(5, 10))
 
     found = checkpoint.read(path)
@@ -246,7 +275,9 @@ def test_a_state_of_other_parameters() -> None:
     net = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
-    with pytest.raises(CheckpointError, match=r"only the checkpoint has bias; only the net has gain"):
+    with pytest.raises(
+        CheckpointError, match=r"only the checkpoint has bias; only the net has gain"
+    ):
         restore(tensors, numbers, ["weight", "gain"])
     with pytest.raises(CheckpointError, match="in another order"):
         restore(tensors, numbers, ["bias", "weight"])

@@ -15,7 +15,9 @@ from ranks import clean_environment
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads that spin for each other starve on a busy machine
 
 
-def allstep(*words: str, folder: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def allstep(
+    *words: str, folder: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "allstep", "train", *words],
         cwd=folder,
@@ -42,11 +44,16 @@ def test_a_run(tmp_path: Path) -> None:
 def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     words = ("--workers", "1")
     assert (
-        allstep("digits", "epochs=1", "batch_per_worker=40", "--out", "first", *words, folder=tmp_path).returncode == 0
+        allstep(
+            "digits", "epochs=1", "batch_per_worker=40", "--out", "first", *words, folder=tmp_path
+        ).returncode
+        == 0
     )
     again = allstep("first/config.yaml", "--out", "second", *words, folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    first, second = (runlog.read(tmp_path / name / "run.jsonl").evals[-1] for name in ("first", "second"))
+    first, second = (
+        runlog.read(tmp_path / name / "run.jsonl").evals[-1] for name in ("first", "second")
+    )
     assert first["loss"] == second["loss"]
 
 
@@ -57,7 +64,9 @@ def test_a_run_goes_on_with_what_is_asked_for_now(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert read_config(str(out / "config.yaml")).data.strict
     (out / "run.jsonl").unlink()
-    done = allstep("--resume", "lr=0.1", "log_every=3", "save.keep=9", "--workers", "1", folder=tmp_path)
+    done = allstep(
+        "--resume", "lr=0.1", "log_every=3", "save.keep=9", "--workers", "1", folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     record = runlog.read(out / "run.jsonl")
     config = record.start["config"]
@@ -93,7 +102,10 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
         (["digist"], "no recipe is called 'digist'; did you mean 'digits'?"),
         (["digits", "epoch=1"], "unknown config key 'epoch'; did you mean 'epochs'?"),
         (["digits", "fashion-mnist"], "expected one recipe or config file"),
-        (["digits", "--data", "."], ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing"),
+        (
+            ["digits", "--data", "."],
+            ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing",
+        ),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
         (["digits", "--resume", "nothere"], "nothere: holds no run to go on with"),
         (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run come before one"),
@@ -124,10 +136,27 @@ def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
 
 
 def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
-    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "--no-python"]
-    command = [*torchrun, sys.executable, "-m", "allstep", "train", "digits", "epochs=1", "--out", "out"]
+    torchrun = [
+        str(Path(sys.executable).parent / "torchrun"),
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+    ]
+    command = [
+        *torchrun,
+        sys.executable,
+        "-m",
+        "allstep",
+        "train",
+        "digits",
+        "epochs=1",
+        "--out",
+        "out",
+    ]
     env = {**clean_environment(), **ONE_THREAD}
-    done = subprocess.run([*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        [*command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stderr
     start = runlog.read(tmp_path / "out" / "run.jsonl").start
     assert (start["world"]["launcher"], start["world"]["size"]) == ("torchrun", 2)

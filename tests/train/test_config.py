@@ -38,7 +38,8 @@ def test_recipes_bear_their_names_and_are_described(recipe: str) -> None:
 
 def test_words_change_keys() -> None:
     config = read_config(
-        "digits", ["epochs=3", "optimizer.lr=2e-1", "model.options.widths=[4, 8]", "optimizer.nesterov=no"]
+        "digits",
+        ["epochs=3", "optimizer.lr=2e-1", "model.options.widths=[4, 8]", "optimizer.nesterov=no"],
     )
     assert (config.epochs, config.optimizer.lr, config.model.options["widths"]) == (3, 0.2, [4, 8])
     assert not config.optimizer.nesterov
@@ -49,13 +50,20 @@ def test_a_file_goes_over_its_recipe_and_words_over_the_file(tmp_path: Path) -> 
     path = tmp_path / "mine.yaml"
     path.write_text("recipe: digits\nepochs: 7\noptimizer:\n  lr: 0.3\n")
     config = read_config(str(path), ["optimizer.momentum=0.5"])
-    assert (config.recipe, config.epochs, config.optimizer.lr, config.optimizer.momentum) == ("digits", 7, 0.3, 0.5)
+    assert (config.recipe, config.epochs, config.optimizer.lr, config.optimizer.momentum) == (
+        "digits",
+        7,
+        0.3,
+        0.5,
+    )
     assert config.data.name == "digits"
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_what_is_written_out_is_whole_and_read_back(tmp_path: Path, recipe: str) -> None:
-    config = read_config(recipe, ["seed=4", "data.folder=/some/where", "batch_per_worker=8"]).resolved(3)
+    config = read_config(
+        recipe, ["seed=4", "data.folder=/some/where", "batch_per_worker=8"]
+    ).resolved(3)
     path = tmp_path / "config.yaml"
     path.write_text(config.to_yaml())
     assert read_config(str(path)).model_dump() == config.model_dump()
@@ -66,7 +74,9 @@ def test_what_is_written_out_is_whole_and_read_back(tmp_path: Path, recipe: str)
 
 
 def test_the_batch_is_said_one_way() -> None:
-    assert "batch=64 and batch_per_worker=8 are two ways" in complaint("batch=64", "batch_per_worker=8")
+    assert "batch=64 and batch_per_worker=8 are two ways" in complaint(
+        "batch=64", "batch_per_worker=8"
+    )
 
 
 def test_a_later_word_about_the_batch_replaces_an_earlier_one(tmp_path: Path) -> None:
@@ -103,31 +113,55 @@ def test_a_batch_that_is_not_settled_is_not_used() -> None:
         ("optimizer.decay=3", "'optimizer.decay'; did you mean 'optimizer.weight_decay'?"),
         ("batch_size=3", "unknown config key 'batch_size'; did you mean 'batch'?"),
         ("ema=0.9", "config key 'ema' is a section: expected one of its keys, such as ema.decay"),
-        ("model.optionsfoo=3", "unknown config key 'model.optionsfoo'; did you mean 'model.options'?"),
+        (
+            "model.optionsfoo=3",
+            "unknown config key 'model.optionsfoo'; did you mean 'model.options'?",
+        ),
         ("model.options=3", "config key 'model.options': expected a valid dictionary"),
         ("optimizer=3", "config key 'optimizer' is a section"),
         ("epochs.x=3", "unknown config key 'epochs.x'; did you mean 'epochs'?"),
         ("epochs=two", "config key 'epochs': expected a valid integer, found 'two'"),
         ("epochs=0", "config key 'epochs': expected a number from 1 to 1000000, found 0"),
-        ("seed=1180591620717411303424", "'seed': expected a number from 0 to 9223372036854775807, found 11805"),
-        ("data.workers=100000", "'data.workers': expected a number from 0 to 1024 or 'auto', found 100000"),
-        ("data.num_classes=99999999999", "'data.num_classes': expected a number from 1 to 16777216"),
+        (
+            "seed=1180591620717411303424",
+            "'seed': expected a number from 0 to 9223372036854775807, found 11805",
+        ),
+        (
+            "data.workers=100000",
+            "'data.workers': expected a number from 0 to 1024 or 'auto', found 100000",
+        ),
+        (
+            "data.num_classes=99999999999",
+            "'data.num_classes': expected a number from 1 to 16777216",
+        ),
         ("data.folder=5", "config key 'data.folder': expected a path, found 5"),
         ("seed=1:2:3", "'seed=1:2:3', line 1: 1:2:3 is a number to the base 60"),
         ("epochs=1.5", "config key 'epochs': expected a valid integer, found 1.5"),
         ("seed=yes", "config key 'seed': expected a valid integer, found True"),
-        ("optimizer.lr=-1", "config key 'optimizer.lr': expected a number from 1e-15 to 1000000000, found -1"),
+        (
+            "optimizer.lr=-1",
+            "config key 'optimizer.lr': expected a number from 1e-15 to 1000000000, found -1",
+        ),
         ("optimizer.lr=.nan", "config key 'optimizer.lr': expected"),
         ("optimizer.lr=", "config key 'optimizer.lr': expected a valid number, found None"),
         (
             "schedule.shape=round",
-            "config key 'schedule.shape': expected 'cosine', 'linear', 'constant', 'step', 'polynomial', 'exponential' or 'one-cycle'",
+            (
+                "config key 'schedule.shape': expected 'cosine', 'linear', 'constant', 'step',"
+                " 'polynomial', 'exponential' or 'one-cycle'"
+            ),
         ),
         ("model.widths=[]", "unknown config key 'model.widths'"),
-        ("data.workers=many", "config key 'data.workers': expected a valid integer or 'auto', found 'many'"),
+        (
+            "data.workers=many",
+            "config key 'data.workers': expected a valid integer or 'auto', found 'many'",
+        ),
         ("share_weights=maybe", "config key 'share_weights': expected a valid boolean"),
         ("optimizer.betas=[0.9]", "config key 'optimizer.betas': expected"),
-        ("optimizer.betas=[0.9, 1.0]", "config key 'optimizer.betas': expected a number less than 1, found 1.0"),
+        (
+            "optimizer.betas=[0.9, 1.0]",
+            "config key 'optimizer.betas': expected a number less than 1, found 1.0",
+        ),
         ("epochs=[1", "'epochs=[1': the value is not YAML"),
         ("epochs", "expected key=value, found 'epochs'"),
         ("=3", "expected key=value, found '=3'"),
@@ -141,7 +175,9 @@ def test_mistakes_are_told_in_one_line(word: str, expected: str) -> None:
 LONG = "x" * 9999
 
 
-def keys_of(wanted: type, section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[tuple[str, bool]]:
+def keys_of(
+    wanted: type, section: type[BaseModel] = RunConfig, prefix: str = ""
+) -> Iterator[tuple[str, bool]]:
     """Keys whose value may be of this type, and whether it is a list of them."""
     for name, field in section.model_fields.items():
         kind = field.annotation
@@ -154,17 +190,36 @@ def keys_of(wanted: type, section: type[BaseModel] = RunConfig, prefix: str = ""
 @pytest.mark.parametrize("value", ["1e308", "-1e308", "1e39", ".nan", ".inf", "1e-320"])
 def test_every_number_is_in_a_range_that_float32_survives(value: str) -> None:
     keys = dict(keys_of(float))
-    assert {"optimizer.lr", "optimizer.weight_decay", "evaluation.every", "data.mean", "growth.at"} <= set(keys)
+    assert {
+        "optimizer.lr",
+        "optimizer.weight_decay",
+        "evaluation.every",
+        "data.mean",
+        "growth.at",
+    } <= set(keys)
     if value == "1e-320":
         # Where 0 is allowed, so is what rounds to it.
-        keys = {key: keys[key] for key in ("optimizer.lr", "evaluation.every", "data.std", "save.seconds")}
+        keys = {
+            key: keys[key]
+            for key in ("optimizer.lr", "evaluation.every", "data.std", "save.seconds")
+        }
     for key, is_list in keys.items():
-        assert f"config key '{key}': expected " in complaint(f"{key}=[{value}]" if is_list else f"{key}={value}"), key
+        assert f"config key '{key}': expected " in complaint(
+            f"{key}=[{value}]" if is_list else f"{key}={value}"
+        ), key
 
 
 def test_every_integer_has_an_upper_bound() -> None:
     keys = dict(keys_of(int))
-    assert {"seed", "epochs", "batch", "data.workers", "data.validation", "growth.factor", "save.keep"} <= set(keys)
+    assert {
+        "seed",
+        "epochs",
+        "batch",
+        "data.workers",
+        "data.validation",
+        "growth.factor",
+        "save.keep",
+    } <= set(keys)
     for key in keys:
         assert f"config key '{key}': expected a number from " in complaint(f"{key}={1 << 64}"), key
 
@@ -173,7 +228,12 @@ def test_every_integer_has_an_upper_bound() -> None:
     "word",
     [
         *("epochs=" + LONG, f"{LONG}=1", LONG, "recipe=" + LONG, "trust=" + LONG),
-        *("seed=0x" + "f" * 9999, "epochs=[" + LONG, "seed=[" + "1," * 9999 + "]", "epochs=*" + LONG),
+        *(
+            "seed=0x" + "f" * 9999,
+            "epochs=[" + LONG,
+            "seed=[" + "1," * 9999 + "]",
+            "epochs=*" + LONG,
+        ),
     ],
 )
 def test_long_values_are_cut_in_errors(word: str) -> None:
@@ -192,7 +252,9 @@ def test_what_other_programs_call_a_key_leads_to_one_that_is_there() -> None:
 
 
 def test_a_section_with_a_name_may_be_given_as_its_name() -> None:
-    config = read_config("digits", ["model=package.module:factory", "model.options.depth=3", "optimizer=lamb"])
+    config = read_config(
+        "digits", ["model=package.module:factory", "model.options.depth=3", "optimizer=lamb"]
+    )
     assert (config.model.name, config.optimizer.name) == ("package.module:factory", "lamb")
     assert config.model.options == {"depth": 3}, "the recipe's options belong to the recipe's net"
 
@@ -200,14 +262,22 @@ def test_a_section_with_a_name_may_be_given_as_its_name() -> None:
 def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("recipe: digits\n# mine\noptimizer:\n  momentum: 0.9\n  lr: fast\n")
-    assert f"{path}, line 5: config key 'optimizer.lr': expected a valid number" in complaint(source=str(path))
+    assert f"{path}, line 5: config key 'optimizer.lr': expected a valid number" in complaint(
+        source=str(path)
+    )
     assert complaint("optimizer.lr=slow", source=str(path)).startswith("config key 'optimizer.lr'")
     path.write_text("recipe: digits\nsaving:\n  keep: 2\n")
-    assert f"{path}, line 3: unknown config key 'saving.keep'; did you mean 'save.keep'?" == complaint(source=str(path))
+    assert (
+        f"{path}, line 3: unknown config key 'saving.keep'; did you mean 'save.keep'?"
+        == complaint(source=str(path))
+    )
 
 
 def test_unknown_recipes_are_corrected() -> None:
-    assert complaint(source="fashion_mnist") == "no recipe is called 'fashion_mnist'; did you mean 'fashion-mnist'?"
+    assert (
+        complaint(source="fashion_mnist")
+        == "no recipe is called 'fashion_mnist'; did you mean 'fashion-mnist'?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +286,10 @@ def test_unknown_recipes_are_corrected() -> None:
         ("a: [", "is not YAML"),
         ("- 1\n- 2\n", "expected keys and values, found list"),
         ("", "expected keys and values, found NoneType"),
-        ("!!python/object/apply:os.system [true]", "the tag !!python/object/apply:os.system is not supported"),
+        (
+            "!!python/object/apply:os.system [true]",
+            "the tag !!python/object/apply:os.system is not supported",
+        ),
         ("epoch: 3", "unknown config key 'epoch'"),
         ("1: 3", "unknown config key '1'"),
     ],
@@ -244,7 +317,13 @@ def signature_default(kind: type, name: str) -> object:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("adamw", torch.optim.AdamW), ("lamb", LAMB), ("novograd", NovoGrad), ("lars", LARS), ("larc", LARC)],
+    [
+        ("adamw", torch.optim.AdamW),
+        ("lamb", LAMB),
+        ("novograd", NovoGrad),
+        ("lars", LARS),
+        ("larc", LARC),
+    ],
 )
 def test_an_optimizer_has_its_own_defaults(name: str, kind: type[torch.optim.Optimizer]) -> None:
     """Those of its class: in the optimizer that is made, and in the config that is written."""
@@ -252,42 +331,58 @@ def test_an_optimizer_has_its_own_defaults(name: str, kind: type[torch.optim.Opt
     made = make_optimizer(config.resolved(1), torch.nn.Linear(3, 2))
     assert isinstance(made, kind)
     for key in OWN[name]:
-        assert made.defaults[key] == signature_default(kind, key) == getattr(config.resolved(1).optimizer, key)
         assert (
-            make_optimizer(config.model_copy(update={"batch": 64}).resolved(1), torch.nn.Linear(3, 2)).defaults[key]
+            made.defaults[key]
+            == signature_default(kind, key)
+            == getattr(config.resolved(1).optimizer, key)
+        )
+        assert (
+            make_optimizer(
+                config.model_copy(update={"batch": 64}).resolved(1), torch.nn.Linear(3, 2)
+            ).defaults[key]
             == OWN[name][key]
         )
     written = yaml.safe_load(config.resolved(1).to_yaml())["optimizer"]
-    assert {key for key in ("betas", "trust_coefficient") if written[key] is not None} == set(OWN[name])
+    assert {key for key in ("betas", "trust_coefficient") if written[key] is not None} == set(
+        OWN[name]
+    )
 
 
 def test_values_that_are_given_go_over_an_optimizers_own(tmp_path: Path) -> None:
     path = tmp_path / "old.yaml"
-    path.write_text("recipe: digits\noptimizer: {name: larc, trust_coefficient: 0.001, betas: [0.9, 0.999]}\n")
+    path.write_text(
+        "recipe: digits\noptimizer: {name: larc, trust_coefficient: 0.001, betas: [0.9, 0.999]}\n"
+    )
     assert read_config(str(path)).resolved(1).optimizer.trust_coefficient == 0.001
-    assert read_config("digits", ["optimizer=novograd", "optimizer.betas=[0.8, 0.9]"]).resolved(1).optimizer.betas == (
+    assert read_config("digits", ["optimizer=novograd", "optimizer.betas=[0.8, 0.9]"]).resolved(
+        1
+    ).optimizer.betas == (
         0.8,
         0.9,
     )
     path.write_text(read_config("digits", ["optimizer=lars"]).resolved(1).to_yaml())
     assert read_config(str(path)).optimizer.trust_coefficient == 0.001
-    assert read_config(str(path), ["optimizer=larc"]).resolved(1).optimizer.trust_coefficient == 0.02, (
-        "another optimizer"
-    )
+    assert (
+        read_config(str(path), ["optimizer=larc"]).resolved(1).optimizer.trust_coefficient == 0.02
+    ), "another optimizer"
 
 
 RATE = "epochs: 3\noptimizer: {lr: 0.1}\n"
 
 
-@pytest.mark.parametrize("more", ["batch: 128\n", "batch_per_worker: 512\n", "recipe: digits\nbatch: 128\n"])
+@pytest.mark.parametrize(
+    "more", ["batch: 128\n", "batch_per_worker: 512\n", "recipe: digits\nbatch: 128\n"]
+)
 def test_a_rate_in_a_file_belongs_to_a_batch(tmp_path: Path, more: str) -> None:
-    """Scaled from a recipe's batch, which the file does not name, it would be another rate than its author had in mind."""
+    """Scaled from a recipe's batch, which the file does not name, it would be another rate than its
+    author had in mind."""
     path = tmp_path / "mine.yaml"
     path.write_text(RATE + more)
     said = complaint(source=str(path))
     by = "recipe digits" if "recipe" in more else "the default config"
     assert said.startswith(
-        f"{path}, line 2: optimizer.lr=0.1 has no reference batch, and {by} would scale it (linear) from "
+        f"{path}, line 2: optimizer.lr=0.1 has no reference batch, and {by} would scale it (linear)"
+        " from "
     )
     assert "set optimizer.base_batch" in said
     for word in ("optimizer.base_batch=128", "optimizer.scaling=none"):
@@ -299,4 +394,6 @@ def test_a_rate_that_stays_as_it_is_needs_no_batch(tmp_path: Path) -> None:
     for text in (RATE, RATE + "batch: 256\n", "batch: 128\n", RATE + "recipe: digits\nbatch: 64\n"):
         path.write_text(text)
         read_config(str(path))
-    read_config("digits", ["batch=128", "optimizer.lr=0.1"])  # on a recipe it is the recipe's rate that is changed
+    read_config(
+        "digits", ["batch=128", "optimizer.lr=0.1"]
+    )  # on a recipe it is the recipe's rate that is changed

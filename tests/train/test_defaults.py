@@ -1,4 +1,5 @@
-"""What a config without a recipe trains: textbook settings, key by key, whatever the recipes are tuned to."""
+"""What a config without a recipe trains: textbook settings, key by key, whatever the recipes are
+tuned to."""
 
 import re
 import shlex
@@ -89,19 +90,29 @@ DEFAULTS: dict[str, Any] = {
         "end": 0.0,
         "keep_updates": False,
     },
-    "evaluation": {"every": 1.0, "flip": False, "patience": None, "stop_at": None, "weights": "last"},
+    "evaluation": {
+        "every": 1.0,
+        "flip": False,
+        "patience": None,
+        "stop_at": None,
+        "weights": "last",
+    },
     "ema": {"decay": None, "every": 5},
     "growth": {"at": [], "factor": 2, "by_noise": False, "max": None},
     "save": {"seconds": 300.0, "epochs": 1.0, "keep": 3},
 }
 
-SETTINGS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text())
+SETTINGS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("recipes.yaml").read_text()
+)
 """All keys of all recipes as they were before the defaults became neutral, `precision` apart."""
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
     """All keys but `precision`, which the machine decides."""
-    return {key: value for key, value in config.model_dump(mode="json").items() if key != "precision"}
+    return {
+        key: value for key, value in config.model_dump(mode="json").items() if key != "precision"
+    }
 
 
 def test_the_defaults_key_by_key() -> None:
@@ -117,7 +128,8 @@ def test_a_recipe_has_the_settings_it_was_measured_with(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_a_config_written_before_is_the_same_run(tmp_path: Path, recipe: str) -> None:
-    """All keys are in such a file, so no default counts; `precision` is put in as an old file has it."""
+    """All keys are in such a file, so no default counts; `precision` is put in as an old file has
+    it."""
     before = {**SETTINGS[recipe], "precision": "bfloat16"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(before, sort_keys=False))
     config = read_config(str(tmp_path / "config.yaml")).resolved(2)
@@ -127,7 +139,8 @@ def test_a_config_written_before_is_the_same_run(tmp_path: Path, recipe: str) ->
 
 
 def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -> None:
-    """It started from fashion-mnist, and has that name; the file that it came from now means another run."""
+    """It started from fashion-mnist, and has that name; the file that it came from now means
+    another run."""
     out = tmp_path / "out"
     out.mkdir()
     before = {**SETTINGS["fashion-mnist"], "precision": "bfloat16", "batch": 16}
@@ -151,7 +164,11 @@ def test_a_file_starts_from_the_defaults_unless_it_names_a_recipe(tmp_path: Path
         assert plain(config) == {**DEFAULTS, "data": data}
     path.write_text("recipe: fashion-mnist\ndata: {train: photos}\n")
     inherited = read_config(str(path))
-    assert (inherited.recipe, inherited.optimizer.bias_lr, inherited.ema.decay) == ("fashion-mnist", 16, 0.98)
+    assert (inherited.recipe, inherited.optimizer.bias_lr, inherited.ema.decay) == (
+        "fashion-mnist",
+        16,
+        0.98,
+    )
     assert read_config().recipe == "fashion-mnist"
 
 
@@ -182,7 +199,9 @@ def test_data_is_named_after_its_place(place: str, name: str) -> None:
     assert read_config(NEUTRAL, [f"data.train={place}", "data.name=mine"]).data.name == "mine"
 
 
-def test_what_a_run_without_a_recipe_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_without_a_recipe_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = read_config(NEUTRAL, ["data.train=a/b c", "model=package.nets:make"]).resolved(1)
     assert config.title == "make on b c"
@@ -199,7 +218,9 @@ def test_a_config_without_data_is_an_error(tmp_path: Path) -> None:
 def test_another_optimizer_needs_its_own_learning_rate(tmp_path: Path, given: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"data: photos\n{given}")
-    with pytest.raises(ConfigError, match=r"mine.yaml, line 2: optimizer.name=\w+ needs a learning rate of its own"):
+    with pytest.raises(
+        ConfigError, match=r"mine.yaml, line 2: optimizer.name=\w+ needs a learning rate of its own"
+    ):
         read_config(str(path))
     assert read_config(str(path), ["optimizer.lr=0.001"]).optimizer.lr == 0.001
     assert read_config("digits", ["optimizer=adamw"]).optimizer.lr == 0.05, "a recipe is not asked"
@@ -229,20 +250,28 @@ def test_the_batch_suits_the_dataset(base: int, num_train: int, expected: int) -
 
 def test_a_small_dataset_gets_a_small_batch_and_a_learning_rate_to_match(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", per_class=30)
-    (tmp_path / "mine.yaml").write_text(f"data: {{train: {folder}, augment: Resize(32), prepare: Resize(32)}}\n")
+    (tmp_path / "mine.yaml").write_text(
+        f"data: {{train: {folder}, augment: Resize(32), prepare: Resize(32)}}\n"
+    )
     prepared = prepare(str(tmp_path / "mine.yaml"))
     assert (prepared.config.batch, peak_rate(prepared.config)) == (8, 0.1 * 8 / 256)
     assert len(check(prepared).train) == 72
     by_worker = prepare(str(tmp_path / "mine.yaml"), ["batch_per_worker=3"]).config
     assert (by_worker.batch, by_worker.resolved(2).batch) == (None, 6)
-    with pytest.raises(ConfigError, match="a batch of 256 is larger than the training set, which has 72 samples"):
+    with pytest.raises(
+        ConfigError, match="a batch of 256 is larger than the training set, which has 72 samples"
+    ):
         check(prepare(str(tmp_path / "mine.yaml"), ["batch=256"]))
 
 
-def test_a_learning_rate_in_a_file_is_not_scaled_to_a_batch_that_it_does_not_name(tmp_path: Path) -> None:
+def test_a_learning_rate_in_a_file_is_not_scaled_to_a_batch_that_it_does_not_name(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("data: {train: 'synthetic:200x8x8', num_classes: 3}\noptimizer: {lr: 0.01}\n")
-    with pytest.raises(ConfigError, match=r"line 2: optimizer.lr=0.01 has no reference batch.* to batch=8"):
+    with pytest.raises(
+        ConfigError, match=r"line 2: optimizer.lr=0.01 has no reference batch.* to batch=8"
+    ):
         prepare(str(path))
     assert peak_rate(prepare(str(path), ["optimizer.base_batch=8"]).config) == 0.01
     assert peak_rate(prepare(str(path), ["batch=32", "optimizer.base_batch=16"]).config) == 0.02
@@ -256,7 +285,11 @@ def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "num_train", "expected"),
     [
-        (["batch=256"], 400, "an epoch has only 2 updates: 400 training samples at batch 256.*it is 16 then"),
+        (
+            ["batch=256"],
+            400,
+            "an epoch has only 2 updates: 400 training samples at batch 256.*it is 16 then",
+        ),
         (["batch=16"], 400, None),
         (["batch=256", "overfit=400"], 400, None),
     ],
@@ -276,8 +309,11 @@ def test_the_banner_lists_what_a_recipe_sets() -> None:
     """Every key in which it differs from the defaults, as words that make the recipe of them."""
     lines = dict(recipe_lines(read_config("digits", ["optimizer.lr=0.2", "seed=3"]).resolved(2)))
     assert lines == {
-        "recipe": "digits sets epochs=150 batch=64 model.name=small-cnn 'model.options.widths=[32,64]' model.options.hidden=64 "
-        "model.norm=none optimizer.lr=0.05 optimizer.base_batch=64 schedule.warmup=0.5 save.seconds=2 save.epochs=null",
+        "recipe": (
+            "digits sets epochs=150 batch=64 model.name=small-cnn 'model.options.widths=[32,64]'"
+            " model.options.hidden=64 model.norm=none optimizer.lr=0.05 optimizer.base_batch=64"
+            " schedule.warmup=0.5 save.seconds=2 save.epochs=null"
+        ),
         "changed": "seed=3 optimizer.lr=0.2",
     }
 
@@ -292,15 +328,25 @@ def test_the_words_of_a_recipe_make_it_of_the_defaults(recipe: str) -> None:
 
 
 def test_the_banner_of_a_run_without_a_recipe() -> None:
-    words = ["data.train=photos", "data.augment=RandomResizedCrop(224), Flip()", "epochs=60", "batch=16"]
+    words = [
+        "data.train=photos",
+        "data.augment=RandomResizedCrop(224), Flip()",
+        "epochs=60",
+        "batch=16",
+    ]
     assert recipe_lines(read_config(NEUTRAL, words).resolved(2)) == [
         ("recipe", "none: the defaults"),
         ("changed", "epochs=60 'data.augment=RandomResizedCrop(224), Flip()'"),
     ]
-    assert recipe_lines(read_config(NEUTRAL, ["data.name=digits"]).resolved(2)) == [("recipe", "none: the defaults")]
-    adam = read_config(NEUTRAL, ["data.name=digits", "optimizer=adamw", "optimizer.lr=0.001", "schedule.warmup=2"])
+    assert recipe_lines(read_config(NEUTRAL, ["data.name=digits"]).resolved(2)) == [
+        ("recipe", "none: the defaults")
+    ]
+    adam = read_config(
+        NEUTRAL, ["data.name=digits", "optimizer=adamw", "optimizer.lr=0.001", "schedule.warmup=2"]
+    )
     assert (
-        dict(recipe_lines(adam.resolved(2)))["changed"] == "optimizer.name=adamw optimizer.lr=0.001 schedule.warmup=2"
+        dict(recipe_lines(adam.resolved(2)))["changed"]
+        == "optimizer.name=adamw optimizer.lr=0.001 schedule.warmup=2"
     )
     assert recipe_lines(adam.model_copy(update={"recipe": "of another version"})) == []
 

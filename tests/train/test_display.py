@@ -14,14 +14,23 @@ from rich.console import Console
 from allstep.train.config.run_config import RunConfig
 from allstep.train.watch import terminal as display
 from allstep.train.watch.events import Evaluated, Opening, Result, Score, TrainingScore
-from allstep.train.watch.terminal import Display, banner, batch_sum, final_figures, rate_line, warnings
+from allstep.train.watch.terminal import (
+    Display,
+    banner,
+    batch_sum,
+    final_figures,
+    rate_line,
+    warnings,
+)
 from openings import CONFIG, opening, progress
 
 SCORE = Score(0.5, 0.9123, 360, 0.995)
 RESULT = Result(SCORE, SCORE, 1234.5, 2.0, 5.0, Path("/out"), 2000)
 
 
-def show(tell: Callable[[Display], Any], terminal: bool = False, begin: Opening | None = None) -> str:
+def show(
+    tell: Callable[[Display], Any], terminal: bool = False, begin: Opening | None = None
+) -> str:
     """What a display that is told things writes after its banner."""
     stream = io.StringIO()
     shown = Display(Console(file=stream, force_terminal=terminal, width=140, highlight=False))
@@ -73,7 +82,10 @@ def test_a_bar_on_a_terminal() -> None:
             "epoch 1/2  loss 0.500  accuracy 91.2%  validation 91.2% best  ",
         ),
         (Evaluated(1, 250, SCORE, SCORE, 2.0), "epoch 0.25/2  loss"),
-        (Evaluated(1, 1000, SCORE, SCORE, 2.0, num_bad=1234), "180 images/s  2.0 s  1,234 bad samples skipped"),
+        (
+            Evaluated(1, 1000, SCORE, SCORE, 2.0, num_bad=1234),
+            "180 images/s  2.0 s  1,234 bad samples skipped",
+        ),
         (Evaluated(1, 1000, Score(0.0, 0.0, 0), SCORE, 0.0), "0 images/s  0.0 s"),
     ],
 )
@@ -83,7 +95,10 @@ def test_the_line_of_an_evaluation(told: Evaluated, words: str) -> None:
 
 def test_top_5_where_there_are_many_classes() -> None:
     many = opening(classes=tuple(map(str, range(11))))
-    text = show(lambda shown: (shown.evaluated(Evaluated(1, 1000, SCORE, SCORE, 2.0)), shown.end(RESULT)), begin=many)
+    text = show(
+        lambda shown: (shown.evaluated(Evaluated(1, 1000, SCORE, SCORE, 2.0)), shown.end(RESULT)),
+        begin=many,
+    )
     assert "validation 91.2% (top-5 99.5%)" in text
     assert "test top-5            99.50%" in text
 
@@ -134,7 +149,9 @@ def test_the_banner_says_what_is_special() -> None:
 
 
 def test_the_banner_says_which_precision_was_chosen_and_why() -> None:
-    lines = dict(banner(opening(precision="float32", precision_why="this CPU has no bfloat16 arithmetic")))
+    lines = dict(
+        banner(opening(precision="float32", precision_why="this CPU has no bfloat16 arithmetic"))
+    )
     assert lines["precision"] == "float32 (auto: this CPU has no bfloat16 arithmetic)"
 
 
@@ -145,14 +162,27 @@ def test_notes_and_warnings_follow_the_banner() -> None:
     begin = opening(config=config, notes=("compiling [x] costs more than it saves",))
     Display(Console(file=stream, width=140, highlight=False)).start(begin)
     assert stream.getvalue().splitlines()[-2:] == [
-        "warning: the rate 0.05 belongs to batch 64, the batch is 128 and optimizer.scaling is none",
+        (
+            "warning: the rate 0.05 belongs to batch 64, the batch is 128 and optimizer.scaling is"
+            " none"
+        ),
         "note: compiling [x] costs more than it saves",
     ]
 
 
 def test_the_table_says_how_it_ended() -> None:
     best = Result(
-        SCORE, SCORE, 1.0, 2.0, 5.0, Path("/a b"), 900, Score(0.4, 0.95, 143), "best", "patience is over", num_bad=7
+        SCORE,
+        SCORE,
+        1.0,
+        2.0,
+        5.0,
+        Path("/a b"),
+        900,
+        Score(0.4, 0.95, 143),
+        "best",
+        "patience is over",
+        num_bad=7,
     )
     lines = dict(final_figures(best))
     assert next(iter(lines)) == "test accuracy"
@@ -164,14 +194,16 @@ def test_the_table_says_how_it_ended() -> None:
     assert "training accuracy" not in lines
     with_sample = replace(best, train=TrainingScore(SCORE, 900, 1.25))
     assert (
-        dict(final_figures(with_sample))["training accuracy"] == "91.23% of 360 training samples, evaluated in 1.25 s"
+        dict(final_figures(with_sample))["training accuracy"]
+        == "91.23% of 360 training samples, evaluated in 1.25 s"
     )
 
 
 def test_the_sum_of_the_batch() -> None:
     assert batch_sum(CONFIG, 3) == "21 or 22 per worker x 3 workers = 64"
     assert (
-        batch_sum(CONFIG.model_copy(update={"accumulation": 4}), 2) == "8 per worker x 2 workers x 4 accumulated = 64"
+        batch_sum(CONFIG.model_copy(update={"accumulation": 4}), 2)
+        == "8 per worker x 2 workers x 4 accumulated = 64"
     )
     per_worker = RunConfig(batch_per_worker=10).resolved(1)
     assert batch_sum(per_worker, 1) == "10 per worker x 1 worker = 10"
@@ -181,7 +213,9 @@ def test_the_rate_and_the_warning() -> None:
     scaled = CONFIG.model_copy(update={"batch": 128})
     assert rate_line(scaled, 0.1) == "0.05 at batch 64 -> 0.1 at batch 128 (scaling: linear)"
     assert warnings(scaled) == []
-    unscaled = CONFIG.model_copy(update={"optimizer": CONFIG.optimizer.model_copy(update={"scaling": "none"})})
+    unscaled = CONFIG.model_copy(
+        update={"optimizer": CONFIG.optimizer.model_copy(update={"scaling": "none"})}
+    )
     assert warnings(unscaled) == []
 
 
@@ -196,7 +230,9 @@ def test_names_are_shown_and_not_obeyed(terminal: bool) -> None:
 
     begin = replace(opening(), data_folder=Path(f"/{hostile}"), notes=(hostile,))
     stream = io.StringIO()
-    shown = Display(Console(file=stream, force_terminal=terminal, width=140, highlight=False, color_system=None))
+    shown = Display(
+        Console(file=stream, force_terminal=terminal, width=140, highlight=False, color_system=None)
+    )
     shown.start(begin)
     told(shown)
     shown.close()
@@ -205,7 +241,9 @@ def test_names_are_shown_and_not_obeyed(terminal: bool) -> None:
     assert not any(each in text for each in ("\x1b]", "\x07", "\u202e"))
 
 
-def test_a_full_disk_under_standard_output_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_under_standard_output_is_reported_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with Path("/dev/full").open("w") as full:
         display = Display(Console(file=full, highlight=False))
         for _ in range(3):
@@ -213,5 +251,7 @@ def test_a_full_disk_under_standard_output_is_reported_once(capsys: pytest.Captu
                 display.event("a line")
         with contextlib.suppress(OSError):
             full.close()
-    said = "allstep: standard output cannot be written: No space left on device; the run continues\n"
+    said = (
+        "allstep: standard output cannot be written: No space left on device; the run continues\n"
+    )
     assert capsys.readouterr().err == said

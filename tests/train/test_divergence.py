@@ -1,4 +1,5 @@
-"""A loss that goes wrong: what the watch says against slow rules over the whole history; remedies against the facts that ask for them."""
+"""A loss that goes wrong: what the watch says against slow rules over the whole history; remedies
+against the facts that ask for them."""
 
 import json
 import math
@@ -15,7 +16,15 @@ from allstep.train import read_config
 from allstep.train.config.check import check_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.config.validate import validated
-from allstep.train.health.divergence import Circumstances, Diverged, LossWatch, Spike, Suspect, explain, remedies
+from allstep.train.health.divergence import (
+    Circumstances,
+    Diverged,
+    LossWatch,
+    Spike,
+    Suspect,
+    explain,
+    remedies,
+)
 
 FALLING = [2.3 * 0.97**step for step in range(100)]  # to 0.11
 
@@ -27,7 +36,9 @@ def watched(losses: list[float]) -> list[Spike | Diverged]:
 
 def config(optimizer: dict[str, object] | None = None, **values: object) -> ResolvedConfig:
     usual = {"recipe": "test", "data": {"name": "digits"}, "batch": 128, "epochs": 20}
-    return validated({**usual, "optimizer": {"base_batch": 128, **(optimizer or {})}, **values}).resolved(1)
+    return validated(
+        {**usual, "optimizer": {"base_batch": 128, **(optimizer or {})}, **values}
+    ).resolved(1)
 
 
 KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
@@ -35,7 +46,9 @@ KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
 
 def test_a_good_run_says_nothing() -> None:
     assert watched(FALLING) == []
-    assert watched([2.3] * 10 + [0.001] * 50 + [0.1, 1.0] + [0.001] * 50) == []  # one hard sample at a low loss
+    assert (
+        watched([2.3] * 10 + [0.001] * 50 + [0.1, 1.0] + [0.001] * 50) == []
+    )  # one hard sample at a low loss
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -65,7 +78,7 @@ def test_a_spike_that_stays_is_the_end() -> None:
 
 
 def test_a_loss_beyond_all_hope_is_the_end_at_once() -> None:
-    (found, *_) = watched([2.4, 2.3, 6e25, 1e9, 2.3])
+    found, *_ = watched([2.4, 2.3, 6e25, 1e9, 2.3])
     assert isinstance(found, Diverged)
     assert (found.step, found.loss) == (3, 6e25)
     assert str(found).startswith("the loss is 6e+25 at step 3; the best so far was 2.3")
@@ -107,7 +120,9 @@ def test_against_the_whole_history(losses: list[float]) -> None:
         assert isinstance(found, Spike) == (beyond > 0)
         good.append(loss)
         weights = [0.9**age for age in range(len(good))][::-1]
-        best = min(best, sum(w * each for w, each in zip(weights, good, strict=True)) / sum(weights))
+        best = min(
+            best, sum(w * each for w, each in zip(weights, good, strict=True)) / sum(weights)
+        )
         assert watch.best == pytest.approx(best)
         beyond = 0
 
@@ -126,27 +141,35 @@ def test_remedies_follow_the_facts() -> None:
 
 def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
     known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
-    assert remedies(known, config(batch=512, schedule={"warmup": 0.5}))[0] == (
-        "schedule.warmup=5: the rate rises to 4 times that of base_batch 128 within 0.5 epochs"
+    assert (
+        remedies(known, config(batch=512, schedule={"warmup": 0.5}))[0]
+        == "schedule.warmup=5: the rate rises to 4 times that of base_batch 128 within 0.5 epochs"
     )
     assert keys(remedies(known, config(batch=512, epochs=8)))[0] == "schedule.warmup=2"
     assert keys(remedies(known, config(batch=512, schedule={"warmup": 5})))[0] == "optimizer.clip=1"
     long = config(batch=512, schedule={"warmup_kind": "none", "warmup": 6})
     assert keys(remedies(known, long))[0] == "schedule.warmup_kind=gradual"
-    assert keys(remedies(known, config(batch=512, optimizer={"scaling": "none"})))[0] == "optimizer.clip=1"
+    assert (
+        keys(remedies(known, config(batch=512, optimizer={"scaling": "none"})))[0]
+        == "optimizer.clip=1"
+    )
 
 
 @pytest.mark.parametrize("warmup", [0, 0.5])
 def test_a_run_without_warm_up_is_told_all_that_makes_one(warmup: float) -> None:
-    """The kind alone changes nothing where the length is 0, the length nothing where the kind is none."""
+    """The kind alone changes nothing where the length is 0, the length nothing where the kind is
+    none."""
     known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
     none = config(batch=512, schedule={"warmup_kind": "none", "warmup": warmup})
-    assert remedies(known, none)[0] == (
-        "schedule.warmup_kind=gradual schedule.warmup=5: the rate is 4 times that of base_batch 128, from the first step on"
+    assert (
+        remedies(known, none)[0]
+        == "schedule.warmup_kind=gradual schedule.warmup=5: the rate is 4 times that of base_batch"
+        " 128, from the first step on"
     )
     zero = config(batch=512, schedule={"warmup": 0})
-    assert remedies(known, zero)[0] == (
-        "schedule.warmup=5: the rate is 4 times that of base_batch 128, from the first step on"
+    assert (
+        remedies(known, zero)[0]
+        == "schedule.warmup=5: the rate is 4 times that of base_batch 128, from the first step on"
     )
 
 
@@ -162,7 +185,8 @@ def test_a_run_without_warm_up_is_told_all_that_makes_one(warmup: float) -> None
     ids=str,
 )
 def test_every_remedy_is_a_config_that_can_run(schedule: dict[str, object]) -> None:
-    """Each line's words, on top of the run: a one-cycle takes no warm-up, and a rate cannot fall within one."""
+    """Each line's words, on top of the run: a one-cycle takes no warm-up, and a rate cannot fall
+    within one."""
     asked = config(batch=4096, optimizer={"name": "sgd"}, schedule=schedule)
     for line in keys(remedies(Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096), asked)):
         values = asked.model_dump()
@@ -174,18 +198,28 @@ def test_every_remedy_is_a_config_that_can_run(schedule: dict[str, object]) -> N
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("sgd", "optimizer.name=lars optimizer.trust_coefficient=0.02"), ("adamw", "optimizer.name=lamb")],
+    [
+        ("sgd", "optimizer.name=lars optimizer.trust_coefficient=0.02"),
+        ("adamw", "optimizer.name=lamb"),
+    ],
 )
 def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) -> None:
-    """As docs/large-batch.md recommends them: LARS' own coefficient, 0.001, stands still at the rate of SGD."""
+    """As docs/large-batch.md recommends them:
+
+    LARS' own coefficient, 0.001, stands still at the rate of SGD.
+    """
     known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096)
     found = keys(remedies(known, config(batch=4096, optimizer={"name": name})))
     root = "optimizer.scaling=square-root"
     assert found[:3] == ["schedule.warmup=5", f"{words} {root}", root]
-    found = keys(remedies(known, config(batch=4096, optimizer={"name": name, "scaling": "square-root"})))
+    found = keys(
+        remedies(known, config(batch=4096, optimizer={"name": name, "scaling": "square-root"}))
+    )
     assert found[1] == words
     for other in ("lars", "lamb"):
-        found = keys(remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"})))
+        found = keys(
+            remedies(known, config(batch=4096, optimizer={"name": other, "scaling": "square-root"}))
+        )
         assert not any(key.startswith(("optimizer.name", "optimizer.scaling")) for key in found)
 
 
@@ -194,13 +228,18 @@ def test_a_rate_far_above_the_recipes_is_named_first() -> None:
     known = Circumstances(samples=64, epoch=0.1, rate=5.0, batch=64)
     bold = read_config("digits", ["optimizer.lr=5"]).resolved(1)
     assert recipe.optimizer.lr == 0.05
-    assert remedies(known, bold)[0] == "optimizer.lr=0.05: the recipe's own rate; 5 is 100 times that"
+    assert (
+        remedies(known, bold)[0] == "optimizer.lr=0.05: the recipe's own rate; 5 is 100 times that"
+    )
     for words in (
         ["optimizer.lr=0.2"],
         ["optimizer.lr=5", "optimizer.base_batch=128"],
         ["optimizer=lars", "optimizer.lr=5"],
     ):
-        assert not any("recipe's own" in remedy for remedy in remedies(known, read_config("digits", words).resolved(1)))
+        assert not any(
+            "recipe's own" in remedy
+            for remedy in remedies(known, read_config("digits", words).resolved(1))
+        )
 
 
 def test_bad_input_comes_first() -> None:
@@ -215,16 +254,18 @@ def test_the_whole_message() -> None:
     suspects = [Suspect(number // 6, 100 + number, "a.tfrecord") for number in range(11)] + [
         Suspect(1, 7, "b.tfrecord, record 7", is_finite=False)
     ]
-    known = Circumstances(103_936, 2.17, 0.8, 128, 3.1e5, suspects, Path("runs/a/checkpoints/000000100000"))
-    assert explain(Diverged(812, math.nan, 0.4123, 812), known, config(optimizer={"lr": 0.8})) == (
-        "the loss is nan at step 812; the best so far was 0.4123 (103,936 samples seen, epoch 2.17; rate 0.8, batch 128, "
-        "gradient norm 3.1e+05)\n"
-        "  samples of that step: 7 (b.tfrecord, record 7) on rank 1, 100, 101, 102, 103, 104, 105, 106 and 4 more\n"
-        "  what to try, the likeliest first:\n"
-        "    look at the samples 7: as input of the net they are not finite, so the data or data.mean, data.std are wrong\n"
-        "    optimizer.clip=1: the gradient's norm was 3.1e+05\n"
-        "    optimizer.lr=0.4: half of what it is\n"
-        "  the last good checkpoint is kept: runs/a/checkpoints/000000100000"
+    known = Circumstances(
+        103_936, 2.17, 0.8, 128, 3.1e5, suspects, Path("runs/a/checkpoints/000000100000")
+    )
+    assert (
+        explain(Diverged(812, math.nan, 0.4123, 812), known, config(optimizer={"lr": 0.8}))
+        == "the loss is nan at step 812; the best so far was 0.4123 (103,936 samples seen, epoch"
+        " 2.17; rate 0.8, batch 128, gradient norm 3.1e+05)\n  samples of that step: 7"
+        " (b.tfrecord, record 7) on rank 1, 100, 101, 102, 103, 104, 105, 106 and 4 more\n  what"
+        " to try, the likeliest first:\n    look at the samples 7: as input of the net they are"
+        " not finite, so the data or data.mean, data.std are wrong\n    optimizer.clip=1: the"
+        " gradient's norm was 3.1e+05\n    optimizer.lr=0.4: half of what it is\n  the last good"
+        " checkpoint is kept: runs/a/checkpoints/000000100000"
     )
     assert explain(Diverged(1, math.inf, None, 1), KNOWN, config()).endswith(
         "no checkpoint was written while all was well"
@@ -235,13 +276,22 @@ def test_the_whole_message() -> None:
     ("count", "batch", "expected"),
     [
         (1, 128, "samples of that step: 0 (x, row 0) on rank 0\n"),
-        (3, 128, "samples of that step: 0 (x, row 0) on rank 0, 1 (x, row 1) on rank 0, 2 (x, row 2) on rank 1\n"),
+        (
+            3,
+            128,
+            (
+                "samples of that step: 0 (x, row 0) on rank 0, 1 (x, row 1) on rank 0, 2 (x, row 2)"
+                " on rank 1\n"
+            ),
+        ),
         (4, 128, "samples of that step: 0, 1, 2, 3\n"),
         (3, 3, "samples of that step: 0, 1, 2\n"),
         (9, 128, "samples of that step: 0, 1, 2, 3, 4, 5, 6, 7 and 1 more\n"),
     ],
 )
-def test_places_are_given_where_few_samples_are_suspect(count: int, batch: int, expected: str) -> None:
+def test_places_are_given_where_few_samples_are_suspect(
+    count: int, batch: int, expected: str
+) -> None:
     suspects = [Suspect(number // 2, number, f"x, row {number}") for number in range(count)]
     known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=batch, suspects=suspects)
     assert expected in explain(Diverged(1, math.inf, None, 1), known, config())

@@ -1,4 +1,5 @@
-"""The training sample at the end of a run: right, the same with any number of workers, and without effect on the run."""
+"""The training sample at the end of a run: right, the same with any number of workers, and without
+effect on the run."""
 
 import itertools
 import os
@@ -29,10 +30,24 @@ from allstep.train.watch.record import Record
 from picture_folders import make_folder
 from ranks import Ranks
 
-# All that makes training differ from evaluation: running statistics, dropout, averaged weights, augmentation, label smoothing.
+# All that makes training differ from evaluation: running statistics, dropout, averaged weights,
+# augmentation, label smoothing.
 WORDS = [
-    *("epochs=2", "batch=50", "data.validation=100", "log_every=7", "save.seconds=null", "data.split_seed=3"),
-    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "ema.decay=0.9"),
+    *(
+        "epochs=2",
+        "batch=50",
+        "data.validation=100",
+        "log_every=7",
+        "save.seconds=null",
+        "data.split_seed=3",
+    ),
+    *(
+        "model=lenet",
+        "model.norm=batch",
+        "model.options.hidden=32",
+        "model.options.dropout=0.5",
+        "ema.decay=0.9",
+    ),
     *("data.augment=PadAndCrop(8, pad=2)", "label_smoothing=0.1", "evaluation.flip=true"),
 ]
 NUM_TRAIN = 1437 - 100
@@ -64,15 +79,21 @@ def by_hand(out: Path, which: Any) -> tuple[float, float]:
     """Loss and accuracy of a checkpoint on the sample, computed in one piece with torch alone."""
     trained = load_run(out, which)
     part = open_parts(read_config("digits", WORDS)).train.sample(100, seed=3)
-    pictures, labels = (torch.from_numpy(getattr(part.source, name)[part.numbers]) for name in ("data", "target"))
+    pictures, labels = (
+        torch.from_numpy(getattr(part.source, name)[part.numbers]) for name in ("data", "target")
+    )
     inputs: Tensor = trained.to_input(pictures)
     with torch.no_grad():
         logits = (trained.net(inputs) + trained.net(inputs.flip(-1))) / 2
-    return float(functional.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
+    return float(functional.cross_entropy(logits, labels)), float(
+        (logits.argmax(1) == labels).float().mean()
+    )
 
 
 @pytest.mark.parametrize("choose", ["last", "best"])
-def test_the_sample_is_scored_once_in_evaluation_mode_with_the_tested_weights(ranks: Ranks, choose: Any) -> None:
+def test_the_sample_is_scored_once_in_evaluation_mode_with_the_tested_weights(
+    ranks: Ranks, choose: Any
+) -> None:
     """Reference: the checkpoint of these weights. The best ones are made to be those of epoch 1."""
     results = ranks(2, run_whose_first_evaluation_is_best, [f"evaluation.weights={choose}"])
     out, samples = results[0].out, NUM_TRAIN * (2 if choose == "last" else 1)
@@ -116,15 +137,28 @@ def scored_samples(words: list[str]) -> tuple[list[int], Score]:
 
 
 def state_around_the_sample() -> list[tuple[dict[str, Tensor], Tensor, dict[str, bytes]]]:
-    """Weights with running statistics, random numbers and checkpoint files, before and after the sample is scored."""
+    """Weights with running statistics, random numbers and checkpoint files, before and after the
+    sample is scored."""
     seen: list[Any] = []
     original = run_module.training_score
 
     def spy(job: Any, *args: Any) -> Any:
         def look() -> None:
-            files = {path.name: path.read_bytes() for path in checkpoint.written(job.out / "checkpoints")[0].iterdir()}
-            tensors = {**job.trainer.net.state_dict(), **{f"a.{k}": v for k, v in job.ema.net.state_dict().items()}}
-            seen.append(({name: each.clone() for name, each in tensors.items()}, torch.get_rng_state(), files))
+            files = {
+                path.name: path.read_bytes()
+                for path in checkpoint.written(job.out / "checkpoints")[0].iterdir()
+            }
+            tensors = {
+                **job.trainer.net.state_dict(),
+                **{f"a.{k}": v for k, v in job.ema.net.state_dict().items()},
+            }
+            seen.append(
+                (
+                    {name: each.clone() for name, each in tensors.items()},
+                    torch.get_rng_state(),
+                    files,
+                )
+            )
 
         look()
         found = original(job, *args)
@@ -138,15 +172,20 @@ def state_around_the_sample() -> list[tuple[dict[str, Tensor], Tensor, dict[str,
 
 
 def test_it_changes_nothing(ranks: Ranks) -> None:
-    (((weights, random, files), (weights_after, random_after, files_after)),) = ranks(1, state_around_the_sample)
-    assert any("running_mean" in name for name in weights) and weights.keys() == weights_after.keys()
+    (((weights, random, files), (weights_after, random_after, files_after)),) = ranks(
+        1, state_around_the_sample
+    )
+    assert (
+        any("running_mean" in name for name in weights) and weights.keys() == weights_after.keys()
+    )
     assert all(torch.equal(each, weights_after[name]) for name, each in weights.items())
     assert torch.equal(random, random_after)
     assert files == files_after and "weights.safetensors" in files
 
 
 def told_within_the_sample(out: Path, evaluation: int) -> tuple[str, bool]:
-    """The last rank gets SIGTERM within that evaluation; how the run ended, and whether it has a training score."""
+    """The last rank gets SIGTERM within that evaluation; how the run ended, and whether it has a
+    training score."""
     begun, original, world = itertools.count(1), run_module.evaluate, allstep.init()
 
     def told(*args: Any, **options: Any) -> Score:
@@ -166,12 +205,19 @@ def test_a_signal_within_the_sample_costs_the_sample_alone(ranks: Ranks, tmp_pat
     assert ranks(2, told_within_the_sample, tmp_path, 4) == [("ended", False)] * 2
 
 
-def test_a_run_that_is_told_to_stop_has_none_and_has_it_when_it_is_resumed(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_that_is_told_to_stop_has_none_and_has_it_when_it_is_resumed(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     assert ranks(2, told_within_the_sample, tmp_path, 1) == [("paused", False)] * 2
     log = tmp_path / "run.jsonl"
     assert runlog.read(log).evals == ()
     assert ranks(2, told_within_the_sample, tmp_path, 0) == [("ended", True)] * 2
-    assert [line["part"] for line in runlog.read(log).evals] == ["validation", "validation", "train", "test"]
+    assert [line["part"] for line in runlog.read(log).evals] == [
+        "validation",
+        "validation",
+        "train",
+        "test",
+    ]
 
 
 def sample_that_cannot_be_read() -> Result | run_module.Paused:
@@ -191,7 +237,9 @@ def test_a_sample_that_cannot_be_read_is_an_event_on_all_ranks(ranks: Ranks) -> 
     assert first.test.count == second.test.count == 360
     record = runlog.read(first.out / "run.jsonl")
     assert record.end is not None and record.end["train"] is None
-    assert [line["text"] for line in record.events] == ["no training accuracy in evaluation mode: the disk is gone"]
+    assert [line["text"] for line in record.events] == [
+        "no training accuracy in evaluation mode: the disk is gone"
+    ]
 
 
 def test_early_stopping_has_one(ranks: Ranks) -> None:
@@ -211,7 +259,12 @@ def go_on_with(out: Path, words: list[str]) -> str:
 def test_data_with_other_classes_does_not_continue_a_run(ranks: Ranks, tmp_path: Path) -> None:
     """A class folder renamed between two sessions gives every label another number."""
     folder, out = make_folder(tmp_path / "photos", 20), tmp_path / "out"
-    words = [f"data.train={folder}", "data.augment=CentreCrop(16)", "data.prepare=CentreCrop(16)", "batch=16"]
+    words = [
+        f"data.train={folder}",
+        "data.augment=CentreCrop(16)",
+        "data.prepare=CentreCrop(16)",
+        "batch=16",
+    ]
     words += ["data.validation=10"]
     out.mkdir()
     ranks(1, run, [*words, "epochs=1"], out)
@@ -229,8 +282,12 @@ def test_the_best_checkpoint_is_looked_at_like_the_newest(ranks: Ranks, tmp_path
     first, last = sorted(path for path in (out / "checkpoints").iterdir() if path.name.isdigit())
     shutil.rmtree(first)
     shutil.copytree(last, first)
-    snapshot, problem = ending._read_or_not(first, checkpoint.read(last).state["pictures"]["classes"])
+    snapshot, problem = ending._read_or_not(
+        first, checkpoint.read(last).state["pictures"]["classes"]
+    )
     assert snapshot is None and "as the folder's name has it" in problem
     snapshot, problem = ending._read_or_not(last, ["other"] * 10)
     assert snapshot is None and "not the same ones" in problem
-    assert ending._read_or_not(last, checkpoint.read(last).state["pictures"]["classes"])[0] is not None
+    assert (
+        ending._read_or_not(last, checkpoint.read(last).state["pictures"]["classes"])[0] is not None
+    )

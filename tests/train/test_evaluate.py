@@ -47,9 +47,12 @@ def score_of(n: int, classes: int, mirror: bool) -> tuple[Score, bool]:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "n", "classes", "mirror"), [(1, 13, 10, False), (3, 13, 10, True), (3, 2, 3, False)]
+    ("num_ranks", "n", "classes", "mirror"),
+    [(1, 13, 10, False), (3, 13, 10, True), (3, 2, 3, False)],
 )
-def test_every_sample_counts_once(ranks: Any, num_ranks: int, n: int, classes: int, mirror: bool) -> None:
+def test_every_sample_counts_once(
+    ranks: Any, num_ranks: int, n: int, classes: int, mirror: bool
+) -> None:
     images, labels = samples(n, classes)
     weight, bias = (p.detach().numpy() for p in made_net(classes).parameters())
     logits = images.reshape(n, -1) @ weight.T + bias
@@ -79,11 +82,15 @@ def meet_a_wrong_label(label: int) -> None:
 def test_a_label_that_is_no_class_ends_all_ranks(ranks: Any) -> None:
     outcomes = ranks.outcomes(3, meet_a_wrong_label, 3)
     assert [outcome.exit_code for outcome in outcomes] == [2, 2, 2]
-    assert "sample 7 (memory at byte 7): its label is 3, the net's classes are 0 to 2" in outcomes[0].output
+    assert (
+        "sample 7 (memory at byte 7): its label is 3, the net's classes are 0 to 2"
+        in outcomes[0].output
+    )
 
 
 @pytest.mark.parametrize(
-    ("target", "what"), [([0, -1, 2], "its label is -1"), ([[0.5, 0.5]] * 3, "its target has 2 classes")]
+    ("target", "what"),
+    [([0, -1, 2], "its label is -1"), ([[0.5, 0.5]] * 3, "its target has 2 classes")],
 )
 def test_wrong_targets_have_a_name(target: Any, what: str) -> None:
     images, _ = samples(3, 3)
@@ -93,7 +100,10 @@ def test_wrong_targets_have_a_name(target: Any, what: str) -> None:
 
 
 def test_a_tally_adds_and_travels() -> None:
-    logits, labels = torch.randn(20, 7, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 7
+    logits, labels = (
+        torch.randn(20, 7, generator=torch.Generator().manual_seed(1)),
+        torch.arange(20) % 7,
+    )
     loss = nn.functional.cross_entropy(logits, labels, reduction="none")
     whole, first, second = ClassificationTally(), ClassificationTally(), ClassificationTally()
     whole.add(loss.sum(), logits, labels)

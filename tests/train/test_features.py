@@ -1,4 +1,5 @@
-"""What a run can be asked for: each thing tried in a whole run on the digits, against a reference where there is one."""
+"""What a run can be asked for: each thing tried in a whole run on the digits, against a reference
+where there is one."""
 
 import re
 from dataclasses import replace
@@ -49,10 +50,14 @@ def run(words: list[str], *more: Callback) -> tuple[Result, dict[str, np.ndarray
     return result, weights, out
 
 
-def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float) -> None:
+def assert_close(
+    ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tolerance: float
+) -> None:
     assert sorted(ours) == sorted(theirs)
     for name, tensor in ours.items():
-        np.testing.assert_allclose(tensor, theirs[name], rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            tensor, theirs[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 @pytest.mark.parametrize(
@@ -60,10 +65,32 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], tol
     [
         ["optimizer=lars", "optimizer.lr=1", "optimizer.scaling=none", "share_weights=true"],
         ["optimizer=lamb", "optimizer.lr=0.01", "optimizer.clip=0.5", "optimizer.noise=0.01"],
-        ["optimizer=adamw", "optimizer.lr=0.001", "optimizer.clip=0.5", "share_weights=true", "accumulation=3"],
-        ["optimizer=larc", "optimizer.lr=0.1", "optimizer.noise_like=10", "schedule.shape=polynomial"],
-        ["optimizer=novograd", "optimizer.lr=0.01", "growth.at=[1]", "schedule.shape=constant", "label_smoothing=0.1"],
-        ["model.norm=sync", "ema.decay=0.9", "data.augment=PadAndCrop(8, pad=1)", "optimizer.bias_lr=2"],
+        [
+            "optimizer=adamw",
+            "optimizer.lr=0.001",
+            "optimizer.clip=0.5",
+            "share_weights=true",
+            "accumulation=3",
+        ],
+        [
+            "optimizer=larc",
+            "optimizer.lr=0.1",
+            "optimizer.noise_like=10",
+            "schedule.shape=polynomial",
+        ],
+        [
+            "optimizer=novograd",
+            "optimizer.lr=0.01",
+            "growth.at=[1]",
+            "schedule.shape=constant",
+            "label_smoothing=0.1",
+        ],
+        [
+            "model.norm=sync",
+            "ema.decay=0.9",
+            "data.augment=PadAndCrop(8, pad=1)",
+            "optimizer.bias_lr=2",
+        ],
     ],
     ids=lambda words: words[0],
 )
@@ -85,7 +112,13 @@ def test_bfloat16_is_near_float32(ranks: Any) -> None:
 
 def test_it_ends_early_and_tests_the_best(ranks: Any) -> None:
     """Sixty evaluations on 100 samples: two in a row that are no better come long before the end."""
-    words = ["epochs=12", "evaluation.every=0.2", "evaluation.patience=2", "evaluation.weights=best", "save.keep=1"]
+    words = [
+        "epochs=12",
+        "evaluation.every=0.2",
+        "evaluation.patience=2",
+        "evaluation.weights=best",
+        "save.keep=1",
+    ]
     result, _, out = ranks(2, run, [*words, "schedule.shape=constant"])[0]
     record = runlog.read(out / "run.jsonl")
     scores = [line["accuracy"] for line in record.evals if line["part"] == "validation"]
@@ -99,10 +132,19 @@ def test_it_ends_early_and_tests_the_best(ranks: Any) -> None:
 
 
 def test_it_stops_at_an_accuracy(ranks: Any) -> None:
-    result, _, out = ranks(1, run, ["epochs=20", "evaluation.every=0.5", "evaluation.stop_at=0.6", "batch=50"])[0]
-    scores = [line["accuracy"] for line in runlog.read(out / "run.jsonl").evals if line["part"] == "validation"]
+    result, _, out = ranks(
+        1, run, ["epochs=20", "evaluation.every=0.5", "evaluation.stop_at=0.6", "batch=50"]
+    )[0]
+    scores = [
+        line["accuracy"]
+        for line in runlog.read(out / "run.jsonl").evals
+        if line["part"] == "validation"
+    ]
     assert scores[-1] >= 0.6 > max(scores[:-1])
-    assert result.samples == len(scores) * 1337 // 2 or abs(result.samples - len(scores) * 1337 / 2) < 50
+    assert (
+        result.samples == len(scores) * 1337 // 2
+        or abs(result.samples - len(scores) * 1337 / 2) < 50
+    )
 
 
 class Meddler(Callback):
@@ -136,7 +178,9 @@ def run_with_noise(words: list[str]) -> tuple[list[float], str]:
     if dist.get_rank() > 0:
         return [], ""
     record = runlog.read(Path.cwd() / "out" / "run.jsonl")
-    return [line["noise_scale"] for line in record.steps if "noise_scale" in line], record.events[-1]["text"]
+    return [line["noise_scale"] for line in record.steps if "noise_scale" in line], record.events[
+        -1
+    ]["text"]
 
 
 def test_the_noise_scale_is_measured_by_workers_and_by_pieces(ranks: Any) -> None:
@@ -144,9 +188,13 @@ def test_the_noise_scale_is_measured_by_workers_and_by_pieces(ranks: Any) -> Non
     by_pieces, advice_of_one = ranks(1, run_with_noise, ["accumulation=2"])[0]
     assert len(by_workers) > 20
     for words in (advice, advice_of_one):
-        assert re.match(r"noise scale about \d+ samples \(95%: \d+ to \d+\); batch 100 needs", words)
+        assert re.match(
+            r"noise scale about \d+ samples \(95%: \d+ to \d+\); batch 100 needs", words
+        )
     for scales in (by_workers, by_pieces):
-        assert 1 < np.median(scales[10:]) < 2000, "digits are learned with batches of tens to hundreds"
+        assert 1 < np.median(scales[10:]) < 2000, (
+            "digits are learned with batches of tens to hundreds"
+        )
     assert np.median(by_workers[10:]) == pytest.approx(np.median(by_pieces[10:]), rel=0.5)
 
 
@@ -173,7 +221,8 @@ def assert_rank_0_says(sentence: str, outcomes: list[Outcome]) -> None:
 
 def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
     sentence = (
-        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: mend the labels, or set data\.num_classes"
+        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: mend the labels, or set"
+        r" data\.num_classes"
     )
     assert_rank_0_says(sentence, ranks.outcomes(2, trained_on_labels, [17, 12]))
 
@@ -186,12 +235,18 @@ def trained_with_a_class_less() -> None:
 
 
 def test_a_label_that_turns_up_in_a_step_is_named(ranks: Any) -> None:
-    sentence = r"DataError: sample \d+ \(.*\): its label is 9, the net's classes are 0 to 8; mend the labels"
+    sentence = (
+        r"DataError: sample \d+ \(.*\): its label is 9, the net's classes are 0 to 8; mend the"
+        r" labels"
+    )
     assert_rank_0_says(sentence, ranks.outcomes(2, trained_with_a_class_less))
 
 
-def run_and_go_on(words: list[str], memory: int | None = None) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
-    """The last checkpoint of a run, and that of one which goes on from the middle of it, where a worker has that much memory."""
+def run_and_go_on(
+    words: list[str], memory: int | None = None
+) -> tuple[checkpoint.Snapshot, checkpoint.Snapshot]:
+    """The last checkpoint of a run, and that of one which goes on from the middle of it, where a
+    worker has that much memory."""
     world = allstep.init()
     config = read_config("digits", [*SHORT, "save.epochs=0.3", "save.keep=99", *words])
     first, second = Path.cwd() / "first", Path.cwd() / "second"
@@ -208,9 +263,21 @@ def run_and_go_on(words: list[str], memory: int | None = None) -> tuple[checkpoi
     "words",
     [
         ["optimizer=lamb", "optimizer.lr=0.01", "share_weights=true"],
-        ["growth.at=[0.5,1]", "schedule.shape=constant", "accumulation=2", "model.norm=ghost", "model.ghost=8"],
+        [
+            "growth.at=[0.5,1]",
+            "schedule.shape=constant",
+            "accumulation=2",
+            "model.norm=ghost",
+            "model.ghost=8",
+        ],
         ["precision=float16", "optimizer.clip=1", "optimizer.noise=0.01", "noise_scale=true"],
-        ["growth.by_noise=true", "schedule.shape=constant", "batch=20", "optimizer=larc", "share_weights=true"],
+        [
+            "growth.by_noise=true",
+            "schedule.shape=constant",
+            "batch=20",
+            "optimizer=larc",
+            "share_weights=true",
+        ],
     ],
     ids=lambda words: words[0],
 )
@@ -224,8 +291,13 @@ def test_a_run_that_goes_on_has_the_same_bits(ranks: Any, words: list[str]) -> N
             assert torch.equal(tensor, theirs[name]), name
 
 
-def test_a_batch_grows_by_larger_pieces_where_there_is_memory_and_resumes_so_where_there_is_not(ranks: Any) -> None:
-    """To the same bits: what was decided at the beginning is in the checkpoint. Fewer pieces add up in another order."""
+def test_a_batch_grows_by_larger_pieces_where_there_is_memory_and_resumes_so_where_there_is_not(
+    ranks: Any,
+) -> None:
+    """To the same bits: what was decided at the beginning is in the checkpoint.
+
+    Fewer pieces add up in another order.
+    """
     words = ["growth.at=[0.5]", "growth.factor=4", "schedule.shape=constant", "epochs=1"]
     whole, resumed = ranks(1, run_and_go_on, words, 1)[0]
     assert whole.state["growth"]["room"] > 400, "a batch of 400 samples of 8x8 pixels"
@@ -254,14 +326,17 @@ def run_with_pieces(words: list[str]) -> tuple[Result, list[int], list[int]]:
 
 
 def test_noise_follows_a_batch_that_grows() -> None:
-    """The variance of the weights is batch / like - 1 for the batch of the step, so that the gradient's noise stays that of 10."""
+    """The variance of the weights is batch / like - 1 for the batch of the step, so that the
+    gradient's noise stays that of 10."""
     weigh = build.make_weigh(read_config("digits", ["optimizer.noise_like=10", "batch=50"]))
     assert weigh is not None
     nothing, samples = torch.zeros(0), np.arange(40_000)
     batch = Batch(nothing, nothing, samples, len(samples), epoch=1, position=0)
     for num_samples, variance in ((50, 4.0), (400, 39.0), (10, 0.0), (3, 0.0)):
         weights = weigh(batch, num_samples).double()
-        assert weights.mean().item() == pytest.approx(1.0, abs=5 * (variance / 40_000) ** 0.5 + 1e-6)
+        assert weights.mean().item() == pytest.approx(
+            1.0, abs=5 * (variance / 40_000) ** 0.5 + 1e-6
+        )
         assert weights.var().item() == pytest.approx(variance, rel=0.05)
 
 
@@ -274,7 +349,9 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
     trainer = job.Trainer(
         net=net,
         task=Classification(3),
-        optimizer=hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1), net.named_parameters()),
+        optimizer=hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), 0.1), net.named_parameters()
+        ),
         rate=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float64", torch.device("cpu")),

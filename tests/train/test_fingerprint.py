@@ -1,4 +1,5 @@
-"""Equal weights: the hash against a slow one in Python's unbounded integers; over ranks, against what the test has changed where."""
+"""Equal weights: the hash against a slow one in Python's unbounded integers; over ranks, against
+what the test has changed where."""
 
 import random
 from typing import Any
@@ -22,7 +23,9 @@ def slow_hash(octets: bytes) -> int:
     """As the module's text says it, modulo 2^64."""
     draw = random.Random(8)
     whole = len(octets) // 8 * 8
-    numbers = [int.from_bytes(octets[i : i + 8], "little") for i in range(0, whole, 8)] + list(octets[whole:])
+    numbers = [int.from_bytes(octets[i : i + 8], "little") for i in range(0, whole, 8)] + list(
+        octets[whole:]
+    )
     while True:
         weights = [draw.getrandbits(63) | 1 for _ in range(1024)]
         rows = [numbers[i : i + 1024] for i in range(0, len(numbers) // 1024 * 1024 + 1, 1024)]
@@ -54,7 +57,9 @@ def test_memory_counts_not_how_it_is_looked_at() -> None:
     tensor = torch.randn(6, 4, 3, 5)
     last = tensor.to(memory_format=torch.channels_last)
     assert number(last) == number(tensor.permute(0, 2, 3, 1).contiguous())
-    inside = torch.cat([torch.zeros(1), tensor.flatten()])[1:].view_as(tensor)  # not where a 64-bit number may begin
+    inside = torch.cat([torch.zeros(1), tensor.flatten()])[1:].view_as(
+        tensor
+    )  # not where a 64-bit number may begin
     assert number(inside) == number(tensor)
     assert number(tensor.expand(2, 6, 4, 3, 5)) == number(tensor.repeat(2, 1, 1, 1, 1))
 
@@ -127,7 +132,10 @@ def compare(changes: dict[int, list[str]], shared: bool) -> str:
             {2: ["2.bias", "1.running_var"]},
             "the first of 2 tensors (of 9) that differ is the buffer '1.running_var', on rank 2.",
         ),
-        ({0: ["0.weight"]}, "the first of 1 tensors (of 9) that differ is the parameter '0.weight', on rank 0."),
+        (
+            {0: ["0.weight"]},
+            "the first of 1 tensors (of 9) that differ is the parameter '0.weight', on rank 0.",
+        ),
         (
             {0: ["1.bias"], 1: ["1.bias"]},
             "is the parameter '1.bias', on ranks 1, 2.",
@@ -142,7 +150,9 @@ def test_ranks_that_differ(ranks: Ranks, changes: dict[int, list[str]], words: s
 
 
 def test_two_ranks_are_a_tie_and_rank_0_has_the_word(ranks: Ranks) -> None:
-    assert "is the parameter '2.weight', on rank 1." in ranks(2, compare, {0: ["2.weight"]}, False)[0]
+    assert (
+        "is the parameter '2.weight', on rank 1." in ranks(2, compare, {0: ["2.weight"]}, False)[0]
+    )
 
 
 def test_with_shared_weights_one_rank_of_a_host_looks(ranks: Ranks) -> None:
@@ -152,7 +162,8 @@ def test_with_shared_weights_one_rank_of_a_host_looks(ranks: Ranks) -> None:
     assert parameter_of_rank_1 == ["", "", ""]
     buffer_of_rank_1 = ranks(3, compare, {1: ["1.running_mean"]}, True, hosts=hosts)
     assert (
-        "is the buffer '1.running_mean', on rank 1. Buffers that a training step changes become" in buffer_of_rank_1[0]
+        "is the buffer '1.running_mean', on rank 1. Buffers that a training step changes become"
+        in buffer_of_rank_1[0]
     )
     parameter_of_rank_2 = ranks(3, compare, {2: ["0.weight"]}, True, hosts=hosts)
     assert "is the parameter '0.weight', on rank 2." in parameter_of_rank_2[0]

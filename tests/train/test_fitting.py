@@ -1,4 +1,5 @@
-"""Keys that must fit each other, beside those of test_prepare: nets with options, milestones, warm-ups, ghost batches."""
+"""Keys that must fit each other, beside those of test_prepare: nets with options, milestones,
+warm-ups, ghost batches."""
 
 import re
 
@@ -11,23 +12,36 @@ from allstep.train.step.learning_rate import learning_rate
 
 
 def test_an_option_that_a_net_of_ours_does_not_take_is_told_before_the_start() -> None:
-    with pytest.raises(ConfigError, match="model small-cnn has no option 'width'; did you mean 'widths'"):
+    with pytest.raises(
+        ConfigError, match="model small-cnn has no option 'width'; did you mean 'widths'"
+    ):
         check_config(read_config("digits", ["model.options.width=[8]"]), 2)
     with pytest.raises(ConfigError, match="the net's name says that it is 20, leave it out"):
-        check_config(read_config("digits", ["model.name=cifar-resnet20", "model.options.depth=8"]), 2)
+        check_config(
+            read_config("digits", ["model.name=cifar-resnet20", "model.options.depth=8"]), 2
+        )
     for recipe in RECIPES.values():
         check_config(recipe(), 2)
 
 
 def test_milestones_move_with_a_run_that_keeps_its_updates() -> None:
-    """4 times the batch in 4 times the epochs: milestone 15 of 20 is at epoch 60 of 80, and 30 would never come."""
-    words = ["epochs=20", "batch=256", "schedule.keep_updates=true", "schedule.shape=step", "schedule.warmup=0"]
+    """4 times the batch in 4 times the epochs: milestone 15 of 20 is at epoch 60 of 80, and 30
+    would never come."""
+    words = [
+        "epochs=20",
+        "batch=256",
+        "schedule.keep_updates=true",
+        "schedule.shape=step",
+        "schedule.warmup=0",
+    ]
     config = read_config("digits", [*words, "schedule.milestones=[15]"]).resolved(1)
     check_config(config, 2)
     assert config.num_epochs == 80
     rate = learning_rate(config, 1000)
     assert rate(59_000) == pytest.approx(10 * rate(61_000)) == pytest.approx(rate(0))
-    with pytest.raises(ConfigError, match=r"epoch 30 never comes, the run has 20: write schedule.milestones=\[15\]"):
+    with pytest.raises(
+        ConfigError, match=r"epoch 30 never comes, the run has 20: write schedule.milestones=\[15\]"
+    ):
         check_config(read_config("digits", [*words, "schedule.milestones=[15, 30]"]), 2)
 
 
@@ -37,8 +51,14 @@ STEP = ["epochs=20", "schedule.shape=step"]
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5"], "epoch 3 lies within the warm-up of 5 epochs"),
-        ([*STEP, "schedule.milestones=[5]", "schedule.warmup=5"], "epoch 5 lies within the warm-up of 5 epochs"),
+        (
+            [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5"],
+            "epoch 3 lies within the warm-up of 5 epochs",
+        ),
+        (
+            [*STEP, "schedule.milestones=[5]", "schedule.warmup=5"],
+            "epoch 5 lies within the warm-up of 5 epochs",
+        ),
         (
             [*STEP, "schedule.warmup=7"],
             r"none are given, so they are 1/3, .* epoch 6\.66667 lies within the warm-up of 7",
@@ -54,7 +74,9 @@ STEP = ["epochs=20", "schedule.shape=step"]
         (["schedule.warmup=2", "schedule.shape=one-cycle"], "leave the warm-up out"),
     ],
 )
-def test_warm_ups_that_do_not_fit_are_told_before_the_start(words: list[str], complaint: str) -> None:
+def test_warm_ups_that_do_not_fit_are_told_before_the_start(
+    words: list[str], complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=complaint) as caught:
         check_config(read_config("digits", words), 2)
     assert "\n" not in str(caught.value)
@@ -65,7 +87,13 @@ def test_warm_ups_that_do_not_fit_are_told_before_the_start(words: list[str], co
     [
         [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5", "schedule.warmup_kind=none"],
         [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=2.9"],
-        [*STEP, "schedule.milestones=[3]", "schedule.warmup=5", "schedule.keep_updates=true", "batch=256"],
+        [
+            *STEP,
+            "schedule.milestones=[3]",
+            "schedule.warmup=5",
+            "schedule.keep_updates=true",
+            "batch=256",
+        ],
         ["epochs=4", "schedule.warmup=4"],
         ["epochs=4", "schedule.warmup=9", "schedule.warmup_kind=none"],
         ["schedule.shape=one-cycle"],
@@ -81,16 +109,22 @@ def test_warm_ups_that_fit(words: list[str]) -> None:
 
 
 def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
-    """12 epochs with 2.5 of warm-up: one epoch has the same part of it. Where it fits nothing changes; what is asked for is not changed."""
+    """12 epochs with 2.5 of warm-up: one epoch has the same part of it.
+
+    Where it fits nothing changes; what is asked for is not changed.
+    """
     short = read_config("fashion-mnist", ["epochs=1"]).resolved(1)
     check_config(short, 2)
     assert short.warmup == pytest.approx(2.5 / 12)
     assert (
-        "warm-up of 2.5 epochs is longer than the run, which has 1: it is 0.208 epochs here" in notes(short, 2, 1024)[0]
+        "warm-up of 2.5 epochs is longer than the run, which has 1: it is 0.208 epochs here"
+        in notes(short, 2, 1024)[0]
     )
     fits = read_config("fashion-mnist", ["epochs=3"]).resolved(1)
     assert (fits.warmup, notes(fits, 2, 1024)) == (2.5, [])
-    with pytest.raises(ConfigError, match=r"a warm-up of 2\.5 epochs is longer than the run, which has 1"):
+    with pytest.raises(
+        ConfigError, match=r"a warm-up of 2\.5 epochs is longer than the run, which has 1"
+    ):
         check_config(read_config("fashion-mnist", ["epochs=1", "schedule.warmup=2.5"]), 2)
 
 
@@ -100,7 +134,10 @@ def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
         (
             ["batch=128"],
             3,
-            "does not divide the 43 samples that a worker computes at a time: they are cut into 1 group of 43",
+            (
+                "does not divide the 43 samples that a worker computes at a time: they are cut into"
+                " 1 group of 43"
+            ),
         ),
         (["batch=80"], 2, "the 40 samples that .* into 1 group of 40"),
         (["batch=144", "accumulation=3"], 1, None),
@@ -110,7 +147,9 @@ def test_the_warm_up_of_a_recipe_gives_way_to_a_short_run_and_says_so() -> None:
         (["batch=128", "model.norm=batch"], 1, None),
     ],
 )
-def test_ghost_batches_of_another_size_are_noted(words: list[str], num_workers: int, expected: str | None) -> None:
+def test_ghost_batches_of_another_size_are_noted(
+    words: list[str], num_workers: int, expected: str | None
+) -> None:
     config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words]).resolved(1)
     check_config(config, num_workers)
     found = notes(config, num_workers, config.batch)
@@ -125,14 +164,19 @@ def test_ghost_batches_of_another_size_are_noted(words: list[str], num_workers: 
         (
             ["batch=128"],
             1,
-            "48 does not divide the 128 samples that each of 1 worker computes at a time: take .*=32 or 64",
+            (
+                "48 does not divide the 128 samples that each of 1 worker computes at a time: take"
+                " .*=32 or 64"
+            ),
         ),
         (["batch=128"], 2, "the 64 samples that each of 2 workers .*=32 or 64"),
         (["batch=240", "accumulation=2"], 1, "the 120 samples .*=40 or 60"),
         (["batch_per_worker=53"], 3, "the 53 samples .*=53, or another batch"),
     ],
 )
-def test_ghost_batches_that_do_not_divide_are_refused(words: list[str], num_workers: int, expected: str) -> None:
+def test_ghost_batches_that_do_not_divide_are_refused(
+    words: list[str], num_workers: int, expected: str
+) -> None:
     config = read_config("digits", ["model.norm=ghost", "model.ghost=48", *words])
     check_config(config)  # as long as nobody knows the workers
     with pytest.raises(ConfigError, match=expected):

@@ -1,4 +1,5 @@
-"""Run folders: what lies there is never lost, two runs never share one, and what is wrong with one is said in one line."""
+"""Run folders: what lies there is never lost, two runs never share one, and what is wrong with one
+is said in one line."""
 
 import errno
 import fcntl
@@ -18,12 +19,22 @@ from allstep.files.whole import create_file
 from allstep.train import read_config
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.folder import lock as holding
-from allstep.train.folder.claim import Claimed, abandon, as_begun, claim_folder, expect_run, holds_run
+from allstep.train.folder.claim import (
+    Claimed,
+    abandon,
+    as_begun,
+    claim_folder,
+    expect_run,
+    holds_run,
+)
 from allstep.train.folder.lock import check_free, hold
 from allstep.train.run.request import TrainRequest
 from allstep.train.run.worker import _callbacks, work
 
-ENDED = '{"kind": "end", "time": 2, "samples": 64, "test": {"loss": 0.1, "accuracy": 0.9, "count": 64}}\n'
+ENDED = (
+    '{"kind": "end", "time": 2, "samples": 64, "test": {"loss": 0.1, "accuracy": 0.9, "count":'
+    " 64}}\n"
+)
 
 
 def config(*words: str) -> ResolvedConfig:
@@ -31,7 +42,11 @@ def config(*words: str) -> ResolvedConfig:
 
 
 def begun(
-    folder: Path, *, record: str = '{"kind": "start"}\n', checkpoints: tuple[int, ...] = (), text: str = ""
+    folder: Path,
+    *,
+    record: str = '{"kind": "start"}\n',
+    checkpoints: tuple[int, ...] = (),
+    text: str = "",
 ) -> Path:
     """A folder with a run in it."""
     folder.mkdir(exist_ok=True)
@@ -47,7 +62,8 @@ def test_a_config_that_the_user_wrote_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("# my notes\nepochs: 3\n")
     with pytest.raises(
-        ConfigError, match=r"config.yaml: is there already and says something else: .*; and \d+ more; move it"
+        ConfigError,
+        match=r"config.yaml: is there already and says something else: .*; and \d+ more; move it",
     ):
         claim_folder(config(), tmp_path)
     assert file.read_text() == "# my notes\nepochs: 3\n"
@@ -63,7 +79,9 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
         claim_folder(config("seed=5"), folder)
     assert (folder / "config.yaml").read_text() == before
     assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
-    with pytest.raises(ConfigError, match="another one: seed was 0, is 5 now; go on with it as it was"):
+    with pytest.raises(
+        ConfigError, match="another one: seed was 0, is 5 now; go on with it as it was"
+    ):
         claim_folder(config("seed=5"), folder, resume=True)
 
 
@@ -74,7 +92,14 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [{}, {"samples": {}}, {"samples": "64", "why": []}, {"samples": True, "test": {}}, {"samples": 1, "test": 3}]
+    "end",
+    [
+        {},
+        {"samples": {}},
+        {"samples": "64", "why": []},
+        {"samples": True, "test": {}},
+        {"samples": 1, "test": 3},
+    ],
 )
 def test_an_end_without_a_score_is_none(tmp_path: Path, end: dict[str, Any]) -> None:
     folder = begun(tmp_path, record=json.dumps({"kind": "end", **end}) + "\n")
@@ -103,7 +128,11 @@ def test_a_damaged_config(tmp_path: Path, text: str | None, complaint: str) -> N
 def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     asked = config(
-        "log_every=3", "save.keep=9", "save.seconds=null", "save.epochs=0.5", f"data.folder={tmp_path}/a=b c"
+        "log_every=3",
+        "save.keep=9",
+        "save.seconds=null",
+        "save.epochs=0.5",
+        f"data.folder={tmp_path}/a=b c",
     )
     claimed = claim_folder(asked, folder, resume=True)
     assert len(claimed.words) == 5
@@ -112,7 +141,9 @@ def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun_with", ["bfloat16", "float32", "auto"])
-def test_auto_means_the_precision_that_a_run_was_begun_with(tmp_path: Path, begun_with: str) -> None:
+def test_auto_means_the_precision_that_a_run_was_begun_with(
+    tmp_path: Path, begun_with: str
+) -> None:
     """As recipes named theirs before they said auto: the command that began the run resumes it."""
     folder = begun(tmp_path / "run", text=config(f"precision={begun_with}").to_yaml())
     assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
@@ -124,7 +155,9 @@ def test_auto_means_the_precision_that_a_run_was_begun_with(tmp_path: Path, begu
         as_begun(config(), folder)
 
 
-def test_of_two_configs_that_come_at_once_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_configs_that_come_at_once_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert create_file(tmp_path / "config.yaml", b"first")
     assert not create_file(tmp_path / "config.yaml", b"second")
     assert (tmp_path / "config.yaml").read_text() == "first"
@@ -138,7 +171,9 @@ def test_of_two_configs_that_come_at_once_one_stays(tmp_path: Path, monkeypatch:
 
 
 def test_going_on_needs_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothere: holds no run to go on with.*--resume auto would begin one"):
+    with pytest.raises(
+        ConfigError, match=r"nothere: holds no run to go on with.*--resume auto would begin one"
+    ):
         expect_run(tmp_path / "nothere")
     expect_run(begun(tmp_path / "run"))
 
@@ -158,9 +193,13 @@ def test_a_claim_of_which_no_run_came_is_taken_back(tmp_path: Path) -> None:
 def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holding, "PATIENCE", 0.0)
     with hold(tmp_path):
-        with pytest.raises(ConfigError, match=rf"is being trained by process {os.getpid()} on .*; wait for its end"):
+        with pytest.raises(
+            ConfigError, match=rf"is being trained by process {os.getpid()} on .*; wait for its end"
+        ):
             check_free(tmp_path)
-        with pytest.raises(ConfigError, match="is being trained by process"):  # who asks changes nothing
+        with pytest.raises(
+            ConfigError, match="is being trained by process"
+        ):  # who asks changes nothing
             check_free(tmp_path)
     check_free(tmp_path)
 
@@ -182,7 +221,9 @@ def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.Mon
         check_free(tmp_path)
 
 
-def test_a_file_system_without_locks_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: Any) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -191,7 +232,8 @@ def test_a_file_system_without_locks_is_trained_on(tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """Folders in the place of files: as root may write anything, it is the nearest to a disk that is read-only."""
+    """Folders in the place of files: as root may write anything, it is the nearest to a disk that
+    is read-only."""
     for name in ("run.lock", "run.jsonl"):
         (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=r"run\.lock: cannot be written: Is a directory"):
@@ -218,20 +260,25 @@ def test_a_folder_that_is_being_trained_in_ends_all_ranks_alike(ranks: Any, tmp_
     assert f"is being trained by process {os.getpid()} on" in outcomes[0].output
     assert outcomes[1].output == ""
     outcomes = ranks.outcomes(
-        1, try_to_work, TrainRequest("digits", out=tmp_path / "nothere", resume=True, must_exist=True)
+        1,
+        try_to_work,
+        TrainRequest("digits", out=tmp_path / "nothere", resume=True, must_exist=True),
     )
     assert "nothere: holds no run to go on with" in outcomes[0].output
     assert not (tmp_path / "nothere").exists()
 
 
-def test_a_run_among_the_classes_of_its_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_among_the_classes_of_its_data_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be one more class to the next run, and to its own resume."""
     data = tmp_path / "photos"
     (data / "cats").mkdir(parents=True)
     config = read_config("digits", [f"data.train={data}"])
     for inside in (data, data / "run", data / "cats" / "run"):
         with pytest.raises(
-            ConfigError, match=r"the run folder .* would lie in data\.train=.*give another one with --out"
+            ConfigError,
+            match=r"the run folder .* would lie in data\.train=.*give another one with --out",
         ):
             claim_folder(config, inside)
         assert sorted(path.name for path in data.rglob("*")) == ["cats"]
@@ -258,7 +305,9 @@ def resumed_with_damage() -> None:
         assert [path.name for path in (out / "checkpoints").iterdir()] == ["000000000064"]
 
 
-def test_a_run_that_has_ended_needs_no_data_under_a_launcher_either(tmp_path: Path, ranks: Any) -> None:
+def test_a_run_that_has_ended_needs_no_data_under_a_launcher_either(
+    tmp_path: Path, ranks: Any
+) -> None:
     """Also where the batch would have to be found in the data."""
     file, out = tmp_path / "mine.yaml", tmp_path / "out"
     file.write_text(f"data: {{train: {tmp_path / 'gone'}}}\n")
@@ -279,7 +328,10 @@ def test_a_run_that_has_ended_needs_no_data(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "allstep", "train", "--resume", str(out), "--workers", "1"]
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "gone: no such file or folder" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "gone: no such file or folder" in done.stderr) == (
+        2,
+        True,
+    ), done.stderr
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n' + ENDED)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "this run has ended" in done.stdout) == (0, True), done.stderr

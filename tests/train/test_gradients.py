@@ -38,7 +38,9 @@ def oracle(count: int) -> list[torch.Tensor]:
 def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Trainer:
     hvd.init()
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), rate), model.named_parameters(), backward_passes_per_step=accumulation
+        torch.optim.SGD(model.parameters(), rate),
+        model.named_parameters(),
+        backward_passes_per_step=accumulation,
     )
     return Trainer(
         net=model,
@@ -62,10 +64,14 @@ def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
         tally = accumulate_gradients(trainer, batch, count)
         assert tally.count == batch.weight
         trainer.optimizer.synchronize()
-    return [parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
-@pytest.mark.parametrize(("num_ranks", "count"), [(1, 40), (2, 40), (2, 7), (3, 40), (3, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("num_ranks", "count"), [(1, 40), (2, 40), (2, 7), (3, 40), (3, 2), (4, 1)]
+)
 def test_shares_add_up_to_the_whole(ranks: Any, num_ranks: int, count: int) -> None:
     """Uneven shares and empty ones included. Reference: torch on the whole batch."""
     expected = oracle(count)
@@ -89,12 +95,16 @@ def one_step() -> dict[str, float]:
     trainer = trainer_of(model, 0.25)
     clock = Clock()
     step(trainer, next(Loader(Arrays(IMAGES, LABELS), batch=40, seed=1).batches()), 40, clock)
-    for ours, before, gradient in zip(model.parameters(), net().parameters(), oracle(40), strict=True):
+    for ours, before, gradient in zip(
+        model.parameters(), net().parameters(), oracle(40), strict=True
+    ):
         torch.testing.assert_close(ours, before - 0.25 * gradient)
     return clock.seconds
 
 
-def test_a_step_follows_the_gradient_at_the_scheduled_rate_and_says_where_its_time_went(ranks: Any) -> None:
+def test_a_step_follows_the_gradient_at_the_scheduled_rate_and_says_where_its_time_went(
+    ranks: Any,
+) -> None:
     (seconds,) = ranks(1, one_step)
     assert set(seconds) == {"input", "compute", "wait", "update"}
     assert all(spent > 0 for spent in seconds.values())

@@ -1,4 +1,5 @@
-"""A batch that grows: by epochs against a table written by hand, by noise on gradients whose noise scale is known."""
+"""A batch that grows: by epochs against a table written by hand, by noise on gradients whose noise
+scale is known."""
 
 import json
 import math
@@ -21,7 +22,8 @@ def growth(batch: int = 100, room: int = 0, **section: object) -> Growth:
 
 
 def measured(scale: float, steps: int, seed: int = 0) -> Running:
-    """Gradients in 50 dimensions with |G|^2 = 1 and tr(Sigma) = scale, on 8 workers with 64 samples each."""
+    """Gradients in 50 dimensions with |G|^2 = 1 and tr(Sigma) = scale, on 8 workers with 64 samples
+    each."""
     draw, running = np.random.default_rng(seed), Running()
     truth = np.eye(50)[0]
     for _ in range(steps):
@@ -37,7 +39,16 @@ def test_without_growth_the_batch_stays() -> None:
 
 @pytest.mark.parametrize(
     ("samples", "batch"),
-    [(0, 100), (1999, 100), (2000, 300), (2499, 300), (2500, 900), (3999, 900), (4000, 1000), (9999, 1000)],
+    [
+        (0, 100),
+        (1999, 100),
+        (2000, 300),
+        (2499, 300),
+        (2500, 900),
+        (3999, 900),
+        (4000, 1000),
+        (9999, 1000),
+    ],
 )
 def test_at_given_epochs(samples: int, batch: int) -> None:
     """The last time it would be 2700, and there are but 1000 samples."""
@@ -54,7 +65,9 @@ def test_growth_by_epochs_knows_no_history(samples: list[int], factor: int, most
     """So a resumed run has the same batches; and more samples never mean a smaller batch."""
     asked = growth(at=(1, 3, 10), factor=factor, max=max(100, most))
     batches = [asked.batch(each) for each in samples]
-    assert batches == [growth(at=(1, 3, 10), factor=factor, max=max(100, most)).batch(each) for each in samples]
+    assert batches == [
+        growth(at=(1, 3, 10), factor=factor, max=max(100, most)).batch(each) for each in samples
+    ]
     by_samples = [batch for _, batch in sorted(zip(samples, batches, strict=True))]
     assert by_samples == sorted(by_samples)
 
@@ -104,17 +117,36 @@ def test_it_goes_on_from_a_checkpoint() -> None:
 def test_pieces_stay_as_large_as_they_were() -> None:
     assert [growth().pieces(batch, 2, 1) for batch in (100, 200, 400, 450)] == [1, 2, 4, 5]
     assert growth().pieces(400, 2, 4) == 16
-    assert growth(room=10).pieces(100, 2, 1) == 1, "less room than a piece has taken from the beginning"
+    assert growth(room=10).pieces(100, 2, 1) == 1, (
+        "less room than a piece has taken from the beginning"
+    )
 
 
 def test_where_there_is_room_pieces_are_larger_and_not_fewer_than_asked_for() -> None:
-    """150 samples at once: a worker's share of 50, 100 and 150 is one piece, 200 are two. With accumulation=2 there are always two."""
+    """150 samples at once: a worker's share of 50, 100 and 150 is one piece, 200 are two.
+
+    With accumulation=2 there are always two.
+    """
     assert [growth(room=150).pieces(batch, 2, 1) for batch in (100, 200, 300, 400)] == [1, 1, 1, 2]
-    assert [growth(room=150).pieces(batch, 2, 2) for batch in (100, 200, 300, 400, 800)] == [2, 2, 2, 2, 3]
+    assert [growth(room=150).pieces(batch, 2, 2) for batch in (100, 200, 300, 400, 800)] == [
+        2,
+        2,
+        2,
+        2,
+        3,
+    ]
 
 
-@given(st.integers(1, 500), st.integers(1, 9), st.integers(1, 8), st.integers(1, 4), st.integers(0, 5000))
-def test_no_piece_is_larger_than_there_is_room_for(batch: int, size: int, base: int, times: int, room: int) -> None:
+@given(
+    st.integers(1, 500),
+    st.integers(1, 9),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(0, 5000),
+)
+def test_no_piece_is_larger_than_there_is_room_for(
+    batch: int, size: int, base: int, times: int, room: int
+) -> None:
     asked = Growth(GrowthConfig(), batch, 10**6, room)
     first_piece = math.ceil(math.ceil(batch / size) / base)
     share = math.ceil(batch * 2**times / size)
@@ -148,6 +180,12 @@ def test_a_rate_that_falls_as_well_is_noted(
     section: dict[str, object], schedule: dict[str, object], is_noted: bool
 ) -> None:
     config = validated(
-        {"recipe": "test", "data": {"name": "digits"}, "epochs": 9, "growth": section, "schedule": schedule}
+        {
+            "recipe": "test",
+            "data": {"name": "digits"},
+            "epochs": 9,
+            "growth": section,
+            "schedule": schedule,
+        }
     )
     assert (note(config) is not None) == is_noted

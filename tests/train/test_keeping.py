@@ -1,4 +1,5 @@
-"""A run has ended, or is saved, only when that is on the disk: whole runs on a disk that is full at times."""
+"""A run has ended, or is saved, only when that is on the disk: whole runs on a disk that is full at
+times."""
 
 import errno
 import os
@@ -15,12 +16,24 @@ from allstep.train.run.loop import Paused, train
 from allstep.train.watch.events import Result
 from allstep.train.watch.record import Record
 
-WORDS = ["epochs=2", "batch=100", "data.validation=37", "save.seconds=null", "save.epochs=0.5", "save.keep=1"]
+WORDS = [
+    "epochs=2",
+    "batch=100",
+    "data.validation=37",
+    "save.seconds=null",
+    "save.epochs=0.5",
+    "save.keep=1",
+]
 TOTAL = 2 * 1400
 
 
-def on_a_disk(full_from: int, failures: int, max_seconds: float | None = None) -> tuple[str, list[str], Path]:
-    """A run from wherever it stands. The disk refuses so many checkpoints, from `full_from` samples on; how it ended, in words."""
+def on_a_disk(
+    full_from: int, failures: int, max_seconds: float | None = None
+) -> tuple[str, list[str], Path]:
+    """A run from wherever it stands.
+
+    The disk refuses so many checkpoints, from `full_from` samples on; how it ended, in words.
+    """
     world, out, left = allstep.init(), Path.cwd() / "out", [failures]
     write = checkpoint.write
 
@@ -35,9 +48,20 @@ def on_a_disk(full_from: int, failures: int, max_seconds: float | None = None) -
     callbacks = [Record(runlog.RunLog(out / "run.jsonl"))] if world.rank == 0 else []
     try:
         result: Any = train(
-            read_config("digits", WORDS), world, out, callbacks, snapshot=snapshot, max_seconds=max_seconds
+            read_config("digits", WORDS),
+            world,
+            out,
+            callbacks,
+            snapshot=snapshot,
+            max_seconds=max_seconds,
         )
-        said = "ended" if isinstance(result, Result) else "saved" if isinstance(result, Paused) else "?"
+        said = (
+            "ended"
+            if isinstance(result, Result)
+            else "saved"
+            if isinstance(result, Paused)
+            else "?"
+        )
     except AllstepError as error:
         said = f"{error.exit_code}: {error}"
     except SystemExit as error:
@@ -58,7 +82,10 @@ def test_a_run_whose_end_is_not_on_the_disk_has_not_ended(ranks: Any) -> None:
     (first, second), (other, _) = ranks(2, and_again, 2000, 99)
     said, names, out = first
     assert said.startswith("1: ")
-    assert f"over after {TOTAL} samples (all epochs are done), but that is not saved: [Errno 28] No space" in said
+    assert (
+        f"over after {TOTAL} samples (all epochs are done), but that is not saved: [Errno 28] No"
+        " space" in said
+    )
     assert f"--resume {out} goes on from checkpoint {names[0]}" in said
     assert int(names[0]) < 2000
     assert other[0] == "exit 1"
@@ -66,7 +93,9 @@ def test_a_run_whose_end_is_not_on_the_disk_has_not_ended(ranks: Any) -> None:
     record = runlog.read(out / "run.jsonl")
     assert [start["position"] for start in record.starts] == [0, int(names[0])]
     assert len(record.ends) == 1
-    assert [line["text"] for line in record.events if "last checkpoint was not written" in line["text"]] != []
+    assert [
+        line["text"] for line in record.events if "last checkpoint was not written" in line["text"]
+    ] != []
 
 
 def test_a_disk_that_is_full_for_a_moment_at_the_end(ranks: Any) -> None:
@@ -76,7 +105,9 @@ def test_a_disk_that_is_full_for_a_moment_at_the_end(ranks: Any) -> None:
 
 def test_saved_means_saved(ranks: Any) -> None:
     (((said, names, _), (after, _, out)),) = ranks(1, and_again, 0, 99, 0.001)
-    assert said.startswith("1: stopped after 100 of 2800 samples, but that is not saved: [Errno 28]")
+    assert said.startswith(
+        "1: stopped after 100 of 2800 samples, but that is not saved: [Errno 28]"
+    )
     assert said.endswith("goes on anew, for it has no whole checkpoint")
     assert names == []
     assert after == "ended"

@@ -1,4 +1,5 @@
-"""How a net is run: choices against figures that the test gives; compiling with the real compiler, and without one."""
+"""How a net is run: choices against figures that the test gives; compiling with the real compiler,
+and without one."""
 
 import math
 import shutil
@@ -45,7 +46,12 @@ def trials(**seconds: float) -> dict[str, Trial]:
 
 @pytest.mark.parametrize(
     ("steps", "cost", "expected"),
-    [(math.inf, 60, "compiled"), (10_000, 60, "compiled"), (1000, 60, "channels-last"), (1000, 1, "compiled")],
+    [
+        (math.inf, 60, "compiled"),
+        (10_000, 60, "compiled"),
+        (1000, 60, "channels-last"),
+        (1000, 1, "compiled"),
+    ],
 )
 def test_compiling_must_pay_for_itself(steps: float, cost: float, expected: str) -> None:
     """It saves 0.1 s a step, and is paid for three times."""
@@ -90,7 +96,10 @@ def choose_untouched(ways: tuple[str, ...], by_view: bool, sync: bool) -> dict[s
     torch.manual_seed(0)
     net = convert(Small(by_view), sync=True) if sync else Small(by_view)
     pictures = example()
-    before, state = {name: tensor.clone() for name, tensor in net.state_dict().items()}, torch.get_rng_state()
+    before, state = (
+        {name: tensor.clone() for name, tensor in net.state_dict().items()},
+        torch.get_rng_state(),
+    )
     chosen = choose(net, pictures, loss_of, world, ways, steps=2, remaining_steps=100)
     assert chosen.net is net
     assert torch.equal(torch.get_rng_state(), state)
@@ -122,7 +131,8 @@ def test_norms_that_talk_are_not_compiled(ranks: Ranks) -> None:
         assert found["name"] == "plain"
         assert (
             found["notes"][1]
-            == "execution compiled was left out: its norms talk to the other ranks, which cannot be compiled"
+            == "execution compiled was left out: its norms talk to the other ranks, which cannot be"
+            " compiled"
         )
 
 
@@ -149,11 +159,15 @@ def settle_on(name: str, by_view: bool = False) -> dict[str, Any]:
 
 
 def test_a_fixed_way_falls_back(ranks: Ranks) -> None:
-    assert ranks(1, settle_on, "channels-last") == [{"name": "channels-last", "seconds": {}, "notes": ()}]
+    assert ranks(1, settle_on, "channels-last") == [
+        {"name": "channels-last", "seconds": {}, "notes": ()}
+    ]
     assert ranks(1, settle_on, "plain", True)[0]["name"] == "plain"
     (found,) = ranks(1, settle_on, "channels-last", True)
     assert found["name"] == "plain"
-    assert found["notes"][0].startswith("execution channels-last was left out: RuntimeError: view size")
+    assert found["notes"][0].startswith(
+        "execution channels-last was left out: RuntimeError: view size"
+    )
 
 
 COMPILER = {
@@ -178,7 +192,10 @@ def test_without_a_compiler(ranks: Ranks, tmp_path: Path) -> None:
 def compiled_like_plain() -> tuple[dict[str, Any], int]:
     """A Sequential: torch's own Module.compile() would do nothing."""
     world = allstep.init()
-    net, pictures = nn.Sequential(nn.Linear(8, 4), nn.Tanh()), (torch.randn(6, 8), torch.arange(6) % 4)
+    net, pictures = (
+        nn.Sequential(nn.Linear(8, 4), nn.Tanh()),
+        (torch.randn(6, 8), torch.arange(6) % 4),
+    )
     names = list(net.state_dict())
     expected = torch.autograd.grad(loss_of(net, *pictures), list(net.parameters()))
     chosen = settle(net, pictures, loss_of, world, "compiled")

@@ -1,4 +1,5 @@
-"""What is written to mistakes/: against slow numpy, on one rank and on three, and as the report reads it."""
+"""What is written to mistakes/: against slow numpy, on one rank and on three, and as the report
+reads it."""
 
 import base64
 import errno
@@ -33,12 +34,20 @@ def samples(n: int, channels: int) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(n)
     images = rng.integers(0, 256, (n, 6, 5, channels), np.uint8)
     images[:, 0, 0, 0] = np.arange(n)
-    return images, rng.integers(0, len(NAMES), n), rng.standard_normal((n, len(NAMES))).astype(np.float32) * 3
+    return (
+        images,
+        rng.integers(0, len(NAMES), n),
+        rng.standard_normal((n, len(NAMES))).astype(np.float32) * 3,
+    )
 
 
-def slow_reference(labels: Any, logits: Any, keep: int) -> tuple[list[list[int]], list[tuple[int, str, str, float]]]:
+def slow_reference(
+    labels: Any, logits: Any, keep: int
+) -> tuple[list[list[int]], list[tuple[int, str, str, float]]]:
     counts, wrong = [[0] * len(NAMES) for _ in NAMES], []
-    for number, (label, row) in enumerate(zip(labels.tolist(), logits.astype(np.float64), strict=True)):
+    for number, (label, row) in enumerate(
+        zip(labels.tolist(), logits.astype(np.float64), strict=True)
+    ):
         shares = np.exp(row) / np.exp(row).sum()
         taken = int(shares.argmax())
         counts[label][taken] += 1
@@ -63,7 +72,13 @@ def evaluate_and_write(n: int, channels: int, keep: int, folder: Path) -> str | 
     images, labels, logits = samples(n, channels)
     loader = Loader(ArraySource(images, labels), Transform(), batch=15, world=world, seed=None)
     mistakes = Mistakes(NAMES, keep)
-    evaluate(Said(logits), loader, lambda data: data.float(), Classification(logits.shape[1]), mistakes=mistakes)
+    evaluate(
+        Said(logits),
+        loader,
+        lambda data: data.float(),
+        Classification(logits.shape[1]),
+        mistakes=mistakes,
+    )
     return mistakes.write(folder, world)
 
 
@@ -79,13 +94,18 @@ def test_the_report_reads_the_worst_of_all_ranks(
     images, labels, logits = samples(n, channels)
     counts, worst = slow_reference(labels, logits, 10)
     notes: list[str] = []
-    confusion, found = read_confusion(tmp_path / "mistakes", notes), read_mistakes(tmp_path / "mistakes", notes)
+    confusion, found = (
+        read_confusion(tmp_path / "mistakes", notes),
+        read_mistakes(tmp_path / "mistakes", notes),
+    )
     assert notes == []
     assert confusion is not None
     assert confusion.classes == NAMES
     assert confusion.counts == tuple(map(tuple, counts))
     assert [(m.number, m.label, m.predicted) for m in found] == [mistake[:3] for mistake in worst]
-    assert [m.probability for m in found] == pytest.approx([mistake[3] for mistake in worst], abs=1e-5)
+    assert [m.probability for m in found] == pytest.approx(
+        [mistake[3] for mistake in worst], abs=1e-5
+    )
     for mistake in found:
         assert mistake.number is not None
         assert (pixels(mistake.source) == images[mistake.number].squeeze()).all()
@@ -93,10 +113,14 @@ def test_the_report_reads_the_worst_of_all_ranks(
 
 @settings(max_examples=1000 if os.environ.get("ALLSTEP_SOAK") else 20)
 @given(
-    order=st.permutations(range(12)), cuts=st.sets(st.integers(1, 11)), keep=st.integers(1, 8), levels=st.integers(1, 4)
+    order=st.permutations(range(12)),
+    cuts=st.sets(st.integers(1, 11)),
+    keep=st.integers(1, 8),
+    levels=st.integers(1, 4),
 )
 def test_batches_do_not_matter(order: list[int], cuts: set[int], keep: int, levels: int) -> None:
-    """In whatever batches and order samples come, also with many equal probabilities: the worst are the same, and all are counted."""
+    """In whatever batches and order samples come, also with many equal probabilities: the worst are
+    the same, and all are counted."""
     rng = np.random.default_rng(levels)
     logits = torch.from_numpy(rng.integers(0, levels, (12, 3)).astype(np.float32))
     target, pictures = torch.from_numpy(rng.integers(0, 3, 12)), torch.zeros(12, 2, 2)
@@ -112,9 +136,17 @@ def test_batches_do_not_matter(order: list[int], cuts: set[int], keep: int, leve
 
 def collected(numbers: range, wrong: bool = True, classes: int = 3) -> Mistakes:
     mistakes = Mistakes(NAMES[:3])
-    logits = torch.nn.functional.one_hot(torch.ones(len(numbers), dtype=torch.int64), classes) * 50.0
-    target = torch.zeros(len(numbers), dtype=torch.int64) if wrong else torch.ones(len(numbers), dtype=torch.int64)
-    mistakes.add(torch.zeros(len(numbers), 1, 4, 4, dtype=torch.uint8), np.array(numbers), logits, target)
+    logits = (
+        torch.nn.functional.one_hot(torch.ones(len(numbers), dtype=torch.int64), classes) * 50.0
+    )
+    target = (
+        torch.zeros(len(numbers), dtype=torch.int64)
+        if wrong
+        else torch.ones(len(numbers), dtype=torch.int64)
+    )
+    mistakes.add(
+        torch.zeros(len(numbers), 1, 4, 4, dtype=torch.uint8), np.array(numbers), logits, target
+    )
     return mistakes
 
 
@@ -142,7 +174,8 @@ def test_old_ones_are_replaced(alone: World, tmp_path: Path) -> None:
 
 
 def test_equally_bad_ones_are_chosen_by_number(alone: World, tmp_path: Path) -> None:
-    """A sure net gives probability 1 to many wrong classes; which are shown must not hang on the batches."""
+    """A sure net gives probability 1 to many wrong classes; which are shown must not hang on the
+    batches."""
     mistakes = Mistakes(NAMES[:3], keep=4)
     logits, target = torch.tensor([[90.0, 0, 0]] * 6), torch.ones(6, dtype=torch.int64)
     for numbers in ([9, 8, 11, 7, 6, 10], [5, 3, 2, 1, 4, 0]):
@@ -169,20 +202,29 @@ def test_more_classes_than_a_matrix_is_good_for(alone: World, tmp_path: Path) ->
 
 def test_classes_without_a_name_get_their_number(alone: World, tmp_path: Path) -> None:
     mistakes = Mistakes(())
-    mistakes.add(torch.zeros(1, 2, 2), np.array([0]), torch.tensor([[0.0, 9, 0]]), torch.tensor([2]))
+    mistakes.add(
+        torch.zeros(1, 2, 2), np.array([0]), torch.tensor([[0.0, 9, 0]]), torch.tensor([2])
+    )
     mistakes.write(tmp_path, alone)
     assert (listed(tmp_path)[0]["label"], listed(tmp_path)[0]["predicted"]) == ("2", "1")
 
 
 def test_samples_that_are_no_pictures_are_only_counted(alone: World, tmp_path: Path) -> None:
     mistakes = Mistakes(NAMES[:3])
-    mistakes.add(torch.zeros(2, 7), np.arange(2), torch.tensor([[0.0, 9, 0], [float("nan")] * 3]), torch.tensor([2, 1]))
+    mistakes.add(
+        torch.zeros(2, 7),
+        np.arange(2),
+        torch.tensor([[0.0, 9, 0], [float("nan")] * 3]),
+        torch.tensor([2, 1]),
+    )
     mistakes.write(tmp_path, alone)
     confusion = read_confusion(tmp_path / "mistakes", [])
     assert listed(tmp_path) == [] and confusion is not None and confusion.total == 2
 
 
-def test_a_full_disk_is_told_and_ends_nothing(alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_and_ends_nothing(
+    alone: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

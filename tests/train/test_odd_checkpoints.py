@@ -1,4 +1,5 @@
-"""What is anything but a checkpoint is reported, and the next older one used: no traceback, no hang."""
+"""What is anything but a checkpoint is reported, and the next older one used: no traceback, no
+hang."""
 
 import json
 import os
@@ -23,7 +24,12 @@ from allstep.train.checkpoint.files import Snapshot
 from allstep.train.checkpoint.names import hidden_name, is_left_over, number_of
 from allstep.train.checkpoint.optimizer_state import flatten
 from allstep.train.checkpoint.restore import load_optimizer, load_weights, parameter_names
-from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed, check_used
+from allstep.train.health.checkpoint_state import (
+    check_batch,
+    check_optimizer,
+    check_resumed,
+    check_used,
+)
 from allstep.train.health.divergence import LossWatch
 from allstep.train.run.state import Standing
 from allstep.train.step.build import make_optimizer
@@ -51,7 +57,13 @@ def snapshot(samples: int) -> Snapshot:
     net, optimizer = net_and_optimizer()
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     standing = Standing(
-        samples, 5, 10, Score(0.5, 0.5, 10, 1.0), samples, 0, since=ClassificationTally(1.0, 2.0, 3.0, 4.0)
+        samples,
+        5,
+        10,
+        Score(0.5, 0.5, 10, 1.0),
+        samples,
+        0,
+        since=ClassificationTally(1.0, 2.0, 3.0, 4.0),
     )
     pictures = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
     state = {
@@ -98,7 +110,9 @@ def newest(folder: Path, check: Callable[[Snapshot], None] = check_resumed) -> c
 def takes_the_one_before(folder: Path, check: Callable[[Snapshot], None] = check_resumed) -> None:
     found = newest(folder, check)
     assert found.path is not None and found.path.name == "000000000020", found.complaints
-    assert len(found.complaints) == 1 and str(folder / "000000000030") in found.complaints[0], found.complaints
+    assert len(found.complaints) == 1 and str(folder / "000000000030") in found.complaints[0], (
+        found.complaints
+    )
 
 
 @pytest.mark.timeout(60)
@@ -136,7 +150,11 @@ def test_holes_as_large_as_the_manifest_says(folder: Path, file: str) -> None:
 def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
     path = folder / "000000000030"
     good = json.loads((path / file).read_text())
-    key = ("files", "weights.safetensors", "nbytes") if file == "manifest.json" else ("standing", "updates")
+    key = (
+        ("files", "weights.safetensors", "nbytes")
+        if file == "manifest.json"
+        else ("standing", "updates")
+    )
     inner = good
     for each in key[:-1]:
         inner = inner[each]
@@ -154,7 +172,11 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
     [
         ((), [], "state.json: expected keys and values, found list"),
         (("standing",), None, "state.json: standing: .* found 'None'"),
-        (("standing", "samples"), 31, "standing.samples: expected 30, as the folder's name has it, found 31"),
+        (
+            ("standing", "samples"),
+            31,
+            "standing.samples: expected 30, as the folder's name has it, found 31",
+        ),
         (("standing", "batch"), 0, "standing.batch"),
         (("standing", "best"), {"loss": "x"}, "standing.best.loss"),
         (("standing", "since"), [1, 2], "standing.since"),
@@ -169,7 +191,9 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
         (("noise",), 3, "noise"),
     ],
 )
-def test_a_state_of_other_types(folder: Path, place: tuple[str, ...], value: Any, words: str) -> None:
+def test_a_state_of_other_types(
+    folder: Path, place: tuple[str, ...], value: Any, words: str
+) -> None:
     state = dict(snapshot(30).state)
     if place:
         inner: Any = state
@@ -193,7 +217,8 @@ def test_a_state_of_other_types(folder: Path, place: tuple[str, ...], value: Any
     ],
 )
 def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
-    """For `predict` and `eval`; a run that continues takes them from its data, but for the classes that it knows."""
+    """For `predict` and `eval`; a run that continues takes them from its data, but for the classes
+    that it knows."""
     state = json.loads(json.dumps(snapshot(30).state))
     state["pictures"][key] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
@@ -203,7 +228,9 @@ def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("check", [check_used, check_resumed])
 @pytest.mark.parametrize("value", [-5, 1.5, True, 31, "30", None])
-def test_a_position_that_cannot_be(folder: Path, check: Callable[[Snapshot], None], value: Any) -> None:
+def test_a_position_that_cannot_be(
+    folder: Path, check: Callable[[Snapshot], None], value: Any
+) -> None:
     state = json.loads(json.dumps(snapshot(30).state))
     state["standing"]["samples"] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
@@ -221,15 +248,21 @@ def test_a_position_that_cannot_be(folder: Path, check: Callable[[Snapshot], Non
         (["growth.at=[1]"], 40, [64, 40], [39, 65]),
     ],
 )
-def test_a_batch_that_cannot_be(words: list[str], num_samples: int | None, good: list[int], bad: list[int]) -> None:
-    config = read_config("digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words]).resolved(1)
+def test_a_batch_that_cannot_be(
+    words: list[str], num_samples: int | None, good: list[int], bad: list[int]
+) -> None:
+    config = read_config(
+        "digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words]
+    ).resolved(1)
     for batch in good + bad:
         found = snapshot(10)
         found.state["standing"]["batch"] = batch
         if batch in good:
             check_batch(found, config, num_samples)
         else:
-            with pytest.raises(CheckpointError, match=rf"standing\.batch: expected .*, found {batch}"):
+            with pytest.raises(
+                CheckpointError, match=rf"standing\.batch: expected .*, found {batch}"
+            ):
                 check_batch(found, config, num_samples)
 
 
@@ -242,7 +275,10 @@ def check_both(found: Snapshot) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("param_names", value) for value in ({}, None, [{}, "bias"], ["weight"], ["bias", "weight"])),
+        *(
+            ("param_names", value)
+            for value in ({}, None, [{}, "bias"], ["weight"], ["bias", "weight"])
+        ),
         *(("params", value) for value in ([0, 0], [0, 7], ["0", "1"], [True, 1])),
         *(("dampening", value) for value in ({}, "x", True, 1e300)),
         *(("maximize", value) for value in (2**63, "yes", [])),
@@ -297,7 +333,9 @@ def test_names_with_other_digits(folder: Path, name: str) -> None:
 def test_numbers_of_names() -> None:
     assert number_of("000000000000") == 0
     assert number_of("1000000000000") == 10**12
-    assert [number_of(name) for name in ("", "1", "0100000000000", " 00000000010", "-00000000010")] == [None] * 5
+    assert [
+        number_of(name) for name in ("", "1", "0100000000000", " 00000000010", "-00000000010")
+    ] == [None] * 5
 
 
 def test_odd_hidden_names_are_left_alone(folder: Path) -> None:
@@ -349,7 +387,8 @@ def header(tensors: Any) -> bytes:
         header({"a": 3}),
         header({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}) + b"1234",
         header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}) + b"1234",
-        header({"a": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}}) + b"1234",
+        header({"a": {"dtype": "F32", "shape": [1 << 40, 1 << 40], "data_offsets": [0, 4]}})
+        + b"1234",
         header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}) + b"1234",
         header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1 << 60]}}) + b"1234",
         header({"a": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}})[:-1] + b"1234",
@@ -397,7 +436,9 @@ def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) ->
         else:
             size = struct.unpack("<Q", whole[file][:8])[0]
             text = odd(json.loads(whole[file][8 : 8 + size]), seed)
-            length = len(text) if dice.random() < 0.9 else dice.choice([0, 1, 1 << 63, len(text) + 1])
+            length = (
+                len(text) if dice.random() < 0.9 else dice.choice([0, 1, 1 << 63, len(text) + 1])
+            )
             content = struct.pack("<Q", length) + text + whole[file][8 + size :]
         if file == "manifest.json":
             (path / file).write_bytes(content)
@@ -428,7 +469,8 @@ def test_the_damage_is_damage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("momentum", "x"), ("lr", None), ("lr", True), ("weight_decay", [1]), ("nesterov", "yes")]
+    ("name", "value"),
+    [("momentum", "x"), ("lr", None), ("lr", True), ("weight_decay", [1]), ("nesterov", "yes")],
 )
 def test_a_setting_of_the_optimizer_of_another_kind(name: str, value: Any) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))

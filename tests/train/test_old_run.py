@@ -28,7 +28,11 @@ OLD = Path(__file__).parent / "old_run"
 def test_it_is_resumed_to_the_same_weights(tmp_path: Path, ranks: Ranks, num_workers: int) -> None:
     run = tmp_path / "run"
     shutil.copytree(OLD / "run", run)
-    ranks(num_workers, work, TrainRequest(str(run / "config.yaml"), out=run, resume=True, must_exist=True))
+    ranks(
+        num_workers,
+        work,
+        TrainRequest(str(run / "config.yaml"), out=run, resume=True, must_exist=True),
+    )
     found = load_file(run / "checkpoints" / "000000005348" / "weights.safetensors")
     expected = load_file(OLD / f"weights-{num_workers}.safetensors")
     assert found.keys() == expected.keys()

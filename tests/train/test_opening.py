@@ -8,11 +8,14 @@ from allstep.train.run.start import count_flop
 
 
 def net() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 6 * 6, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 6 * 6, 10)
+    )
 
 
 def test_operations_are_those_of_three_products() -> None:
-    """Forward, the gradient by the weights, and by the input but for the first layer's, whose input is no variable."""
+    """Forward, the gradient by the weights, and by the input but for the first layer's, whose input
+    is no variable."""
     convolution, linear = 2 * 36 * 4 * 9, 2 * 144 * 10
     assert count_flop(net(), torch.zeros(1, 1, 8, 8)) == 2 * convolution + 3 * linear
 

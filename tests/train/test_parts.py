@@ -1,4 +1,5 @@
-"""The data of a run: its parts against slow sets of numbers, its figures against numpy, its batches against the pictures they hold."""
+"""The data of a run: its parts against slow sets of numbers, its figures against numpy, its batches
+against the pictures they hold."""
 
 import io
 import subprocess
@@ -24,7 +25,15 @@ from allstep.errors import ConfigError, DataError, UserError
 from allstep.train.config.run_config import DataConfig, RunConfig
 from allstep.train.input.images import _check_label
 from allstep.train.input.loaders import make_sample_loader
-from allstep.train.input.splits import Parts, _split, _Whole, make_loaders, make_to_input, measure, open_parts
+from allstep.train.input.splits import (
+    Parts,
+    _split,
+    _Whole,
+    make_loaders,
+    make_to_input,
+    measure,
+    open_parts,
+)
 from allstep.world import World, places
 from picture_folders import CLASSES, encoded, make_folder
 
@@ -43,7 +52,9 @@ def opened(**section: Any) -> Parts:
 def numbers(parts: Parts) -> list[list[int]]:
     """Of the samples of each part."""
     three = (parts.train, parts.validation, parts.test)
-    return [(np.arange(len(part)) if part.numbers is None else part.numbers).tolist() for part in three]
+    return [
+        (np.arange(len(part)) if part.numbers is None else part.numbers).tolist() for part in three
+    ]
 
 
 def write_mnist(folder: Path, n: int = 40, labels: Any = None, *, test: int | None = 10) -> Path:
@@ -52,24 +63,38 @@ def write_mnist(folder: Path, n: int = 40, labels: Any = None, *, test: int | No
     for prefix, count in (("train", n), ("t10k", test)):
         if count is not None:
             images, names = (f"{prefix}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
-            idx.write(folder / images, np.arange(count, dtype=np.uint8)[:, None, None] * np.ones((1, 6, 5), np.uint8))
-            idx.write(folder / names, np.asarray(np.arange(count) % 4 if labels is None else labels, np.uint8)[:count])
+            idx.write(
+                folder / images,
+                np.arange(count, dtype=np.uint8)[:, None, None] * np.ones((1, 6, 5), np.uint8),
+            )
+            idx.write(
+                folder / names,
+                np.asarray(np.arange(count) % 4 if labels is None else labels, np.uint8)[:count],
+            )
     return folder
 
 
 class TestParts:
     def test_a_named_set_is_split_as_it_always_was(self) -> None:
-        """Reference: the set loaded by hand, and the permutation that runs have been split by so far."""
+        """Reference: the set loaded by hand, and the permutation that runs have been split by so
+        far."""
         parts = opened(name="digits", split_seed=3)
         images = load(find_set(named_set("digits")))
         n, held_out = len(images.train), 143
         assert parts.train.numbers is not None
-        assert parts.train.numbers.tolist() == order.kept(np.arange(n - held_out), n, held_out, 3).tolist()
+        assert (
+            parts.train.numbers.tolist()
+            == order.kept(np.arange(n - held_out), n, held_out, 3).tolist()
+        )
         assert numbers(parts)[1] == sorted(order.held_out(n, held_out, 3).tolist())
         assert parts.test.numbers is None
         assert isinstance(parts.test.source, ArraySource)
         assert np.array_equal(parts.test.source.data, images.test.images)
-        assert (parts.title, parts.shape, parts.classes) == ("8x8 digits", (1, 8, 8), tuple("0123456789"))
+        assert (parts.title, parts.shape, parts.classes) == (
+            "8x8 digits",
+            (1, 8, 8),
+            tuple("0123456789"),
+        )
 
     @given(
         n=st.integers(3, 300),
@@ -83,7 +108,9 @@ class TestParts:
         test = 1 + int(share[0] * (n - 3))
         validation = 1 + int(share[1] * (n - (0 if own_test else test) - 2))
         source = ArraySource(np.zeros((n, 2, 2), np.uint8), np.zeros(n, np.int64))
-        section = DataConfig(name="mine", validation=validation, test=None if own_test else test, split_seed=seed)
+        section = DataConfig(
+            name="mine", validation=validation, test=None if own_test else test, split_seed=seed
+        )
         three = _split(section, _Whole("", "", source, None, source if own_test else None))
         found = [[] if each.numbers is None else each.numbers.tolist() for each in three]
         everything = sorted(number for each in found for number in each)
@@ -97,7 +124,9 @@ class TestParts:
         assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [160, 20, 20]
         parts = opened(train="synthetic:200x8x8", num_classes=3, validation=50)
         assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [100, 50, 50]
-        parts = opened(train="synthetic:200x8x8", num_classes=3, validation="synthetic:30x8x8", test=1)
+        parts = opened(
+            train="synthetic:200x8x8", num_classes=3, validation="synthetic:30x8x8", test=1
+        )
         assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [199, 30, 1]
         assert parts.num_classes == 3
 
@@ -120,7 +149,11 @@ class TestParts:
         folder = make_folder(tmp_path / "photos", per_class=8)
         for kind in ("tfrecord", "tar"):
             pack(open_source(str(folder)), str(folder), tmp_path / kind, Options("photos", kind))
-        sections = {"augment": "RandomResizedCrop((16, 20)), Flip()", "prepare": "CentreCrop((16, 20))", "test": 5}
+        sections = {
+            "augment": "RandomResizedCrop((16, 20)), Flip()",
+            "prepare": "CentreCrop((16, 20))",
+            "test": 5,
+        }
         for where in ("photos", "tfrecord", "tar"):
             parts = opened(train=str(tmp_path / where), **sections)
             assert (parts.classes, parts.shape, len(parts.test)) == (CLASSES, (3, 16, 20), 5)
@@ -128,10 +161,11 @@ class TestParts:
 
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
-            "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\n"
-            "from allstep.train.input.splits import open_parts\n"
-            "data = DataConfig(name='mine', train='synthetic:50x16x16', num_classes=3, augment='Flip()', mix='Mixup(0.2)')\n"
-            "assert open_parts(RunConfig(recipe='mine', data=data)).shape == (3, 16, 16)\nassert 'torch' not in sys.modules"
+            "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\nfrom"
+            " allstep.train.input.splits import open_parts\ndata = DataConfig(name='mine',"
+            " train='synthetic:50x16x16', num_classes=3, augment='Flip()',"
+            " mix='Mixup(0.2)')\nassert open_parts(RunConfig(recipe='mine', data=data)).shape =="
+            " (3, 16, 16)\nassert 'torch' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
@@ -140,14 +174,20 @@ class TestWhatIsWrong:
     def test_classes_that_differ(self, tmp_path: Path) -> None:
         train, test = make_folder(tmp_path / "train", 3), make_folder(tmp_path / "test", 3)
         (test / "eel").rename(test / "frog")
-        with pytest.raises(DataError, match="'eel' only in the training set; 'frog' only in the other"):
+        with pytest.raises(
+            DataError, match="'eel' only in the training set; 'frog' only in the other"
+        ):
             opened(train=str(train), test=str(test), augment="Resize(8)", prepare="Resize(8)")
 
     def test_parts_that_are_taken_for_classes(self, tmp_path: Path) -> None:
         for name in ("train", "val"):
             make_folder(tmp_path / name, 2)
         with pytest.raises(
-            DataError, match=r"parts of a set rather than classes: write data.train=.*/train data.validation=.*/val"
+            DataError,
+            match=(
+                r"parts of a set rather than classes: write data.train=.*/train"
+                r" data.validation=.*/val"
+            ),
         ):
             opened(train=str(tmp_path))
 
@@ -156,14 +196,19 @@ class TestWhatIsWrong:
         folder = make_folder(tmp_path / "photos", 4)
         other = {"augment": "prepare", "prepare": "augment"}[key]
         with pytest.raises(
-            ConfigError, match=rf"'data.{key}': .* many sizes, from 24x32 to 27x32, .*RandomResizedCrop\(224\)"
+            ConfigError,
+            match=rf"'data.{key}': .* many sizes, from 24x32 to 27x32, .*RandomResizedCrop\(224\)",
         ):
             opened(train=str(folder), **{other: "Resize(8)", key: "Flip()"})
 
     @pytest.mark.parametrize(
         ("labels", "section", "words"),
         [
-            ([0, 1, 2, 9], {"num_classes": 4}, "sample 3 of .*: its label is 9, expected 0 to 3, and 9 more like it"),
+            (
+                [0, 1, 2, 9],
+                {"num_classes": 4},
+                "sample 3 of .*: its label is 9, expected 0 to 3, and 9 more like it",
+            ),
             ([0, 1, 2, 3], {"test": 40}, "'data.test': expected 1 to 39 of 40 samples, found 40"),
             (
                 [0, 1, 2, 3],
@@ -181,7 +226,9 @@ class TestWhatIsWrong:
             ([0, 1, 2, 3], {"test": "synthetic:9x6x5"}, "have 1 channels, those in synthetic 3"),
         ],
     )
-    def test_each_is_one_line(self, tmp_path: Path, labels: list[int], section: dict[str, Any], words: str) -> None:
+    def test_each_is_one_line(
+        self, tmp_path: Path, labels: list[int], section: dict[str, Any], words: str
+    ) -> None:
         folder = write_mnist(tmp_path / "mnist", labels=labels * 10, test=None)
         with pytest.raises(UserError, match=words) as caught:
             opened(**{"train": str(folder), **section})
@@ -196,7 +243,10 @@ class TestWhatIsWrong:
                     tar.addfile(member, io.BytesIO(content))
         with pytest.raises(
             ConfigError,
-            match=r"the 20 records of .*few.tar do not say how many classes there are: set data.num_classes",
+            match=(
+                r"the 20 records of .*few.tar do not say how many classes there are: set"
+                r" data.num_classes"
+            ),
         ):
             opened(train=str(tmp_path / "few.tar"))
         parts = opened(train=str(tmp_path / "few.tar"), num_classes=3)
@@ -206,7 +256,10 @@ class TestWhatIsWrong:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         for number in range(5):
             (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(b"not a picture")
-        with pytest.raises(DataError, match=r"no good picture among .* that were tried; the last one: sample .*cat/"):
+        with pytest.raises(
+            DataError,
+            match=r"no good picture among .* that were tried; the last one: sample .*cat/",
+        ):
             opened(train=str(tmp_path / "photos"))
 
 
@@ -216,15 +269,24 @@ class TestFigures:
         source = parts.train.source
         assert isinstance(source, ArraySource) and parts.train.numbers is not None
         kept = source.data[parts.train.numbers].astype(np.float64)
-        assert measure(parts) == {"mean": pytest.approx((kept.mean(),)), "std": pytest.approx((kept.std(),))}
+        assert measure(parts) == {
+            "mean": pytest.approx((kept.mean(),)),
+            "std": pytest.approx((kept.std(),)),
+        }
 
     def test_colours_are_measured_as_they_are_evaluated(self, tmp_path: Path) -> None:
-        """Reference: all pictures of the training part, one by one. One file is broken and does not count."""
+        """Reference: all pictures of the training part, one by one.
+
+        One file is broken and does not count.
+        """
         folder = make_folder(tmp_path / "photos", 8)
         (folder / "dog" / "003.jpg").write_bytes(b"broken")
         parts = opened(train=str(folder), augment="RandomResizedCrop(8)", prepare="CentreCrop(12)")
         prepared = make_loaders(
-            config(overfit=len(parts.train), prepare="CentreCrop(12)"), parts, World.alone(), tmp_path
+            config(overfit=len(parts.train), prepare="CentreCrop(12)"),
+            parts,
+            World.alone(),
+            tmp_path,
         )["test"]
         pictures = torch.cat([batch.data for batch in prepared.batches()])
         assert pictures.shape[1:] == (3, 12, 12)
@@ -261,32 +323,47 @@ class TestFigures:
         mean, deviation = [100.0, 90.5, 3.25][:channels], [60.0, 11.0, 0.5][:channels]
         to_input = make_to_input(mean, deviation, CPU, dtype, channels_last)
         stored = torch.randint(0, 256, shape, dtype=torch.uint8)
-        memories = [stored] if len(shape) == 3 else [stored, stored.contiguous(memory_format=torch.channels_last)]
+        memories = (
+            [stored]
+            if len(shape) == 3
+            else [stored, stored.contiguous(memory_format=torch.channels_last)]
+        )
         for given_pictures in [*memories, stored.float()]:
             before = given_pictures.clone()
             made = to_input(given_pictures)
             pictures = stored.double().view(-1, channels, 6, 5)
-            expected = (pictures - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(deviation).double().view(
-                -1, 1, 1
-            )
+            expected = (pictures - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(
+                deviation
+            ).double().view(-1, 1, 1)
             torch.testing.assert_close(made, expected.to(dtype))
-            assert made.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+            assert made.is_contiguous(
+                memory_format=torch.channels_last if channels_last else torch.contiguous_format
+            )
             assert torch.equal(given_pictures, before)
 
 
 class TestLoaders:
-    def loaders(self, tmp_path: Path, made: RunConfig, world: World | None = None) -> dict[str, Loader]:
+    def loaders(
+        self, tmp_path: Path, made: RunConfig, world: World | None = None
+    ) -> dict[str, Loader]:
         return make_loaders(made, open_parts(made), world or World.alone(), tmp_path, CPU)
 
     def test_two_ranks_read_what_one_does(self, tmp_path: Path) -> None:
-        made = config(batch=10, name="digits", augment="PadAndCrop(8, pad=1), Flip(alternating=True)")
+        made = config(
+            batch=10, name="digits", augment="PadAndCrop(8, pad=1), Flip(alternating=True)"
+        )
         alone = self.loaders(tmp_path, made)
-        both = [self.loaders(tmp_path / str(world.rank), made, world) for world in places(["here"] * 2)]
+        both = [
+            self.loaders(tmp_path / str(world.rank), made, world) for world in places(["here"] * 2)
+        ]
         for part in ("train", "validation", "test"):
             whole = list(alone[part].batches(0, 60))
             halves = [list(each[part].batches(0, 60)) for each in both]
             pieces = [piece for two in zip(*halves, strict=True) for piece in two]
-            assert torch.equal(torch.cat([batch.data for batch in whole]), torch.cat([batch.data for batch in pieces]))
+            assert torch.equal(
+                torch.cat([batch.data for batch in whole]),
+                torch.cat([batch.data for batch in pieces]),
+            )
 
     def test_evaluation_sees_pictures_as_they_are_and_in_their_order(self, tmp_path: Path) -> None:
         made = config(name="digits", augment="PadAndCrop(8, pad=2)")
@@ -298,18 +375,29 @@ class TestLoaders:
 
     def test_an_evaluation_batch_of_large_pictures_is_smaller(self, tmp_path: Path) -> None:
         for side, most in ((8, 500), (100, 200)):
-            loaders = self.loaders(tmp_path, config(train=f"synthetic:200x{side}x{side}", num_classes=3))
+            loaders = self.loaders(
+                tmp_path, config(train=f"synthetic:200x{side}x{side}", num_classes=3)
+            )
             assert loaders["validation"].batch == most
 
-    def test_overfitting_sees_the_same_few_samples_everywhere_as_they_are(self, tmp_path: Path) -> None:
-        made = config(batch=64, overfit=16, name="digits", augment="PadAndCrop(8, pad=2), Flip()", mix="Mixup(0.5)")
+    def test_overfitting_sees_the_same_few_samples_everywhere_as_they_are(
+        self, tmp_path: Path
+    ) -> None:
+        made = config(
+            batch=64,
+            overfit=16,
+            name="digits",
+            augment="PadAndCrop(8, pad=2), Flip()",
+            mix="Mixup(0.5)",
+        )
         loaders = self.loaders(tmp_path, made)
         batches = {part: next(iter(loader.batches())) for part, loader in loaders.items()}
         samples = {part: sorted(batch.samples.tolist()) for part, batch in batches.items()}
         assert samples["train"] == samples["validation"] == samples["test"]
         assert len(samples["train"]) == 16
         ours, theirs = (
-            dict(zip(batch.samples.tolist(), batch.data, strict=True)) for batch in (batches["train"], batches["test"])
+            dict(zip(batch.samples.tolist(), batch.data, strict=True))
+            for batch in (batches["train"], batches["test"])
         )
         assert all(torch.equal(ours[number], theirs[number]) for number in ours)
         assert batches["train"].target.ndim == 1
@@ -321,18 +409,24 @@ class TestLoaders:
         torch.testing.assert_close(batch.target.sum(1), torch.ones(8))
         assert next(iter(loaders["test"].batches())).target.ndim == 1
 
-    def test_the_training_sample_is_fixed_prepared_and_as_large_as_the_validation_part(self, tmp_path: Path) -> None:
+    def test_the_training_sample_is_fixed_prepared_and_as_large_as_the_validation_part(
+        self, tmp_path: Path
+    ) -> None:
         made = config(name="digits", augment="PadAndCrop(8, pad=2)", mix="Mixup(0.5)")
         parts = open_parts(made)
         loader = make_sample_loader(made, parts, World.alone(), CPU)
         assert loader is not None and loader.numbers is not None and parts.train.numbers is not None
         assert len(loader.numbers) == len(parts.validation) == 143
-        assert set(loader.numbers) < set(parts.train.numbers) and list(loader.numbers) == sorted(set(loader.numbers))
+        assert set(loader.numbers) < set(parts.train.numbers) and list(loader.numbers) == sorted(
+            set(loader.numbers)
+        )
         images = load(find_set(named_set("digits"))).train
         seen = torch.cat([batch.data for batch in loader.batches()])
         assert torch.equal(seen, torch.from_numpy(images.images[loader.numbers]))
         again, other = parts.train.sample(143, seed=0), parts.train.sample(143, seed=1)
-        assert np.array_equal(again.numbers, loader.numbers) and not np.array_equal(other.numbers, loader.numbers)
+        assert np.array_equal(again.numbers, loader.numbers) and not np.array_equal(
+            other.numbers, loader.numbers
+        )
 
     def test_the_training_sample_has_a_limit(self) -> None:
         made = config(train="synthetic:20000x8x8", num_classes=3, validation=7000)
@@ -347,19 +441,33 @@ class TestLoaders:
         assert make_sample_loader(made, open_parts(made), World.alone(), CPU) is None
 
     def test_a_training_sample_of_another_size_than_the_validation_part(self) -> None:
-        sizes = {"train": "synthetic:100x12x12", "validation": "synthetic:30x8x8", "augment": "PadAndCrop(8, pad=0)"}
+        sizes = {
+            "train": "synthetic:100x12x12",
+            "validation": "synthetic:30x8x8",
+            "augment": "PadAndCrop(8, pad=0)",
+        }
         made = config(**sizes, num_classes=3)
-        with pytest.raises(ConfigError, match=r"training pictures of 3x12x12 and validation pictures of 3x8x8"):
+        with pytest.raises(
+            ConfigError, match=r"training pictures of 3x12x12 and validation pictures of 3x8x8"
+        ):
             make_sample_loader(made, open_parts(made), World.alone(), CPU)
 
     def test_a_batch_larger_than_the_set(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="a batch of 2000 is larger than the training set, which has 1294"):
+        with pytest.raises(
+            ConfigError, match="a batch of 2000 is larger than the training set, which has 1294"
+        ):
             self.loaders(tmp_path, config(batch=2000, name="digits"))
 
     def test_a_bad_sample_is_skipped_and_listed_or_ends_it(self, tmp_path: Path) -> None:
         folder = make_folder(tmp_path / "photos", 8)
         (folder / "dog" / "003.jpg").write_bytes(b"broken")
-        sizes = {"train": str(folder), "augment": "Resize(8)", "prepare": "Resize(8)", "validation": 1, "test": 1}
+        sizes = {
+            "train": str(folder),
+            "augment": "Resize(8)",
+            "prepare": "Resize(8)",
+            "validation": 1,
+            "test": 1,
+        }
         loaders = self.loaders(tmp_path, config(**sizes))
         weights = [sum(batch.weight for batch in loader.batches()) for loader in loaders.values()]
         assert sum(weights) == 23
@@ -372,6 +480,8 @@ class TestLoaders:
 
 @pytest.mark.parametrize("label", [1.5, float("nan"), np.array([0, 1]), True, np.float64(1.0)])
 def test_labels_that_are_no_classes_are_named(label: object) -> None:
-    with pytest.raises(DataError, match=r"^file: expected a label that is one whole number, the class, found "):
+    with pytest.raises(
+        DataError, match=r"^file: expected a label that is one whole number, the class, found "
+    ):
         _check_label(label, "file")
     _check_label(np.int64(3), "file")

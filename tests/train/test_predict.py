@@ -1,4 +1,5 @@
-"""Predicting and evaluating with the net of a run: against what the run logged, against plain torch, and with whatever can be wrong."""
+"""Predicting and evaluating with the net of a run: against what the run logged, against plain
+torch, and with whatever can be wrong."""
 
 import json
 import os
@@ -54,7 +55,13 @@ FACTS = {
     "prepare": "none",
     "classes": list(CLASSES),
 }
-WORDS = ["data.train=gone", "model=small-cnn", "model.options.widths=[4]", "model.options.hidden=8", "model.norm=batch"]
+WORDS = [
+    "data.train=gone",
+    "model=small-cnn",
+    "model.options.widths=[4]",
+    "model.options.hidden=8",
+    "model.norm=batch",
+]
 
 
 def make_net(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
@@ -67,12 +74,20 @@ def make_net(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
     return net.to(torch.float64 if config.precision == "float64" else torch.float32)
 
 
-def save(folder: Path, net: torch.nn.Module, samples: int = 100, best: int | None = None, **more: Any) -> Path:
+def save(
+    folder: Path, net: torch.nn.Module, samples: int = 100, best: int | None = None, **more: Any
+) -> Path:
     score = {"loss": 1.0, "accuracy": 0.5, "count": 10, "top5": 1.0}
-    standing = {"samples": samples, "best": score if best is not None else None, "best_samples": best or 0}
+    standing = {
+        "samples": samples,
+        "best": score if best is not None else None,
+        "best_samples": best or 0,
+    }
     average = {f"{name}/average": tensor for name, tensor in more.get("average", {}).items()}
     state = {"standing": standing, "pictures": {**FACTS, **more.get("facts", {})}}
-    return checkpoint.write(folder / "checkpoints", Snapshot(samples, net.state_dict(), average, state))
+    return checkpoint.write(
+        folder / "checkpoints", Snapshot(samples, net.state_dict(), average, state)
+    )
 
 
 def make_run(folder: Path, *words: str, **more: Any) -> torch.nn.Module:
@@ -110,7 +125,13 @@ def shares(found: Sequence[Prediction]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["execution=plain"], ["model.norm=sync"], ["model.norm=ghost", "model.ghost=4"], ["precision=float64"]],
+    [
+        [],
+        ["execution=plain"],
+        ["model.norm=sync"],
+        ["model.norm=ghost", "model.ghost=4"],
+        ["precision=float64"],
+    ],
     ids=" ".join,
 )
 def test_predictions_are_those_of_the_net_in_plain_torch(tmp_path: Path, words: list[str]) -> None:
@@ -119,13 +140,19 @@ def test_predictions_are_those_of_the_net_in_plain_torch(tmp_path: Path, words: 
     trained = load_run(tmp_path / "run", device="cpu")
     assert (trained.classes, trained.shape, trained.samples) == (CLASSES, (3, 12, 12), 100)
     found = list(predict(trained, files))
-    np.testing.assert_allclose(shares(found), by_hand(net, [picture(number) for number in range(5)]), atol=1e-5)
+    np.testing.assert_allclose(
+        shares(found), by_hand(net, [picture(number) for number in range(5)]), atol=1e-5
+    )
     for each in found:
-        assert [share for _, share in each.classes] == sorted((share for _, share in each.classes), reverse=True)
+        assert [share for _, share in each.classes] == sorted(
+            (share for _, share in each.classes), reverse=True
+        )
     assert [len(each.classes) for each in predict(trained, files, top=2)] == [2] * 5
 
 
-def test_in_several_batches_they_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_several_batches_they_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path / "run")
     files = [*store(tmp_path / "new", 7), tmp_path / "gone.png"]
     files.insert(2, tmp_path / "none.png")
@@ -137,7 +164,9 @@ def test_in_several_batches_they_are_the_same(tmp_path: Path, monkeypatch: pytes
     assert [each.problem for each in pieces] == [each.problem for each in whole]
     good = [number for number, each in enumerate(whole) if each.problem is None]
     assert len(good) == 7
-    np.testing.assert_allclose(shares([pieces[n] for n in good]), shares([whole[n] for n in good]), atol=1e-6)
+    np.testing.assert_allclose(
+        shares([pieces[n] for n in good]), shares([whole[n] for n in good]), atol=1e-6
+    )
 
 
 def test_the_mirror_image_counts_where_the_run_has_it_so(tmp_path: Path) -> None:
@@ -159,7 +188,9 @@ def test_the_moving_average_is_what_predicts(tmp_path: Path) -> None:
     trained = load_run(tmp_path / "run", device="cpu")
     for name, tensor in trained.net.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name])
-    assert not torch.equal(trained.net.state_dict()["head.1.weight"], net.state_dict()["head.1.weight"])
+    assert not torch.equal(
+        trained.net.state_dict()["head.1.weight"], net.state_dict()["head.1.weight"]
+    )
 
 
 def test_last_or_best(tmp_path: Path) -> None:
@@ -184,11 +215,18 @@ def test_pictures_of_another_size_or_kind(tmp_path: Path) -> None:
     smooth.save(tmp_path / "large.png")
     trained = picture_transform("none", (3, 12, 12)), picture_transform("none", (1, 12, 12))
     expected = np.asarray(smooth.resize((12, 12), Image.Resampling.BOX)).astype(float)
-    for transform, reference in zip(trained, (expected, expected @ [[0.299], [0.587], [0.114]]), strict=True):
+    for transform, reference in zip(
+        trained, (expected, expected @ [[0.299], [0.587], [0.114]]), strict=True
+    ):
         out = np.empty(transform.shape, np.uint8)
-        transform.one((tmp_path / "large.png").read_bytes(), out, transform.draw(0, 0, np.arange(1)), 0)
+        transform.one(
+            (tmp_path / "large.png").read_bytes(), out, transform.draw(0, 0, np.arange(1)), 0
+        )
         assert abs(out - reference).mean() < 5
-    assert picture_transform("CentreCrop(9)", (3, 9, 9)).describe() == "CentreCrop(size=(9, 9), shorter=10)"
+    assert (
+        picture_transform("CentreCrop(9)", (3, 9, 9)).describe()
+        == "CentreCrop(size=(9, 9), shorter=10)"
+    )
 
 
 def test_files_folders_and_patterns(tmp_path: Path) -> None:
@@ -198,9 +236,19 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
     (tmp_path / "a" / "notes.txt").write_text("no picture")
     odd = tmp_path / "a[0].png"
     odd.write_bytes(encoded(1, kind="PNG"))
-    found = find_pictures([str(tmp_path / "a"), str(odd), str(tmp_path / "a" / "0*.png"), str(tmp_path / "x*.png")])
+    found = find_pictures(
+        [str(tmp_path / "a"), str(odd), str(tmp_path / "a" / "0*.png"), str(tmp_path / "x*.png")]
+    )
     names = [str(path.relative_to(tmp_path)) for path in found]
-    assert names == ["a/000.png", "a/001.png", "a/b/000.png", "a[0].png", "a/000.png", "a/001.png", "x*.png"]
+    assert names == [
+        "a/000.png",
+        "a/001.png",
+        "a/b/000.png",
+        "a[0].png",
+        "a/000.png",
+        "a/001.png",
+        "x*.png",
+    ]
 
 
 def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -243,10 +291,14 @@ def test_folders_of_another_user_are_named() -> None:
         (folder / "closed").chmod(0o700)
         (folder / "listed").chmod(0o744)
         words = [made, str(folder / "closed" / "000.png")]
-        done = subprocess.run([sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=60
+        )
     assert done.returncode == 0, done.stderr
     denied = "Permission denied"
-    assert done.stdout.strip() == str([("closed", denied), ("000.png", denied), ("000.png", denied)])
+    assert done.stdout.strip() == str(
+        [("closed", denied), ("000.png", denied), ("000.png", denied)]
+    )
 
 
 def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
@@ -255,7 +307,9 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
     (tmp_path / "new" / "bad.jpg").write_bytes(encoded(1)[:200])
     (tmp_path / "empty").mkdir()
     words = [str(tmp_path / name) for name in ("run", "new", "gone.jpg", "empty")]
-    result = CliRunner().invoke(app, ["predict", *words, "--json", str(tmp_path / "out.json"), "--top", "2"])
+    result = CliRunner().invoke(
+        app, ["predict", *words, "--json", str(tmp_path / "out.json"), "--top", "2"]
+    )
     assert result.exit_code == 1
     first, second, bad, gone, empty = result.stdout.splitlines()
     written = json.loads((tmp_path / "out.json").read_text())
@@ -268,12 +322,18 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
     assert "gone.jpg" in gone
     assert "No such file" in gone
     assert "no picture in this folder" in empty
-    assert [set(entry) for entry in written] == [{"picture", "classes"}] * 2 + [{"picture", "problem"}] * 3
-    result = CliRunner().invoke(app, ["predict", *words[:1], str(tmp_path / "new" / "000.png"), "--json", "-"])
+    assert [set(entry) for entry in written] == [{"picture", "classes"}] * 2 + [
+        {"picture", "problem"}
+    ] * 3
+    result = CliRunner().invoke(
+        app, ["predict", *words[:1], str(tmp_path / "new" / "000.png"), "--json", "-"]
+    )
     assert result.exit_code == 0
     assert json.loads(result.stdout)[0]["classes"] == [
         {"class": name, "probability": pytest.approx(share, abs=1e-6)}
-        for name, share in next(iter(predict(load_run(words[0]), [tmp_path / "new" / "000.png"]))).classes
+        for name, share in next(
+            iter(predict(load_run(words[0]), [tmp_path / "new" / "000.png"]))
+        ).classes
     ]
 
 
@@ -282,16 +342,23 @@ def test_a_picture_is_not_written_over(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     first, second = store(tmp_path / "new", 2)
     before = first.read_bytes()
-    result = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "--json", str(first), str(second)])
+    result = CliRunner().invoke(
+        app, ["predict", str(tmp_path / "run"), "--json", str(first), str(second)]
+    )
     assert isinstance(result.exception, ConfigError)
     assert "is there already and is not JSON" in str(result.exception)
     assert first.read_bytes() == before
     out = tmp_path / "out.json"
     for _ in range(2):
         assert (
-            CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "--json", str(out), str(second)]).exit_code == 0
+            CliRunner()
+            .invoke(app, ["predict", str(tmp_path / "run"), "--json", str(out), str(second)])
+            .exit_code
+            == 0
         )
-    result = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "config.yaml")])
+    result = CliRunner().invoke(
+        app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "run" / "config.yaml")]
+    )
     assert "is there already and is not HTML" in str(result.exception)
 
 
@@ -305,7 +372,10 @@ def test_files_of_a_folder_that_are_left_out_are_named(tmp_path: Path) -> None:
 
 
 def test_the_table_keeps_its_columns() -> None:
-    found = [Prediction("a", (("cat", 0.9), ("dog", 0.1))), Prediction("long", problem="what a long reason")]
+    found = [
+        Prediction("a", (("cat", 0.9), ("dog", 0.1))),
+        Prediction("long", problem="what a long reason"),
+    ]
     found += [Prediction("b\udcff", (("mouse", 0.5), ("cat", 0.25)))]
     assert lines(found) == [
         "a       cat 90.0%     dog 10.0%",
@@ -343,7 +413,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     assert trained.samples == 100
     assert "weights.safetensors: expected" in trained.notes[0]
     checkpoint.remove(tmp_path / "checkpoints" / f"{100:012}")
-    with pytest.raises(CheckpointError, match=r"none of its 1 checkpoints is whole; the newest: .*expected"):
+    with pytest.raises(
+        CheckpointError, match=r"none of its 1 checkpoints is whole; the newest: .*expected"
+    ):
         load_run(tmp_path)
 
 
@@ -351,7 +423,8 @@ def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -
     make_run(tmp_path)
     save(tmp_path, make_net(["model.options.hidden=9"]))
     with pytest.raises(
-        CheckpointError, match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the net"
+        CheckpointError,
+        match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the net",
     ):
         load_run(tmp_path)
 
@@ -360,21 +433,30 @@ def test_a_shape_that_the_net_does_not_take(tmp_path: Path) -> None:
     make_run(tmp_path)
     shape = [3, 20, 20]
     save(tmp_path, make_net([]), samples=200, facts={"shape": shape, "trained_shape": [3, 12, 12]})
-    with pytest.raises(CheckpointError, match=r"pictures\.shape: the model does not take images of \[3, 20, 20\] \("):
+    with pytest.raises(
+        CheckpointError,
+        match=r"pictures\.shape: the model does not take images of \[3, 20, 20\] \(",
+    ):
         load_run(tmp_path)
 
 
-def test_a_net_of_the_users_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_net_of_the_users_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path / "run")
-    (tmp_path / "run" / "config.yaml").write_text(read_config("digits", ["model=their_nets:make"]).to_yaml())
+    (tmp_path / "run" / "config.yaml").write_text(
+        read_config("digits", ["model=their_nets:make"]).to_yaml()
+    )
     for trust in (False, True):
         with pytest.raises(
-            ConfigError, match=r"no module 'their_nets' .* from the folder that the run was trained from"
+            ConfigError,
+            match=r"no module 'their_nets' .* from the folder that the run was trained from",
         ):
             load_run(tmp_path / "run", trust=trust)
     (tmp_path / "their_nets.py").write_text(
         "from torch import nn\nclass Net(nn.Sequential):\n"
-        "    def forward(self, x): return self[1](x.view(len(x), -1))\n"  # which channels-last pictures cannot be
+        # which channels-last pictures cannot be
+        "    def forward(self, x): return self[1](x.view(len(x), -1))\n"
         "def make(num_classes):\n    return Net(nn.Flatten(), nn.Linear(432, num_classes))\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -403,8 +485,12 @@ def test_weights_that_are_not_finite_are_named(ranks: Any, tmp_path: Path) -> No
         tensor.flatten()[1] = float(value)
         path = save(tmp_path / "run", net)
         (note,) = load_run(tmp_path / "run", device="cpu").notes
-        assert note.startswith(f"warning: {path}: {name} has 1 NaN or infinite values of {tensor.numel()}; ")
-    shown = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(store(tmp_path / "new", 1)[0])])
+        assert note.startswith(
+            f"warning: {path}: {name} has 1 NaN or infinite values of {tensor.numel()}; "
+        )
+    shown = CliRunner().invoke(
+        app, ["predict", str(tmp_path / "run"), str(store(tmp_path / "new", 1)[0])]
+    )
     assert "allstep: warning: " in shown.stderr
     place = str(make_folder(tmp_path / "photos"))
     ((found,),) = ranks(1, evaluations, Evaluation(tmp_path / "run", place=place, device="cpu"))
@@ -456,11 +542,21 @@ def test_evaluating_again_gives_what_a_run_on_pictures_logged(ranks: Any, tmp_pa
     shutil.copytree(other, odd)
     (odd / "eel").rename(odd / "ant")
     out = tmp_path / "out"
-    words = [f"data.train={folder}", f"data.test={other}", "data.augment=RandomResizedCrop(16)", "batch=16", "epochs=2"]
+    words = [
+        f"data.train={folder}",
+        f"data.test={other}",
+        "data.augment=RandomResizedCrop(16)",
+        "batch=16",
+        "epochs=2",
+    ]
     words += ["data.prepare=CentreCrop(16)", "model.norm=sync", "ema.decay=0.5", "ema.every=1"]
     ranks(2, run, words, out)
     before = sorted(out.rglob("*"))
-    asked = Evaluation(out), Evaluation(out, "validation", "last"), Evaluation(out, "train", words=["data.workers=0"])
+    asked = (
+        Evaluation(out),
+        Evaluation(out, "validation", "last"),
+        Evaluation(out, "train", words=["data.workers=0"]),
+    )
     for test, validation, trained in ranks(2, evaluations, *asked):
         check_equal(test, logged(out, "test"))
         check_equal(validation, logged(out, "validation"))
@@ -489,22 +585,36 @@ def test_evaluating_again_gives_what_a_run_on_pictures_logged(ranks: Any, tmp_pa
 
 def test_evaluating_again_gives_what_a_run_on_arrays_logged(ranks: Any, tmp_path: Path) -> None:
     """Of a set known by name, with the best weights."""
-    words = ["epochs=2", "batch=128", "save.epochs=1", "evaluation.weights=best", "data.validation=50"]
+    words = [
+        "epochs=2",
+        "batch=128",
+        "save.epochs=1",
+        "evaluation.weights=best",
+        "data.validation=50",
+    ]
     ranks(1, run, words, tmp_path / "out")
     found = ranks(1, evaluations, Evaluation(tmp_path / "out"))[0][0]
     assert found.which == "best"
-    check_equal(replace(found, samples=logged(tmp_path / "out", "test")["samples"]), logged(tmp_path / "out", "test"))
+    check_equal(
+        replace(found, samples=logged(tmp_path / "out", "test")["samples"]),
+        logged(tmp_path / "out", "test"),
+    )
     images = data.load(data.find(data.named_set("digits"))).test
     files = [tmp_path / f"{number}.png" for number in range(100)]
     for number, file in enumerate(files):
         Image.fromarray(images.images[number]).save(file)
     likely = [int(each.classes[0][0]) for each in predict(load_run(tmp_path / "out"), files)]
-    assert np.mean(np.array(likely) == images.labels[:100]) == pytest.approx(found.score.accuracy, abs=0.1)
+    assert np.mean(np.array(likely) == images.labels[:100]) == pytest.approx(
+        found.score.accuracy, abs=0.1
+    )
 
 
 def test_only_the_data_of_a_run_can_be_another(tmp_path: Path) -> None:
     make_run(tmp_path)
-    for word, complaint in (("epochs=3", "only keys of its data"), ("data.mean=[0]", "cannot be set here")):
+    for word, complaint in (
+        ("epochs=3", "only keys of its data"),
+        ("data.mean=[0]", "cannot be set here"),
+    ):
         with pytest.raises(ConfigError, match=complaint):
             Evaluation(tmp_path, words=[word]).config()
     with pytest.raises(ConfigError, match=r"did you mean 'data\.folder'"):
@@ -532,5 +642,11 @@ def test_a_picture_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path)
     for more, num_problems in ((), 1), (("--max-pixels", "400"), 0), (("--max-pixels", "100"), 2):
         outcome = CliRunner().invoke(app, [*words, *more])
         assert outcome.exit_code == bool(num_problems), outcome.output
-        problems = [each["problem"] for each in json.loads((tmp_path / "out").read_text()) if "problem" in each]
-        assert len(problems) == num_problems and all(text.startswith("too large: ") for text in problems)
+        problems = [
+            each["problem"]
+            for each in json.loads((tmp_path / "out").read_text())
+            if "problem" in each
+        ]
+        assert len(problems) == num_problems and all(
+            text.startswith("too large: ") for text in problems
+        )

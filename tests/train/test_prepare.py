@@ -1,4 +1,7 @@
-"""Before a run: data found or replaced, damage told, folder made, workers counted. None of it needs torch."""
+"""Before a run: data found or replaced, damage told, folder made, workers counted.
+
+None of it needs torch.
+"""
 
 import re
 import subprocess
@@ -22,7 +25,9 @@ from allstep.train.run.prepare import check, prepare
 @pytest.fixture
 def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where Fashion-MNIST is nowhere, and its home does not answer."""
-    nowhere = NamedSet("fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, ""))
+    nowhere = NamedSet(
+        "fashion-mnist", "Fashion-MNIST", (), "http://127.0.0.1:9/", dict.fromkeys(FILES, "")
+    )
     monkeypatch.setattr(allstep.data.sets.catalogue, "NAMED", {**NAMED, "fashion-mnist": nowhere})
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "cache"))
 
@@ -33,7 +38,9 @@ def test_data_that_is_nowhere_gives_way_to_the_digits() -> None:
     assert prepared.config.recipe == prepared.config.data.name == "digits"
     assert prepared.config.epochs == 2
     assert prepared.note is not None
-    assert prepared.note.startswith("training on the 8x8 digits that come with allstep: Fashion-MNIST is not in")
+    assert prepared.note.startswith(
+        "training on the 8x8 digits that come with allstep: Fashion-MNIST is not in"
+    )
     with pytest.raises(DataError, match="Fashion-MNIST is not in"):
         prepare("fashion-mnist-large")  # who asks for another recipe than the default one means it
     assert "\n" not in prepared.note
@@ -73,12 +80,21 @@ WRONG = [
     (["model.name=no_such_module:net"], "no module 'no_such_module'"),
     (["data.mean=[3]"], "data.mean is given without data.std"),
     (["data.std=[3]"], "data.std is given without data.mean"),
-    (["data.mean=[1, 2]", "data.std=[1, 2]"], "'data.mean': expected one figure for each of 1 channels, found 2"),
+    (
+        ["data.mean=[1, 2]", "data.std=[1, 2]"],
+        "'data.mean': expected one figure for each of 1 channels, found 2",
+    ),
     (["batch=4000"], "a batch of 4000 is larger than the training set, which has 1294 samples"),
-    (["batch_per_worker=700"], "a batch of 1400 is larger than the training set, which has 1294 samples"),
+    (
+        ["batch_per_worker=700"],
+        "a batch of 1400 is larger than the training set, which has 1294 samples",
+    ),
     (["accumulation=100"], "a batch of 64 cannot be computed in 100 pieces"),
     (["overfit=5000"], "'overfit': expected 1 to 1294 training samples, found 5000"),
-    (["schedule.milestones=[3]"], "milestones belong to schedule.shape=step, and the shape is cosine"),
+    (
+        ["schedule.milestones=[3]"],
+        "milestones belong to schedule.shape=step, and the shape is cosine",
+    ),
     (
         ["schedule.milestones=[3, 170, 180]", "schedule.shape=step"],
         r"epoch 170 never comes, the run has 150: write .*=\[3\]",
@@ -88,14 +104,26 @@ WRONG = [
     (["growth.at=[2]", "growth.by_noise=true"], "two ways to decide"),
     (["growth.max=32"], "'growth.max': expected at least the batch, 64, found 32"),
     (["model.norm=ghost", "model.ghost=1"], "'model.ghost': expected at least 2 samples.*found 1"),
-    (["model.norm=ghost", "model.ghost=128"], "a ghost batch of 128 samples is larger than the batch, which has 64"),
+    (
+        ["model.norm=ghost", "model.ghost=128"],
+        "a ghost batch of 128 samples is larger than the batch, which has 64",
+    ),
     (
         ["batch=3", "model.norm=batch"],
         "3 samples on 2 workers in 1 piece each are 1 at a time, and model.norm=batch needs 2",
     ),
-    (["batch_per_worker=1", "model.norm=ghost", "model.ghost=2"], "2 samples on 2 workers .*model.norm=ghost needs 2"),
-    (["batch=8", "accumulation=4", "model.norm=batch"], "8 samples on 2 workers in 4 pieces each .*sync or group"),
-    (["batch=1", "model.norm=sync"], "1 sample on 1 worker in 1 piece each are 1 at a time, .*norm=group"),
+    (
+        ["batch_per_worker=1", "model.norm=ghost", "model.ghost=2"],
+        "2 samples on 2 workers .*model.norm=ghost needs 2",
+    ),
+    (
+        ["batch=8", "accumulation=4", "model.norm=batch"],
+        "8 samples on 2 workers in 4 pieces each .*sync or group",
+    ),
+    (
+        ["batch=1", "model.norm=sync"],
+        "1 sample on 1 worker in 1 piece each are 1 at a time, .*norm=group",
+    ),
     (["overfit=3", "model.norm=batch"], "3 samples on 2 workers"),
     (["data.augment=Flp()"], "'data.augment': no operation is called 'Flp'; did you mean 'Flip'"),
     (["data.prepare=Flp()"], "'data.prepare': no operation"),
@@ -107,7 +135,10 @@ WRONG = [
     (["model.name=vgg16"], "expected pictures of at least 32x32 pixels, these are 8x8"),
     (["data.augment=Resize(16)"], "small-cnn takes pictures of one size.*16x16 and 8x8"),
     (["data.train=/no/such/place"], "data.train: /no/such/place: no such file or folder"),
-    (["data.train=x", "data.folder=y"], "data.folder=.*y is where a named set lies, and data.train=.*x names"),
+    (
+        ["data.train=x", "data.folder=y"],
+        "data.folder=.*y is where a named set lies, and data.train=.*x names",
+    ),
 ]
 
 
@@ -142,12 +173,20 @@ def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "num_workers", "expected"),
     [
-        (["noise_scale=true"], 1, "noise_scale: nothing is measured, since one worker .* accumulation=2"),
+        (
+            ["noise_scale=true"],
+            1,
+            "noise_scale: nothing is measured, since one worker .* accumulation=2",
+        ),
         (["growth.by_noise=true"], 1, "growth.by_noise: the batch will not grow, since one worker"),
         (["noise_scale=true"], 2, None),
         (["noise_scale=true", "accumulation=2"], 1, None),
         ([], 1, None),
-        (["model.norm=batch"], 1, "the last batch of an epoch has 1 sample, so that model.norm=batch sees 1 at a time"),
+        (
+            ["model.norm=batch"],
+            1,
+            "the last batch of an epoch has 1 sample, so that model.norm=batch sees 1 at a time",
+        ),
         (["model.norm=sync"], 2, "the last batch of an epoch has 1 sample"),
         (["model.norm=batch", "batch=71"], 2, "the last batch of an epoch has 3 samples"),
         (["model.norm=sync", "batch=71"], 2, None),
@@ -156,19 +195,29 @@ def test_two_samples_at_a_time_are_enough_for_a_norm(words: list[str]) -> None:
     ],
     ids=str,
 )
-def test_what_may_not_be_as_the_user_thinks(words: list[str], num_workers: int, expected: str | None) -> None:
+def test_what_may_not_be_as_the_user_thinks(
+    words: list[str], num_workers: int, expected: str | None
+) -> None:
     """With 1,281 samples: 20 batches of 64 and one sample."""
     found = notes(prepare("digits", words).config.resolved(num_workers), num_workers, 1281)
     assert [bool(re.search(expected, each)) for each in found] == [True] if expected else not found
 
 
-def test_places_are_kept_as_they_are_meant_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_kept_as_they_are_meant_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["data.train=here/train-*.tfrecord", "data.validation=7", "data.test=https://host/x.tar"]
+    words = [
+        "data.train=here/train-*.tfrecord",
+        "data.validation=7",
+        "data.test=https://host/x.tar",
+    ]
     section = prepare("digits", words).config.data
     assert section.train == str(tmp_path / "here" / "train-*.tfrecord")
     assert (section.validation, section.test) == (7, "https://host/x.tar")
-    assert prepare("digits", ["data.train=synthetic:10x8x8"]).config.data.train == "synthetic:10x8x8"
+    assert (
+        prepare("digits", ["data.train=synthetic:10x8x8"]).config.data.train == "synthetic:10x8x8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +251,9 @@ def test_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     config = read_config("digits").resolved(1)
     folders = [claim_folder(config, None).path for _ in range(3)]
     assert len(set(folders)) == 3
-    assert all(folder.parent == Path("runs") and folder.name.startswith("digits-") for folder in folders)
+    assert all(
+        folder.parent == Path("runs") and folder.name.startswith("digits-") for folder in folders
+    )
     assert read_config(str(folders[0] / "config.yaml")).resolved(1) == config
 
 

@@ -15,7 +15,8 @@ PLACES = [0.0, 0.03, 0.1, 0.3, 0.31, 0.5, 0.77, 0.999, 1.0]
 
 
 def rates(*words: str) -> list[float]:
-    """At each of the places of a run of 20 epochs, as parts of the peak; no warm-up unless the words say so."""
+    """At each of the places of a run of 20 epochs, as parts of the peak; no warm-up unless the
+    words say so."""
     config = read_config("digits", [f"epochs={EPOCHS}", "schedule.warmup=0", *words]).resolved(1)
     rate = learning_rate(config, N)
     return [rate(round(place * EPOCHS * N)) / peak_rate(config) for place in PLACES]
@@ -31,7 +32,10 @@ def test_it_rises_to_its_peak_and_falls_to_nothing() -> None:
 
 
 def test_the_batch_changes_the_peak_and_not_the_shape() -> None:
-    small, large = (read_config("digits", [f"batch={batch}", "schedule.warmup=0"]).resolved(1) for batch in (64, 256))
+    small, large = (
+        read_config("digits", [f"batch={batch}", "schedule.warmup=0"]).resolved(1)
+        for batch in (64, 256)
+    )
     assert peak_rate(large) == pytest.approx(4 * peak_rate(small))
     assert learning_rate(large, 1000)(5000) == pytest.approx(4 * learning_rate(small, 1000)(5000))
 
@@ -46,7 +50,9 @@ def test_the_batch_changes_the_peak_and_not_the_shape() -> None:
     ],
     ids=["cosine", "linear", "polynomial"],
 )
-def test_shapes_that_fall_to_nothing_end_where_they_are_told(words: list[str], form: object, end: float) -> None:
+def test_shapes_that_fall_to_nothing_end_where_they_are_told(
+    words: list[str], form: object, end: float
+) -> None:
     assert callable(form)
     expected = [end + (1 - end) * form(place) for place in PLACES]
     assert rates(*words, f"schedule.end={end}") == pytest.approx(expected, abs=1e-9)
@@ -54,36 +60,50 @@ def test_shapes_that_fall_to_nothing_end_where_they_are_told(words: list[str], f
 
 @pytest.mark.parametrize(("end", "meant"), [(0.0, 0.01), (0.2, 0.2), (1.0, 1.0)])
 def test_an_exponential_falls_by_equal_factors_to_its_end(end: float, meant: float) -> None:
-    assert rates("schedule.shape=exponential", f"schedule.end={end}") == pytest.approx([meant**t for t in PLACES])
+    assert rates("schedule.shape=exponential", f"schedule.end={end}") == pytest.approx(
+        [meant**t for t in PLACES]
+    )
 
 
 @pytest.mark.parametrize("end", [0.0, 0.3, 1.0])
 def test_constant_and_step_end_where_they_end(end: float) -> None:
     assert rates("schedule.shape=constant", f"schedule.end={end}") == [1.0] * len(PLACES)
-    found = rates("schedule.shape=step", "schedule.milestones=[6, 10]", "schedule.factor=0.2", f"schedule.end={end}")
+    found = rates(
+        "schedule.shape=step",
+        "schedule.milestones=[6, 10]",
+        "schedule.factor=0.2",
+        f"schedule.end={end}",
+    )
     assert found == pytest.approx([1, 1, 1, 0.2, 0.2, 0.04, 0.04, 0.04, 0.04])
 
 
 @pytest.mark.parametrize(("end", "meant"), [(0.0, 4e-6), (0.1, 0.1)])
 def test_one_cycle_rises_and_falls_once(end: float, meant: float) -> None:
-    """From 0.04 over 30% of the run to the peak, then to the end, along half cosines; a recipe's warm-up has no part in it."""
+    """From 0.04 over 30% of the run to the peak, then to the end, along half cosines; a recipe's
+    warm-up has no part in it."""
 
     def form(t: float) -> float:
         if t <= 0.3:
             return 0.04 + 0.96 * (1 - math.cos(math.pi * t / 0.3)) / 2
         return meant + (1 - meant) * (1 + math.cos(math.pi * (t - 0.3) / 0.7)) / 2
 
-    config = read_config("digits", [f"epochs={EPOCHS}", "schedule.shape=one-cycle", f"schedule.end={end}"]).resolved(1)
+    config = read_config(
+        "digits", [f"epochs={EPOCHS}", "schedule.shape=one-cycle", f"schedule.end={end}"]
+    ).resolved(1)
     rate = learning_rate(config, N)
     found = [rate(round(place * EPOCHS * N)) for place in PLACES]
     assert found == pytest.approx([0.05 * form(place) for place in PLACES])
 
 
 def test_the_usual_warm_up_is_not_for_one_cycle() -> None:
-    """Neither the usual one, nor that of a recipe; one that is asked for stays, for `fitting` to refuse."""
+    """Neither the usual one, nor that of a recipe; one that is asked for stays, for `fitting` to
+    refuse."""
     assert ScheduleConfig(shape="one-cycle").warmup == 0
     assert read_config("fashion-mnist", ["schedule.shape=one-cycle"]).resolved(1).warmup == 0
-    assert read_config("digits", ["schedule.shape=one-cycle", "schedule.warmup=2"]).resolved(1).warmup == 2
+    assert (
+        read_config("digits", ["schedule.shape=one-cycle", "schedule.warmup=2"]).resolved(1).warmup
+        == 2
+    )
     assert ScheduleConfig().warmup is ScheduleConfig(shape="linear").warmup is None
     assert ScheduleConfig(shape="one-cycle", warmup=None).warmup == 0
 
@@ -107,9 +127,15 @@ def test_a_warm_up_that_is_not_given_is_a_twentieth_of_the_run() -> None:
 
 @pytest.mark.parametrize("num_train", [640, 1294, 55_000])
 def test_milestones_come_with_the_step_that_begins_there(num_train: int) -> None:
-    """Epochs from the start of the run, whatever the warm-up; 30, 60 and 80 of 90 where none are given."""
-    for words, milestones in (([], (30, 60, 80)), (["schedule.milestones=[7, 11.5, 80]"], (7, 11.5, 80))):
-        config = read_config("digits", ["epochs=90", "schedule.shape=step", "schedule.warmup=0.7", *words]).resolved(1)
+    """Epochs from the start of the run, whatever the warm-up; 30, 60 and 80 of 90 where none are
+    given."""
+    for words, milestones in (
+        ([], (30, 60, 80)),
+        (["schedule.milestones=[7, 11.5, 80]"], (7, 11.5, 80)),
+    ):
+        config = read_config(
+            "digits", ["epochs=90", "schedule.shape=step", "schedule.warmup=0.7", *words]
+        ).resolved(1)
         rate = learning_rate(config, num_train)
         for number, epoch in enumerate(milestones):
             at = math.ceil(epoch * num_train)
@@ -128,7 +154,8 @@ def test_a_milestone_within_the_warm_up_is_not_dropped() -> None:
 
 @pytest.mark.parametrize("kind", ["gradual", "constant", "none"])
 def test_warm_ups(kind: str) -> None:
-    """4 epochs from a quarter of the peak: in a straight line that counts the step to come, flat, or not at all."""
+    """4 epochs from a quarter of the peak: in a straight line that counts the step to come, flat,
+    or not at all."""
     words = [
         f"schedule.warmup_kind={kind}",
         "schedule.warmup=4",
@@ -138,5 +165,9 @@ def test_warm_ups(kind: str) -> None:
     config = read_config("digits", [f"epochs={EPOCHS}", *words]).resolved(1)
     rate = learning_rate(config, N)
     for seen in range(0, EPOCHS * N, 64):
-        risen = {"gradual": min(1.0, (seen + 64) / (4 * N)), "constant": float(seen >= 4 * N), "none": 1.0}[kind]
+        risen = {
+            "gradual": min(1.0, (seen + 64) / (4 * N)),
+            "constant": float(seen >= 4 * N),
+            "none": 1.0,
+        }[kind]
         assert rate(seen) == pytest.approx(0.05 * (0.25 + 0.75 * risen))

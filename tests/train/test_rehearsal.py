@@ -1,4 +1,7 @@
-"""What is tried before a long run: `--overfit N` and `--dry-run`. They find what they are for, name it, and leave nothing behind."""
+"""What is tried before a long run:
+
+`--overfit N` and `--dry-run`. They find what they are for, name it, and leave nothing behind.
+"""
 
 import math
 import os
@@ -16,7 +19,14 @@ from allstep.cli.app import app
 from allstep.errors import CheckpointError, UserError
 from allstep.train import read_config
 from allstep.train.check import overfit as by_heart
-from allstep.train.check.dry_run import Rehearsed, RehearsedStage, _check_same, forecast, rehearse, table
+from allstep.train.check.dry_run import (
+    Rehearsed,
+    RehearsedStage,
+    _check_same,
+    forecast,
+    rehearse,
+    table,
+)
 from allstep.train.check.overfit import Learned, learn, simplified, verdict
 from allstep.train.checkpoint.files import Snapshot
 from allstep.train.run import setup as job
@@ -60,18 +70,42 @@ def test_a_net_that_cannot_learn_does_not(ranks: Any) -> None:
 
 
 def test_what_stands_in_the_way_is_switched_off_and_said() -> None:
-    words = ["data.augment=Flip()", "label_smoothing=0.1", "ema.decay=0.9", "batch=512", "accumulation=100"]
+    words = [
+        "data.augment=Flip()",
+        "label_smoothing=0.1",
+        "ema.decay=0.9",
+        "batch=512",
+        "accumulation=100",
+    ]
     config, off = simplified(read_config("digits", words).resolved(1), 64)
-    assert off == ["data.augment=Flip()", "label_smoothing=0.1", "optimizer.weight_decay=0.0005", "ema.decay=0.9"]
-    assert (config.overfit, config.batch, config.accumulation, config.label_smoothing) == (64, 64, 64, 0.0)
-    assert (config.data.augment, config.optimizer.weight_decay, config.ema.decay) == ("none", 0.0, None)
+    assert off == [
+        "data.augment=Flip()",
+        "label_smoothing=0.1",
+        "optimizer.weight_decay=0.0005",
+        "ema.decay=0.9",
+    ]
+    assert (config.overfit, config.batch, config.accumulation, config.label_smoothing) == (
+        64,
+        64,
+        64,
+        0.0,
+    )
+    assert (config.data.augment, config.optimizer.weight_decay, config.ema.decay) == (
+        "none",
+        0.0,
+        None,
+    )
     assert config.schedule.shape == "constant"
 
 
 @pytest.mark.parametrize(
     ("first", "last", "words"),
     [
-        (Score(2.3, 0.1, 64, 0.5), Score(0.09, 1.0, 64, 1.0), "learned 64 samples by heart after 90 steps"),
+        (
+            Score(2.3, 0.1, 64, 0.5),
+            Score(0.09, 1.0, 64, 1.0),
+            "learned 64 samples by heart after 90 steps",
+        ),
         (Score(2.3, 0.1, 64, 0.5), Score(0.05, 0.98, 64, 1.0), "have different labels"),
         (Score(2.3, 0.1, 64, 0.5), Score(math.nan, 0.1, 64, 0.5), "the rate, which is too high"),
         (Score(2.3, 0.1, 64, 0.5), Score(9.0, 0.1, 64, 0.5), "the rate, which is too high"),
@@ -121,7 +155,11 @@ def _with_a_class_less(config: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "words", [["ema.decay=0.9", "optimizer=lamb", "model=lenet", "model.norm=batch"], ["share_weights=true"]]
+    "words",
+    [
+        ["ema.decay=0.9", "optimizer=lamb", "model=lenet", "model.norm=batch"],
+        ["share_weights=true"],
+    ],
 )
 def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
     first, second = ranks(2, rehearsed_on, words)
@@ -189,9 +227,12 @@ REHEARSED = Rehearsed(
 def test_a_whole_run_is_foretold() -> None:
     time_line, disk_line = forecast(REHEARSED)
     assert time_line.startswith(
-        "a whole run: 90 epochs x 157 steps x 500 ms = 1 h 58 min, and 91 evaluations of 30 s: 2 h 43 min in all"
+        "a whole run: 90 epochs x 157 steps x 500 ms = 1 h 58 min, and 91 evaluations of 30 s: 2 h"
+        " 43 min in all"
     )
-    assert disk_line.startswith("disk: up to 5 checkpoints of 200 MB = 1 GB; 900 MB are free, which is too little")
+    assert disk_line.startswith(
+        "disk: up to 5 checkpoints of 200 MB = 1 GB; 900 MB are free, which is too little"
+    )
     assert not REHEARSED.fits
     assert list(table(REHEARSED))[1] == ["start", "1.50", "400 MB", "a net"]
 
@@ -224,14 +265,20 @@ def test_what_cannot_be_learned_is_exit_status_1_and_no_failure_of_a_worker(tmp_
     done = train("--overfit", "9", "optimizer.lr=1e-9", "--workers", "1", folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr == ""
-    assert "did not learn 9 samples by heart in 200 steps (200 epochs): the loss is 2." in done.stdout.splitlines()[-1]
+    assert (
+        "did not learn 9 samples by heart in 200 steps (200 epochs): the loss is 2."
+        in done.stdout.splitlines()[-1]
+    )
     assert left_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--overfit", "9999"], "config key 'overfit': expected 1 to 1294 training samples, found 9999"),
+        (
+            ["--overfit", "9999"],
+            "config key 'overfit': expected 1 to 1294 training samples, found 9999",
+        ),
         (["--overfit", "8", "--dry-run"], "--overfit and --dry-run are two tests"),
         (["--dry-run", "--out", "/proc/nothing/at/all"], "/proc: cannot be written"),
     ],

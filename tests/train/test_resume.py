@@ -1,4 +1,5 @@
-"""Runs that are killed, told to stop, or run out of time, and go on: the same bits at the end as if nothing had happened."""
+"""Runs that are killed, told to stop, or run out of time, and go on: the same bits at the end as if
+nothing had happened."""
 
 import contextlib
 import filecmp
@@ -26,10 +27,25 @@ from allstep.train.checkpoint import files as checkpoint
 from allstep.train.watch.events import Score
 from ranks import clean_environment, shared_memory_files, wait_until
 
-# A net with all that could differ: running statistics, dropout, a moving average, random crops, uneven batches.
+# A net with all that could differ: running statistics, dropout, a moving average, random crops,
+# uneven batches.
 WORDS = [
-    *("digits", "epochs=6", "batch=50", "save.seconds=0.05", "save.keep=2", "log_every=1", "data.validation=100"),
-    *("model=lenet", "model.norm=batch", "model.options.hidden=32", "model.options.dropout=0.5", "ema.decay=0.9"),
+    *(
+        "digits",
+        "epochs=6",
+        "batch=50",
+        "save.seconds=0.05",
+        "save.keep=2",
+        "log_every=1",
+        "data.validation=100",
+    ),
+    *(
+        "model=lenet",
+        "model.norm=batch",
+        "model.options.hidden=32",
+        "model.options.dropout=0.5",
+        "ema.decay=0.9",
+    ),
     *("data.augment=PadAndCrop(8, pad=1)", "label_smoothing=0.1"),
 ]
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
@@ -37,12 +53,27 @@ ENVIRONMENT = {**clean_environment(), "OMP_NUM_THREADS": "1"}
 
 
 def command(out: Path, *words: str, workers: int = 2) -> list[str]:
-    return [sys.executable, "-m", "allstep", "train", *WORDS, "--workers", str(workers), "--out", str(out), *words]
+    return [
+        sys.executable,
+        "-m",
+        "allstep",
+        "train",
+        *WORDS,
+        "--workers",
+        str(workers),
+        "--out",
+        str(out),
+        *words,
+    ]
 
 
 def complete(out: Path, *words: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(out, *words, workers=workers), env=ENVIRONMENT, capture_output=True, text=True, timeout=150
+        command(out, *words, workers=workers),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
 
 
@@ -118,7 +149,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 KILLS, AIMED, WITHIN_WRITES = (20, 10, 5) if SOAK else (5, 2, 1)
-"""So many kills, of which so many are aimed at the write of a checkpoint, and so many at least hit one."""
+"""So many kills, of which so many are aimed at the write of a checkpoint, and so many at least hit
+one."""
 
 
 def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
@@ -136,7 +168,9 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
             with contextlib.suppress(psutil.NoSuchProcess):
                 writer = psutil.Process(int(name.split(".")[2].partition("-")[0]))
                 writer.suspend()
-                wait_until(lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer")  # noqa: B023
+                wait_until(
+                    lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer"
+                )  # noqa: B023
                 if (folder / name).is_dir():
                     writer.kill()
                     run.wait(60)
@@ -148,9 +182,11 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
 @pytest.mark.soak(3)
 @pytest.mark.timeout(1500 if SOAK else 300)
 def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
-    """With -9, at random samples: the launcher and all workers, or one worker, whose loss ends the others.
+    """With -9, at random samples: the launcher and all workers, or one worker, whose loss ends the
+    others.
 
-    Some fall inside the write of a checkpoint. The run ends with the same bits; nothing is left over.
+    Some fall inside the write of a checkpoint. The run ends with the same bits; nothing is left
+    over.
     """
     out, draw = tmp_path / "run", random.Random(time.time_ns() if SOAK else 0)
     positions = sorted(draw.sample(range(100, TOTAL - 1000), KILLS))
@@ -177,11 +213,14 @@ def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
 
 
 def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Path) -> None:
-    """Five of them, none older than the last good one: each is named, and the run continues from that."""
+    """Five of them, none older than the last good one: each is named, and the run continues from
+    that."""
     out = tmp_path / "run"
     shutil.copytree(undisturbed, out)
     log = out / "run.jsonl"
-    log.write_text("".join(f"{json.dumps(line)}\n" for line in runlog.lines(log) if line["kind"] != "end"))
+    log.write_text(
+        "".join(f"{json.dumps(line)}\n" for line in runlog.lines(log) if line["kind"] != "end")
+    )
     last, folder = final_checkpoint(out), out / "checkpoints"
     for number in (1, 2, 3):
         shutil.copytree(last, folder / f"{TOTAL + number:012}")
@@ -214,7 +253,16 @@ def test_told_to_stop_it_saves_and_goes_on(undisturbed: Path, tmp_path: Path) ->
             wait_for_samples(run, out, TOTAL // (3 if number == signal.SIGTERM else 2))
             run.send_signal(number)
             assert run.wait(60) == 75
-    assert len([line for line in runlog.read(out / "run.jsonl").events if "stopped and saved" in line["text"]]) == 2
+    assert (
+        len(
+            [
+                line
+                for line in runlog.read(out / "run.jsonl").events
+                if "stopped and saved" in line["text"]
+            ]
+        )
+        == 2
+    )
     done = complete(out, "--resume", str(out))
     assert done.returncode == 0, done.stderr
     assert_same_end(out, undisturbed)
@@ -224,7 +272,8 @@ def test_told_to_stop_it_saves_and_goes_on(undisturbed: Path, tmp_path: Path) ->
 
 
 def train_until_told(out: Path, evaluation: int) -> str:
-    """Trains, or goes on; rank 1 hears SIGTERM within that evaluation of this process, counted from 1. How it ended."""
+    """Trains, or goes on; rank 1 hears SIGTERM within that evaluation of this process, counted from
+    1. How it ended."""
     world = comm.init()
     begun, original = itertools.count(1), run_module.evaluate
 
@@ -234,13 +283,25 @@ def train_until_told(out: Path, evaluation: int) -> str:
         return original(*args, **options)
 
     run_module.evaluate = told
-    words = ["epochs=2", "data.validation=50", "model.norm=batch", "save.epochs=null", "save.seconds=null"]
+    words = [
+        "epochs=2",
+        "data.validation=50",
+        "model.norm=batch",
+        "save.epochs=null",
+        "save.seconds=null",
+    ]
     snapshot = checkpoint.newest(out / "checkpoints").snapshot
     result = run_module.train(read_config("digits", words), world, out, snapshot=snapshot)
-    return result.why if isinstance(result, run_module.Paused) else f"{result.test.loss!r} {result.best}"
+    return (
+        result.why
+        if isinstance(result, run_module.Paused)
+        else f"{result.test.loss!r} {result.best}"
+    )
 
 
-@pytest.mark.parametrize("evaluation", [1, 2, 3])  # validation, validation after the last step, test
+@pytest.mark.parametrize(
+    "evaluation", [1, 2, 3]
+)  # validation, validation after the last step, test
 def test_told_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluation: int) -> None:
     """It does not wait for the end of it, saves, and makes up for it when it goes on."""
     (whole, _) = ranks(2, train_until_told, tmp_path / "whole", 0)
@@ -254,7 +315,9 @@ def test_told_to_stop_within_an_evaluation(ranks: Any, tmp_path: Path, evaluatio
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    undisturbed: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with started(out, "save.keep=20") as run:
         wait_for_samples(run, out, TOTAL // 2)

@@ -20,11 +20,14 @@ def convolution() -> nn.Sequential:
 
 
 def test_bytes_of_a_sample_are_what_each_layer_keeps() -> None:
-    """The convolution keeps its input (3x8x8), the ReLU its output (4x8x8), which the linear layer keeps as well; 4 bytes each."""
+    """The convolution keeps its input (3x8x8), the ReLU its output (4x8x8), which the linear layer
+    keeps as well; 4 bytes each."""
     assert bytes_of_sample(convolution(), forward) == 4 * (3 * 64 + 4 * 64)
     wide = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Sigmoid(), nn.Linear(5, 2))
     assert bytes_of_sample(wide, forward) == 4 * (192 + 5)
-    assert bytes_of_sample(wide.double(), lambda net, count: net(torch.zeros(count, 192).double())) == 8 * (192 + 5)
+    assert bytes_of_sample(
+        wide.double(), lambda net, count: net(torch.zeros(count, 192).double())
+    ) == 8 * (192 + 5)
 
 
 def test_a_quarter_of_the_memory_is_for_a_piece_and_its_gradients() -> None:

@@ -1,4 +1,5 @@
-"""Whole runs on the digits: one worker and several do the same; what they tell is right; bad input ends all alike."""
+"""Whole runs on the digits: one worker and several do the same; what they tell is right; bad input
+ends all alike."""
 
 import json
 from pathlib import Path
@@ -29,7 +30,8 @@ SHORT = ["precision=float32", "epochs=2", "data.validation=50", "log_every=7"]
 
 
 def short_run(words: list[str]) -> tuple[Result, list[tuple[int, list[int]]], list[int], Path]:
-    """A run, and what this rank saw of it: position and samples of each training batch, samples of the test."""
+    """A run, and what this rank saw of it: position and samples of each training batch, samples of
+    the test."""
     world = allstep.init()
     steps: list[tuple[int, list[int]]] = []
     test: list[int] = []
@@ -53,7 +55,8 @@ def short_run(words: list[str]) -> tuple[Result, list[tuple[int, list[int]]], li
 
 def merged(by_rank: list[list[tuple[int, list[int]]]]) -> list[tuple[int, list[int]]]:
     return [
-        (shares[0][0], [number for _, samples in shares for number in samples]) for shares in zip(*by_rank, strict=True)
+        (shares[0][0], [number for _, samples in shares for number in samples])
+        for shares in zip(*by_rank, strict=True)
     ]
 
 
@@ -67,7 +70,11 @@ def test_two_workers_do_what_one_does(ranks: Any, words: list[str]) -> None:
         assert result.test.loss == pytest.approx(alone.test.loss, rel=0.01)
         assert result.validation.loss == pytest.approx(alone.validation.loss, rel=0.01)
         assert result.test.count == 360
-    assert sorted(number for _, _, test, _ in both for number in test) == sorted(alone_test) == list(range(360))
+    assert (
+        sorted(number for _, _, test, _ in both for number in test)
+        == sorted(alone_test)
+        == list(range(360))
+    )
 
 
 def test_validation_samples_are_never_trained_on(ranks: Any) -> None:
@@ -127,10 +134,22 @@ def test_bad_samples_are_skipped_listed_and_counted_over_all_ranks(ranks: Any, s
     """Each is bad in the training set, which two parts share, and in the test set."""
     result = ranks(size, run_on_damaged_data, [])[0]
     assert result.test.count == 360 - len(DAMAGED)
-    lists = {path.name: path.read_text().splitlines() for path in result.out.glob("quarantine*.jsonl")}
+    lists = {
+        path.name: path.read_text().splitlines() for path in result.out.glob("quarantine*.jsonl")
+    }
     assert sum(map(len, lists.values())) == result.num_bad
-    test = [json.loads(line)["number"] for name, lines in lists.items() if "test" in name for line in lines]
-    rest = [json.loads(line)["number"] for name, lines in lists.items() if "test" not in name for line in lines]
+    test = [
+        json.loads(line)["number"]
+        for name, lines in lists.items()
+        if "test" in name
+        for line in lines
+    ]
+    rest = [
+        json.loads(line)["number"]
+        for name, lines in lists.items()
+        if "test" not in name
+        for line in lines
+    ]
     assert sorted(test) == sorted(set(rest)) == list(DAMAGED)
     record = runlog.read(result.out / "run.jsonl")
     assert record.events[0]["num_bad"] == len(DAMAGED)
@@ -149,7 +168,14 @@ def diverge() -> None:
     world = allstep.init()
     train(
         read_config(
-            "digits", [*SHORT, "optimizer.lr=1e9", "optimizer.bias_lr=1e9", "schedule.warmup=0", "precision=float32"]
+            "digits",
+            [
+                *SHORT,
+                "optimizer.lr=1e9",
+                "optimizer.bias_lr=1e9",
+                "schedule.warmup=0",
+                "precision=float32",
+            ],
         ),
         world,
         Path(),
@@ -164,9 +190,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(ranks: Any) -> None:
 
 def break_a_norm() -> None:
     world = allstep.init()
-    job = make_job(read_config("digits", [*SHORT, "model.norm=batch"]).resolved(world.size), world, Path())
+    job = make_job(
+        read_config("digits", [*SHORT, "model.norm=batch"]).resolved(world.size), world, Path()
+    )
     run = _Run(job, Callbacks([]), Stopping(None))
-    norm = next(module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    norm = next(
+        module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d)
+    )
     norm.running_var[1] = torch.inf  # the loss in training does not see it
     run._evaluate()
 
@@ -200,7 +230,11 @@ def try_to_work(asked: TrainRequest) -> Result:
 
 
 def test_a_worker_makes_the_run_folder(ranks: Any, tmp_path: Path) -> None:
-    results = ranks(2, try_to_work, TrainRequest("digits", ["epochs=1", "batch_per_worker=20"], out=tmp_path / "out"))
+    results = ranks(
+        2,
+        try_to_work,
+        TrainRequest("digits", ["epochs=1", "batch_per_worker=20"], out=tmp_path / "out"),
+    )
     assert results[0].out == results[1].out == tmp_path / "out"
     config = read_config(str(tmp_path / "out" / "config.yaml"))
     assert (config.batch, config.batch_per_worker) == (40, None)

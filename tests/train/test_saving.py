@@ -31,7 +31,9 @@ def test_what_is_saved_is_what_was_there_when_asked(tmp_path: Path) -> None:
     assert (found.weights["w"] == 2).all() and (found.optimizer["w/m"] == 2).all()
 
 
-def test_the_caller_does_not_wait_and_the_newest_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_caller_does_not_wait_and_the_newest_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_write, begun, told = threading.Event(), threading.Event(), list[Saved]()
 
     def slowly(folder: Path, snapshot: Snapshot, write: object = checkpoint.write) -> Path:
@@ -66,7 +68,9 @@ def test_outdated() -> None:
     assert outdated(paths, 9, 2, 5) == paths[3:]
     assert outdated(paths, 9, 2, 9) == paths[2:]
     assert outdated(paths, 9, 9, None) == []
-    assert outdated(paths, 5, 1, None) == [paths[0], paths[1], paths[3]], "those after the last one count for nothing"
+    assert outdated(paths, 5, 1, None) == [paths[0], paths[1], paths[3]], (
+        "those after the last one count for nothing"
+    )
 
 
 def numbers(folder: Path) -> list[int]:
@@ -86,9 +90,12 @@ def test_a_damaged_one_with_a_larger_number_takes_nobodys_place(tmp_path: Path) 
 
 
 class Disk:
-    """Fails as often as told, and for the checkpoints that are told, with `error`; counts the attempts."""
+    """Fails as often as told, and for the checkpoints that are told, with `error`; counts the
+    attempts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int = 0, error: Exception | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, failures: int = 0, error: Exception | None = None
+    ) -> None:
         self.failures, self.attempts = failures, 0
         self.refuses: set[int] = set()
         self.error = error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -121,7 +128,9 @@ class Steps:
             assert self.heard.acquire(timeout=30)
 
 
-def test_the_best_one_stays_until_a_better_one_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_one_stays_until_a_better_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps, disk = Steps(tmp_path), Disk(monkeypatch)
     steps.save(100, best=True)
     disk.failures = disk.attempts + 2
@@ -149,7 +158,9 @@ def test_a_best_one_that_comes_late_does_not_drive_out_newer_ones(
     assert numbers(tmp_path) == [150, 100]
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("a tensor that cannot be stored")])
+@pytest.mark.parametrize(
+    "error", [MemoryError("no room"), RuntimeError("a tensor that cannot be stored")]
+)
 def test_whatever_goes_wrong_the_next_one_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -163,7 +174,9 @@ def test_whatever_goes_wrong_the_next_one_is_written(
         steps.saver.save(snapshot(3))
 
 
-def test_what_must_be_written_is_tried_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_must_be_written_is_tried_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps, disk = Steps(tmp_path, keep=3), Disk(monkeypatch, failures=3)
     steps.save(7, best=True)
     steps.saver.close()

@@ -30,12 +30,16 @@ def check_refused(*words: str) -> str:
     assert isinstance(error, AllstepError), (outcome.output, error)
     assert not isinstance(error, UserError)
     assert error.exit_code == 1
-    assert str(error).startswith("the workers exited with status 0 without doing their work: expected ")
+    assert str(error).startswith(
+        "the workers exited with status 0 without doing their work: expected "
+    )
     return str(error)
 
 
 @pytest.mark.parametrize("test", [["--dry-run"], ["--overfit", "8"]])
-def test_what_comes_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, test: list[str]) -> None:
+def test_what_comes_before_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, test: list[str]
+) -> None:
     exits(monkeypatch)
     assert "the outcome of the test" in check_refused("train", "digits", "--workers", "1", *test)
     assert not list(tmp_path.rglob("config.yaml"))
@@ -45,7 +49,9 @@ def test_a_run_and_a_resumed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     exits(monkeypatch)
     asked = ("train", "digits", "--workers", "1", "--out", "run")
     assert "the end of the run in run/run.jsonl" in check_refused(*asked)
-    assert not (tmp_path / "run").exists(), "the next try, with the mistake mended, finds no config in its way"
+    assert not (tmp_path / "run").exists(), (
+        "the next try, with the mistake mended, finds no config in its way"
+    )
     exits(monkeypatch, RESUBMIT)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(read_config("digits").resolved(1).to_yaml())

@@ -1,4 +1,5 @@
-"""What is due where: the position alone decides, and whole numbers of intervals fit into whole epochs."""
+"""What is due where: the position alone decides, and whole numbers of intervals fit into whole
+epochs."""
 
 from fractions import Fraction
 
@@ -18,7 +19,9 @@ def test_against_exact_arithmetic(every: str, num_train: int, data: st.DataObjec
     after = data.draw(st.integers(before + 1, before + num_train))
     exact = Fraction(every) * num_train
     expected = after // exact > before // exact
-    near = any(0 < -place % exact < exact / 500_000 for place in (before, after))  # a millionth is given away
+    near = any(
+        0 < -place % exact < exact / 500_000 for place in (before, after)
+    )  # a millionth is given away
     assert near or crossed(before, after, float(every) * num_train) == expected
 
 

@@ -23,10 +23,16 @@ def test_they_are_equal_and_right(ranks: Ranks, size: int) -> None:
     momentum, running = 0.1, torch.zeros(3, dtype=torch.double)
     for step in range(2):
         means = torch.stack(
-            [inputs(rank, step, weights[rank]).double().mean((0, 2, 3)) for rank in range(size) if weights[rank]]
+            [
+                inputs(rank, step, weights[rank]).double().mean((0, 2, 3))
+                for rank in range(size)
+                if weights[rank]
+            ]
         )
         counts = torch.tensor([weight for weight in weights[:size] if weight], dtype=torch.double)
-        running = (1 - momentum) * running + momentum * (counts[:, None] * means).sum(0) / counts.sum()
+        running = (1 - momentum) * running + momentum * (counts[:, None] * means).sum(
+            0
+        ) / counts.sum()
     torch.testing.assert_close(found[0]["running_mean"].double(), running, rtol=1e-5, atol=1e-6)
     assert found[0]["num_batches_tracked"] == 2
 
@@ -50,7 +56,8 @@ def mean_of_inputs() -> dict[str, torch.Tensor]:
 
 
 class Own(nn.Module):
-    """Buffers as users have them: changed in place, replaced twice in a step, counted, complex, and one that nobody touches."""
+    """Buffers as users have them: changed in place, replaced twice in a step, counted, complex, and
+    one that nobody touches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,16 +95,29 @@ def test_buffers_of_a_users_net_are_equal_and_right(ranks: Ranks) -> None:
     for buffers, sums, changes in found:
         assert (sums, changes) == ([3.0, 3.0], 0)
         assert all(torch.equal(buffers[name], found[0][0][name]) for name in buffers)
-    buffers, mean, spectrum = found[0][0], torch.zeros(3, dtype=torch.double), torch.zeros(2, dtype=torch.complex128)
+    buffers, mean, spectrum = (
+        found[0][0],
+        torch.zeros(3, dtype=torch.double),
+        torch.zeros(2, dtype=torch.complex128),
+    )
     other = torch.ones(3, dtype=torch.double)
     for step in range(2):
-        of_ranks = [inputs(rank, step, WEIGHTS[rank]).double().mean((0, 2, 3)) * WEIGHTS[rank] / 8 for rank in (0, 2)]
+        of_ranks = [
+            inputs(rank, step, WEIGHTS[rank]).double().mean((0, 2, 3)) * WEIGHTS[rank] / 8
+            for rank in (0, 2)
+        ]
         mean, other = 0.9 * mean + 0.1 * sum(of_ranks), 2 * (other + sum(of_ranks))
         spectrum = spectrum + torch.tensor([1j, 2.0]) * sum(of_ranks).mean()
     torch.testing.assert_close(buffers["mean"].double(), mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(buffers["other"].double(), other, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(buffers["spectrum"].to(torch.complex128), spectrum, rtol=1e-5, atol=1e-6)
-    assert (buffers["seen"], buffers["highest"], buffers["mask"].tolist()) == (2, 3.0, [0.0, -torch.inf])
+    torch.testing.assert_close(
+        buffers["spectrum"].to(torch.complex128), spectrum, rtol=1e-5, atol=1e-6
+    )
+    assert (buffers["seen"], buffers["highest"], buffers["mask"].tolist()) == (
+        2,
+        3.0,
+        [0.0, -torch.inf],
+    )
 
 
 def test_a_net_without_such_norms_talks_to_nobody() -> None:
@@ -107,7 +127,9 @@ def test_a_net_without_such_norms_talks_to_nobody() -> None:
 def reported(by_rank: bool) -> StepOutcome:
     world = allstep.init()
     after = AfterStep(RunningStatistics(nn.BatchNorm2d(3)), world, by_rank)
-    tally = ClassificationTally(loss=1.0 + world.rank, correct=2.0, top5=3.0, count=WEIGHTS[world.rank])
+    tally = ClassificationTally(
+        loss=1.0 + world.rank, correct=2.0, top5=3.0, count=WEIGHTS[world.rank]
+    )
     return after.exchange(StepReport(tally, WEIGHTS[world.rank], world.rank == 1, failed=False))
 
 
@@ -115,6 +137,9 @@ def reported(by_rank: bool) -> StepOutcome:
 def test_all_ranks_learn_of_the_whole_step(ranks: Ranks, by_rank: bool) -> None:
     outcomes = ranks(3, reported, by_rank)
     expected = StepOutcome(
-        ClassificationTally(6.0, 6.0, 9.0, 8.0), stop=True, failed=False, samples=(6, 0, 2) if by_rank else ()
+        ClassificationTally(6.0, 6.0, 9.0, 8.0),
+        stop=True,
+        failed=False,
+        samples=(6, 0, 2) if by_rank else (),
     )
     assert outcomes == [expected] * 3

@@ -1,4 +1,5 @@
-"""When a run stops early: signals as the kernel delivers them, a clock that the test turns, times as Slurm's manual writes them."""
+"""When a run stops early: signals as the kernel delivers them, a clock that the test turns, times
+as Slurm's manual writes them."""
 
 import os
 import signal
@@ -88,7 +89,11 @@ def test_what_comes_before_the_end_is_kept_free() -> None:
     assert not stopping.must_leave()  # an evaluation that has begun has its time
     why = stopping.why
     costs = "step 2.0 s, evaluation 15.0 s, checkpoint 13.0 s"
-    assert why == f"--max-time 100 s is over in 29.0 s, and what may come before the end takes up to 30.0 s ({costs})"
+    assert (
+        why
+        == "--max-time 100 s is over in 29.0 s, and what may come before the end takes up to 30.0"
+        f" s ({costs})"
+    )
     clock.now += 15
     assert stopping.must_leave()  # only a step and a checkpoint have
     clock.now += 35
@@ -103,13 +108,17 @@ def test_the_clock_starts_at_the_launch(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
-def test_a_clock_that_was_set_after_the_launch_does_not_count(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+def test_a_clock_that_was_set_after_the_launch_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
     launched, real = launched_now(), time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
     assert 0 <= seconds_since_launch({STARTED: launched}) < 600
     wall, _, boot = launched.split()
     on_another_host = f"{wall} another-boot {boot}"
-    assert seconds_since_launch({STARTED: on_another_host}) == pytest.approx(max(0, 3600 * hours), abs=600)
+    assert seconds_since_launch({STARTED: on_another_host}) == pytest.approx(
+        max(0, 3600 * hours), abs=600
+    )
 
 
 def test_a_launch_in_the_future_is_now_and_nonsense_is_an_error() -> None:
@@ -162,7 +171,8 @@ def test_times(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-5", "soon", "1h30", "30m1h", "1:60", "1:2:3:4", "1.2.3", ".", "inf", "1-24", "5 m"]
+    "text",
+    ["", "0", "-5", "soon", "1h30", "30m1h", "1:60", "1:2:3:4", "1.2.3", ".", "inf", "1-24", "5 m"],
 )
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--max-time .* is not a time above 0: write 90"):
@@ -177,7 +187,8 @@ def test_units_and_colons_say_the_same(days: int, hours: int, minutes: int, seco
 
 
 def told_before_the_first_step(number: int, forked: bool) -> int:
-    """The exit status, or minus the signal, of a process that is told to stop while it makes ready, or of one forked from it."""
+    """The exit status, or minus the signal, of a process that is told to stop while it makes ready,
+    or of one forked from it."""
     child = os.fork()
     if child == 0:
         with leave_when_told():
@@ -186,7 +197,9 @@ def told_before_the_first_step(number: int, forked: bool) -> int:
                 if grandchild == 0:
                     os.kill(os.getpid(), number)
                     time.sleep(30)
-                os._exit(7 if os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) == -number else 8)
+                os._exit(
+                    7 if os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) == -number else 8
+                )
             os.kill(os.getpid(), number)
             time.sleep(30)
         os._exit(9)

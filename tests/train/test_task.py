@@ -1,4 +1,5 @@
-"""The seam of tasks: training and evaluation ask the task, and another one than classification works."""
+"""The seam of tasks: training and evaluation ask the task, and another one than classification
+works."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ class ErrorTally:
         self.count += len(target)
 
     def __add__(self, other: "ErrorTally") -> "ErrorTally":
-        return self.with_sums([mine + theirs for mine, theirs in zip(self.sums(), other.sums(), strict=True)])
+        return self.with_sums(
+            [mine + theirs for mine, theirs in zip(self.sums(), other.sums(), strict=True)]
+        )
 
     def sums(self) -> list[float]:
         return [self.loss, self.absolute, self.count]
@@ -90,7 +93,9 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
     trainer = Trainer(
         net=net,
         task=task,
-        optimizer=build.distribute(net, torch.optim.SGD(net.parameters(), 0.1), world, 1, share=False),
+        optimizer=build.distribute(
+            net, torch.optim.SGD(net.parameters(), 0.1), world, 1, share=False
+        ),
         rate=lambda seen: 0.1,
         to_input=lambda data: data,
         precision=Precision("float64", torch.device("cpu")),
@@ -105,7 +110,10 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
         if number == updates:
             break
         size = min(7, 30 - batch.position % 30)
-        seen = seen + after.exchange(StepReport(step(trainer, batch, size, Clock()), batch.weight)).tally
+        seen = (
+            seen
+            + after.exchange(StepReport(step(trainer, batch, size, Clock()), batch.weight)).tally
+        )
     assert seen.count > 0
     weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
     return before, evaluate(net, loader, trainer.to_input, task), weights.tolist()
@@ -134,7 +142,11 @@ def test_a_metric_knows_its_direction(higher: bool) -> None:
 def test_the_best_is_the_tasks_best() -> None:
     standing = Standing(samples=10, batch=5, since=ErrorTally(1.0, 2.0, 3.0))
     metric = Regression().metrics[0]
-    assert [standing.note(Score(loss, 0.0, 10), metric) for loss in (3.0, 1.0, 2.0)] == [True, True, False]
+    assert [standing.note(Score(loss, 0.0, 10), metric) for loss in (3.0, 1.0, 2.0)] == [
+        True,
+        True,
+        False,
+    ]
     assert (standing.best, standing.worse, standing.since) == (Score(1.0, 0.0, 10), 1, ErrorTally())
     assert Standing.from_plain(standing.to_plain(), Regression()) == standing
 

@@ -60,7 +60,9 @@ def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def allstep(*words: str | Path, home: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**clean_environment(), "XDG_CONFIG_HOME": str(home), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "allstep", *map(str, words)]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=150)
+    return subprocess.run(
+        command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=150
+    )
 
 
 def claimed(out: Path, words: Sequence[str] = WORDS) -> Path:
@@ -112,8 +114,12 @@ def test_a_folder_without_the_users_seal_needs_the_flag(project: Path, home: Pat
     assert run_config(out).model.name == "my_nets:Net"
 
 
-@pytest.mark.parametrize("change", ["model", "options", "place", "no seal", "seal", "trust in the config", "key mode"])
-def test_what_a_seal_does_not_cover(project: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change", ["model", "options", "place", "no seal", "seal", "trust in the config", "key mode"]
+)
+def test_what_a_seal_does_not_cover(
+    project: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = claimed(project / "run")
     config = out / "config.yaml"
     if change == "model":
@@ -144,22 +150,33 @@ def test_what_a_seal_does_not_cover(project: Path, change: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("options", ["{}", "{width: 3}"])
 @pytest.mark.parametrize("name", ["my_nets:Net", "other_nets:Net"])
-def test_workers_execute_what_the_launcher_has_checked(project: Path, home: Path, name: str, options: str) -> None:
+def test_workers_execute_what_the_launcher_has_checked(
+    project: Path, home: Path, name: str, options: str
+) -> None:
     """Between the two somebody may exchange config.yaml: its seal is not looked at again."""
     out = claimed(project / "run")
     config = out / "config.yaml"
     word = trust.checked_word(run_config(out).model)
     # A worker on another host has no key.
     trust.key_file().unlink()
-    config.write_text(config.read_text().replace("my_nets:Net", name).replace("options: {}", f"options: {options}"))
+    config.write_text(
+        config.read_text()
+        .replace("my_nets:Net", name)
+        .replace("options: {}", f"options: {options}")
+    )
     if (name, options) == ("my_nets:Net", "{}"):
         assert read_config(str(config), [word]).model.name == name
         return
-    with pytest.raises(ConfigError, match=f"its model {name} is not the one that was checked") as caught:
+    with pytest.raises(
+        ConfigError, match=f"its model {name} is not the one that was checked"
+    ) as caught:
         read_config(str(config), [word])
     assert "\n" not in str(caught.value)
     # In the file itself the word does not count.
-    config.write_text(config.read_text() + f"trust: {trust.checked_word(ModelConfig(name=name)).partition('=')[2]}\n")
+    config.write_text(
+        config.read_text()
+        + f"trust: {trust.checked_word(ModelConfig(name=name)).partition('=')[2]}\n"
+    )
     refused(out)
 
 
@@ -202,14 +219,19 @@ def test_a_seal_is_not_written_through_a_link(project: Path) -> None:
     assert run_config(project / "run").model.name == "my_nets:Net"
 
 
-@pytest.mark.parametrize("name", ["os:system", "subprocess:run", "builtins:exec", "test.support:run_in_subinterp"])
+@pytest.mark.parametrize(
+    "name", ["os:system", "subprocess:run", "builtins:exec", "test.support:run_in_subinterp"]
+)
 def test_the_standard_library_has_no_models(name: str) -> None:
     with pytest.raises(ConfigError, match="of Python's standard library; expected one of your own"):
         check_name(name)
 
 
-def test_a_config_of_another_person_executes_nothing(project: Path, home: Path, tmp_path: Path) -> None:
-    """A folder that names os:system, and one that names code of the current folder, for each command."""
+def test_a_config_of_another_person_executes_nothing(
+    project: Path, home: Path, tmp_path: Path
+) -> None:
+    """A folder that names os:system, and one that names code of the current folder, for each
+    command."""
     theirs = tmp_path / "theirs"
     shutil.copytree(claimed(project / "run"), theirs / "own-code")
     shutil.copytree(theirs / "own-code", theirs / "system")
@@ -242,8 +264,14 @@ def test_a_config_of_another_person_executes_nothing(project: Path, home: Path, 
             # The standard library is refused with the flag, too.
             if folder == "system":
                 done = allstep(*command, "--trust", home=other, cwd=project)
-                assert done.returncode == 2 and "Traceback" not in done.stderr, (command, done.stderr)
-        assert allstep("report", run, "-o", tmp_path / "r.html", home=other, cwd=project).returncode == 0
+                assert done.returncode == 2 and "Traceback" not in done.stderr, (
+                    command,
+                    done.stderr,
+                )
+        assert (
+            allstep("report", run, "-o", tmp_path / "r.html", home=other, cwd=project).returncode
+            == 0
+        )
     assert not (project / "executed").exists() and not touch.exists()
     assert not (tmp_path / "new").exists() and not (tmp_path / "study").exists()
 
@@ -253,8 +281,14 @@ def test_a_config_of_another_person_executes_nothing(project: Path, home: Path, 
     [
         ("my_nets:run", "it belongs to 'subprocess' of Python's standard library"),
         ("my_nets:sys.exit", "'sys' is a module that my_nets has imported"),
-        ("my_nets:Path", "it is the class Path, expected a subclass of torch.nn.Module or a Python function"),
-        ("my_nets:Other", "it is the class Other, expected a subclass of torch.nn.Module or a Python function"),
+        (
+            "my_nets:Path",
+            "it is the class Path, expected a subclass of torch.nn.Module or a Python function",
+        ),
+        (
+            "my_nets:Other",
+            "it is the class Other, expected a subclass of torch.nn.Module or a Python function",
+        ),
         ("yaml:nodes", "'nodes' is a module that yaml has imported"),
         ("math:sqrt", "standard library"),
     ],
@@ -265,7 +299,9 @@ def test_only_classes_of_models_and_python_functions(project: Path, name: str, w
     with pytest.raises(ConfigError, match=words):
         make_model(name, num_classes=3, shape=(1, 4, 4), norm=make_norm("none"))
     mark = project / "executed"
-    assert mark.exists() == name.startswith("my_nets") and (not mark.exists() or mark.read_text() != "called")
+    assert mark.exists() == name.startswith("my_nets") and (
+        not mark.exists() or mark.read_text() != "called"
+    )
 
 
 def test_a_factory_may_be_a_method(project: Path) -> None:
@@ -275,14 +311,20 @@ def test_a_factory_may_be_a_method(project: Path) -> None:
 
 
 def test_seals_differ_by_what_they_cover(project: Path) -> None:
-    models = [ModelConfig(name="my_nets:Net", options=options) for options in ({}, {"hidden": 3}, {"hidden": 4})]
-    seals = {trust._seal(bytes(32), model) for model in models} | {trust._seal(bytes([1] * 32), models[0])}
+    models = [
+        ModelConfig(name="my_nets:Net", options=options)
+        for options in ({}, {"hidden": 3}, {"hidden": 4})
+    ]
+    seals = {trust._seal(bytes(32), model) for model in models} | {
+        trust._seal(bytes([1] * 32), models[0])
+    }
     assert len(seals) == 4
 
 
 @pytest.mark.timeout(300)
 def test_train_then_predict_and_evaluate_without_a_flag(project: Path, home: Path) -> None:
-    """The ordinary case: an own model with two workers; then another user's view of the same folder."""
+    """The ordinary case: an own model with two workers; then another user's view of the same
+    folder."""
     (project / "mine.yaml").write_text("recipe: digits\nmodel: my_nets:Net\nepochs: 1\n")
     done = allstep("train", "mine.yaml", "--workers", "2", "--out", "run", home=home, cwd=project)
     assert done.returncode == 0, done.stderr
@@ -292,7 +334,9 @@ def test_train_then_predict_and_evaluate_without_a_flag(project: Path, home: Pat
     assert done.returncode == 0 and "this run has ended" in done.stdout, done.stderr
     # As after a kill: rank 0 reads the folder's config, with the flag of the launching process.
     log = project / "run" / "run.jsonl"
-    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"end"' not in line))
+    log.write_text(
+        "".join(line for line in log.read_text().splitlines(keepends=True) if '"end"' not in line)
+    )
     done = allstep("train", "--resume", "run", "--workers", "1", home=home, cwd=project)
     assert done.returncode == 0, done.stderr
     other = project.parent / "other-home"

@@ -1,4 +1,5 @@
-"""`allstep verify`: one worker against several, in float64; and that a mistake of one rank is found and named."""
+"""`allstep verify`: one worker against several, in float64; and that a mistake of one rank is found
+and named."""
 
 import math
 import os
@@ -56,7 +57,16 @@ def verified(
 @pytest.mark.parametrize(
     ("words", "numbers"),
     [
-        (["batch=16", "share_weights=true", "optimizer.clip=0.01", "accumulation=3", "label_smoothing=0.1"], (1, 3)),
+        (
+            [
+                "batch=16",
+                "share_weights=true",
+                "optimizer.clip=0.01",
+                "accumulation=3",
+                "label_smoothing=0.1",
+            ],
+            (1, 3),
+        ),
         (["batch=16", "share_weights=true", "optimizer=lars", "ema.decay=0.9"], (2, 1)),
         (["batch=16", "optimizer=adamw", "model=lenet", "model.options.dropout=0.5"], (1, 2)),
     ],
@@ -141,7 +151,17 @@ def test_a_wrong_gradient_of_one_rank_is_found_and_named(tmp_path: Path) -> None
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "allstep", "verify", "digits", "--workers", "1,2", "model=wrong:factory", "batch=16"],
+        [
+            sys.executable,
+            "-m",
+            "allstep",
+            "verify",
+            "digits",
+            "--workers",
+            "1,2",
+            "model=wrong:factory",
+            "batch=16",
+        ],
         cwd=tmp_path,
         env={**clean_environment(), "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
         capture_output=True,
@@ -150,7 +170,10 @@ def test_a_wrong_gradient_of_one_rank_is_found_and_named(tmp_path: Path) -> None
     )
     assert done.returncode == 1, done.stderr
     assert "1 worker: 5 steps of 16, 16, 15, 16, 3 samples" in done.stdout
-    assert "2 workers part from 1 worker at step 1 (16 samples): the gradient of first.weight (16x64)" in done.stdout
+    assert (
+        "2 workers part from 1 worker at step 1 (16 samples): the gradient of first.weight (16x64)"
+        in done.stdout
+    )
     assert "2 of 4 tensors differ" in done.stdout
     assert "Traceback" not in done.stderr
     assert [name for name in os.listdir(scratch) if "allstep" in name] == []
@@ -210,7 +233,12 @@ REFERENCE = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(2, 2)}
 def test_equal_tensors_agree() -> None:
     compared = compare(REFERENCE, dict(REFERENCE), 1e-9)
     assert compared.worst is not None
-    assert (compared.worst.relative, compared.first, compared.beyond, compared.of) == (0, None, 0, 2)
+    assert (compared.worst.relative, compared.first, compared.beyond, compared.of) == (
+        0,
+        None,
+        0,
+        2,
+    )
     assert compared.size == pytest.approx(math.sqrt((25 + 4) / 6))
 
 
@@ -239,7 +267,9 @@ def test_what_is_zero_but_for_rounding_agrees() -> None:
 
 # Words
 
-FINE = Compared(size=1.0, worst=Difference(tensor="w", shape=(2, 3), relative=1e-16, reference=1.0, found=1.0))
+FINE = Compared(
+    size=1.0, worst=Difference(tensor="w", shape=(2, 3), relative=1e-16, reference=1.0, found=1.0)
+)
 WORSE = Difference(tensor="w", shape=(2, 3), relative=0.5, reference=1.0, found=1.5)
 OFF = Compared(size=1.0, worst=WORSE, first=WORSE, beyond=1, of=4)
 PLAN = Plan(batches=(8, 7), evaluated=30)
@@ -247,7 +277,14 @@ PLAN = Plan(batches=(8, 7), evaluated=30)
 
 def answer(**changes: Any) -> Answer:
     steps = (Step(loss=2.0, gradient=FINE), Step(loss=1.5, gradient=FINE))
-    same: dict[str, Any] = {"workers": 2, "steps": steps, "weights": FINE, "loss": 1.0, "accuracy": 0.5, "count": 30}
+    same: dict[str, Any] = {
+        "workers": 2,
+        "steps": steps,
+        "weights": FINE,
+        "loss": 1.0,
+        "accuracy": 0.5,
+        "count": 30,
+    }
     return Answer(**{**same, **changes})
 
 
@@ -259,7 +296,10 @@ def answer(**changes: Any) -> Answer:
             {"steps": (Step(loss=2.0, gradient=FINE), Step(loss=1.6, gradient=FINE))},
             ["at step 2 (7 samples): the loss is 1.5"],
         ),
-        ({"steps": (Step(loss=2.0, gradient=FINE), Step(loss=math.nan, gradient=FINE))}, ["at step 2", "nan here"]),
+        (
+            {"steps": (Step(loss=2.0, gradient=FINE), Step(loss=math.nan, gradient=FINE))},
+            ["at step 2", "nan here"],
+        ),
         (
             {"steps": (Step(loss=2.0, gradient=OFF), Step(loss=1.6, gradient=OFF))},
             ["at step 1", "the gradient of w (2x3)", "1 of 4"],
@@ -267,7 +307,10 @@ def answer(**changes: Any) -> Answer:
         ({"weights": OFF}, ["after the last step: the weight of w (2x3)"]),
         ({"count": 31}, ["30 samples were counted there and 31 here"]),
         ({"accuracy": 0.6}, ["the accuracy is 0.5 there and 0.6 here"]),
-        ({"alike": "w differs on rank 1"}, ["2 workers do not have the same weights", "w differs on rank 1"]),
+        (
+            {"alike": "w differs on rank 1"},
+            ["2 workers do not have the same weights", "w differs on rank 1"],
+        ),
     ],
 )
 def test_the_first_place_is_said(changes: dict[str, Any], words: list[str]) -> None:

@@ -1,4 +1,5 @@
-"""What callbacks are told: the record reads back, a callback that fails ends nothing, a full disk loses no line."""
+"""What callbacks are told: the record reads back, a callback that fails ends nothing, a full disk
+loses no line."""
 
 import errno
 import os
@@ -61,7 +62,9 @@ class Failing(Callback):
         ),
     ],
 )
-def test_a_callback_that_fails_is_reported_once_and_ends_nothing(error: Exception, calls: int, words: str) -> None:
+def test_a_callback_that_fails_is_reported_once_and_ends_nothing(
+    error: Exception, calls: int, words: str
+) -> None:
     failing, before, after = Failing(error), Memory(), Memory()
     callbacks = Callbacks([before, failing, after])
     for samples in (1, 2, 3):
@@ -93,13 +96,27 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     record.evaluated(Evaluated(1, 1294, SCORE, SCORE, 2.0, is_best=True, num_bad=2))
     record.saved(1294, tmp_path / "checkpoints" / "000000001294")
     record.event("a word", where=tmp_path)
-    record.end(Result(SCORE, SCORE, 640.0, 2.0, 5.0, tmp_path, 1294, best=SCORE, train=TrainingScore(SCORE, 647, 0.25)))
+    record.end(
+        Result(
+            SCORE,
+            SCORE,
+            640.0,
+            2.0,
+            5.0,
+            tmp_path,
+            1294,
+            best=SCORE,
+            train=TrainingScore(SCORE, 647, 0.25),
+        )
+    )
     record.close()
     found = runlog.read(tmp_path / "run.jsonl")
     step = {name: value for name, value in found.steps[0].items() if name not in ("kind", "time")}
     told = asdict(progress(640)) | {"grad_norm": None, "trust": {"conv1": 0.1, "fc": None}}
     told |= told["times"]
-    assert step == {name: value for name, value in told.items() if name not in ("times", "noise_scale")}
+    assert step == {
+        name: value for name, value in told.items() if name not in ("times", "noise_scale")
+    }
     assert [(line["part"], line["samples"], line["top5"]) for line in found.evals] == [
         ("validation", 1294, 0.99),
         ("train", 647, 0.99),
@@ -113,7 +130,9 @@ def test_the_record_reads_back(tmp_path: Path) -> None:
     assert found.end is not None and found.end["best"]["accuracy"] == 0.9
 
 
-def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_the_disk_did_not_take_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, memory = runlog.RunLog(tmp_path / "run.jsonl"), Memory()
     callbacks = Callbacks([Record(log), memory])
     callbacks.progress(progress(1))
@@ -136,7 +155,12 @@ def test_lines_that_the_disk_did_not_take_are_written_later(tmp_path: Path, monk
 
 def test_the_sink_in_the_documentation_works(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "training.md"
-    code = page.read_text().split("## Callbacks of your own")[1].split("```python\n")[1].split("```")[0]
+    code = (
+        page.read_text()
+        .split("## Callbacks of your own")[1]
+        .split("```python\n")[1]
+        .split("```")[0]
+    )
     names: dict[str, Any] = {}
     exec(code, names)
     callbacks = Callbacks([names["Csv"](tmp_path / "scores.csv")])

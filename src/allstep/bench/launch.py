@@ -1,19 +1,21 @@
 """How long does it take to start two ranks, add up one number, and end?
 
-The same small script under each launcher, from the moment the command is typed to its return, torch's import in every rank included.
-It differs only in how the ranks find each other, and each launcher is measured in its own best way:
+The same small script under each launcher, from the moment the command is typed to its return,
+torch's import in every rank included. It differs only in how the ranks find each other, and each
+launcher is measured in its own best way:
 
-=============================  ===================================================================================
-import torch                   no launcher, no ranks: what nobody who starts with torch can go below
-torchrun, env://               torch's own launcher and its own rendezvous
-allstep run, env://            the same file, unchanged
-allstep run, allstep.init()    ours: the store is in the launcher
-mpirun, mpi4py + env://        what people write by hand: rank and size from mpi4py, MASTER_ADDR and MASTER_PORT given
-mpirun, allstep.init()         MPI only starts the ranks; they meet through a file
-=============================  ===================================================================================
+=============================
+=================================================================================== import torch
+no launcher, no ranks: what nobody who starts with torch can go below torchrun, env://
+torch's own launcher and its own rendezvous allstep run, env://            the same file, unchanged
+allstep run, allstep.init()    ours: the store is in the launcher mpirun, mpi4py + env://
+what people write by hand: rank and size from mpi4py, MASTER_ADDR and MASTER_PORT given mpirun,
+allstep.init()         MPI only starts the ranks; they meet through a file
+=============================
+===================================================================================
 
-Everybody takes a turn, then everybody takes the next one, so that a busy moment of the machine hits all alike. The first turn warms
-the disk cache and is not counted.
+Everybody takes a turn, then everybody takes the next one, so that a busy moment of the machine hits
+all alike. The first turn warms the disk cache and is not counted.
 """
 
 import contextlib
@@ -76,7 +78,10 @@ class LaunchFailed(AllstepError):
 
 @dataclass(frozen=True)
 class LaunchContender:
-    """A command to time. `script` is a name of `_SCRIPTS`, or none; `missing` says why it cannot be run here."""
+    """A command to time.
+
+    `script` is a name of `_SCRIPTS`, or none; `missing` says why it cannot be run here.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -97,13 +102,16 @@ def contenders() -> list[LaunchContender]:
         LaunchContender(_TORCHRUN, torchrun, "with_env.py"),
         LaunchContender("allstep run, env://", allstep, "with_env.py"),
         LaunchContender("allstep run, allstep.init()", allstep, "with_allstep.py"),
-        LaunchContender("mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py),
+        LaunchContender(
+            "mpirun, mpi4py + env://", mpirun, "with_mpi4py.py", no_mpirun or no_mpi4py
+        ),
         LaunchContender("mpirun, allstep.init()", mpirun, "with_allstep.py", no_mpirun),
     ]
 
 
 def mpirun_command() -> tuple[str, ...]:
-    """Open MPI counts cores and refuses root unless told otherwise; MPICH does neither and knows no such option."""
+    """Open MPI counts cores and refuses root unless told otherwise; MPICH does neither and knows no
+    such option."""
     if "Open MPI" not in output_of("mpirun", "--version"):
         return ("mpirun", "-np", "2")
     as_root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
@@ -118,7 +126,10 @@ def output_of(*command: str) -> str:
 
 
 def measure_launch(repetitions: int = 5, progress: Progress = lambda name: None) -> Result:
-    """Time everybody `repetitions` times after a warm-up. `progress` is told whose turn it is, repetitions + 1 times for each."""
+    """Time everybody `repetitions` times after a warm-up.
+
+    `progress` is told whose turn it is, repetitions + 1 times for each.
+    """
     with tempfile.TemporaryDirectory(prefix="allstep-bench-") as folder:
         for name, text in _SCRIPTS.items():
             (Path(folder) / name).write_text(text)
@@ -130,12 +141,17 @@ def measure_launch(repetitions: int = 5, progress: Progress = lambda name: None)
                 progress(contender.name)
                 seconds[contender.name].append(_time(contender, Path(folder)))
     rows = tuple(Row(name, tuple(taken)) for name, taken in seconds.items())
-    missing = tuple(Missing(contender.name, contender.missing) for contender in everybody if contender.missing)
+    missing = tuple(
+        Missing(contender.name, contender.missing) for contender in everybody if contender.missing
+    )
     return Result("launch", rows, missing, {"torchrun": _TORCHRUN, "import": _IMPORT})
 
 
 def _warm_up(contender: LaunchContender, folder: Path, progress: Progress) -> LaunchContender:
-    """The contender after its first turn. A peer that cannot even do that, such as an MPI that mpi4py was not made for, is missing."""
+    """The contender after its first turn.
+
+    A peer that cannot even do that, such as an MPI that mpi4py was not made for, is missing.
+    """
     if contender.missing:
         return contender
     progress(contender.name)
@@ -165,12 +181,16 @@ def _time(contender: LaunchContender, folder: Path) -> float:
     try:
         output, _ = process.communicate(timeout=_SECONDS_PER_RUN)
     except subprocess.TimeoutExpired:
-        raise LaunchFailed(f"{contender.name} was not done after {_SECONDS_PER_RUN:.0f} s") from None
+        raise LaunchFailed(
+            f"{contender.name} was not done after {_SECONDS_PER_RUN:.0f} s"
+        ) from None
     finally:
         end(process)
     taken = time.perf_counter() - started
     if process.returncode:
-        raise LaunchFailed(f"{contender.name} ended with status {process.returncode}:\n{output.strip()}")
+        raise LaunchFailed(
+            f"{contender.name} ended with status {process.returncode}:\n{output.strip()}"
+        )
     return taken
 
 
@@ -187,7 +207,8 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def environment_of(contender: LaunchContender) -> Mapping[str, str]:
-    """Ours, without what a launcher around us may have said; for scripts that must be told where to meet, a place to meet."""
+    """Ours, without what a launcher around us may have said; for scripts that must be told where to
+    meet, a place to meet."""
     foreign = {name for launcher in LAUNCHERS.values() for names in launcher[1:] for name in names}
     env = {name: value for name, value in os.environ.items() if name not in foreign}
     if contender.script == "with_mpi4py.py":
@@ -196,7 +217,8 @@ def environment_of(contender: LaunchContender) -> Mapping[str, str]:
 
 
 def _free_port() -> int:
-    """Below those that the kernel hands out by itself, so that it is still free when rank 0 comes to take it."""
+    """Below those that the kernel hands out by itself, so that it is still free when rank 0 comes
+    to take it."""
     while True:
         port = random.randrange(15000, 32000)
         with contextlib.suppress(OSError), socket.socket() as probe:

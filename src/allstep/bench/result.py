@@ -43,7 +43,10 @@ class Missing:
 
 @dataclass(frozen=True)
 class Result:
-    """The rows of a benchmark in the order of its table. `references`: what ratios are taken to, a short name and the row's own."""
+    """The rows of a benchmark in the order of its table.
+
+    `references`: what ratios are taken to, a short name and the row's own.
+    """
 
     benchmark: str
     rows: tuple[Row, ...]
@@ -52,7 +55,9 @@ class Result:
 
     def ratio(self, row: Row, reference: str) -> float | None:
         """How many times as long as the reference; None where that was not measured."""
-        found = next((other for other in self.rows if other.name == self.references[reference]), None)
+        found = next(
+            (other for other in self.rows if other.name == self.references[reference]), None
+        )
         return row.median / found.median if found else None
 
     def table(self) -> Table:
@@ -63,7 +68,9 @@ class Result:
         for row in self.rows:
             ratios = [self.ratio(row, reference) for reference in self.references]
             seconds = [f"{value:.2f}" for value in (row.median, min(row.seconds), max(row.seconds))]
-            table.add_row(row.name, *seconds, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
+            table.add_row(
+                row.name, *seconds, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            )
         return table
 
     def absences(self) -> list[str]:
@@ -87,7 +94,12 @@ class Result:
         axes = figure.subplots()
         medians = [row.median for row in self.rows]
         around = [_distances(row) for row in self.rows]
-        axes.barh([row.name for row in self.rows], medians, xerr=list(zip(*around, strict=True)), capsize=3)
+        axes.barh(
+            [row.name for row in self.rows],
+            medians,
+            xerr=list(zip(*around, strict=True)),
+            capsize=3,
+        )
         axes.invert_yaxis()
         axes.set_xlabel("seconds: median, quickest and slowest")
         axes.set_title(f"allstep bench {self.benchmark}")
@@ -100,7 +112,9 @@ def _distances(row: Row) -> Sequence[float]:
 
 def table_of(name: str, *figures: str) -> Table:
     """An empty table: a column for names, which do not wrap, and one for each kind of figure."""
-    table = Table(Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(
+        Column(name, no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
     for head in figures:
         table.add_column(head, justify="right")
     return table

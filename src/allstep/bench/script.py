@@ -1,4 +1,5 @@
-"""What the scripts in `benchmarks/` share as commands: checked options, and workers that run the same file."""
+"""What the scripts in `benchmarks/` share as commands: checked options, and workers that run the
+same file."""
 
 import argparse
 import os
@@ -25,7 +26,12 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def run_as_workers(count: int) -> None:
-    """In the command: becomes a launcher of `count` workers, of one thread each, that run this command. In a worker: nothing."""
+    """In the command: becomes a launcher of `count` workers, of one thread each, that run this
+    command. In a worker: nothing."""
     if "ALLSTEP_RANK" not in os.environ:
         run = run_module("allstep", "run", "-np", str(count), "--show", "0")
-        os.execve(sys.executable, [*run, sys.executable, *sys.argv], {**os.environ, "OMP_NUM_THREADS": "1"})
+        os.execve(
+            sys.executable,
+            [*run, sys.executable, *sys.argv],
+            {**os.environ, "OMP_NUM_THREADS": "1"},
+        )

@@ -1,7 +1,8 @@
 """The command `allstep`: one file per verb.
 
-A verb's file holds its options and hands over to the layer that does the work, imported inside the function: `allstep --help`
-loads no torch. A `UserError` anywhere below ends as one line and exit status 2; a traceback means a defect of ours.
+A verb's file holds its options and hands over to the layer that does the work, imported inside the
+function: `allstep --help` loads no torch. A `UserError` anywhere below ends as one line and exit
+status 2; a traceback means a defect of ours.
 """
 
 import errno
@@ -20,7 +21,16 @@ __all__ = ["main"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What the system answers to a path that no program could use.
-_UNUSABLE = (*_FULL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE)
+_UNUSABLE = (
+    *_FULL,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EACCES,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+)
 _LONGEST_SHOWN = 100
 
 
@@ -33,7 +43,12 @@ def main() -> None:
         print_notice(str(error))
         sys.exit(error.exit_code)
     except Exception as error:
-        line = _full_output(error) or _unusable_path(error) or _no_folder_here(error) or shortage(error)
+        line = (
+            _full_output(error)
+            or _unusable_path(error)
+            or _no_folder_here(error)
+            or shortage(error)
+        )
         if line is None:
             raise
         print_notice(line)
@@ -58,11 +73,15 @@ def _full_output(error: Exception) -> str | None:
         return None
     if _may_be_full(1, error.errno):
         return f"cannot write standard output: {error.strerror}"
-    return f"cannot write a file: {error.strerror}; make room where this command writes: --out, the cache, TMPDIR"
+    return (
+        f"cannot write a file: {error.strerror}; make room where this command writes: --out, the"
+        " cache, TMPDIR"
+    )
 
 
 def _may_be_full(descriptor: int, reason: int) -> bool:
-    """Whether a write to this descriptor may have failed for `reason`: never one to a pipe or a terminal."""
+    """Whether a write to this descriptor may have failed for `reason`: never one to a pipe or a
+    terminal."""
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -75,12 +94,16 @@ def _may_be_full(descriptor: int, reason: int) -> bool:
 
 
 def _no_folder_here(error: Exception) -> str | None:
-    """Return one line for a command in a folder that was removed: any use of a relative path fails there."""
+    """Return one line for a command in a folder that was removed: any use of a relative path fails
+    there."""
     if isinstance(error, FileNotFoundError):
         try:
             Path.cwd()
         except FileNotFoundError:
-            return "the current folder does not exist any more: change to another one (cd), and start again"
+            return (
+                "the current folder does not exist any more: change to another one (cd), and start"
+                " again"
+            )
     return None
 
 
@@ -89,5 +112,9 @@ def _unusable_path(error: Exception) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _UNUSABLE or error.filename is None:
         return None
     name = str(error.filename)
-    shown = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}... ({len(name)} characters)"
+    shown = (
+        name
+        if len(name) <= _LONGEST_SHOWN
+        else f"{name[:_LONGEST_SHOWN]}... ({len(name)} characters)"
+    )
     return f"{shown}: {error.strerror}"

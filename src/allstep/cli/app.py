@@ -41,7 +41,10 @@ def _version(asked: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and stop.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and stop."
+        ),
     ] = False,
 ) -> None:
     """What every verb shares."""

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 bench = typer.Typer(name="bench", help="Measure allstep beside its peers.", no_args_is_help=True)
 
 Repetitions = Annotated[
-    int, typer.Option("--repetitions", "-r", min=1, help="Turns that count, after one that does not.")
+    int,
+    typer.Option("--repetitions", "-r", min=1, help="Turns that count, after one that does not."),
 ]
 Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there; - is standard output.")
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write the figures there; - is standard output."),
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw them there.")]
 
@@ -32,7 +34,8 @@ def _root() -> None:
 
 @bench.command()
 def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -> None:
-    """Start two ranks that add up one number: allstep run, torchrun, mpirun, and importing torch alone."""
+    """Start two ranks that add up one number: allstep run, torchrun, mpirun, and importing torch
+    alone."""
     from allstep.bench.launch import contenders, measure_launch
 
     _check(json, plot)
@@ -44,23 +47,32 @@ def launch(repetitions: Repetitions = 5, json: Json = None, plot: Plot = None) -
 
 @bench.command()
 def comm(
-    ranks: Annotated[str, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks.")] = "2,4",
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="N,...", help="Numbers of ranks.")
+    ] = "2,4",
     sizes: Annotated[
-        str, typer.Option("--sizes", metavar="SIZE,...", help="Sizes of the tensor; a KB is 1,024 bytes.")
+        str,
+        typer.Option(
+            "--sizes", metavar="SIZE,...", help="Sizes of the tensor; a KB is 1,024 bytes."
+        ),
     ] = "4KB,64KB,1MB,8MB,32MB,100MB,256MB",
     caches: Annotated[
         str,
         typer.Option(
             "--caches",
             metavar="STATE",
-            help="Before each call: hot (nothing), written (rewrite the tensor), cold (rewrite, then empty the caches).",
+            help=(
+                "Before each call: hot (nothing), written (rewrite the tensor), cold (rewrite, then"
+                " empty the caches)."
+            ),
         ),
     ] = "hot",
     repetitions: Repetitions = 9,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each algorithm, Gloo, Open MPI."""
+    """Sum a tensor over the ranks of this host: allstep with shared and private tensors and by each
+    algorithm, Gloo, Open MPI."""
     from allstep.bench.comm.measure import measure_comm
     from allstep.bench.comm.result import parse_caches, parse_ranks, parse_sizes
 
@@ -74,18 +86,27 @@ def comm(
 
 @bench.command()
 def step(
-    model: Annotated[str, typer.Option("--model", help="alexnet, resnet18 or small-cnn.")] = "alexnet",
+    model: Annotated[
+        str, typer.Option("--model", help="alexnet, resnet18 or small-cnn.")
+    ] = "alexnet",
     num_ranks: Annotated[
-        int, typer.Option("--np", "-n", callback=between("--np", 1, MOST), help="Ranks, each with one thread.")
+        int,
+        typer.Option(
+            "--np", "-n", callback=between("--np", 1, MOST), help="Ranks, each with one thread."
+        ),
     ] = 2,
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Pictures of a rank at a step; 32, resnet18: 64.")
+        int | None,
+        typer.Option("--batch", min=1, help="Pictures of a rank at a step; 32, resnet18: 64."),
     ] = None,
     repetitions: Repetitions = 9,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Train a net: DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies."""
+    """Train a net:
+
+    DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies.
+    """
     from allstep.bench.step.measure import NUM_EXTRA, measure_step
 
     _check(json, plot)
@@ -96,8 +117,12 @@ def step(
 
 @bench.command()
 def data(
-    where: Annotated[list[str], typer.Argument(metavar="SRC...", help="Pictures: shards, a folder, idx files.")],
-    size: Annotated[int, typer.Option("--size", min=1, help="Pixels of a side that come out.")] = 224,
+    where: Annotated[
+        list[str], typer.Argument(metavar="SRC...", help="Pictures: shards, a folder, idx files.")
+    ],
+    size: Annotated[
+        int, typer.Option("--size", min=1, help="Pixels of a side that come out.")
+    ] = 224,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures of a batch.")] = 64,
     threads: Annotated[
         int | None,
@@ -108,12 +133,15 @@ def data(
             help="Threads or processes of each; else one per core.",
         ),
     ] = None,
-    max_samples: Annotated[int, typer.Option("--max-samples", min=1, help="Take so many pictures at most.")] = 2000,
+    max_samples: Annotated[
+        int, typer.Option("--max-samples", min=1, help="Take so many pictures at most.")
+    ] = 2000,
     repetitions: Repetitions = 5,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI and tf.data."""
+    """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI
+    and tf.data."""
     from allstep.bench.data.measure import NUM_EXTRA, measure_data
 
     _check(json, plot)
@@ -128,7 +156,9 @@ def _check(json: Path | None, plot: Path | None) -> None:
     check_output("--plot", plot, "a drawing")
 
 
-def _show(result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None) -> None:
+def _show(
+    result: "Result | CommResult | StepResult | DataResult", json: Path | None, plot: Path | None
+) -> None:
     """The table on the terminal, out of the way of figures that go to standard output."""
     from rich.console import Console
 

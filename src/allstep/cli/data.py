@@ -1,7 +1,8 @@
 """`allstep data`: get, pack, look at and check sets of samples.
 
-SRC is whatever `allstep.data.open_source` takes: a folder of classes, of TFRecord or tar shards or of idx files, a single file, a pattern,
-a URL, made-up pictures (synthetic:1000x224x224); or the name of a set that `get` knows.
+SRC is whatever `allstep.data.open_source` takes: a folder of classes, of TFRecord or tar shards or
+of idx files, a single file, a pattern, a URL, made-up pictures (synthetic:1000x224x224); or the
+name of a set that `get` knows.
 """
 
 import json as json_format
@@ -23,21 +24,32 @@ if TYPE_CHECKING:
     from allstep.data.packing.pack import Outcome
     from allstep.data.sources.source import Source
 
-data = typer.Typer(name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True)
+data = typer.Typer(
+    name="data", help="Get, pack, look at and check sets of samples.", no_args_is_help=True
+)
 
 Src = Annotated[
     str,
-    typer.Argument(metavar="SRC", help="A folder of classes, shards or idx files; a file, pattern, URL or known name."),
+    typer.Argument(
+        metavar="SRC",
+        help="A folder of classes, shards or idx files; a file, pattern, URL or known name.",
+    ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", callback=between("--jobs", 1, MOST), help="Threads; else one for each core."),
+    typer.Option(
+        "--jobs", "-j", callback=between("--jobs", 1, MOST), help="Threads; else one for each core."
+    ),
 ]
 MaxPixels = Annotated[
-    int, typer.Option("--max-pixels", min=1, help="Larger pictures are bad samples, and not decoded.")
+    int,
+    typer.Option("--max-pixels", min=1, help="Larger pictures are bad samples, and not decoded."),
 ]
 Test = Annotated[
-    bool, typer.Option("--test", help="The test part of a folder that has two, as MNIST's and CIFAR-10's do.")
+    bool,
+    typer.Option(
+        "--test", help="The test part of a folder that has two, as MNIST's and CIFAR-10's do."
+    ),
 ]
 
 
@@ -49,7 +61,9 @@ def _root() -> None:
 @data.command()
 def pack(
     src: Src,
-    dst: Annotated[Path, typer.Argument(metavar="DST", help="A new folder, or one that was packed in part.")],
+    dst: Annotated[
+        Path, typer.Argument(metavar="DST", help="A new folder, or one that was packed in part.")
+    ],
     to: Annotated[str, typer.Option("--to", help="tfrecord or tar.")] = "tfrecord",
     shard_mb: Annotated[float, typer.Option("--shard-mb", help="Size of a shard, about.")] = 128.0,
     shard_samples: Annotated[
@@ -59,16 +73,30 @@ def pack(
     seed: Annotated[int, typer.Option("--seed", help="Of the order that --shuffle makes.")] = 0,
     max_side: Annotated[
         int | None,
-        typer.Option("--max-side", metavar="PIXELS", help="Make larger pictures smaller; others keep their bytes."),
+        typer.Option(
+            "--max-side",
+            metavar="PIXELS",
+            help="Make larger pictures smaller; others keep their bytes.",
+        ),
     ] = None,
-    quality: Annotated[int, typer.Option("--quality", help="Of JPEG and WebP that are written anew.")] = 90,
-    raw: Annotated[bool, typer.Option("--raw", help="Store pixels: nothing is decoded in training.")] = False,
-    picture_format: Annotated[str, typer.Option("--format", help="keep, jpeg, png or webp.")] = "keep",
-    name: Annotated[str | None, typer.Option("--name", help="How shards' names begin; else as DST is called.")] = None,
+    quality: Annotated[
+        int, typer.Option("--quality", help="Of JPEG and WebP that are written anew.")
+    ] = 90,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Store pixels: nothing is decoded in training.")
+    ] = False,
+    picture_format: Annotated[
+        str, typer.Option("--format", help="keep, jpeg, png or webp.")
+    ] = "keep",
+    name: Annotated[
+        str | None, typer.Option("--name", help="How shards' names begin; else as DST is called.")
+    ] = None,
     test: Test = False,
     jobs: Jobs = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad sample.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew where other things were packed.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew where other things were packed.")
+    ] = False,
     max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
     """Pack samples into a few large shards. The same command again goes on where it was stopped."""
@@ -128,7 +156,8 @@ def info(
     src: Src,
     test: Test = False,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all of it there; - is standard output.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write all of it there; - is standard output."),
     ] = None,
 ) -> None:
     """Say what is in a set: samples, files, sizes of pictures, balance of the classes."""
@@ -146,7 +175,10 @@ def info(
 def index(
     src: Src,
     checksum: Annotated[
-        bool, typer.Option("--checksum", help="Store a CRC32C of each sample, where the format has none.")
+        bool,
+        typer.Option(
+            "--checksum", help="Store a CRC32C of each sample, where the format has none."
+        ),
     ] = False,
     test: Test = False,
 ) -> None:
@@ -158,7 +190,13 @@ def index(
         stored = checksum and store_checksums(
             source, src, lambda name, done, total: shown(done, total, Path(name).name)
         )
-        with_checksums = "; with checksums" if stored else "; its records have checksums already" if checksum else ""
+        with_checksums = (
+            "; with checksums"
+            if stored
+            else "; its records have checksums already"
+            if checksum
+            else ""
+        )
         print_line(f"{src}: {len(source)} samples are indexed{with_checksums}")
 
 
@@ -168,7 +206,10 @@ def verify(
     test: Test = False,
     jobs: Jobs = None,
     list_file: Annotated[
-        Path | None, typer.Option("--list", metavar="FILE", help="Write the bad ones there, a line of JSON each.")
+        Path | None,
+        typer.Option(
+            "--list", metavar="FILE", help="Write the bad ones there, a line of JSON each."
+        ),
     ] = None,
     max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
@@ -186,7 +227,11 @@ def verify(
             max_pixels=max_pixels,
         )
     if list_file is not None:
-        write_text("--list", list_file, "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad))
+        write_text(
+            "--list",
+            list_file,
+            "".join(f"{json_format.dumps(bad.to_json())}\n" for bad in found.bad),
+        )
     if not found.bad:
         print_line(f"{src}: all {found.num_samples} samples are good")
         return
@@ -197,36 +242,55 @@ def verify(
 
 @data.command()
 def show(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.png", help="The picture to write.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE.png", help="The picture to write.")
+    ],
     src: Annotated[
-        str | None, typer.Argument(metavar="SRC", help="As in the other commands; else the data of --recipe.")
+        str | None,
+        typer.Argument(metavar="SRC", help="As in the other commands; else the data of --recipe."),
     ] = None,
     augment: Annotated[
         str | None,
         typer.Option(
-            "--augment", help='"RandomResizedCrop(224), Flip()", or imagenet (the default), cifar10, fashion-mnist.'
+            "--augment",
+            help=(
+                '"RandomResizedCrop(224), Flip()", or imagenet (the default), cifar10,'
+                " fashion-mnist."
+            ),
         ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", metavar="NAME", help="A recipe or config file, whose augmentation is shown."),
+        typer.Option(
+            "--recipe", metavar="NAME", help="A recipe or config file, whose augmentation is shown."
+        ),
     ] = None,
     samples: Annotated[
         int,
         typer.Option(
-            "--samples", "-n", callback=between("--samples", 1, MOST), help="Rows: samples, spread over the set."
+            "--samples",
+            "-n",
+            callback=between("--samples", 1, MOST),
+            help="Rows: samples, spread over the set.",
         ),
     ] = 8,
     epochs: Annotated[
         int,
         typer.Option(
-            "--epochs", callback=between("--epochs", 1, MOST), help="Columns: what each of these epochs sees."
+            "--epochs",
+            callback=between("--epochs", 1, MOST),
+            help="Columns: what each of these epochs sees.",
         ),
     ] = 6,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")
+    ] = None,
     test: Test = False,
     max_pixels: Annotated[
-        int | None, typer.Option("--max-pixels", min=1, help="Show no larger pictures (default: as --recipe says).")
+        int | None,
+        typer.Option(
+            "--max-pixels", min=1, help="Show no larger pictures (default: as --recipe says)."
+        ),
     ] = None,
 ) -> None:
     """Draw samples beside what augmentation makes of them."""
@@ -242,7 +306,12 @@ def show(
     transform.max_pixels = max_pixels or its_max_pixels
     with _source(src, test) as source:
         numbers = spread(len(source), samples)
-        save(sheet(source, transform, numbers, columns=epochs, seed=its_seed if seed is None else seed), out)
+        save(
+            sheet(
+                source, transform, numbers, columns=epochs, seed=its_seed if seed is None else seed
+            ),
+            out,
+        )
     print_line(f"{out}: {len(numbers)} samples, {epochs} epochs of {transform.describe()}")
 
 
@@ -252,11 +321,14 @@ def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[st
 
     if augment is not None and recipe is not None:
         raise ConfigError(
-            f"--augment {augment!r} and --recipe {recipe} both say what is done to pictures; give one of them"
+            f"--augment {augment!r} and --recipe {recipe} both say what is done to pictures; give"
+            " one of them"
         )
     if recipe is None:
         if src is None:
-            raise ConfigError("whose pictures? give a set (SRC), or a recipe that has one (--recipe NAME)")
+            raise ConfigError(
+                "whose pictures? give a set (SRC), or a recipe that has one (--recipe NAME)"
+            )
         return src, augment or "imagenet", 0, MAX_PIXELS
     from allstep.train.config.read import read_config
 
@@ -269,9 +341,14 @@ def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[st
 def get(
     name: Annotated[str, typer.Argument(help="fashion-mnist or cifar10.")],
     origin: Annotated[
-        str | None, typer.Option("--from", metavar="FOLDER|URL", help="Who has the files; else their home on the web.")
+        str | None,
+        typer.Option(
+            "--from", metavar="FOLDER|URL", help="Who has the files; else their home on the web."
+        ),
     ] = None,
-    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Else allstep's cache folder.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Else allstep's cache folder.")
+    ] = None,
 ) -> None:
     """Bring a named set here; every file's SHA-256 is checked."""
     from allstep.data.cache import cache_folder
@@ -287,7 +364,10 @@ def get(
 
 @contextmanager
 def _source(src: str, test: bool = False) -> "Iterator[Source]":
-    """The source, opened; its indexes are built now, with a bar. DataError when it has no samples."""
+    """The source, opened; its indexes are built now, with a bar.
+
+    DataError when it has no samples.
+    """
     from allstep.console.progress_bar import bar
     from allstep.data.opening import open_source
     from allstep.errors import DataError
@@ -295,7 +375,9 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
     place, classes = _place(src)
     with bar("indexing", "bytes") as shown:
         source = open_source(
-            place, train=not test, progress=lambda name, done, total: shown(done, total, Path(name).name)
+            place,
+            train=not test,
+            progress=lambda name, done, total: shown(done, total, Path(name).name),
         )
     source.classes = source.classes or classes
     try:
@@ -309,7 +391,8 @@ def _source(src: str, test: bool = False) -> "Iterator[Source]":
 
 
 def _place(src: str) -> tuple[str, tuple[str, ...]]:
-    """Where `src` is, and names of its classes where it is known by name: a set like cifar10, unless a file is called so."""
+    """Where `src` is, and names of its classes where it is known by name: a set like cifar10,
+    unless a file is called so."""
     from allstep.data.sets.catalogue import NAMED
     from allstep.data.sets.load import find
 
@@ -321,10 +404,15 @@ def _place(src: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _check_apart(src: str, dst: Path) -> None:
-    """What is written inside a source would be part of it the next time, or takes the place of a sample."""
+    """What is written inside a source would be part of it the next time, or takes the place of a
+    sample."""
     from allstep.errors import ConfigError
 
-    if src and Path(src).is_dir() and dst.absolute().resolve().is_relative_to(Path(src).absolute().resolve()):
+    if (
+        src
+        and Path(src).is_dir()
+        and dst.absolute().resolve().is_relative_to(Path(src).absolute().resolve())
+    ):
         raise ConfigError(f"{dst} is inside {src}; write into another folder")
 
 

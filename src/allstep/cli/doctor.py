@@ -1,4 +1,5 @@
-"""`allstep doctor`: what this machine has, what allstep will use, and what is wrong with how to fix it."""
+"""`allstep doctor`: what this machine has, what allstep will use, and what is wrong with how to fix
+it."""
 
 import json as json_format
 from pathlib import Path
@@ -13,17 +14,30 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    hosts: Annotated[str | None, typer.Option("-H", "--hosts", help="Also look at these hosts: h1:2,h2:4.")] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="A file with one host a line: h1 slots=2.")] = None,
-    iface: Annotated[str | None, typer.Option(help="The network interface between the hosts.")] = None,
-    ssh: Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")] = "ssh",
+    hosts: Annotated[
+        str | None, typer.Option("-H", "--hosts", help="Also look at these hosts: h1:2,h2:4.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="A file with one host a line: h1 slots=2.")
+    ] = None,
+    iface: Annotated[
+        str | None, typer.Option(help="The network interface between the hosts.")
+    ] = None,
+    ssh: Annotated[
+        str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")
+    ] = "ssh",
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the trial run.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print everything that was found as JSON.")
+    ] = False,
     launcher: Annotated[
         str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
     ] = None,
 ) -> None:
-    """Look at this machine, or at several hosts, and say what is wrong. The exit status is 1 when a run would fail."""
+    """Look at this machine, or at several hosts, and say what is wrong.
+
+    The exit status is 1 when a run would fail.
+    """
     from allstep.doctor import Asked, examine, follow
     from allstep.doctor.print import show
 

@@ -1,7 +1,7 @@
 """`allstep eval`: the score of a run's net, on the run's own data or on other data.
 
-One process with all cores (or one GPU) does it, unless --workers asks for more, or a launcher (allstep run, torchrun, mpirun, srun) has
-started them.
+One process with all cores (or one GPU) does it, unless --workers asks for more, or a launcher
+(allstep run, torchrun, mpirun, srun) has started them.
 """
 
 import os
@@ -37,19 +37,29 @@ _DONE = "ALLSTEP_EVAL_DONE"
 def eval_(
     run: RunFolder,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys of the run's data, such as data.folder=DIR.")
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Keys of the run's data, such as data.folder=DIR."
+        ),
     ] = None,
     part: Annotated[
         str, typer.Option("--part", metavar="test|validation|train", help="Which part of the data.")
     ] = "test",
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="PLACE", help="Other data: a folder, file, pattern or URL; all of it."),
+        typer.Option(
+            "--data", metavar="PLACE", help="Other data: a folder, file, pattern or URL; all of it."
+        ),
     ] = None,
     which: WhichWeights = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "-n", callback=between("--workers", 1, MOST), help="How many; else one process."),
+        typer.Option(
+            "--workers",
+            "-n",
+            callback=between("--workers", 1, MOST),
+            help="How many; else one process.",
+        ),
     ] = None,
     device: Device = "auto",
     json: Json = None,
@@ -115,7 +125,11 @@ def _show(result: "Reevaluated", *, stderr: bool) -> None:
     rows = [
         ("data", result.where),
         ("weights", f"the {result.which} ones, after {result.samples:,} samples"),
-        ("samples", f"{score.count:,}" + (f" ({result.num_bad} bad ones left out)" if result.num_bad else "")),
+        (
+            "samples",
+            f"{score.count:,}"
+            + (f" ({result.num_bad} bad ones left out)" if result.num_bad else ""),
+        ),
         ("loss", f"{score.loss:.4f}"),
         ("top-1 accuracy", f"{score.accuracy:.2%}"),
         ("top-5 accuracy", f"{score.top5:.2%}"),

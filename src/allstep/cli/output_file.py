@@ -1,8 +1,9 @@
-"""Files that a command writes where the user says (`--json FILE`, `--plot FILE.png`, `--out FILE.html`).
+"""Files that a command writes where the user says (`--json FILE`, `--plot FILE.png`, `--out
+FILE.html`).
 
 What would go wrong at the end of an hour goes wrong at the start. A file that is there already is
-replaced only if it looks like an earlier output: `predict RUN --json *.png`, with the name forgotten,
-must not write over the first picture.
+replaced only if it looks like an earlier output: `predict RUN --json *.png`, with the name
+forgotten, must not write over the first picture.
 """
 
 import sys
@@ -31,7 +32,9 @@ def check_output(option: str, file: Path | None, kind: str) -> None:
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"{option} {file}: there is no folder {file.parent}")
     if file.is_file() and not _is_output(file, kind):
-        raise ConfigError(f"{option} {file}: is there already and is not {kind}: give the name of a new file")
+        raise ConfigError(
+            f"{option} {file}: is there already and is not {kind}: give the name of a new file"
+        )
 
 
 def write_text(option: str, file: Path | None, text: str) -> None:
@@ -45,7 +48,9 @@ def write_text(option: str, file: Path | None, text: str) -> None:
             else:
                 replace_file(file.resolve(), text.encode())
         except OSError as error:
-            raise ConfigError(f"{option} {file}: cannot be written: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{option} {file}: cannot be written: {error.strerror or error}"
+            ) from error
 
 
 def _is_output(file: Path, kind: str) -> bool:

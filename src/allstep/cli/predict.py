@@ -16,29 +16,42 @@ if TYPE_CHECKING:
     from allstep.train.use.predict import Prediction
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder, of a run that has ended or is under way.")
+    Path,
+    typer.Argument(metavar="RUN", help="A run folder, of a run that has ended or is under way."),
 ]
 WhichWeights = Annotated[
-    str | None, typer.Option("--which", metavar="last|best", help="Weights: else those that the run itself tests.")
+    str | None,
+    typer.Option(
+        "--which", metavar="last|best", help="Weights: else those that the run itself tests."
+    ),
 ]
 Trust = Annotated[
     bool,
     typer.Option(
-        "--trust", help="Execute the model code that the run's config names, even if another person wrote it."
+        "--trust",
+        help="Execute the model code that the run's config names, even if another person wrote it.",
     ),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to compute.")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write it there, too; - is standard output."),
+]
 MaxPixels = Annotated[
     int | None,
-    typer.Option("--max-pixels", min=1, help="Refuse larger pictures (default: the run's data.max_pixels)."),
+    typer.Option(
+        "--max-pixels", min=1, help="Refuse larger pictures (default: the run's data.max_pixels)."
+    ),
 ]
 
 
 def predict(
     run: RunFolder,
     pictures: Annotated[
-        list[str], typer.Argument(metavar="PICTURES...", help="Files, folders (all pictures below them) or patterns.")
+        list[str],
+        typer.Argument(
+            metavar="PICTURES...", help="Files, folders (all pictures below them) or patterns."
+        ),
     ],
     top: Annotated[int, typer.Option("--top", min=1, help="How many classes of each.")] = 5,
     which: WhichWeights = None,
@@ -47,7 +60,10 @@ def predict(
     max_pixels: MaxPixels = None,
     trust: Trust = False,
 ) -> None:
-    """Name the likeliest classes of pictures. The exit status is 1 when one of them cannot be read."""
+    """Name the likeliest classes of pictures.
+
+    The exit status is 1 when one of them cannot be read.
+    """
     from allstep.cli.predict_table import show
     from allstep.console.progress_bar import bar
     from allstep.train.folder.read import run_config
@@ -99,5 +115,7 @@ def write_json(file: Path | None, content: Any) -> None:
 def _as_json(prediction: "Prediction") -> dict[str, Any]:
     if prediction.problem is not None:
         return {"picture": prediction.picture, "problem": prediction.problem}
-    classes = [{"class": name, "probability": probability} for name, probability in prediction.classes]
+    classes = [
+        {"class": name, "probability": probability} for name, probability in prediction.classes
+    ]
     return {"picture": prediction.picture, "classes": classes}

@@ -1,4 +1,5 @@
-"""Predictions as lines for a person: the picture, then its classes, the likeliest first; or why it cannot be read.
+"""Predictions as lines for a person: the picture, then its classes, the likeliest first; or why it
+cannot be read.
 
 new/a.jpg      circle 98.2%   square 1.1%   triangle 0.7%
 new/gone.jpg   cannot be read: No such file or directory

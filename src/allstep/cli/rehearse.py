@@ -1,6 +1,8 @@
-"""`allstep train --overfit N` and `--dry-run`: what is tried before a long run. Neither leaves anything behind.
+"""`allstep train --overfit N` and `--dry-run`: what is tried before a long run. Neither leaves
+anything behind.
 
-As with a run, the process outside a world checks config and data and starts the workers, and each worker is the same command.
+As with a run, the process outside a world checks config and data and starts the workers, and each
+worker is the same command.
 """
 
 import os
@@ -61,7 +63,9 @@ def _start(asked: Rehearsal, workers: int | None) -> int:
     try:
         replace_file(folder / _CONFIG, prepared.config.to_yaml().encode())
         which = ["--dry-run"] if asked.overfit is None else ["--overfit", str(asked.overfit)]
-        command = run_module("allstep", "train", str(folder / _CONFIG), "--out", str(folder / "run"), *which)
+        command = run_module(
+            "allstep", "train", str(folder / _CONFIG), "--out", str(folder / "run"), *which
+        )
         num_workers = workers or default_num_workers(prepared.config)
         code = launch(command, num_workers, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
         if code:
@@ -102,7 +106,8 @@ def _work(asked: Rehearsal, launcher: str | None) -> int:
 
 
 def _left(asked: Rehearsal, world: "World", code: int) -> int:
-    """The exit status of this worker: a test that ended with a no is no failure of a worker, so our own launching process reads it."""
+    """The exit status of this worker: a test that ended with a no is no failure of a worker, so our
+    own launching process reads it."""
     if asked.out is None or Path(asked.source) != asked.out.parent / _CONFIG:
         return code
     if world.rank == 0:
@@ -110,7 +115,9 @@ def _left(asked: Rehearsal, world: "World", code: int) -> int:
     return 0
 
 
-def _learn(config: "ResolvedConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]) -> int:
+def _learn(
+    config: "ResolvedConfig", count: int, world: "World", folder: Path, tell: Callable[[str], None]
+) -> int:
     from allstep.train.check.overfit import learn, simplified, verdict
 
     simple, off = simplified(config, count)
@@ -122,7 +129,9 @@ def _learn(config: "ResolvedConfig", count: int, world: "World", folder: Path, t
     return 0 if learned.by_heart else 1
 
 
-def _dry_run(config: "ResolvedConfig", world: "World", folder: Path, tell: Callable[[str], None]) -> int:
+def _dry_run(
+    config: "ResolvedConfig", world: "World", folder: Path, tell: Callable[[str], None]
+) -> int:
     from allstep.console.text_table import columns
     from allstep.train.check.dry_run import forecast, rehearse, table
 

@@ -11,11 +11,14 @@ from allstep.console.escape import print_line
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the others are held beside the first.")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders; the others are held beside the first."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE.html", help="Else report.html in the first run's folder."),
+        typer.Option(
+            "--out", "-o", metavar="FILE.html", help="Else report.html in the first run's folder."
+        ),
     ] = None,
 ) -> None:
     """Draw what runs did and say what it means: one page, nothing to install or to fetch."""

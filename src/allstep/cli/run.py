@@ -1,4 +1,7 @@
-"""`allstep run`: start a command on many workers. It takes horovodrun's flags too; `bin/horovodrun` is this verb."""
+"""`allstep run`: start a command on many workers.
+
+It takes horovodrun's flags too; `bin/horovodrun` is this verb.
+"""
 
 import os
 import shlex
@@ -34,19 +37,35 @@ def _version(asked: bool) -> None:
 
 
 Command = Annotated[
-    list[str], typer.Argument(metavar="COMMAND...", help="What every worker runs; a .py file is run with Python.")
+    list[str],
+    typer.Argument(
+        metavar="COMMAND...", help="What every worker runs; a .py file is run with Python."
+    ),
 ]
 NumWorkers = Annotated[
     int | None,
-    typer.Option("-np", "-n", "--num-workers", metavar="N", help="How many workers; all slots of -H if not given."),
+    typer.Option(
+        "-np",
+        "-n",
+        "--num-workers",
+        metavar="N",
+        help="How many workers; all slots of -H if not given.",
+    ),
 ]
-Hosts = Annotated[str | None, typer.Option("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4.")]
+Hosts = Annotated[
+    str | None, typer.Option("-H", "--hosts", help="Hosts and their slots: h1:2,h2:4.")
+]
 Hostfile = Annotated[
-    Path | None, typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2.")
+    Path | None,
+    typer.Option("--hostfile", "-hostfile", help="A file with one host a line: h1 slots=2."),
 ]
 Iface = Annotated[str | None, typer.Option(help="The network interface between the hosts.")]
-LogDir = Annotated[str | None, typer.Option(metavar="DIR", help="Also write one file per rank into this folder.")]
-Show = Annotated[str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")]
+LogDir = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Also write one file per rank into this folder.")
+]
+Show = Annotated[
+    str | None, typer.Option(metavar="0,3", help="Print the lines of these ranks only.")
+]
 Grace = Annotated[float, typer.Option(help="Seconds between a forwarded signal and SIGKILL.")]
 Ssh = Annotated[str, typer.Option(envvar="ALLSTEP_SSH", help="The ssh command for other hosts.")]
 EnvOnly = Annotated[
@@ -57,19 +76,36 @@ EnvOnly = Annotated[
         help="Send only these variables to other hosts (default: almost all; docs/security.md).",
     ),
 ]
-AsHorovod = Annotated[bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")]
+AsHorovod = Annotated[
+    bool, typer.Option("--as-horovod", help="`import horovod.torch` in the workers finds allstep.")
+]
 AsHorovodrun = Annotated[
-    bool, typer.Option("--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:")
+    bool,
+    typer.Option(
+        "--as-horovodrun", help="The same, and lines begin as horovodrun's do: [0]<stdout>:"
+    ),
 ]
 ReplaceGloo = Annotated[
     bool,
-    typer.Option("--replace-gloo", help='Unmodified torch.distributed programs that ask for gloo get "allstep".'),
+    typer.Option(
+        "--replace-gloo",
+        help='Unmodified torch.distributed programs that ask for gloo get "allstep".',
+    ),
 ]
 CheckBuild = Annotated[
     bool,
-    typer.Option("-cb", "--check-build", callback=_check_build, is_eager=True, hidden=True, help="What is built in."),
+    typer.Option(
+        "-cb",
+        "--check-build",
+        callback=_check_build,
+        is_eager=True,
+        hidden=True,
+        help="What is built in.",
+    ),
 ]
-Version = Annotated[bool, typer.Option("-v", "--version", callback=_version, is_eager=True, hidden=True)]
+Version = Annotated[
+    bool, typer.Option("-v", "--version", callback=_version, is_eager=True, hidden=True)
+]
 
 
 @takes_horovod_flags
@@ -92,10 +128,11 @@ def run(
     *,
     horovod: dict[str, Any],
 ) -> None:
-    """Start COMMAND on many workers, here or on several hosts, and show their lines and the first error.
+    """Start COMMAND on many workers, here or on several hosts, and show their lines and the first
+    error.
 
-    The workers find each other by allstep.init(), by torch.distributed's own variables, or by Horovod's API of allstep.
-    horovodrun's flags are understood as well.
+    The workers find each other by allstep.init(), by torch.distributed's own variables, or by
+    Horovod's API of allstep. horovodrun's flags are understood as well.
     """
     from allstep.launch import Job, Launcher, parse_env_only
 
@@ -122,8 +159,11 @@ def run(
     raise typer.Exit(Launcher(job).run())
 
 
-def _announce(job: "Job", flags: dict[str, Any], exported: dict[str, str], replace_gloo: bool) -> None:
-    """Print what the flags lead to, as far as it may surprise the user or was asked for (--verbose)."""
+def _announce(
+    job: "Job", flags: dict[str, Any], exported: dict[str, str], replace_gloo: bool
+) -> None:
+    """Print what the flags lead to, as far as it may surprise the user or was asked for
+    (--verbose)."""
     from allstep.launch.gloo import LINE
 
     if replace_gloo:
@@ -131,8 +171,14 @@ def _announce(job: "Job", flags: dict[str, Any], exported: dict[str, str], repla
     if idle := idle_line(flags):
         _say(f"without effect here: {idle}")
     if flags.get("verbose"):
-        _say(f"{', '.join(f'{host.label}:{host.slots}' for host in job.hosts)} will run {shlex.join(job.command)}")
-        _say(f"set by flags: {' '.join(f'{name}={value}' for name, value in exported.items()) or 'nothing'}")
+        _say(
+            f"{', '.join(f'{host.label}:{host.slots}' for host in job.hosts)} will run"
+            f" {shlex.join(job.command)}"
+        )
+        _say(
+            "set by flags:"
+            f" {' '.join(f'{name}={value}' for name, value in exported.items()) or 'nothing'}"
+        )
 
 
 def _say(text: str) -> None:
@@ -146,8 +192,8 @@ def _refuse_to_multiply() -> None:
     world = World.detect()
     if world.size > 1:
         raise ConfigError(
-            f"{world.launcher} started `allstep run` itself {world.size} times: start it once, or give the command to {world.launcher} "
-            "without `allstep run`"
+            f"{world.launcher} started `allstep run` itself {world.size} times: start it once, or"
+            f" give the command to {world.launcher} without `allstep run`"
         )
 
 
@@ -168,7 +214,9 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
     from allstep.launch.gloo import with_gloo_replaced
     from allstep.launch.horovod import with_horovod
 
-    env = {name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"} | exported
+    env = {
+        name: value for name, value in os.environ.items() if name != "ALLSTEP_LAUNCHER"
+    } | exported
     env = with_horovod(env) if as_horovod else env
     return with_gloo_replaced(env) if replace_gloo else env
 
@@ -176,14 +224,20 @@ def _environment(exported: dict[str, str], as_horovod: bool, replace_gloo: bool)
 def _used_hosts(
     hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
 ) -> "list[Host]":
-    """Return the hosts with the workers that each one gets. -np counts more than horovodrun's names for it."""
+    """Return the hosts with the workers that each one gets. -np counts more than horovodrun's names
+    for it."""
     from allstep.launch import assign
 
-    wanted = next((n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None), None)
+    wanted = next(
+        (n for n in (num_workers, flags.get("num_proc"), flags.get("min_np")) if n is not None),
+        None,
+    )
     return assign(_hosts(hosts, hostfile, flags, wanted), wanted)
 
 
-def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None) -> "list[Host]":
+def _hosts(
+    hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_workers: int | None
+) -> "list[Host]":
     from allstep.launch import Host, discover, parse_hosts, read_hostfile
 
     script = flags.get("host_discovery_script")
@@ -197,7 +251,9 @@ def _hosts(hosts: str | None, hostfile: Path | None, flags: dict[str, Any], num_
     if script:
         return discover(script, flags.get("slots_per_host", 1))
     if num_workers is None:
-        raise ConfigError("how many workers? Say -np N, or name hosts with their slots: -H h1:2,h2:2")
+        raise ConfigError(
+            "how many workers? Say -np N, or name hosts with their slots: -H h1:2,h2:2"
+        )
     return [Host("localhost", num_workers)]
 
 
@@ -206,7 +262,9 @@ def _folder(option: str, text: str | None) -> Path | None:
     if text is None:
         return None
     if not text:
-        raise ConfigError(f"{option}: the name is empty; expected a folder (`.` is the current one)")
+        raise ConfigError(
+            f"{option}: the name is empty; expected a folder (`.` is the current one)"
+        )
     return Path(text)
 
 
@@ -235,10 +293,16 @@ def _ranks(text: str | None, size: int) -> frozenset[int] | None:
         raise ConfigError(f"--show {text}: give ranks like 0,3") from None
     for rank in sorted(ranks):
         if not 0 <= rank < size:
-            raise ConfigError(f"--show {text}: there is no rank {rank} among {size} workers (0 to {size - 1})")
+            raise ConfigError(
+                f"--show {text}: there is no rank {rank} among {size} workers (0 to {size - 1})"
+            )
     return ranks
 
 
 def _with_interpreter(command: list[str]) -> list[str]:
     """A script is run with the interpreter that runs us."""
-    return [sys.executable, *command] if command[0].endswith(".py") and not os.access(command[0], os.X_OK) else command
+    return (
+        [sys.executable, *command]
+        if command[0].endswith(".py") and not os.access(command[0], os.X_OK)
+        else command
+    )

@@ -1,4 +1,7 @@
-"""`allstep study`: many runs that together answer a question. Give the same command again and it goes on where it was cut."""
+"""`allstep study`: many runs that together answer a question.
+
+Give the same command again and it goes on where it was cut.
+"""
 
 import shlex
 import sys
@@ -27,23 +30,42 @@ study = typer.Typer(
 
 Arguments = Annotated[
     list[str],
-    typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in every run."),
+    typer.Argument(
+        metavar="RECIPE|CONFIG.yaml KEY=VALUE",
+        help="What to train, and what to change in every run.",
+    ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="The study's folder, else studies/<recipe>-<study>; one that holds the same study goes on."),
+    typer.Option(
+        help=(
+            "The study's folder, else studies/<recipe>-<study>; one that holds the same study"
+            " goes on."
+        )
+    ),
 ]
-Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
+Data = Annotated[
+    Path | None, typer.Option(help="The folder with the data's files; else the usual places.")
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "--jobs", "-j", callback=between("--jobs", 1, MOST), help="Runs at a time, each on one core; else one per core."
+        "--jobs",
+        "-j",
+        callback=between("--jobs", 1, MOST),
+        help="Runs at a time, each on one core; else one per core.",
     ),
 ]
 Retry = Annotated[bool, typer.Option("--retry", help="Try those again that failed.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")
+]
 Estimate = Annotated[
-    bool, typer.Option("--estimate", help="Begin, say how many runs there are and how long they will take, and stop.")
+    bool,
+    typer.Option(
+        "--estimate",
+        help="Begin, say how many runs there are and how long they will take, and stop.",
+    ),
 ]
 
 
@@ -58,14 +80,23 @@ def batch(
         list[str] | None,
         typer.Option(
             metavar="NAME:KEY=VALUE,...",
-            help="A remedy of your own, or another form of a known one, as in hot:lars,optimizer.lr=0.4.",
+            help=(
+                "A remedy of your own, or another form of a known one, as in"
+                " hot:lars,optimizer.lr=0.4."
+            ),
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of each cell; exceptions as in 1,128=3,4096/lars=3.")] = "1",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of every run; else the recipe's.")] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds of each cell; exceptions as in 1,128=3,4096/lars=3.")
+    ] = "1",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of every run; else the recipe's.")
+    ] = None,
     goal: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="A validation accuracy to which updates and seconds are counted."),
+        typer.Option(
+            min=0.0, max=1.0, help="A validation accuracy to which updates and seconds are counted."
+        ),
     ] = None,
     out: Out = None,
     data: Data = None,
@@ -99,7 +130,9 @@ def batch(
     check_data(config, sizes)
     folder = StudyFolder(out or _usual_folder(recipe, "batch"))
     asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate)
+    _answer(
+        asked.study(), lambda results: BatchTable(asked, results), folder, jobs, retry, estimate
+    )
 
 
 @study.command()
@@ -107,8 +140,12 @@ def updates(
     arguments: Arguments,
     batches: Annotated[str, typer.Option(help="Samples of an update.")] = "32,128,512,2048",
     rates: Annotated[int, typer.Option(min=1, max=1000, help="Tried for each batch, at most.")] = 6,
-    goal: Annotated[float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")] = 0.85,
-    epochs: Annotated[int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")] = None,
+    goal: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The validation accuracy to reach.")
+    ] = 0.85,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="After which a run gives up; else the recipe's.")
+    ] = None,
     every: Annotated[
         float, typer.Option(help="Epochs between two evaluations: how finely updates are counted.")
     ] = 0.05,
@@ -147,7 +184,9 @@ def updates(
     check_data(config, sizes)
     folder = StudyFolder(out or _usual_folder(recipe, "updates"))
     asked = replace(asked, precision=_one_precision(config, folder))
-    _answer(asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate)
+    _answer(
+        asked.study(), lambda results: UpdatesTable(asked, results), folder, jobs, retry, estimate
+    )
 
 
 def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
@@ -157,7 +196,9 @@ def _split(arguments: list[str], trust: bool) -> tuple[str, list[str]]:
     sources, words = split_arguments(arguments)
     if len(sources) != 1:
         found = ", ".join(map(repr, sources)) or "none"
-        raise ConfigError(f"expected one recipe or config file, found {found}; keys are set by key=value")
+        raise ConfigError(
+            f"expected one recipe or config file, found {found}; keys are set by key=value"
+        )
     return sources[0], [*words, "trust=true"] if trust else words
 
 
@@ -198,7 +239,12 @@ def _answer(
     try:
         with shown(lanes) as callback:
             results = run(
-                asked, folder, lanes, callback, lambda state: estimate and state.seconds_left is not None, retry
+                asked,
+                folder,
+                lanes,
+                callback,
+                lambda state: estimate and state.seconds_left is not None,
+                retry,
             )
     except KeyboardInterrupt:
         interrupted, results = True, collect(asked, folder)
@@ -208,16 +254,27 @@ def _answer(
         print(escaped(page, keep="\n"))
         _tell_failures(results)
     if interrupted:
-        print(f"interrupted after {len(results)} runs have ended; the same command goes on", file=sys.stderr)
+        print(
+            f"interrupted after {len(results)} runs have ended; the same command goes on",
+            file=sys.stderr,
+        )
         raise typer.Exit(130)
-    if not estimate and (left := [trial.name for trial in asked.wanted(results) if trial.name not in results]):
-        print(f"told to stop and saved: {', '.join(left)}; the same command goes on", file=sys.stderr)
+    if not estimate and (
+        left := [trial.name for trial in asked.wanted(results) if trial.name not in results]
+    ):
+        print(
+            f"told to stop and saved: {', '.join(left)}; the same command goes on", file=sys.stderr
+        )
         raise typer.Exit(RESUBMIT)
-    if any(outcome.status == "failed" and not has_diverged(outcome) for outcome in results.values()):
+    if any(
+        outcome.status == "failed" and not has_diverged(outcome) for outcome in results.values()
+    ):
         raise typer.Exit(1)
 
 
 def _tell_failures(results: "Results") -> None:
     num_failed = sum(outcome.status == "failed" for outcome in results.values())
     if num_failed:
-        print(f"{num_failed} of {len(results)} runs failed; --retry tries them again", file=sys.stderr)
+        print(
+            f"{num_failed} of {len(results)} runs failed; --retry tries them again", file=sys.stderr
+        )

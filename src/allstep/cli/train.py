@@ -1,7 +1,8 @@
 """`allstep train`: from a recipe or a config to a trained net.
 
-Outside a world this process is the launching one: it checks config and data (no torch so far, so bad input is answered at once), makes
-the run folder and starts the workers. Inside a world (allstep run, torchrun, mpirun, srun) it is a worker.
+Outside a world this process is the launching one: it checks config and data (no torch so far, so
+bad input is answered at once), makes the run folder and starts the workers. Inside a world (allstep
+run, torchrun, mpirun, srun) it is a worker.
 """
 
 import os
@@ -23,7 +24,9 @@ _AUTO = "auto"
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."),
+    typer.Argument(
+        metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to train, and what to change in it."
+    ),
 ]
 Workers = Annotated[
     int | None,
@@ -36,34 +39,58 @@ Workers = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="Run folder (default: runs/<recipe>-<time>, or <model>-on-<data>-<time> without a recipe)."),
+    typer.Option(
+        help=(
+            "Run folder (default: runs/<recipe>-<time>, or <model>-on-<data>-<time> without a"
+            " recipe)."
+        )
+    ),
 ]
 Resume = Annotated[
     str | None,
     typer.Option(
-        metavar="auto|DIR", help="auto: go on with the run in --out, if there is one. DIR: with the one there."
+        metavar="auto|DIR",
+        help="auto: go on with the run in --out, if there is one. DIR: with the one there.",
     ),
 ]
 MaxTime = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00."),
+    typer.Option(
+        metavar="TIME",
+        help="Save and exit with 75 before so long is over: 90, 15m, 1h30m, 1:30:00.",
+    ),
 ]
-Data = Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")]
-Strict = Annotated[bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")]
+Data = Annotated[
+    Path | None, typer.Option(help="The folder with the data's files; else the usual places.")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="End at the first bad sample; short for data.strict=true.")
+]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Execute the model code that a run folder's config names; short for trust=true."),
+    typer.Option(
+        "--trust",
+        help="Execute the model code that a run folder's config names; short for trust=true.",
+    ),
 ]
 Overfit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Train on N samples only: can this net learn them by heart?"
+    ),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="One step of everything, in a folder that is removed: data, step, evaluate, save, load."
+        "--dry-run",
+        help=(
+            "One step of everything, in a folder that is removed: data, step, evaluate, save, load."
+        ),
     ),
 ]
-Launcher = Annotated[str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")]
+Launcher = Annotated[
+    str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
+]
 ListRecipes = Annotated[bool, typer.Option("--list", help="Show the recipes and stop.")]
 
 
@@ -81,7 +108,10 @@ def train(
     launcher: Launcher = None,
     list_recipes: ListRecipes = False,
 ) -> None:
-    """Train a net: `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train mine.yaml`."""
+    """Train a net:
+
+    `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train mine.yaml`.
+    """
     from allstep.world import NONE, World
 
     if list_recipes:
@@ -104,7 +134,11 @@ def train(
 
 
 def _rehearse(
-    request: "TrainRequest", overfit: int | None, dry_run: bool, workers: int | None, launcher: str | None
+    request: "TrainRequest",
+    overfit: int | None,
+    dry_run: bool,
+    workers: int | None,
+    launcher: str | None,
 ) -> int:
     """What is tried before a run; its exit status."""
     from allstep.cli.rehearse import Rehearsal, rehearse
@@ -113,9 +147,13 @@ def _rehearse(
     if overfit is not None and dry_run:
         raise ConfigError("--overfit and --dry-run are two tests: one after the other")
     if request.resume:
-        raise ConfigError("--resume goes on with a run, --overfit and --dry-run come before one: give one of them")
+        raise ConfigError(
+            "--resume goes on with a run, --overfit and --dry-run come before one: give one of them"
+        )
     return rehearse(
-        Rehearsal(request.source, list(request.words), request.data, request.out, overfit), workers, launcher
+        Rehearsal(request.source, list(request.words), request.data, request.out, overfit),
+        workers,
+        launcher,
     )
 
 
@@ -143,18 +181,26 @@ def _request(
     words = [*keys, *words]
     if len(sources) > 1:
         raise ConfigError(
-            f"expected one recipe or config file, found {', '.join(map(repr, sources))}; keys are set by key=value"
+            f"expected one recipe or config file, found {', '.join(map(repr, sources))}; keys are"
+            " set by key=value"
         )
     if resume == _AUTO and out is None:
-        raise ConfigError("--resume auto goes on with the run in --out DIR, so it needs that; or give --resume DIR")
+        raise ConfigError(
+            "--resume auto goes on with the run in --out DIR, so it needs that; or give"
+            " --resume DIR"
+        )
     if resume not in (None, _AUTO):
         assert resume is not None
         if out is not None and out != Path(resume):
-            raise ConfigError(f"--resume {resume} and --out {out} name two folders; give one of them")
+            raise ConfigError(
+                f"--resume {resume} and --out {out} name two folders; give one of them"
+            )
         out = Path(resume)
         sources = sources or [str(out / "config.yaml")]
     source = sources[0] if sources else default_source(words)
-    return TrainRequest(source, words, data, out, resume is not None, resume not in (None, _AUTO), max_time)
+    return TrainRequest(
+        source, words, data, out, resume is not None, resume not in (None, _AUTO), max_time
+    )
 
 
 def _start(request: "TrainRequest", workers: int | None) -> int:
@@ -163,7 +209,15 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     from allstep.launch import launch
     from allstep.train.config.num_workers import default_num_workers, no_result
     from allstep.train.config.trust import checked_word
-    from allstep.train.folder.claim import CONFIG, RECORD, Claimed, abandon, claim_folder, expect_run, has_ended
+    from allstep.train.folder.claim import (
+        CONFIG,
+        RECORD,
+        Claimed,
+        abandon,
+        claim_folder,
+        expect_run,
+        has_ended,
+    )
     from allstep.train.folder.lock import check_free
     from allstep.train.health.stop import STARTED, launched_now
     from allstep.train.run.prepare import check, prepare
@@ -177,7 +231,9 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
         num_workers = workers or default_num_workers(prepared.config)
         check(prepared, num_workers)
     except DataError:
-        if request.resume and request.out is not None and has_ended(request.out):  # and needs no data any more
+        if (
+            request.resume and request.out is not None and has_ended(request.out)
+        ):  # and needs no data any more
             print_line(f"allstep: {Claimed(request.out).farewell()}")
             return 0
         raise
@@ -188,7 +244,9 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     if claimed.has_ended:
         print_line(f"allstep: {claimed.farewell()}")
         return 0
-    check_free(claimed.path)  # rank 0 will hold it; what stands against that is told here, as one line
+    check_free(
+        claimed.path
+    )  # rank 0 will hold it; what stands against that is told here, as one line
     command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.words)
     command += [checked_word(config.model), "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []

@@ -1,7 +1,8 @@
 """`allstep verify`: do N workers compute what one does?
 
-The launching process makes a folder, starts the same few steps with one number of workers after the other, and removes the folder. The
-workers are this same verb, told by `--answers` where the plan lies.
+The launching process makes a folder, starts the same few steps with one number of workers after the
+other, and removes the folder. The workers are this same verb, told by `--answers` where the plan
+lies.
 """
 
 import os
@@ -26,18 +27,27 @@ if TYPE_CHECKING:
 def verify(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to verify, and what to change in it."),
+        typer.Argument(
+            metavar="RECIPE|CONFIG.yaml KEY=VALUE", help="What to verify, and what to change in it."
+        ),
     ] = None,
     workers: Annotated[
-        str, typer.Option("--workers", "-n", metavar="N,N", help="Numbers of workers; the first is the reference.")
+        str,
+        typer.Option(
+            "--workers", "-n", metavar="N,N", help="Numbers of workers; the first is the reference."
+        ),
     ] = "1,2,4",
-    data: Annotated[Path | None, typer.Option(help="The folder with the data's files; else the usual places.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder with the data's files; else the usual places.")
+    ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Execute the model code that a run folder's config names.")
+        bool,
+        typer.Option("--trust", help="Execute the model code that a run folder's config names."),
     ] = False,
     answers: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a few steps in float64 with each number of workers and show that all compute the same, or where they part."""
+    """Run a few steps in float64 with each number of workers and show that all compute the same, or
+    where they part."""
     from allstep.errors import ConfigError
     from allstep.train.config.read import default_source, split_arguments
     from allstep.world import NONE, World
@@ -45,14 +55,17 @@ def verify(
     sources, words = split_arguments(arguments or [])
     words += ["trust=true"] if trust else []
     if len(sources) > 1:
-        raise ConfigError(f"expected one recipe or config file, found {', '.join(map(repr, sources))}")
+        raise ConfigError(
+            f"expected one recipe or config file, found {', '.join(map(repr, sources))}"
+        )
     source = sources[0] if sources else default_source(words)
     launcher = World.detect().launcher
     if answers is not None:
         _work(source, answers)
     elif launcher != NONE:
         raise ConfigError(
-            f"allstep verify starts its workers itself, and {launcher} has started it as one: call it alone"
+            f"allstep verify starts its workers itself, and {launcher} has started it as one: call"
+            " it alone"
         )
     else:
         raise typer.Exit(_start(source, words, workers, data))
@@ -88,19 +101,26 @@ def _start(source: str, words: list[str], workers: str, data: Path | None) -> in
     return _tell(plan, answers)
 
 
-def _answer(config: "RunConfig", plan: "Plan", number: int, folder: Path, answers: "list[Answer]") -> int:
+def _answer(
+    config: "RunConfig", plan: "Plan", number: int, folder: Path, answers: "list[Answer]"
+) -> int:
     """Starts the workers and adds their answer; the exit status if they have none."""
     from allstep.launch import launch
     from allstep.train.check.compare import named, read_answer
     from allstep.train.config.num_workers import no_result
 
-    steps = f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and {plan.evaluated} of the validation part"
+    steps = (
+        f"{len(plan.batches)} steps of {', '.join(map(str, plan.batches))} samples and"
+        f" {plan.evaluated} of the validation part"
+    )
     print(f"{named(number)}: {steps} ...", flush=True)
     started = time.monotonic()
     command = run_module("allstep", "verify", str(folder / "config.yaml"), "--answers", str(folder))
     code = launch(command, number, env={**os.environ, "ALLSTEP_LAUNCHER": "allstep"})
     if code:
-        print(f"{named(number)}: ended with {code}, so there is nothing to compare", file=sys.stderr)
+        print(
+            f"{named(number)}: ended with {code}, so there is nothing to compare", file=sys.stderr
+        )
         return code
     try:
         answers.append(read_answer(folder, number))
@@ -123,5 +143,8 @@ def _tell(plan: "Plan", answers: "Sequence[Answer]") -> int:
     for line in found:
         print_line(f"allstep: {line}")
     if not found:
-        print(f"all agree to {plan.tolerance:g}: {', '.join(named(each.workers) for each in answers)} compute the same")
+        print(
+            f"all agree to {plan.tolerance:g}: {', '.join(named(each.workers) for each in answers)}"
+            " compute the same"
+        )
     return 1 if found else 0

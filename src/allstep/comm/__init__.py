@@ -10,6 +10,14 @@ from allstep.comm.group.shared_empty import shared_empty
 from allstep.comm.join.barrier import barrier
 from allstep.comm.timeline.timeline import start_timeline, stop_timeline
 
-__all__ = ["Options", "barrier", "init", "shared_empty", "shutdown", "start_timeline", "stop_timeline"]
+__all__ = [
+    "Options",
+    "barrier",
+    "init",
+    "shared_empty",
+    "shutdown",
+    "start_timeline",
+    "stop_timeline",
+]
 
 _register()

@@ -1,4 +1,5 @@
-"""How far a long piece of work is, on standard error: bars on a terminal, elsewhere plain lines or nothing.
+"""How far a long piece of work is, on standard error: bars on a terminal, elsewhere plain lines or
+nothing.
 
 ```
 bar          one piece of work of so many parts; plain lines now and then where there is no terminal
@@ -43,7 +44,8 @@ def step_bar(total: int) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def file_bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar for each file on a terminal, by its name, the bytes so far and the bytes in all (None: not known)."""
+    """Show a bar for each file on a terminal, by its name, the bytes so far and the bytes in all
+    (None: not known)."""
     from rich.progress import DownloadColumn, TaskID
 
     tasks: dict[str, TaskID] = {}
@@ -71,7 +73,13 @@ def _bar(what: str) -> Iterator[Shown]:
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
     further = _text("{task.fields[more]}")
-    columns = (_text("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), further)
+    columns = (
+        _text("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        further,
+    )
     with _progress(*columns) as drawn:
         task = drawn.add_task(what, total=None, more="")
 

@@ -27,7 +27,11 @@ def seconds(value: float) -> str:
     whole = round(value)
     if whole < _MINUTE:
         return f"{whole} s"
-    for large, small, names in ((_DAY, _HOUR, "d h"), (_HOUR, _MINUTE, "h min"), (_MINUTE, 1, "min s")):
+    for large, small, names in (
+        (_DAY, _HOUR, "d h"),
+        (_HOUR, _MINUTE, "h min"),
+        (_MINUTE, 1, "min s"),
+    ):
         if whole >= large:
             first, second = names.split()
             rest = whole % large // small

@@ -1,4 +1,5 @@
-"""Rows of words as columns of plain text: as wide as they need be, in a terminal, a file and a log alike."""
+"""Rows of words as columns of plain text: as wide as they need be, in a terminal, a file and a log
+alike."""
 
 from collections.abc import Iterator, Sequence
 

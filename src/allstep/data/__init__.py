@@ -7,9 +7,9 @@ image       bytes to pixels                                     augment    what 
 loading     memory, threads and processes behind `loader`       loader     batches, which is what all of it is for
 ```
 
-The modules of `inspect` look at a dataset for `allstep data`. All names here are imported when they are first asked for
-(PEP 562): a launcher can look for data without the second that importing torch takes, and a worker process of the loader needs neither
-torch nor what downloads datasets.
+The modules of `inspect` look at a dataset for `allstep data`. All names here are imported when they
+are first asked for (PEP 562): a launcher can look for data without the second that importing torch
+takes, and a worker process of the loader needs neither torch nor what downloads datasets.
 """
 
 from importlib import import_module
@@ -104,5 +104,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'allstep.data' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'allstep.data' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     return getattr(import_module(_LATER[name]), name)

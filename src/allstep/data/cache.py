@@ -1,4 +1,7 @@
-"""The folder for what was downloaded, unpacked or indexed: `ALLSTEP_CACHE`, else the user's cache folder."""
+"""The folder for what was downloaded, unpacked or indexed:
+
+`ALLSTEP_CACHE`, else the user's cache folder.
+"""
 
 import os
 from pathlib import Path

@@ -48,9 +48,10 @@ def open_source(
 ) -> Source:
     """The samples at `where`, whatever they are.
 
-    `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records, tars and made-up pictures. `classes`
-    numbers labels of records and tars that are names, where there is no `classes.txt`: those of the training set. `train`
-    chooses between the two parts of a folder that holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be
+    `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records,
+    tars and made-up pictures. `classes` numbers labels of records and tars that are names, where
+    there is no `classes.txt`: those of the training set. `train` chooses between the two parts of a
+    folder that holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be
     built.
     """
     if isinstance(where, Source):
@@ -87,10 +88,15 @@ def _folder(where: Where) -> Path | None:
 
 
 def holds_class_folders(folder: Path) -> bool:
-    """Whether folders in this one are classes of pictures: there are no records, archives or arrays beside them."""
+    """Whether folders in this one are classes of pictures: there are no records, archives or arrays
+    beside them."""
     names = [path.name for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     arrays = _is_cifar(names) or _idx_images(names, train=True) is not None
-    return folder.is_dir() and not arrays and not any(is_tfrecord(name) or is_tar(name) for name in names)
+    return (
+        folder.is_dir()
+        and not arrays
+        and not any(is_tfrecord(name) or is_tar(name) for name in names)
+    )
 
 
 def _open_folder(
@@ -122,13 +128,14 @@ def _check_one_kind(folder: str, names: Sequence[str]) -> None:
     other = [name for name in shards if is_tfrecord(name) != is_tfrecord(shards[0])]
     if other:
         raise DataError(
-            f"{folder}: holds TFRecord files and tar files ({shards[0]}, {other[0]}): name those to read by a pattern"
+            f"{folder}: holds TFRecord files and tar files ({shards[0]}, {other[0]}): name those to"
+            " read by a pattern"
         )
     unread = [name for name in names if name.lower().endswith(_UNREAD)]
     if shards and unread:
         raise DataError(
-            f"{folder}: {_some(unread)}: tar files are read as .tar, .tar.gz and .tgz; pack them so, or name those to "
-            "read by a pattern"
+            f"{folder}: {_some(unread)}: tar files are read as .tar, .tar.gz and .tgz; pack them"
+            " so, or name those to read by a pattern"
         )
 
 
@@ -137,10 +144,12 @@ def _is_cifar(names: Sequence[str]) -> bool:
 
 
 def _all_of(where: Where, opened: Callable[[Where], Source], train: bool) -> Source:
-    """What has no test part cannot give one: the training set in its place would be a score too good to be true."""
+    """What has no test part cannot give one: the training set in its place would be a score too
+    good to be true."""
     if not train:
         raise DataError(
-            f"{where}: only folders of idx files and CIFAR-10's have a test part; name the place of the test set itself"
+            f"{where}: only folders of idx files and CIFAR-10's have a test part; name the place of"
+            " the test set itself"
         )
     return opened(where)
 
@@ -162,25 +171,38 @@ def _open_files(
         return _idx_pair(local_path(first))
     if is_remote(first) and (listed := list_folder(first)) is not None:
         return _open_remote(first, listed, records, tars)
-    if not is_remote(first) and not local_path(first).exists() and not any(mark in first for mark in "*?["):
+    if (
+        not is_remote(first)
+        and not local_path(first).exists()
+        and not any(mark in first for mark in "*?[")
+    ):
         raise DataError(f"{first}: no such file or folder")
     raise DataError(
-        f"{first}: is not known by its name as one of {_KINDS}; say which: TFRecordSource(...), TarSource(...)"
+        f"{first}: is not known by its name as one of {_KINDS}; say which: TFRecordSource(...),"
+        " TarSource(...)"
     )
 
 
 def _open_remote(
     url: str, listed: list[str], records: Callable[[Where], Source], tars: Callable[[Where], Source]
 ) -> Source:
-    """A folder behind a URL: of TFRecords or tars. What is read from the disk only, class folders and arrays, is said to be so."""
+    """A folder behind a URL: of TFRecords or tars.
+
+    What is read from the disk only, class folders and arrays, is said to be so.
+    """
     names = {one.rstrip("/").rpartition("/")[2]: one for one in listed}
     _check_one_kind(url, list(names))
     for is_shard, opened in ((is_tfrecord, records), (is_tar, tars)):
-        if shards := [names[name] for name in sorted(names) if is_shard(name) and not name.startswith(".")]:
+        if shards := [
+            names[name] for name in sorted(names) if is_shard(name) and not name.startswith(".")
+        ]:
             check_complete(url.rstrip("/"), [name for name in names if is_shard(name)])
             return opened(shards)
     remedy = "copy it to this machine (then `allstep data pack` makes such files)"
-    raise DataError(f"{url}: behind a URL only TFRecord and tar files are read, found {_some(sorted(names))}; {remedy}")
+    raise DataError(
+        f"{url}: behind a URL only TFRecord and tar files are read, found {_some(sorted(names))};"
+        f" {remedy}"
+    )
 
 
 def _is_idx(name: str) -> bool:
@@ -188,7 +210,8 @@ def _is_idx(name: str) -> bool:
 
 
 def _idx_images(names: list[str], train: bool) -> str | None:
-    """The file of pictures for training, or the one for testing (t10k); the only one for training, if there is only one."""
+    """The file of pictures for training, or the one for testing (t10k); the only one for training,
+    if there is only one."""
     pictures = [name for name in names if _is_idx(name)]
     wanted = [name for name in pictures if name.startswith("t10k") is not train]
     return next(iter(wanted or (pictures if train and len(pictures) == 1 else [])), None)
@@ -196,7 +219,14 @@ def _idx_images(names: list[str], train: bool) -> str | None:
 
 def _idx_pair(images: Path) -> IdxSource:
     stem = images.name.removesuffix(".gz").removesuffix(_IMAGES) + _LABELS
-    labels = next((path for path in (images.with_name(stem), images.with_name(f"{stem}.gz")) if path.is_file()), None)
+    labels = next(
+        (
+            path
+            for path in (images.with_name(stem), images.with_name(f"{stem}.gz"))
+            if path.is_file()
+        ),
+        None,
+    )
     if labels is None:
         raise DataError(f"{images}: expected its labels beside it: {stem} or {stem}.gz")
     return IdxSource(images, labels)

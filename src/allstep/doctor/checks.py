@@ -1,6 +1,7 @@
 """From facts to findings: one small function for each thing that can be wrong on this machine.
 
-A check looks at the facts and yields findings, or nothing. Adding one is a function and a line in `CHECKS`.
+A check looks at the facts and yields findings, or nothing. Adding one is a function and a line in
+`CHECKS`.
 """
 
 import os
@@ -43,7 +44,9 @@ class Facts:
     world_error: str | None
     choice: Choice
     num_hosts: int  # that the run is to use: of -H, or of the world
-    needs_ssh: bool  # one of the hosts of -H is another machine, and --ssh names no program of its own
+    needs_ssh: (
+        bool  # one of the hosts of -H is another machine, and --ssh names no program of its own
+    )
     env: Mapping[str, str]
 
 
@@ -62,7 +65,8 @@ def _world(facts: Facts) -> Iterator[Finding]:
     if facts.world_error:
         yield problem(
             f"the launcher's variables do not fit together: {facts.world_error}",
-            f"unset the variables of the launcher that is not meant, or name the one that is: ALLSTEP_LAUNCHER ({NONE}: a world of one)",
+            "unset the variables of the launcher that is not meant, or name the one that is:"
+            f" ALLSTEP_LAUNCHER ({NONE}: a world of one)",
         )
 
 
@@ -77,14 +81,19 @@ def _torch(facts: Facts) -> Iterator[Finding]:
     engine = facts.torch
     least = next((package.least for package in facts.packages if package.name == "torch"), None)
     if engine.error:
-        yield problem(f"torch cannot be imported: {engine.error}", "install it for this interpreter: pip install torch")
+        yield problem(
+            f"torch cannot be imported: {engine.error}",
+            "install it for this interpreter: pip install torch",
+        )
     elif engine.version and least and not at_least(engine.version, least):
         yield problem(
-            f"torch {engine.version} is too old; allstep needs {least} or later", "pip install --upgrade torch"
+            f"torch {engine.version} is too old; allstep needs {least} or later",
+            "pip install --upgrade torch",
         )
     elif not engine.backends.get("gloo"):
         yield problem(
-            "this torch has no Gloo, over which ranks talk on CPUs", "install a build of torch with distributed support"
+            "this torch has no Gloo, over which ranks talk on CPUs",
+            "install a build of torch with distributed support",
         )
 
 
@@ -94,12 +103,14 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         return
     if engine.cuda and not engine.devices:
         yield warning(
-            f"torch is built for CUDA {engine.cuda} but finds no GPU: {engine.device_error or 'no device'}; runs will use the CPU",
+            f"torch is built for CUDA {engine.cuda} but finds no GPU:"
+            f" {engine.device_error or 'no device'}; runs will use the CPU",
             "check nvidia-smi and CUDA_VISIBLE_DEVICES, or ignore this on a machine without a GPU",
         )
     if facts.gpus and not engine.cuda:
         yield warning(
-            f"the driver shows {len(facts.gpus)} GPU(s), but torch {engine.version} is built without CUDA: runs will use the CPU",
+            f"the driver shows {len(facts.gpus)} GPU(s), but torch {engine.version} is built"
+            " without CUDA: runs will use the CPU",
             "install a CUDA build of torch to use them",
         )
 
@@ -111,10 +122,14 @@ def _packages(facts: Facts) -> Iterator[Finding]:
             continue
         if package.extra is None:
             yield problem(
-                f"allstep needs {wanted}; installed is {package.version or 'none'}", f"pip install '{wanted}'"
+                f"allstep needs {wanted}; installed is {package.version or 'none'}",
+                f"pip install '{wanted}'",
             )
         elif package.version is not None:
-            yield warning(f"{package.name} {package.version} is older than {package.least}", f"pip install '{wanted}'")
+            yield warning(
+                f"{package.name} {package.version} is older than {package.least}",
+                f"pip install '{wanted}'",
+            )
 
 
 def _threads(facts: Facts) -> Iterator[Finding]:
@@ -125,30 +140,47 @@ def _threads(facts: Facts) -> Iterator[Finding]:
     fair = max(1, facts.cores.allowed // local)
     unset = f"unset OMP_NUM_THREADS: allstep then gives each worker {fair}"
     if threads is None:
-        yield warning(f"OMP_NUM_THREADS={told!r} is not a number above 0: torch takes all cores in every worker", unset)
+        yield warning(
+            f"OMP_NUM_THREADS={told!r} is not a number above 0: torch takes all cores in every"
+            " worker",
+            unset,
+        )
     elif threads * local > facts.cores.allowed and threads > 1:
         yield warning(
-            f"OMP_NUM_THREADS={told} x {local} workers is more than the {facts.cores.allowed} cores allowed: they will crowd each other",
+            f"OMP_NUM_THREADS={told} x {local} workers is more than the {facts.cores.allowed} cores"
+            " allowed: they will crowd each other",
             unset,
         )
     elif threads < fair:
-        yield warning(f"OMP_NUM_THREADS={told} leaves cores idle: there are {fair} for each of {local} workers", unset)
+        yield warning(
+            f"OMP_NUM_THREADS={told} leaves cores idle: there are {fair} for each of {local}"
+            " workers",
+            unset,
+        )
 
 
 def _open_files(facts: Facts) -> Iterator[Finding]:
     soft, hard = facts.open_files
     most = "more" if hard < 0 else str(hard)
-    raise_it = f"ulimit -n {max(_FEW_FILES, min(hard, 4096) if hard > 0 else 4096)} (up to {most} is allowed here)"
+    raise_it = (
+        f"ulimit -n {max(_FEW_FILES, min(hard, 4096) if hard > 0 else 4096)} (up to {most} is"
+        " allowed here)"
+    )
     if 0 <= soft < _TOO_FEW_FILES:
         yield problem(f"a process may open only {soft} files: workers will not start", raise_it)
     elif 0 <= soft < _FEW_FILES:
-        yield warning(f"a process may open only {soft} files; many workers or data files need more", raise_it)
+        yield warning(
+            f"a process may open only {soft} files; many workers or data files need more", raise_it
+        )
 
 
 def _folders(facts: Facts) -> Iterator[Finding]:
     advice = {
         "temporary files": "set TMPDIR to a folder that you may write to",
-        "downloads": "set ALLSTEP_CACHE to a folder that you may write to; only data that has to be downloaded needs it",
+        "downloads": (
+            "set ALLSTEP_CACHE to a folder that you may write to; only data that has to be"
+            " downloaded needs it"
+        ),
         "run folders": "start from another folder, or say --out",
     }
     for folder in facts.folders:
@@ -156,16 +188,24 @@ def _folders(facts: Facts) -> Iterator[Finding]:
             continue
         hopeless = folder.purpose == "temporary files" and "instead" not in folder.error
         make = problem if hopeless else warning
-        yield make(f"the folder for {folder.purpose} cannot be written: {folder.error}", advice[folder.purpose])
+        yield make(
+            f"the folder for {folder.purpose} cannot be written: {folder.error}",
+            advice[folder.purpose],
+        )
 
 
 def _runtime_folder(facts: Facts) -> Iterator[Finding]:
     error = facts.torch.runtime_folder_error
     if error:
-        needed = facts.world is not None and facts.world.launcher in _FOUND_BY_FILE and facts.num_hosts == 1
+        needed = (
+            facts.world is not None
+            and facts.world.launcher in _FOUND_BY_FILE
+            and facts.num_hosts == 1
+        )
         make = problem if needed else warning
         yield make(
-            f"the run-time folder, through which ranks under mpirun and srun meet, cannot be used: {error}",
+            "the run-time folder, through which ranks under mpirun and srun meet, cannot be used:"
+            f" {error}",
             "remove it, or set XDG_RUNTIME_DIR to a folder of your own",
         )
 
@@ -175,8 +215,10 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     whose = "the cgroup's limit" if memory.limit and memory.limit < memory.total else "the machine"
     if memory.available < needed:
         yield warning(
-            f"{nbytes(memory.available)} of memory are left under {whose}; the workers alone take {nbytes(needed)} before any data",
-            "end what else uses memory, raise the container's or job's limit, or start fewer workers",
+            f"{nbytes(memory.available)} of memory are left under {whose}; the workers alone take"
+            f" {nbytes(needed)} before any data",
+            "end what else uses memory, raise the container's or job's limit, or start fewer"
+            " workers",
         )
 
 
@@ -186,11 +228,13 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     if not shm.memfd:
         yield warning(
             f"memfd_create does not work here, so ranks share memory through /dev/shm ({size})",
-            "give a container more of it (docker run --shm-size=8g), or allow memfd_create in its seccomp profile",
+            "give a container more of it (docker run --shm-size=8g), or allow memfd_create in its"
+            " seccomp profile",
         )
     elif shm.size is None or shm.size < _SMALL_SHM:
         yield note(
-            f"/dev/shm is {'missing' if shm.size is None else f'only {size}'}; allstep uses memfd instead",
+            f"/dev/shm is {'missing' if shm.size is None else f'only {size}'}; allstep uses memfd"
+            " instead",
             "nothing, unless a DataLoader of torch with workers is used: docker run --shm-size=8g",
         )
 
@@ -202,12 +246,15 @@ def _own_name(facts: Facts) -> Iterator[Finding]:
         yield warning(f"the name server does not answer for {who}", fix)
     elif not found:
         yield warning(f"{who} does not resolve; some programs wait or fail over it", fix)
-    elif facts.num_hosts > 1 and all(address.startswith("127.") or address == "::1" for address in found):
+    elif facts.num_hosts > 1 and all(
+        address.startswith("127.") or address == "::1" for address in found
+    ):
         ours = facts.world is None or facts.world.launcher in (NONE, "allstep")
         make = note if ours else warning
         yield make(
             f"{who} resolves to {found[0]}, where other hosts cannot reach it",
-            f"nothing for allstep, which takes the interface that routes to the other hosts; for other programs {fix}",
+            "nothing for allstep, which takes the interface that routes to the other hosts; for"
+            f" other programs {fix}",
         )
 
 
@@ -215,9 +262,12 @@ def _interface(facts: Facts) -> Iterator[Finding]:
     named = facts.env.get("GLOO_SOCKET_IFNAME", "")
     for interface in filter(None, named.split(",")):
         if not facts.network.interfaces.get(interface):
-            known = ", ".join(name for name, addresses in facts.network.interfaces.items() if addresses)
+            known = ", ".join(
+                name for name, addresses in facts.network.interfaces.items() if addresses
+            )
             yield problem(
-                f"GLOO_SOCKET_IFNAME={named}, but this machine has no interface {interface} with an address; it has {known}",
+                f"GLOO_SOCKET_IFNAME={named}, but this machine has no interface {interface} with an"
+                f" address; it has {known}",
                 "unset GLOO_SOCKET_IFNAME: allstep finds the interface by itself",
             )
 
@@ -226,7 +276,8 @@ def _ssh(facts: Facts) -> Iterator[Finding]:
     if facts.programs["ssh"].path is None:
         if facts.needs_ssh:
             yield problem(
-                "there is no ssh client, and other hosts are reached by it", "install one (Debian: openssh-client)"
+                "there is no ssh client, and other hosts are reached by it",
+                "install one (Debian: openssh-client)",
             )
         else:
             yield note(

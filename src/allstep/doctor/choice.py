@@ -1,4 +1,5 @@
-"""What allstep will use: how many workers, threads each, which backend, and how the ranks will find each other."""
+"""What allstep will use: how many workers, threads each, which backend, and how the ranks will find
+each other."""
 
 import os
 from collections.abc import Sequence
@@ -27,11 +28,17 @@ def choose(world: World | None, engine: Engine, hosts: Sequence[Host]) -> Choice
         slots = max(host.slots for host in hosts)
         command = f"allstep run -H {','.join(f'{host.name}:{host.slots}' for host in hosts)}"
         return Choice(
-            command, sum(host.slots for host in hosts), threads(slots), _backend(engine, slots), _LAUNCHERS_STORE
+            command,
+            sum(host.slots for host in hosts),
+            threads(slots),
+            _backend(engine, slots),
+            _LAUNCHERS_STORE,
         )
     if world is None or world.launcher == NONE:
         workers = _workers_of_train()
-        return Choice("allstep train", workers, threads(workers), _backend(engine, workers), _LAUNCHERS_STORE)
+        return Choice(
+            "allstep train", workers, threads(workers), _backend(engine, workers), _LAUNCHERS_STORE
+        )
     return Choice(
         f"a script under {world.launcher}",
         world.size,
@@ -54,7 +61,10 @@ def threads(local_size: int) -> int:
 
 
 def user_threads() -> int | None:
-    """The user's OMP_NUM_THREADS; None when it is not set or no number above 0. Of a list (nested loops) the first counts."""
+    """The user's OMP_NUM_THREADS; None when it is not set or no number above 0.
+
+    Of a list (nested loops) the first counts.
+    """
     first = (threads_by_user(os.environ) or "").partition(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None
 

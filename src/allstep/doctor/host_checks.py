@@ -18,16 +18,23 @@ def find_all(visit: Visit, python: str) -> list[Finding]:
     for station in visit.stations:
         findings += _not_well(station) if not station.well else _station(station, python)
     several = len(visit.stations) > 1 or not all(station.here for station in visit.stations)
-    return [*findings, *(_connections(visit.connections) if several else []), *_own_names(visit.stations)]
+    return [
+        *findings,
+        *(_connections(visit.connections) if several else []),
+        *_own_names(visit.stations),
+    ]
 
 
 def _not_well(station: Station) -> Iterator[Finding]:
     if station.resolves_to is None:
         yield warning(
-            f"the name server does not answer for {station.label}", "check /etc/resolv.conf, or give its address"
+            f"the name server does not answer for {station.label}",
+            "check /etc/resolv.conf, or give its address",
         )
     if str(station.error).startswith("--iface"):
-        yield problem(str(station.error), "name an interface that every host has, or leave --iface out")
+        yield problem(
+            str(station.error), "name an interface that every host has, or leave --iface out"
+        )
         return
     hint = (
         "check that it is up, and log in by hand once"
@@ -36,7 +43,8 @@ def _not_well(station: Station) -> Iterator[Finding]:
     )
     yield problem(
         str(station.error),
-        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(station.host.name)} true` must work without asking",
+        f"{hint}: `ssh -o BatchMode=yes -- {shlex.quote(station.host.name)} true` must work without"
+        " asking",
     )
 
 
@@ -44,7 +52,8 @@ def _station(station: Station, python: str) -> Iterator[Finding]:
     label, facts = station.label, station.facts
     if facts["allstep"] != __version__:
         yield problem(
-            f"{label} has allstep {facts['allstep']}, here is {__version__}", "install the same version on every host"
+            f"{label} has allstep {facts['allstep']}, here is {__version__}",
+            "install the same version on every host",
         )
     if facts["torch"] is None:
         yield problem(
@@ -58,17 +67,20 @@ def _station(station: Station, python: str) -> Iterator[Finding]:
         )
     if facts["python"] != python:
         yield warning(
-            f"{label} has Python {facts['python']}, here is {python}", "use the same interpreter on every host"
+            f"{label} has Python {facts['python']}, here is {python}",
+            "use the same interpreter on every host",
         )
     if station.host.slots > facts["cores"]["allowed"]:
         yield warning(
-            f"{label} has {facts['cores']['allowed']} cores for {station.host.slots} workers: they will crowd each other",
+            f"{label} has {facts['cores']['allowed']} cores for {station.host.slots} workers: they"
+            " will crowd each other",
             f"-H {station.host.name}:{facts['cores']['allowed']}",
         )
     if station.clock_offset is not None and abs(station.clock_offset) > _CLOCK_SECONDS:
         ahead = "ahead of" if station.clock_offset > 0 else "behind"
         yield warning(
-            f"the clock of {label} is {abs(station.clock_offset):.0f} s {ahead} ours: times in logs will mislead",
+            f"the clock of {label} is {abs(station.clock_offset):.0f} s {ahead} ours: times in logs"
+            " will mislead",
             "set up NTP there",
         )
 
@@ -77,20 +89,28 @@ def _connections(connections: Sequence[Connection]) -> Iterator[Finding]:
     failed = [connection for connection in connections if connection.error is not None]
     for connection in failed[:_MOST_PAIRS]:
         yield problem(
-            f"{connection.source} cannot open a connection to {connection.target}: {connection.error}",
+            f"{connection.source} cannot open a connection to {connection.target}:"
+            f" {connection.error}",
             _advice(str(connection.error)),
         )
     if len(failed) > _MOST_PAIRS:
         rest = ", ".join(
-            f"{connection.source} to {connection.target}" for connection in failed[_MOST_PAIRS : 4 * _MOST_PAIRS]
+            f"{connection.source} to {connection.target}"
+            for connection in failed[_MOST_PAIRS : 4 * _MOST_PAIRS]
         )
         yield problem(f"{len(failed) - _MOST_PAIRS} more connections fail: {rest}", "as above")
 
 
 def _advice(error: str) -> str:
     if "unreachable" in error or "No route" in error:
-        return "there is no route: do both have an address in the same network? allstep run --iface names the interface"
-    return "a firewall? Open all ports above 1023 between the hosts, or name another interface: allstep run --iface"
+        return (
+            "there is no route: do both have an address in the same network? allstep run --iface"
+            " names the interface"
+        )
+    return (
+        "a firewall? Open all ports above 1023 between the hosts, or name another interface:"
+        " allstep run --iface"
+    )
 
 
 def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
@@ -104,7 +124,8 @@ def _own_names(stations: Sequence[Station]) -> Iterator[Finding]:
     if trapped:
         yield note(
             f"on {', '.join(trapped)} the host's own name means the host itself alone",
-            "nothing for allstep, which takes the interface that routes to the others; torchrun by host name would fail",
+            "nothing for allstep, which takes the interface that routes to the others; torchrun by"
+            " host name would fail",
         )
 
 

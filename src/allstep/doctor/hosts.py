@@ -1,10 +1,12 @@
-"""The hosts of -H: a probe on each, asked what is there, and a connection tried from each to every other and to this machine.
+"""The hosts of -H: a probe on each, asked what is there, and a connection tried from each to every
+other and to this machine.
 
-    start   ssh, or a child process for a name that means this machine; hello with facts within `HELLO_SECONDS`
-    ask     listen on a fresh port; what time is it
-    try     all pairs at once, each at the addresses that a run would use
+    start   ssh, or a child process for a name that means this machine; hello with facts within
+    `HELLO_SECONDS` ask     listen on a fresh port; what time is it try     all pairs at once, each
+    at the addresses that a run would use
 
-Every step has a time limit, and a host that fails one is left out of the next. Its row then says why.
+Every step has a time limit, and a host that fails one is left out of the next. Its row then says
+why.
 """
 
 import contextlib
@@ -73,7 +75,10 @@ class Station:
 
 @dataclass(frozen=True)
 class Connection:
-    """An attempt of one host to reach another (or this machine) on a fresh port. `error` None: it worked."""
+    """An attempt of one host to reach another (or this machine) on a fresh port.
+
+    `error` None: it worked.
+    """
 
     source: str
     target: str
@@ -159,21 +164,35 @@ class Call:
 
 def _command(station: Station, ssh: str) -> list[str]:
     probe = [*module_flags("allstep.doctor.probe"), station.label]
-    return [sys.executable, *probe] if station.here else launch_ssh.command_on(station.host.name, ssh, *probe)
+    return (
+        [sys.executable, *probe]
+        if station.here
+        else launch_ssh.command_on(station.host.name, ssh, *probe)
+    )
 
 
 def visit(hosts: Sequence[Host], ssh: str, iface: str | None = None) -> Visit:
-    """Go to all hosts at once. Nothing is raised for a host that is not well. `iface`: as in `allstep run --iface`."""
+    """Go to all hosts at once.
+
+    Nothing is raised for a host that is not well. `iface`: as in `allstep run --iface`.
+    """
     stations = _side_by_side(_look_up, hosts)
-    ourselves = [] if any(station.here for station in stations) else [Station(Host(THIS_MACHINE, 0), here=True)]
+    ourselves = (
+        []
+        if any(station.here for station in stations)
+        else [Station(Host(THIS_MACHINE, 0), here=True)]
+    )
     token = wire.new_token()
-    calls = [call for station in [*stations, *ourselves] if (call := _start(station, ssh)) is not None]
+    calls = [
+        call for station in [*stations, *ourselves] if (call := _start(station, ssh)) is not None
+    ]
     try:
         _side_by_side(lambda call: _ask(call, token), calls)
         _choose_addresses([call.station for call in calls], iface)
         able = [call for call in calls if call.station.well]
         tried = _side_by_side(
-            lambda call: _try(call, able, token, iface), [call for call in able if call.station in stations]
+            lambda call: _try(call, able, token, iface),
+            [call for call in able if call.station in stations],
         )
     finally:
         for call in calls:
@@ -198,7 +217,8 @@ def _start(station: Station, ssh: str) -> Call | None:
     except (OSError, ValueError) as error:
         program = launch_ssh.split_command(ssh)[0] if not station.here else sys.executable
         station.error = (
-            f"cannot start {program!r} to reach {station.label}: {getattr(error, 'strerror', None) or error}"
+            f"cannot start {program!r} to reach {station.label}:"
+            f" {getattr(error, 'strerror', None) or error}"
         )
         return None
 
@@ -219,7 +239,8 @@ def _ask(call: Call, token: str) -> None:
     clock = call.wait_for(Clock, ANSWER_SECONDS)
     if listening is None or clock is None:
         station.error = (
-            station.error or f"{station.label} answered once and then fell silent for {ANSWER_SECONDS:.0f} s"
+            station.error
+            or f"{station.label} answered once and then fell silent for {ANSWER_SECONDS:.0f} s"
         )
         return
     station.port = listening.port
@@ -227,15 +248,22 @@ def _ask(call: Call, token: str) -> None:
 
 
 def _choose_addresses(stations: list[Station], iface: str | None) -> None:
-    """Where a run would look for each: at the address that ssh found; here, at the one from which we reach the others."""
+    """Where a run would look for each: at the address that ssh found; here, at the one from which
+    we reach the others."""
     if iface:
         for station in stations:
             _take_address_of(station, iface)
         return
-    remote = [str(found) for station in stations if (found := station.facts.get("address")) and not station.here]
+    remote = [
+        str(found)
+        for station in stations
+        if (found := station.facts.get("address")) and not station.here
+    ]
     for station in stations:
         if station.here:
-            station.address = next((source for a in remote if (source := machine.route_to(a))), "127.0.0.1")
+            station.address = next(
+                (source for a in remote if (source := machine.route_to(a))), "127.0.0.1"
+            )
         elif station.well:
             station.address = station.facts["address"]
 
@@ -249,14 +277,19 @@ def _take_address_of(station: Station, iface: str) -> None:
         station.address = found[0]
     elif station.label != THIS_MACHINE:
         known = ", ".join(name for name, addresses in interfaces.items() if addresses)
-        station.error = f"--iface {iface}: {station.label} has no such interface with an address; it has {known}"
+        station.error = (
+            f"--iface {iface}: {station.label} has no such interface with an address; it has"
+            f" {known}"
+        )
 
 
 def _try(call: Call, everyone: list[Call], token: str, iface: str | None) -> list[Connection]:
     """From one host to all others at once."""
     source = call.station
     others = [other.station for other in everyone if other is not call]
-    targets = tuple(Target(other.label, tuple(_addresses(other, source, iface))) for other in others)
+    targets = tuple(
+        Target(other.label, tuple(_addresses(other, source, iface))) for other in others
+    )
     call.link.send(Connect(token, targets, CONNECT_SECONDS))
     end = time.monotonic() + 2 * CONNECT_SECONDS + 1.0
     missing = {other.label for other in others}
@@ -264,10 +297,22 @@ def _try(call: Call, everyone: list[Call], token: str, iface: str | None) -> lis
     while missing and (reached := call.wait_for(Reached, end - time.monotonic())) is not None:
         missing.discard(reached.to)
         results.append(
-            Connection(source.label, reached.to, reached.error, reached.seconds, reached.interface, reached.address)
+            Connection(
+                source.label,
+                reached.to,
+                reached.error,
+                reached.seconds,
+                reached.interface,
+                reached.address,
+            )
         )
-    results += [Connection(source.label, label, "no answer in time", 2 * CONNECT_SECONDS) for label in sorted(missing)]
-    return sorted(results, key=lambda connection: [other.label for other in others].index(connection.target))
+    results += [
+        Connection(source.label, label, "no answer in time", 2 * CONNECT_SECONDS)
+        for label in sorted(missing)
+    ]
+    return sorted(
+        results, key=lambda connection: [other.label for other in others].index(connection.target)
+    )
 
 
 def _addresses(target: Station, source: Station, iface: str | None) -> list[tuple[str, int]]:

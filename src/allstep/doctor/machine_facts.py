@@ -1,6 +1,8 @@
-"""What the kernel and the container give us: cores, memory, shared memory, open files, folders, names and addresses.
+"""What the kernel and the container give us: cores, memory, shared memory, open files, folders,
+names and addresses.
 
-Everything here is quick, loads no torch and starts no program, so a probe on another host can tell the same of itself.
+Everything here is quick, loads no torch and starts no program, so a probe on another host can tell
+the same of itself.
 """
 
 import os
@@ -30,7 +32,8 @@ class Cores:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Bytes of /dev/shm (None where there is none), and whether memfd_create, which needs none, works."""
+    """Bytes of /dev/shm (None where there is none), and whether memfd_create, which needs none,
+    works."""
 
     size: int | None
     free: int | None
@@ -39,7 +42,8 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class Network:
-    """Our interfaces with their addresses, our name, and what it resolves to (None: the name server did not answer in time)."""
+    """Our interfaces with their addresses, our name, and what it resolves to (None: the name server
+    did not answer in time)."""
 
     hostname: str
     resolves_to: list[str] | None
@@ -89,7 +93,8 @@ def network() -> Network:
 
 def resolve(name: str, seconds: float = _RESOLVE_SECONDS) -> list[str] | None:
     """The addresses of a host name, [] when it has none, None when nobody answered in time."""
-    # A lookup cannot be interrupted: one that hangs is left behind in a thread that holds up nobody.
+    # A lookup cannot be interrupted: one that hangs is left behind in a thread that holds up
+    # nobody.
     try:
         found = call_within(lambda: socket.getaddrinfo(name, None), seconds, "allstep-resolve")
     except NotBack:
@@ -127,5 +132,9 @@ def temporary_folder() -> Folder:
     except OSError as error:
         return Folder("temporary files", asked or "", str(error.strerror or error))
     if asked and Path(asked).absolute() != path.absolute():
-        return Folder("temporary files", str(path), f"TMPDIR={asked} cannot be written; {path} is used instead")
+        return Folder(
+            "temporary files",
+            str(path),
+            f"TMPDIR={asked} cannot be written; {path} is used instead",
+        )
     return folder("temporary files", path)

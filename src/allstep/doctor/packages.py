@@ -1,4 +1,5 @@
-"""The Python packages that allstep needs or can use, from its own metadata: what is declared is what is looked for."""
+"""The Python packages that allstep needs or can use, from its own metadata: what is declared is
+what is looked for."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +8,10 @@ from importlib import metadata
 
 @dataclass(frozen=True)
 class Package:
-    """`version` None: not installed. `extra`: the extra of allstep that asks for it; None when allstep needs it."""
+    """`version` None: not installed.
+
+    `extra`: the extra of allstep that asks for it; None when allstep needs it.
+    """
 
     name: str
     least: str | None
@@ -16,7 +20,9 @@ class Package:
 
     @property
     def good(self) -> bool:
-        return self.version is not None and (self.least is None or at_least(self.version, self.least))
+        return self.version is not None and (
+            self.least is None or at_least(self.version, self.least)
+        )
 
 
 def packages() -> list[Package]:
@@ -30,7 +36,9 @@ def packages() -> list[Package]:
 
 
 def _package(line: str) -> Package | None:
-    match = re.match(r"([\w.-]+)(?:[^;]*?>=([\w.]+))?[^;]*(?:;.*extra == ['\"]([\w-]+)['\"])?", line)
+    match = re.match(
+        r"([\w.-]+)(?:[^;]*?>=([\w.]+))?[^;]*(?:;.*extra == ['\"]([\w-]+)['\"])?", line
+    )
     return Package(match[1], match[2], version_of(match[1]), match[3]) if match else None
 
 

@@ -68,7 +68,11 @@ def _coloured(finding: Finding) -> "object":
 
 def verdict(report: Report) -> str:
     """The last line."""
-    counts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind in Severity if (count := _count(report, kind))]
+    counts = [
+        f"{count} {kind}{'s' if count > 1 else ''}"
+        for kind in Severity
+        if (count := _count(report, kind))
+    ]
     state = "a run should work" if report.ok else "a run would fail"
     return f"{state} ({', '.join(counts) or 'nothing found'}; looked for {report.seconds:.1f} s)"
 
@@ -92,16 +96,35 @@ def _machine(report: Report) -> Iterator[Row]:
     facts = report.facts
     cores, memory, shm, net = facts.cores, facts.memory, facts.shared_memory, facts.network
     quota = "no quota" if cores.quota is None else f"quota {cores.quota:g}"
-    yield "cores", f"{cores.allowed} allowed (machine {cores.machine}, affinity mask {cores.affinity}, {quota})"
+    yield (
+        "cores",
+        (
+            f"{cores.allowed} allowed (machine {cores.machine}, affinity mask {cores.affinity},"
+            f" {quota})"
+        ),
+    )
     limit = f", cgroup limit {nbytes(memory.limit)}" if memory.limit else ""
     yield "memory", f"{nbytes(memory.available)} available of {nbytes(memory.total)}{limit}"
-    free = "no /dev/shm" if shm.size is None else f"/dev/shm {nbytes(shm.size)}, {nbytes(shm.free or 0)} free"
+    free = (
+        "no /dev/shm"
+        if shm.size is None
+        else f"/dev/shm {nbytes(shm.size)}, {nbytes(shm.free or 0)} free"
+    )
     yield "shared memory", f"{'memfd works' if shm.memfd else 'memfd does not work'}; {free}"
     yield "GPUs", "; ".join(facts.torch.devices or facts.gpus) or "none"
     own = net.resolves_to
-    yield "host name", f"{net.hostname} -> {'no answer' if own is None else ', '.join(own) or 'does not resolve'}"
-    yield "interfaces", "; ".join(f"{name} {', '.join(found)}" for name, found in net.interfaces.items() if found)
-    yield "open files", f"{_count_text(facts.open_files[0])} (may be raised to {_count_text(facts.open_files[1])})"
+    yield (
+        "host name",
+        f"{net.hostname} -> {'no answer' if own is None else ', '.join(own) or 'does not resolve'}",
+    )
+    yield (
+        "interfaces",
+        "; ".join(f"{name} {', '.join(found)}" for name, found in net.interfaces.items() if found),
+    )
+    yield (
+        "open files",
+        f"{_count_text(facts.open_files[0])} (may be raised to {_count_text(facts.open_files[1])})",
+    )
     for folder in facts.folders:
         yield folder.purpose, folder.path
 
@@ -118,18 +141,29 @@ def _software(report: Report) -> Iterator[Row]:
         built = f"CUDA {engine.cuda}" if engine.cuda else "CPU only"
         yield (
             "torch",
-            f"{engine.version}, {built}; backends: {', '.join(have) or 'none'} (not: {', '.join(lack) or 'none'})",
+            (
+                f"{engine.version}, {built}; backends: {', '.join(have) or 'none'} (not:"
+                f" {', '.join(lack) or 'none'})"
+            ),
         )
     for title, name in (("MPI", "mpirun"), ("Slurm", "srun"), ("ssh", "ssh")):
         yield title, _program(programs[name])
     if job := facts.env.get("SLURM_JOB_ID"):
         step = facts.env.get("SLURM_STEP_ID")
-        yield "Slurm job", f"{job}, {f'in step {step}' if step else 'outside a step: srun starts one'}"
-    needed = [package for package in facts.packages if package.extra is None and package.name != "torch"]
+        yield (
+            "Slurm job",
+            f"{job}, {f'in step {step}' if step else 'outside a step: srun starts one'}",
+        )
+    needed = [
+        package for package in facts.packages if package.extra is None and package.name != "torch"
+    ]
     optional = [package for package in facts.packages if package.extra is not None]
     for title, packages in (("packages", needed), ("optional", optional)):
         if packages:
-            yield title, ", ".join(f"{package.name} {package.version or '(none)'}" for package in packages)
+            yield (
+                title,
+                ", ".join(f"{package.name} {package.version or '(none)'}" for package in packages),
+            )
 
 
 def _program(program: Program) -> str:
@@ -144,11 +178,15 @@ def _world(report: Report) -> Iterator[Row]:
         yield "found", "no launcher has started us: a world of one"
     else:
         place = (
-            f"rank {world.rank} of {world.size}, local rank {world.local_rank} of {world.local_size} on {world.host}"
+            f"rank {world.rank} of {world.size}, local rank {world.local_rank} of"
+            f" {world.local_size} on {world.host}"
         )
         yield "found", f"{place}, from {world.launcher}"
     yield "a run now", choice.command
-    yield "workers", f"{choice.workers}, {choice.threads} thread{'s' if choice.threads > 1 else ''} each"
+    yield (
+        "workers",
+        f"{choice.workers}, {choice.threads} thread{'s' if choice.threads > 1 else ''} each",
+    )
     yield "backend", choice.backend
     yield "ranks meet", choice.meeting
     if report.trial is not None:
@@ -159,7 +197,9 @@ def _trial(report: Report) -> str:
     trial = report.trial
     assert trial is not None
     if trial.error is not None:
-        return f"{trial.ranks} ranks failed after {trial.seconds:.1f} s\n{trial.error}".replace("\n", "\n    ")
+        return f"{trial.ranks} ranks failed after {trial.seconds:.1f} s\n{trial.error}".replace(
+            "\n", "\n    "
+        )
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in trial.phases.items())
     return f"{trial.ranks} ranks met and summed a tensor in {trial.seconds:.1f} s ({phases})"
 
@@ -171,15 +211,18 @@ def host_text(station: Station) -> str:
     elif station.resolves_to:
         where = station.resolves_to[0]
     else:
-        where = "no answer from the name server" if station.resolves_to is None else "known to ssh only"
+        where = (
+            "no answer from the name server" if station.resolves_to is None else "known to ssh only"
+        )
     if station.error is not None:
         return f"{where}; {station.error}"
     facts = station.facts
     how = "" if station.here else f"ssh and Python answer in {station.seconds:.1f} s; "
     clock = f"clock {station.clock_offset:+.2f} s"
     return (
-        f"{where}; {how}{facts['cores']['allowed']} cores, {nbytes(facts['memory']['available'])} free; "
-        f"allstep {facts['allstep']}, torch {facts['torch']}, Python {facts['python']}; {clock}"
+        f"{where}; {how}{facts['cores']['allowed']} cores, {nbytes(facts['memory']['available'])}"
+        f" free; allstep {facts['allstep']}, torch {facts['torch']}, Python {facts['python']};"
+        f" {clock}"
     )
 
 
@@ -190,7 +233,10 @@ def _matrix(visit: Visit) -> Iterator[Row]:
         if row:
             words = [f"{target_label(c)} {'ok' if c.error is None else 'FAILS'}" for c in row]
             through = ", ".join(sorted({c.interface for c in row if c.interface}))
-            yield f"from {station.label}", ", ".join(words) + (f" (through {through})" if through else "")
+            yield (
+                f"from {station.label}",
+                ", ".join(words) + (f" (through {through})" if through else ""),
+            )
 
 
 def _count_text(number: int) -> str:

@@ -1,10 +1,12 @@
-"""The doctor's ear on a host: says what it finds there, listens on a fresh port as a launcher would, and tries to reach the others.
+"""The doctor's ear on a host: says what it finds there, listens on a fresh port as a launcher
+would, and tries to reach the others.
 
-It runs here as a child process and on other hosts through ssh, like the launcher's agent, and speaks the launcher's `Link` on its
-standard streams. It ends when that stream ends, or after a minute.
+It runs here as a child process and on other hosts through ssh, like the launcher's agent, and
+speaks the launcher's `Link` on its standard streams. It ends when that stream ends, or after a
+minute.
 
-Its messages are in `probe_messages`. A connection is one to the small store of `allstep.wire`, so a port that answers is known to be
-the right one.
+Its messages are in `probe_messages`. A connection is one to the small store of `allstep.wire`, so a
+port that answers is known to be the right one.
 """
 
 import os
@@ -69,7 +71,8 @@ class Probe:
 
 
 def reach(target: Target, token: str, seconds: float) -> Reached:
-    """Try to open a connection to a probe: seconds and the interface of ours that leads there, or the error."""
+    """Try to open a connection to a probe: seconds and the interface of ours that leads there, or
+    the error."""
     began = time.monotonic()
     try:
         client = wire.Client(list(target.addresses), token, seconds)

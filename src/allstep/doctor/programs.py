@@ -1,4 +1,7 @@
-"""Programs of the system that a run may use: which one the PATH finds, and its version. All are asked at once, with a time limit."""
+"""Programs of the system that a run may use: which one the PATH finds, and its version.
+
+All are asked at once, with a time limit.
+"""
 
 import os
 import re
@@ -60,8 +63,12 @@ def _version(path: str, arguments: list[str]) -> str:
     if "configuration source" in said:
         raise subprocess.SubprocessError("installed, but no Slurm is configured on this machine")
     if done.returncode:
-        raise subprocess.SubprocessError(said.partition("\n")[0] or f"ended with exit code {done.returncode}")
-    hydra = re.search(r"^\s*Version:\s*(\S+)", said, re.MULTILINE)  # MPICH's first line says nothing
+        raise subprocess.SubprocessError(
+            said.partition("\n")[0] or f"ended with exit code {done.returncode}"
+        )
+    hydra = re.search(
+        r"^\s*Version:\s*(\S+)", said, re.MULTILINE
+    )  # MPICH's first line says nothing
     if "HYDRA" in said and hydra:
         return f"MPICH {hydra[1]}"
     return said if "nvidia" in path else said.partition("\n")[0]

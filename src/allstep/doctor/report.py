@@ -50,7 +50,9 @@ class Report:
             "use": facts["choice"],
             "trial": asdict(self.trial) if self.trial else None,
             "hosts": [asdict(station) for station in self.visit.stations] if self.visit else [],
-            "connections": [asdict(connection) for connection in self.visit.connections] if self.visit else [],
+            "connections": [asdict(connection) for connection in self.visit.connections]
+            if self.visit
+            else [],
             "findings": [finding._asdict() for finding in self.findings],
             "seconds": self.seconds,
         }
@@ -72,7 +74,10 @@ _MACHINE = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user wants to be looked at. `ssh` and `iface` as in `allstep run`; quick: no trial run."""
+    """What the user wants to be looked at.
+
+    `ssh` and `iface` as in `allstep run`; quick: no trial run.
+    """
 
     hosts: Sequence[Host] = ()
     ssh: str = "ssh"
@@ -96,7 +101,10 @@ def examine(asked: Asked) -> Report:
 
 
 def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | None:
-    """Inside a world the other ranks wait for us. Else a trial after a problem would only say it once more, and slowly."""
+    """Inside a world the other ranks wait for us.
+
+    Else a trial after a problem would only say it once more, and slowly.
+    """
     if asked.quick:
         return None
     if facts.world is not None and facts.world.size > 1:
@@ -107,7 +115,8 @@ def _try(asked: Asked, facts: Facts, findings: Sequence[Finding]) -> Trial | Non
 
 
 def follow(asked: Asked) -> bool:
-    """In the ranks of a world but the first: take part in its trial, and leave the talking to rank 0. False in all others."""
+    """In the ranks of a world but the first: take part in its trial, and leave the talking to rank
+    0. False in all others."""
     world, _ = _detect(asked.launcher)
     if world is None or world.rank == 0:
         return False

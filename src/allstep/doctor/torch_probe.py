@@ -1,4 +1,5 @@
-"""torch, looked at from a process of its own: an import that hangs, crashes or is killed must not take the doctor with it.
+"""torch, looked at from a process of its own: an import that hangs, crashes or is killed must not
+take the doctor with it.
 
 `look` starts this module; as a program it imports torch and prints what it found as a line of JSON.
 """
@@ -54,7 +55,11 @@ class Look:
             return Engine(**json.loads(lines[-1].removeprefix(_MARK)))
         last = (err.strip() or "it said nothing").splitlines()[-1]
         code = self._process.returncode
-        return Engine(error=f"{last} (exit code {code})" if code >= 0 else f"{last} (killed by signal {-code})")
+        return Engine(
+            error=f"{last} (exit code {code})"
+            if code >= 0
+            else f"{last} (killed by signal {-code})"
+        )
 
 
 def _describe() -> Engine:
@@ -63,7 +68,9 @@ def _describe() -> Engine:
 
     available = {"gloo": False, "nccl": False, "mpi": False, "ucc": False}
     if dist.is_available():
-        available = {name: bool(getattr(dist, f"is_{name}_available", lambda: False)()) for name in available}
+        available = {
+            name: bool(getattr(dist, f"is_{name}_available", lambda: False)()) for name in available
+        }
     devices, error = _devices(torch)
     built_for = torch.version.cuda or (f"ROCm {torch.version.hip}" if torch.version.hip else None)
     return Engine(
@@ -77,8 +84,12 @@ def _describe() -> Engine:
 
 
 def _devices(torch: Any) -> tuple[list[str], str | None]:
-    """The accelerators that torch can use, and why CUDA cannot be used where torch was built for it."""
-    found = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    """The accelerators that torch can use, and why CUDA cannot be used where torch was built for
+    it."""
+    found = [
+        f"cuda:{index} {torch.cuda.get_device_name(index)}"
+        for index in range(torch.cuda.device_count())
+    ]
     for name in ("xpu", "mps"):
         module = getattr(torch, name, None)
         if module is not None and getattr(module, "is_available", lambda: False)():

@@ -1,4 +1,5 @@
-"""A small real run: ranks are started by `allstep run` as for any other run, meet, and sum a tensor."""
+"""A small real run: ranks are started by `allstep run` as for any other run, meet, and sum a
+tensor."""
 
 import contextlib
 import json
@@ -22,7 +23,10 @@ _EXTRA_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Trial:
-    """How it went. `phases`: seconds that rank 0 spent in import, init and allreduce. `error` None: it went well."""
+    """How it went.
+
+    `phases`: seconds that rank 0 spent in import, init and allreduce. `error` None: it went well.
+    """
 
     ranks: int
     seconds: float
@@ -43,14 +47,17 @@ class Trial:
 
 
 def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = None) -> Trial:
-    """Two ranks here; or one rank on each of `hosts`, two where there is one host with room for them."""
+    """Two ranks here; or one rank on each of `hosts`, two where there is one host with room for
+    them."""
     used = (
         [host._replace(slots=1) for host in hosts]
         if len(hosts) > 1
         else [host._replace(slots=min(2, host.slots)) for host in hosts]
     )
     ranks = sum(host.slots for host in used) or 2
-    where = ["-H", ",".join(f"{host.name}:{host.slots}" for host in used), "--ssh", ssh] if used else []
+    where = (
+        ["-H", ",".join(f"{host.name}:{host.slots}" for host in used), "--ssh", ssh] if used else []
+    )
     where += ["--iface", iface] if used and iface else []
     command = run_module("allstep", "run", "-np", str(ranks), *where, "--grace", "2", "--")
     began = time.monotonic()
@@ -63,7 +70,9 @@ def try_run(hosts: Sequence[Host] = (), ssh: str = "ssh", iface: str | None = No
         ranks,
         seconds,
         {},
-        last_words(err) if code is not None else f"it did not end within {seconds:.0f} s\n{last_words(err)}",
+        last_words(err)
+        if code is not None
+        else f"it did not end within {seconds:.0f} s\n{last_words(err)}",
     )
 
 
@@ -78,7 +87,10 @@ def join(size: int, launcher: str | None) -> Trial:
 
 
 def _run(command: list[str]) -> tuple[int | None, str, str]:
-    """Exit code (None: out of time), standard output and error. The launcher cleans up behind itself, even when killed."""
+    """Exit code (None: out of time), standard output and error.
+
+    The launcher cleans up behind itself, even when killed.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -108,11 +120,17 @@ def _patience() -> float:
 
 
 def _outside() -> dict[str, str]:
-    """Our environment as if no launcher had started us; what is wrong with the launcher's variables is a finding of its own."""
+    """Our environment as if no launcher had started us; what is wrong with the launcher's variables
+    is a finding of its own."""
     names = {"ALLSTEP_LAUNCHER", "PMIX_RANK"}
     for launcher in LAUNCHERS.values():
         names.update(
-            launcher.rank, launcher.size, launcher.local_rank, launcher.local_size, launcher.node, launcher.needs
+            launcher.rank,
+            launcher.size,
+            launcher.local_rank,
+            launcher.local_size,
+            launcher.node,
+            launcher.needs,
         )
     return {name: value for name, value in os.environ.items() if name not in names}
 

@@ -22,7 +22,11 @@ def take_part(launcher: str | None = None) -> tuple[World, dict[str, float]]:
     joined = time.monotonic()
     total = torch.full((1024,), float(world.rank))
     dist.all_reduce(total)
-    seconds = {"import": imported - began, "init": joined - imported, "allreduce": time.monotonic() - joined}
+    seconds = {
+        "import": imported - began,
+        "init": joined - imported,
+        "allreduce": time.monotonic() - joined,
+    }
     comm.shutdown()
     expected = world.size * (world.size - 1) / 2
     if not bool((total == expected).all()):

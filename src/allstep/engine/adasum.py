@@ -2,8 +2,9 @@
 
 For two vectors    A(a, b) = (1 - a.b / 2|a|^2) a  +  (1 - a.b / 2|b|^2) b
 
-and for 2^k ranks the balanced tree A(A(g0, g1), A(g2, g3)): at level l every rank exchanges its vector with the rank whose number
-differs in bit l, and both compute the same sum, the lower rank's vector first, so that they get the same bits. Dot products are float64.
+and for 2^k ranks the balanced tree A(A(g0, g1), A(g2, g3)): at level l every rank exchanges its
+vector with the rank whose number differs in bit l, and both compute the same sum, the lower rank's
+vector first, so that they get the same bits. Dot products are float64.
 
 S. Maleki et al., Scaling distributed training with adaptive summation, MLSys 2021.
 """

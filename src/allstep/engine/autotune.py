@@ -1,13 +1,15 @@
 """HOROVOD_AUTOTUNE=1: try fusion thresholds while the script runs, and keep the best.
 
-    warm-up samples   thrown away
-    a sample          5 measurements with one threshold; its score is their median
-    a measurement     until some name has been reduced HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE times; bytes reduced per microsecond, all told
+    warm-up samples   thrown away a sample          5 measurements with one threshold; its score is
+    their median a measurement     until some name has been reduced
+    HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE times; bytes reduced per microsecond, all told
 
-Rank 0 decides alone, since it alone fuses: the others do what its answers say, so a threshold may change between any two of them.
-Horovod also searches for a cycle time and tries hierarchies and the cache. Here there are no cycles, and the way between hosts is chosen
-by the layout, so one number is left, and a plain sweep finds the best of a few values of it. One set by HOROVOD_FUSION_THRESHOLD is the
-only one that is tried. HOROVOD_AUTOTUNE_LOG is a file for Horovod's table: a row for each sample, and the best again at the end.
+Rank 0 decides alone, since it alone fuses: the others do what its answers say, so a threshold may
+change between any two of them. Horovod also searches for a cycle time and tries hierarchies and the
+cache. Here there are no cycles, and the way between hosts is chosen by the layout, so one number is
+left, and a plain sweep finds the best of a few values of it. One set by HOROVOD_FUSION_THRESHOLD is
+the only one that is tried. HOROVOD_AUTOTUNE_LOG is a file for Horovod's table: a row for each
+sample, and the best again at the end.
 """
 
 import os
@@ -31,7 +33,9 @@ _HEADER = (
     "tensor_fusion_threshold,score"
 )
 _UNCHANGED = "0,0,0,1,1"  # the columns that nothing is tried for
-_MOST_NAMES = 10_000  # names that never come again (those of unnamed operations) must not fill the memory
+_MOST_NAMES = (
+    10_000  # names that never come again (those of unnamed operations) must not fill the memory
+)
 
 
 class Sample(NamedTuple):
@@ -50,7 +54,9 @@ class Log:
         try:
             self._path.write_text(_HEADER + "\n")
         except OSError as error:
-            raise ConfigError(f"HOROVOD_AUTOTUNE_LOG={path!r} cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"HOROVOD_AUTOTUNE_LOG={path!r} cannot be written: {error.strerror}"
+            ) from error
 
     def add(self, sample: Sample) -> None:
         if self._has_failed:
@@ -141,13 +147,16 @@ class Autotune:
 
 
 def read_autotune(rank: int, fusion: int, env: Mapping[str, str] | None = None) -> Autotune | None:
-    """What the environment asks for, on rank 0; None when it asks for nothing. fusion: the threshold, if the environment sets it."""
+    """What the environment asks for, on rank 0; None when it asks for nothing. fusion: the
+    threshold, if the environment sets it."""
     env = os.environ if env is None else env
     if rank != 0 or not number("HOROVOD_AUTOTUNE", 0, env) > 0:
         return None
     steps = int(number("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, env))
     if steps < 1:
-        raise ConfigError(f"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE={steps}: a measurement needs 1 step or more")
+        raise ConfigError(
+            f"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE={steps}: a measurement needs 1 step or more"
+        )
     path = env.get("HOROVOD_AUTOTUNE_LOG", "")
     return Autotune(
         candidates=(fusion,) if env.get("HOROVOD_FUSION_THRESHOLD") else CANDIDATES,

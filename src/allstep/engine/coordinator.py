@@ -1,12 +1,13 @@
-"""The coordinator: requests of the ranks in, responses in one order for all of them out. No threads, no network, no tensors.
+"""The coordinator: requests of the ranks in, responses in one order for all of them out. No
+threads, no network, no tensors.
 
-There is one for the whole world, on rank 0. Its answers form a log that every rank reads from the beginning to the end, and every rank
-does what concerns it in that order. So operations of several sets cannot wait for each other in a circle, whatever order the ranks
-asked in.
+There is one for the whole world, on rank 0. Its answers form a log that every rank reads from the
+beginning to the end, and every rank does what concerns it in that order. So operations of several
+sets cannot wait for each other in a circle, whatever order the ranks asked in.
 
-An operation is ready when all members of its set have asked for it; ranks that have joined (they have no more data) are not waited for.
-Then the asks are compared (`mismatch`), and the answer is to carry it out, or why not. Asks that were handed over as a group are
-answered together.
+An operation is ready when all members of its set have asked for it; ranks that have joined (they
+have no more data) are not waited for. Then the asks are compared (`mismatch`), and the answer is to
+carry it out, or why not. Asks that were handed over as a group are answered together.
 """
 
 import time
@@ -33,7 +34,9 @@ from allstep.engine.mismatch import Verdict, joined_text, judge
 from allstep.engine.request import Ask, Key, Kind, decode
 
 _FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
-_WORTH_FUSING = 1 << 20  # bytes; what is larger gains nothing from being packed with others, and is copied twice for it
+_WORTH_FUSING = (
+    1 << 20
+)  # bytes; what is larger gains nothing from being packed with others, and is copied twice for it
 _MOST_VERDICTS = 10_000
 _MOST_NAMES = 6
 
@@ -66,8 +69,8 @@ class _Ready(NamedTuple):
 class Coordinator:
     """See the module.
 
-    sets: the ranks of each process set; changed by `add` and `remove`. fusion: bytes up to which ready operations are fused.
-    fuse_groups: whether operations of different groups may be fused.
+    sets: the ranks of each process set; changed by `add` and `remove`. fusion: bytes up to which
+    ready operations are fused. fuse_groups: whether operations of different groups may be fused.
     """
 
     def __init__(
@@ -166,13 +169,17 @@ class Coordinator:
         members = self.sets[waiting.key[0]]
         if len(waiting.asks) == len(members):
             return True
-        return bool(self.joined) and all(rank in waiting.asks or rank in self.joined for rank in members)
+        return bool(self.joined) and all(
+            rank in waiting.asks or rank in self.joined for rank in members
+        )
 
     def _answer(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.key]
         members = self.sets[waiting.key[0]]
         asks = tuple(waiting.asks[rank] for rank in members if rank in waiting.asks)
-        verdict = self._verdicts.get(asks) if len(asks) == len(members) and not self.joined else None
+        verdict = (
+            self._verdicts.get(asks) if len(asks) == len(members) and not self.joined else None
+        )
         if verdict is None:
             joined = [rank for rank in members if rank in self.joined]
             verdict = judge([rank for rank in members if rank in waiting.asks], asks, joined)
@@ -228,7 +235,9 @@ class Coordinator:
     def _add_set(self, key: Key, ranks: tuple[int, ...]) -> None:
         same = next((number for number, known in self.sets.items() if known == ranks), None)
         if same is not None:
-            self._refuse(key, VALUE, f"duplicate process set: {list(ranks)} is process set {same} already")
+            self._refuse(
+                key, VALUE, f"duplicate process set: {list(ranks)} is process set {same} already"
+            )
             return
         number = self._free_ids.popleft() if self._free_ids else max(self.sets) + 1
         self.sets[number] = ranks
@@ -245,14 +254,18 @@ class Coordinator:
     # To the ranks
 
     def answers(self) -> list[Fields]:
-        """What all ranks are to do next, in this order. Operations that are ready at the same time may be fused."""
+        """What all ranks are to do next, in this order.
+
+        Operations that are ready at the same time may be fused.
+        """
         if not self._due:
             return []
         due, self._due = self._due, []
         return self._fuse(due)
 
     def _fuse(self, due: Iterable[_Ready | Fields]) -> list[Fields]:
-        """Pack what fits together into the first answer in which there is room; the others may be skipped for it."""
+        """Pack what fits together into the first answer in which there is room; the others may be
+        skipped for it."""
         answers: list[Fields] = []
         room: dict[tuple[object, ...], tuple[list[bytes], int]] = {}
         for each in due:
@@ -278,7 +291,16 @@ class Coordinator:
         if ask.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
             return ()
         bound = 0 if self.fuse_groups or group is None else group.number
-        return ask.kind, ask.process_set, ask.dtype, ask.device, ask.op, ask.prescale, ask.postscale, bound
+        return (
+            ask.kind,
+            ask.process_set,
+            ask.dtype,
+            ask.device,
+            ask.op,
+            ask.prescale,
+            ask.postscale,
+            bound,
+        )
 
     # Those that do not come
 
@@ -293,9 +315,11 @@ class Coordinator:
             self.take(0, [STOP, b"CollectiveTimeout", text.encode(), joined_text(missing[:1])])
 
     def stalls(self, warn_after: float, stop_after: float = 0.0) -> str:
-        """A report on operations that some ranks have not asked for in `warn_after` seconds; empty when there is nothing to report.
+        """A report on operations that some ranks have not asked for in `warn_after` seconds; empty
+        when there is nothing to report.
 
-        Reports come at least `warn_after` seconds apart. stop_after: when an operation has waited so long, stop everything; 0 is never.
+        Reports come at least `warn_after` seconds apart. stop_after: when an operation has waited
+        so long, stop everything; 0 is never.
         """
         now = self._clock()
         old = [each for each in self._waiting.values() if now - each.began > warn_after]
@@ -318,16 +342,20 @@ class Coordinator:
         return [rank for rank in members if rank not in waiting.asks and rank not in self.joined]
 
 
-def stall_report(stalled: Sequence[tuple[str, Sequence[int]]], seconds: float, stopping: Iterable[int]) -> str:
-    """For people: which ranks are missing in which operations. stopping: ranks because of which everything stops."""
+def stall_report(
+    stalled: Sequence[tuple[str, Sequence[int]]], seconds: float, stopping: Iterable[int]
+) -> str:
+    """For people: which ranks are missing in which operations. stopping: ranks because of which
+    everything stops."""
     names: dict[int, list[str]] = {}
     for name, missing in stalled:
         for rank in missing:
             names.setdefault(rank, []).append(name)
     final = set(stopping)
     lines = [
-        f"One or more tensors were submitted by some ranks and have waited for the others for more than {seconds:.0f} seconds. "
-        "Different ranks may be submitting different tensors, or only some of the ranks submit them, which will cause deadlock."
+        "One or more tensors were submitted by some ranks and have waited for the others for more"
+        f" than {seconds:.0f} seconds. Different ranks may be submitting different tensors, or only"
+        " some of the ranks submit them, which will cause deadlock."
     ]
     if final:
         lines[0] += " Will shutdown."

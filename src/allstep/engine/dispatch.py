@@ -78,7 +78,9 @@ class Dispatch:
         if rank not in state.process_sets[asks[0].process_set]:
             return
         pending = [requests.by_key.pop(ask.key, None) for ask in asks]
-        assert state.has_joined or None not in pending, f"not asked for here: {[ask.name for ask in asks]}"
+        assert state.has_joined or None not in pending, (
+            f"not asked for here: {[ask.name for ask in asks]}"
+        )
         hooks.begins(asks)
         try:
             given = [each.wait_for_gpu() if each is not None else None for each in pending]
@@ -96,7 +98,11 @@ class Dispatch:
                 each.put(result)
 
     def _tune(self, asks: Sequence[Ask]) -> None:
-        if self.autotune is not None and self._coordinator is not None and asks[0].kind is Kind.ALLREDUCE:
+        if (
+            self.autotune is not None
+            and self._coordinator is not None
+            and asks[0].kind is Kind.ALLREDUCE
+        ):
             self._coordinator.fusion = self.autotune.reduced(asks)
 
     def _over(self, key: Key, result: Any) -> None:

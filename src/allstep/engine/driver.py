@@ -175,13 +175,17 @@ class Driver:
         self._looked_at = now
         self._state.hooks.now_and_then()
         # Flags of processes are read while an operation waits here or, on rank 0, anywhere.
-        waits = bool(requests.by_key) or (self._coordinator is not None and self._coordinator.is_waiting)
+        waits = bool(requests.by_key) or (
+            self._coordinator is not None and self._coordinator.is_waiting
+        )
         lost = self._board.lost(waits)
         if lost is not None:
             self._progress()  # the rank may have sent the reason
             if requests.end is None:
                 rank = self._state.world.rank
-                self._stop.fail(PeerLost(f"rank {lost} is gone (its process ended)", rank=rank, peer=lost))
+                self._stop.fail(
+                    PeerLost(f"rank {lost} is gone (its process ended)", rank=rank, peer=lost)
+                )
         if self._coordinator is not None and requests.end is None:
             self._look_for_stalls(self._coordinator)
 

@@ -66,7 +66,9 @@ class Engine:
         self._joined, self._board = joined, board
         self._executor, self._settings = executor, settings
         self._coordinator = coordinator = (
-            Coordinator(world.size, sets, settings.fusion, settings.fuse_groups) if world.rank == 0 else None
+            Coordinator(world.size, sets, settings.fusion, settings.fuse_groups)
+            if world.rank == 0
+            else None
         )
         self._state = state = EngineState(world, sets)
         self._notices = notices = Notices(board.post, board.wake)
@@ -195,7 +197,8 @@ class Engine:
     def _check_dynamic(self) -> None:
         if not self.is_dynamic:
             raise ValueError(
-                "process sets can only be added and removed when HOROVOD_DYNAMIC_PROCESS_SETS=1 is set at the start"
+                "process sets can only be added and removed when HOROVOD_DYNAMIC_PROCESS_SETS=1 is"
+                " set at the start"
             )
         if self._requests.end is not None:
             raise ValueError(f"process sets cannot be changed: {self._requests.end}")
@@ -208,7 +211,9 @@ class Engine:
         joined comes when the others are already there.
         """
         if not self._executor.has_group(purpose, process_set) and not self._state.has_joined:
-            self.perform(Request(Kind.ALLREDUCE, f"group.{purpose}", torch.zeros(1), process_set=process_set))
+            self.perform(
+                Request(Kind.ALLREDUCE, f"group.{purpose}", torch.zeros(1), process_set=process_set)
+            )
         return self._executor.group(purpose, process_set)
 
     # Notices
@@ -264,7 +269,9 @@ class Engine:
         """Make this copy unusable, in a child process: only its rank and sets can still be read."""
         self._driver.forked()
         self._requests.forked(
-            EngineStopped("this process was forked from a rank: only the rank itself can use the engine")
+            EngineStopped(
+                "this process was forked from a rank: only the rank itself can use the engine"
+            )
         )
 
 
@@ -272,6 +279,8 @@ def check_ranks(ranks: Sequence[int], size: int) -> None:
     """Raise ValueError for ranks that cannot be a process set."""
     wrong = [rank for rank in ranks if not 0 <= rank < size]
     if wrong:
-        raise ValueError(f"process set {list(ranks)}: there is no rank {wrong[0]} among {size} ranks")
+        raise ValueError(
+            f"process set {list(ranks)}: there is no rank {wrong[0]} among {size} ranks"
+        )
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"process set {list(ranks)}: a rank is in it twice")

@@ -1,11 +1,15 @@
-"""Carries out what the coordinator says: the arithmetic of the operations, on one group of backend "allstep" per process set.
+"""Carries out what the coordinator says: the arithmetic of the operations, on one group of backend
+"allstep" per process set.
 
-    result = postscale * reduce(prescale * tensor)          Average is Sum with postscale / number of ranks
+    result = postscale * reduce(prescale * tensor)          Average is Sum with postscale / number
+    of ranks
 
-Scaling follows Horovod: integers are multiplied in float64 and cut off towards zero, half precision in float32 and rounded once, a factor
-of 1 is no pass at all. Several reductions that came as one answer are packed into one buffer, reduced there and unpacked.
+Scaling follows Horovod: integers are multiplied in float64 and cut off towards zero, half precision
+in float32 and rounded once, a factor of 1 is no pass at all. Several reductions that came as one
+answer are packed into one buffer, reduced there and unpacked.
 
-Tensors are read and written through `.data`: autograd neither sees it nor counts it as a change, as with Horovod.
+Tensors are read and written through `.data`: autograd neither sees it nor counts it as a change, as
+with Horovod.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,8 +75,12 @@ class Executor:
         self._further: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._num_made = 0
-        self._places: dict[int, str] = {}  # of each set, in the store: numbers of sets are used again, places are not
-        self.device_of_zeros = -1  # where a rank that has joined makes them, when the others' tensors are on a GPU
+        self._places: dict[
+            int, str
+        ] = {}  # of each set, in the store: numbers of sets are used again, places are not
+        self.device_of_zeros = (
+            -1
+        )  # where a rank that has joined makes them, when the others' tensors are on a GPU
 
     # Groups
 
@@ -82,7 +90,9 @@ class Executor:
         self._ranks[number] = ranks
         self._places[number] = place = f"set/{self._num_made}"
         if self._rank in ranks:
-            self._groups[number] = self._make(f"{place}/engine", f"allstep engine, set {number}", ranks)
+            self._groups[number] = self._make(
+                f"{place}/engine", f"allstep engine, set {number}", ranks
+            )
 
     def _make(self, place: str, name: str, ranks: tuple[int, ...]) -> AllstepGroup:
         store = PrefixStore(place, self._store)
@@ -92,7 +102,10 @@ class Executor:
         return (purpose, number) in self._further
 
     def group(self, purpose: str, number: int) -> AllstepGroup:
-        """A further group of a set's members, for whoever must not wait for the engine. The members ask for it together."""
+        """A further group of a set's members, for whoever must not wait for the engine.
+
+        The members ask for it together.
+        """
         key = (purpose, number)
         if key not in self._further:
             place, name = f"{self._places[number]}/{purpose}", f"allstep {purpose}, set {number}"
@@ -114,7 +127,9 @@ class Executor:
     def abandon(self, reason: str, peer: int | None) -> None:
         """This rank takes part no more: end whatever other ranks wait for on our groups."""
         for group in self.groups:
-            group.guard.fail(Failure("CommError" if peer is None else "PeerLost", reason, peer, self._rank))
+            group.guard.fail(
+                Failure("CommError" if peer is None else "PeerLost", reason, peer, self._rank)
+            )
 
     @property
     def groups(self) -> list[AllstepGroup]:
@@ -123,12 +138,22 @@ class Executor:
     # Operations
 
     def run(
-        self, asks: Sequence[Ask], more: Sequence[bytes], requests: Sequence[Request | None], hooks: Hooks
+        self,
+        asks: Sequence[Ask],
+        more: Sequence[bytes],
+        requests: Sequence[Request | None],
+        hooks: Hooks,
     ) -> list[Any]:
-        """The results, one for each ask. A request that is None: this rank has joined and gives zeros."""
+        """The results, one for each ask.
+
+        A request that is None: this rank has joined and gives zeros.
+        """
         first = asks[0]
         group = self._groups[first.process_set]
-        wanted = [request or _zeros(ask, self.device_of_zeros) for ask, request in zip(asks, requests, strict=True)]
+        wanted = [
+            request or _zeros(ask, self.device_of_zeros)
+            for ask, request in zip(asks, requests, strict=True)
+        ]
         with torch.no_grad():
             if len(asks) > 1 and first.kind is Kind.ALLREDUCE:
                 results = _fused_all_reduce(group, wanted, partial(hooks.activity, asks))
@@ -144,7 +169,9 @@ class Executor:
 
 
 def _zeros(ask: Ask, number: int) -> Request:
-    device = "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
+    device = (
+        "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
+    )
     tensor = torch.zeros(ask.shape, dtype=getattr(torch, ask.dtype), device=device)
     return Request(ask.kind, ask.name, tensor, tensor, ask.op, ask.prescale, ask.postscale)
 
@@ -178,7 +205,11 @@ def _factor_after(request: Request, size: int) -> float:
 
 def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
-    work = target if target.is_contiguous() else torch.empty_like(given, memory_format=torch.contiguous_format)
+    work = (
+        target
+        if target.is_contiguous()
+        else torch.empty_like(given, memory_format=torch.contiguous_format)
+    )
     if work.data_ptr() != given.data_ptr():
         work.copy_(given)
     _reduce(group, work, request)
@@ -213,7 +244,10 @@ def _reduce(group: AllstepGroup, tensor: Tensor, request: Request) -> None:
 
 
 def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    """more: how many rows each rank gives. A rank without rows has nothing to say, and equal ones go in one step."""
+    """more: how many rows each rank gives.
+
+    A rank without rows has nothing to say, and equal ones go in one step.
+    """
     rows = numbers(more.decode())
     given = _given(request).contiguous()
     output = torch.empty((sum(rows), *given.shape[1:]), dtype=given.dtype, device=given.device)
@@ -245,7 +279,9 @@ def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> 
     return request.output if request.output is not None else target
 
 
-def _all_to_all(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> tuple[Tensor, Tensor]:
+def _all_to_all(
+    group: AllstepGroup, request: Request, ask: Ask, more: bytes
+) -> tuple[Tensor, Tensor]:
     splits = rows_of(more)  # [i][j]: rows that rank i sends to rank j
     outgoing, incoming = list(splits[group._rank]), [each[group._rank] for each in splits]
     given = _given(request)[: sum(outgoing)].contiguous()

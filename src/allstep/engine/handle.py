@@ -1,4 +1,5 @@
-"""What a caller waits for: a handle, for one operation or for several that were handed over together."""
+"""What a caller waits for: a handle, for one operation or for several that were handed over
+together."""
 
 import contextlib
 import threading
@@ -30,7 +31,8 @@ class Sleeper:
 
 
 class Handle:
-    """is_done: all of its operations are over, with results or an error. sleeper: a caller who is to be woken then."""
+    """is_done: all of its operations are over, with results or an error. sleeper: a caller who is
+    to be woken then."""
 
     __slots__ = ("_left", "error", "is_done", "is_group", "results", "sleeper")
 
@@ -61,7 +63,8 @@ class Handle:
 
 @dataclass(slots=True)
 class Pending:
-    """An operation between request and result: number `index` of its handle. ready: when the GPU has made its tensor."""
+    """An operation between request and result: number `index` of its handle. ready: when the GPU
+    has made its tensor."""
 
     request: Request
     handle: Handle

@@ -1,7 +1,8 @@
 """Where a timeline can listen: what happens to an operation from its request to its result.
 
-The engine calls these methods at the moments they name. This class does nothing; whoever wants to know derives from it and sets
-`engine.hooks`. Keys are (process set, full name). What a method does holds up the engine, and what it raises ends it.
+The engine calls these methods at the moments they name. This class does nothing; whoever wants to
+know derives from it and sets `engine.hooks`. Keys are (process set, full name). What a method does
+holds up the engine, and what it raises ends it.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ class Hooks:
         """On rank 0: the coordinator tells all ranks what to do next."""
 
     def negotiated(self, asks: Sequence[Ask]) -> None:
-        """All ranks have come; these operations are carried out now, as one, by the ranks of their set."""
+        """All ranks have come; these operations are carried out now, as one, by the ranks of their
+        set."""
 
     def refused(self, key: Key) -> None:
         """The ranks of the set do not agree on an operation: it ends with an error on all of them."""

@@ -83,7 +83,10 @@ def _difference(looks: Sequence[_Look], ranks: Sequence[int], asks: Sequence[Ask
                 first = rank, found[1]
             elif found[1] != first[1]:
                 title, _, verb = found
-                return f"{title}: rank {first[0]} {verb} {first[1]}, but rank {rank} {verb} {found[1]}."
+                return (
+                    f"{title}: rank {first[0]} {verb} {first[1]}, but rank {rank} {verb}"
+                    f" {found[1]}."
+                )
     return ""
 
 
@@ -103,7 +106,11 @@ def _shape(ask: Ask) -> tuple[str, str, str] | None:
         return None
     if ask.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
         return "Mismatched process sets", str(list(ask.splits)), "gave"
-    return f"Mismatched {ask.kind.name} tensor shapes", str(list(ask.shape)), "sent a tensor of shape"
+    return (
+        f"Mismatched {ask.kind.name} tensor shapes",
+        str(list(ask.shape)),
+        "sent a tensor of shape",
+    )
 
 
 def _num_dims(ask: Ask) -> tuple[str, str, str] | None:
@@ -115,14 +122,20 @@ def _num_dims(ask: Ask) -> tuple[str, str, str] | None:
 def _later_dims(ask: Ask) -> tuple[str, str, str] | None:
     if ask.kind not in _ROWS_MAY_DIFFER:
         return None
-    sizes = ", ".join(f"dimension {index} equal to {size}" for index, size in enumerate(ask.shape) if index)
+    sizes = ", ".join(
+        f"dimension {index} equal to {size}" for index, size in enumerate(ask.shape) if index
+    )
     return f"Mismatched {ask.kind.name} tensor shapes", sizes, "sent a tensor with"
 
 
 def _factors(ask: Ask) -> tuple[str, str, str] | None:
     if ask.kind not in (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER):
         return None
-    return "Mismatched prescale and/or postscale factors", f"{ask.prescale} and {ask.postscale}", "specified"
+    return (
+        "Mismatched prescale and/or postscale factors",
+        f"{ask.prescale} and {ask.postscale}",
+        "specified",
+    )
 
 
 def _op(ask: Ask) -> tuple[str, str, str] | None:
@@ -151,11 +164,19 @@ def _impossible(ask: Ask, joined: Sequence[int]) -> str:
     """Give the reason why an operation on which all ranks agree cannot be done, or ""."""
     name = ask.kind.name.lower()
     if joined and ask.kind not in _WITH_JOIN:
-        return f"{name} is not supported with Join: {_ranks(joined)} joined, and has no data to give or take."
+        return (
+            f"{name} is not supported with Join: {_ranks(joined)} joined, and has no data to give"
+            " or take."
+        )
     if not ask.shape and ask.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
-        return f"{name} of a tensor of rank zero: {ask.name} has no rows to deal with. Give it a dimension."
+        return (
+            f"{name} of a tensor of rank zero: {ask.name} has no rows to deal with. Give it a"
+            " dimension."
+        )
     return ""
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {', '.join(map(str, ranks))}"
+    return (
+        f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {', '.join(map(str, ranks))}"
+    )

@@ -1,11 +1,12 @@
 """Notices: how a rank that has joined hears of steps that others begin outside the engine.
 
-The optimizer reduces gradients in a group of its own, where all ranks must come. It gives notice of each step before it begins
-(`begin`); a rank that has joined takes part when it hears of a step that it has not begun itself (`heard`).
+The optimizer reduces gradients in a group of its own, where all ranks must come. It gives notice of
+each step before it begins (`begin`); a rank that has joined takes part when it hears of a step that
+it has not begun itself (`heard`).
 
-As long as nobody has joined, a notice goes nowhere: it is only noted how far we are. When somebody joins, all ranks are told, post how
-far they are, and post every notice from then on. Whoever joins posts how far he is before he says so. So no step is missed, whichever
-came first.
+As long as nobody has joined, a notice goes nowhere: it is only noted how far we are. When somebody
+joins, all ranks are told, post how far they are, and post every notice from then on. Whoever joins
+posts how far he is before he says so. So no step is missed, whichever came first.
 """
 
 import threading
@@ -57,7 +58,10 @@ class Notices:
         while self._errands:
             key, number = self._errands.popleft()
             if key not in self.callbacks:
-                raise CommError(f"{key}: others begin step {number}, and this rank has joined without knowing it")
+                raise CommError(
+                    f"{key}: others begin step {number}, and this rank has joined without"
+                    " knowing it"
+                )
             self.callbacks[key](number)
 
 

@@ -40,7 +40,9 @@ class PendingRequests:
     None while it runs. ended_at: when, on the monotonic clock.
     """
 
-    def __init__(self, state: EngineState, board: Board, executor: Executor, notices: Notices) -> None:
+    def __init__(
+        self, state: EngineState, board: Board, executor: Executor, notices: Notices
+    ) -> None:
         self._state, self._board, self._executor, self._notices = state, board, executor, notices
         self._lock = threading.Lock()  # of everything below
         self._last_handle = 0
@@ -61,7 +63,9 @@ class PendingRequests:
             for request in requests:
                 self._check(request)
             names = full_names(requests, number)
-            keys = [(request.process_set, name) for request, name in zip(requests, names, strict=True)]
+            keys = [
+                (request.process_set, name) for request, name in zip(requests, names, strict=True)
+            ]
             self._check_names(keys)
             handle = self.handles[number] = Handle(len(requests), is_group)
             for index, (request, key) in enumerate(zip(requests, keys, strict=True)):
@@ -74,7 +78,12 @@ class PendingRequests:
                     self._notices.post_all()
             if not requests:
                 return number
-            frame = pack([ASK, *(encode(request, name) for request, name in zip(requests, names, strict=True))])
+            frame = pack(
+                [
+                    ASK,
+                    *(encode(request, name) for request, name in zip(requests, names, strict=True)),
+                ]
+            )
             self._board.post(frame, driving)
         return number
 
@@ -82,9 +91,14 @@ class PendingRequests:
         number, rank = request.process_set, self._state.world.rank
         members = self._state.process_sets.get(number)
         if members is None:
-            raise ValueError(f"Invalid process set id {number}: the set does not exist, or has not been registered")
+            raise ValueError(
+                f"Invalid process set id {number}: the set does not exist, or has not been"
+                " registered"
+            )
         if rank not in members:
-            raise ValueError(f"rank {rank} is not a member of process set {number} ({list(members)})")
+            raise ValueError(
+                f"rank {rank} is not a member of process set {number} ({list(members)})"
+            )
         check(request, rank, members)
 
     def _check_names(self, keys: Sequence[Key]) -> None:
@@ -107,7 +121,14 @@ class PendingRequests:
         """
         end = self.end
         if end is not None:
-            raise type(end)(str(end), rank=end.rank, op=end.op, tensor=end.tensor, peer=end.peer, seconds=end.seconds)
+            raise type(end)(
+                str(end),
+                rank=end.rank,
+                op=end.op,
+                tensor=end.tensor,
+                peer=end.peer,
+                seconds=end.seconds,
+            )
 
     def submit_stop(self, why: CommError) -> Handle:
         """Ask the coordinator to stop the engines of all ranks; return what is done when ours has.

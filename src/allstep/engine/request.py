@@ -1,11 +1,13 @@
 """What a rank asks of the engine, and how it is told to the other ranks.
 
-A `Request` has the tensors. What the other ranks need to know of it is an `Ask`: kind, dtype, shape, factors, name. An ask travels as one
-line of text; a request that is made again is the same bytes again, so both sides look the bytes up and parse nothing. For the same
-reason asks that were read from equal bytes are one object, and can be compared with `is`.
+A `Request` has the tensors. What the other ranks need to know of it is an `Ask`: kind, dtype,
+shape, factors, name. An ask travels as one line of text; a request that is made again is the same
+bytes again, so both sides look the bytes up and parse nothing. For the same reason asks that were
+read from equal bytes are one object, and can be compared with `is`.
 
-Names: the full name is `<prefix>.<name>` and is chosen by the caller; a request without one is called after its handle,
-`<prefix>.noname.<handle>`. Operations of the ranks belong together when set and name are equal.
+Names: the full name is `<prefix>.<name>` and is chosen by the caller; a request without one is
+called after its handle, `<prefix>.noname.<handle>`. Operations of the ranks belong together when
+set and name are equal.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,10 @@ Key = tuple[int, str]  # process set and full name: what operations of several r
 
 
 class Kind(IntEnum):
-    """What a request is for. The last two change the process sets and are made by the engine itself."""
+    """What a request is for.
+
+    The last two change the process sets and are made by the engine itself.
+    """
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -58,8 +63,9 @@ class EngineStopped(CommError):
 class Request:
     """One operation on this rank.
 
-    tensor: what we give; any layout. output: where the result goes (may be `tensor`); None for a new tensor. root: rank of the world.
-    splits: rows of `tensor` for each rank of the set. device: where a rank that has joined makes its zeros, -1 is the CPU.
+    tensor: what we give; any layout. output: where the result goes (may be `tensor`); None for a
+    new tensor. root: rank of the world. splits: rows of `tensor` for each rank of the set. device:
+    where a rank that has joined makes its zeros, -1 is the CPU.
     """
 
     kind: Kind
@@ -121,7 +127,11 @@ def full_names(requests: Sequence[Request], handle: int) -> list[str]:
     """The names under which requests handed over together are matched."""
     if len(requests) == 1:
         (request,) = requests
-        return [_OWN_NAME.get(request.kind) or request.name or f"{_PREFIX[request.kind]}.noname.{handle}"]
+        return [
+            _OWN_NAME.get(request.kind)
+            or request.name
+            or f"{_PREFIX[request.kind]}.noname.{handle}"
+        ]
     number = len(requests)
     return [
         request.name or f"grouped_{_PREFIX[request.kind]}.noname.{handle}_{index}of{number}"
@@ -135,7 +145,11 @@ def encode(request: Request, name: str) -> bytes:
     if tensor is None:
         dtype, shape, device = "", "", "cpu"
     else:
-        dtype, shape, device = str(tensor.dtype)[6:], ",".join(map(str, tensor.shape)), tensor.device.type
+        dtype, shape, device = (
+            str(tensor.dtype)[6:],
+            ",".join(map(str, tensor.shape)),
+            tensor.device.type,
+        )
     splits = ",".join(map(str, request.splits or ()))
     text = (
         f"{request.kind:d}\t{dtype}\t{shape}\t{request.op:d}\t{float(request.prescale)!r}\t{float(request.postscale)!r}\t"
@@ -155,7 +169,9 @@ def decode(data: bytes) -> Ask:
 
 
 def _parse(data: bytes) -> Ask:
-    kind, dtype, shape, op, prescale, postscale, root, splits, process_set, device, name = data.decode().split("\t", 10)
+    kind, dtype, shape, op, prescale, postscale, root, splits, process_set, device, name = (
+        data.decode().split("\t", 10)
+    )
     dims = numbers(shape)
     itemsize = getattr(torch, dtype).itemsize if dtype else 0
     return Ask(
@@ -181,19 +197,27 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def check(request: Request, rank: int, members: Sequence[int]) -> None:
-    """Refuse what can only be a mistake of this rank's own caller: the other ranks need not hear of it."""
+    """Refuse what can only be a mistake of this rank's own caller: the other ranks need not hear of
+    it."""
     tensor, kind = request.tensor, request.kind
     if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
         found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"
         raise ValueError(f"{kind.name.lower()} needs a dense tensor, and was given {found}")
     if len(request.name) > _LONGEST_NAME:
         raise ValueError(
-            f"{kind.name.lower()}: a name of {len(request.name):,} characters, expected at most {_LONGEST_NAME:,}"
+            f"{kind.name.lower()}: a name of {len(request.name):,} characters, expected at most"
+            f" {_LONGEST_NAME:,}"
         )
-    if not request.name.isprintable() and any("\ud800" <= character <= "\udfff" for character in request.name):
-        raise ValueError(f"{kind.name.lower()}: the name {request.name!r} is not text that can be sent (UTF-8)")
+    if not request.name.isprintable() and any(
+        "\ud800" <= character <= "\udfff" for character in request.name
+    ):
+        raise ValueError(
+            f"{kind.name.lower()}: the name {request.name!r} is not text that can be sent (UTF-8)"
+        )
     if kind is Kind.BROADCAST and request.root not in members:
-        raise ValueError(f"broadcast: invalid root rank {request.root}: it must be one of {list(members)}")
+        raise ValueError(
+            f"broadcast: invalid root rank {request.root}: it must be one of {list(members)}"
+        )
     if kind is Kind.REDUCESCATTER:
         _check_scatter(request)
     if kind is Kind.ALLTOALL:
@@ -203,15 +227,17 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
         assert tensor is not None
         _check_arithmetic(kind, request.op, tensor.dtype, len(members))
     if request.output is not None and any(
-        step == 0 and length > 1 for step, length in zip(request.output.stride(), request.output.shape, strict=True)
+        step == 0 and length > 1
+        for step, length in zip(request.output.stride(), request.output.shape, strict=True)
     ):
         raise ValueError(
-            f"{kind.name.lower()}: the result cannot be written into a tensor whose elements share memory (expand): "
-            "clone it first"
+            f"{kind.name.lower()}: the result cannot be written into a tensor whose elements share"
+            " memory (expand): clone it first"
         )
     if request.output is not None and tensor is not None and request.output.shape != tensor.shape:
         raise ValueError(
-            f"{kind.name.lower()}: the output has shape {list(request.output.shape)}, the input {list(tensor.shape)}"
+            f"{kind.name.lower()}: the output has shape {list(request.output.shape)}, the input"
+            f" {list(tensor.shape)}"
         )
 
 
@@ -220,7 +246,10 @@ def _check_scatter(request: Request) -> None:
     if request.tensor.dim() == 0:
         raise ValueError("reducescatter does not support scalar tensors: it deals out rows")
     if request.op not in (Op.AVERAGE, Op.SUM):
-        raise CommError(f"reducescatter only supports AVERAGE and SUM, not {request.op.name}", op="reducescatter")
+        raise CommError(
+            f"reducescatter only supports AVERAGE and SUM, not {request.op.name}",
+            op="reducescatter",
+        )
 
 
 def _check_splits(tensor: Tensor, splits: tuple[int, ...] | None, size: int) -> None:
@@ -229,20 +258,28 @@ def _check_splits(tensor: Tensor, splits: tuple[int, ...] | None, size: int) -> 
     num_rows = tensor.shape[0]
     if not splits:
         if num_rows % size:
-            raise ValueError(f"alltoall: {num_rows} rows cannot be divided evenly among {size} ranks: give splits")
+            raise ValueError(
+                f"alltoall: {num_rows} rows cannot be divided evenly among {size} ranks: give"
+                " splits"
+            )
     elif len(splits) != size or min(splits) < 0 or sum(splits) > num_rows:
         raise ValueError(
-            f"alltoall: splits {list(splits)} must be {size} numbers from 0 with a sum of at most {num_rows}, the rows of the tensor"
+            f"alltoall: splits {list(splits)} must be {size} numbers from 0 with a sum of at most"
+            f" {num_rows}, the rows of the tensor"
         )
 
 
 def _check_arithmetic(kind: Kind, op: Op, dtype: torch.dtype, size: int) -> None:
     """What torch cannot compute would otherwise stop the engine on all ranks."""
     if dtype.is_complex and op in (Op.MIN, Op.MAX):
-        raise ValueError(f"{kind.name.lower()}: complex numbers have no order, so {op.name} is not supported")
+        raise ValueError(
+            f"{kind.name.lower()}: complex numbers have no order, so {op.name} is not supported"
+        )
     if kind is Kind.ADASUM and size & (size - 1):
         raise ValueError(f"Adasum needs a number of ranks that is a power of two, not {size}")
     if kind is Kind.ADASUM and not dtype.is_floating_point:
         raise ValueError(f"Adasum of {dtype} is not supported: it needs floating-point numbers")
     if dtype.itemsize == 1 and dtype.is_floating_point:
-        raise ValueError(f"{kind.name.lower()} of {dtype} is not supported: torch cannot add it; cast it first")
+        raise ValueError(
+            f"{kind.name.lower()} of {dtype} is not supported: torch cannot add it; cast it first"
+        )

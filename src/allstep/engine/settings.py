@@ -13,9 +13,10 @@ from allstep.limits import Limits
 class Settings:
     """Seconds, bytes and yes or no.
 
-    fusion: operations are fused up to so many bytes. stall: after so long missing ranks are reported, 0 is never; stall_stop: after so
-    long everything stops, 0 is never. timeout: an operation that waits so long is an error. dynamic: whether sets may change. core: where
-    the engine's thread runs; None is anywhere.
+    fusion: operations are fused up to so many bytes. stall: after so long missing ranks are
+    reported, 0 is never; stall_stop: after so long everything stops, 0 is never. timeout: an
+    operation that waits so long is an error. dynamic: whether sets may change. core: where the
+    engine's thread runs; None is anywhere.
     """
 
     fusion: int
@@ -27,13 +28,18 @@ class Settings:
     core: int | None = None
 
 
-def read_settings(limits: Limits, local_rank: int, dynamic: bool, env: Mapping[str, str] | None = None) -> Settings:
+def read_settings(
+    limits: Limits, local_rank: int, dynamic: bool, env: Mapping[str, str] | None = None
+) -> Settings:
     """The settings of this process."""
     env = os.environ if env is None else env
     stop = number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0, env)
     if 0 < stop < limits.stall and local_rank == 0:
         why = f"is less than the {limits.stall:g} s after which a stall is reported"
-        print(f"allstep: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={stop:g} is ignored: it {why}", file=sys.stderr)
+        print(
+            f"allstep: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={stop:g} is ignored: it {why}",
+            file=sys.stderr,
+        )
     stall = 0.0 if number("HOROVOD_STALL_CHECK_DISABLE", 0, env) > 0 else limits.stall
     return Settings(
         fusion=int(number("HOROVOD_FUSION_THRESHOLD", 128 << 20, env)),
@@ -54,7 +60,8 @@ def _core(local_rank: int, env: Mapping[str, str]) -> int | None:
         return None
     if not all(core.isdigit() for core in cores) or len(cores) <= local_rank:
         raise ConfigError(
-            f"HOROVOD_THREAD_AFFINITY={text!r} is not a list of cores, one for each rank of the host: 0,1"
+            f"HOROVOD_THREAD_AFFINITY={text!r} is not a list of cores, one for each rank of the"
+            " host: 0,1"
         )
     return int(cores[local_rank])
 

@@ -55,19 +55,24 @@ _process = _EngineState()
 
 
 def current() -> Engine | None:
-    """The engine of this process, from `start` until its own `shutdown`, also when another rank has stopped it."""
+    """The engine of this process, from `start` until its own `shutdown`, also when another rank has
+    stopped it."""
     engine = _process.engine
     return None if engine is None or engine.is_closed else engine
 
 
 def start(
-    process_sets: Sequence[Sequence[int]] = (), dynamic: bool = False, hooks: Callable[[Engine], Hooks] | None = None
+    process_sets: Sequence[Sequence[int]] = (),
+    dynamic: bool = False,
+    hooks: Callable[[Engine], Hooks] | None = None,
 ) -> Engine:
-    """Join the ranks and begin. A second call while it runs returns the same engine. torch's default group is left alone.
+    """Join the ranks and begin. A second call while it runs returns the same engine. torch's
+    default group is left alone.
 
-    process_sets: the ranks of sets 1, 2, ..., alike on all ranks; one that is there already, or is the world, gets no number of its
-    own. dynamic: whether sets may be added and removed later (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same). hooks: makes those that
-    hear of everything from the first operation on; what it raises ends the engines of all ranks.
+    process_sets: the ranks of sets 1, 2, ..., alike on all ranks; one that is there already, or is
+    the world, gets no number of its own. dynamic: whether sets may be added and removed later
+    (HOROVOD_DYNAMIC_PROCESS_SETS=1 says the same). hooks: makes those that hear of everything from
+    the first operation on; what it raises ends the engines of all ranks.
     """
     running = current()
     if running is not None:
@@ -85,7 +90,8 @@ def start(
 
 
 def _begin(engine: Engine, hooks: Callable[[Engine], Hooks] | None) -> None:
-    """The last thing that can go wrong on one rank alone, after all have met: so the others hear of it."""
+    """The last thing that can go wrong on one rank alone, after all have met: so the others hear of
+    it."""
     try:
         engine.autotune()
         if hooks is not None:
@@ -127,17 +133,21 @@ def _numbered(process_sets: Sequence[Sequence[int]], size: int) -> dict[int, tup
     return sets
 
 
-def _check_alike(store: Store, rank: int, sets: dict[int, tuple[int, ...]], size: int, seconds: float) -> None:
+def _check_alike(
+    store: Store, rank: int, sets: dict[int, tuple[int, ...]], size: int, seconds: float
+) -> None:
     mine = json.dumps(list(sets.values()))
     for other, theirs in enumerate(collect(store, "sets", rank, size, mine, seconds)):
         if theirs != mine:
             raise ValueError(
-                f"process sets differ: rank {rank} was given {mine}, rank {other} {theirs} (the world first)"
+                f"process sets differ: rank {rank} was given {mine}, rank {other} {theirs} (the"
+                " world first)"
             )
 
 
 def _make_board(joined: Joined, store: Store) -> Board:
-    """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at a time."""
+    """Shared memory when all ranks are on one host and can share it, else sockets: one mechanism at
+    a time."""
     world, cards = joined.world, joined.cards
     if len(set(joined.nodes)) > 1:
         return connect(store, world.rank, world.size, joined.limits, joined.neighbours)

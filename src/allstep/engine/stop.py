@@ -25,7 +25,9 @@ _GRACE = 2.0  # seconds for operations in flight when another rank shuts down
 class Stop:
     """Stops this rank's engine, and asks the other ranks to stop theirs."""
 
-    def __init__(self, state: EngineState, requests: PendingRequests, board: Board, executor: Executor) -> None:
+    def __init__(
+        self, state: EngineState, requests: PendingRequests, board: Board, executor: Executor
+    ) -> None:
         self._state, self._requests, self._board, self._executor = state, requests, board, executor
         self._has_let_go = False
 

@@ -54,7 +54,8 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open a file, or a new one, to append to it: not through a link, and without waiting for a pipe's reader."""
+    """Open a file, or a new one, to append to it: not through a link, and without waiting for a
+    pipe's reader."""
     # Through a link, another person's run folder could choose a file to write to.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return FileIO(os.open(path, flags, 0o666), "a")
@@ -69,13 +70,16 @@ def check_regular(descriptor: int, path: Path) -> None:
 def read_regular(path: Path, limit: int) -> bytes:
     """Return the bytes of a regular file, at most `limit`; OSError (EFBIG) for a larger one."""
     with open_regular(path) as file:
-        # A file may grow after it was measured, so the read is bounded as well: by its size, since a
+        # A file may grow after it was measured, so the read is bounded as well: by its size, since
+        # a
         # read of `limit` bytes would reserve memory for so many.
         size = os.fstat(file.fileno()).st_size
         data: bytes | None = file.read(size + 1) if size <= limit else b""
         # Some files of /proc have the mode of a regular file, and wait for news like a pipe.
         if data is None:
-            raise OSError(errno.EAGAIN, "is not a regular file: nothing is there to be read yet", str(path))
+            raise OSError(
+                errno.EAGAIN, "is not a regular file: nothing is there to be read yet", str(path)
+            )
         if size > limit or len(data) > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes, the limit here", str(path))
         return data
@@ -143,7 +147,9 @@ def _is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and dictionaries are nested deeper. Goes level by level, without recursion."""
     layer = [value]
     for _ in range(levels):
-        layer = [inner for each in layer for inner in _inside(each) if isinstance(inner, list | dict)]
+        layer = [
+            inner for each in layer for inner in _inside(each) if isinstance(inner, list | dict)
+        ]
         if not layer:
             return False
     return True

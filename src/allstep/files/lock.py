@@ -7,8 +7,8 @@ try_lock(descriptor)    take the lock of an open file, or not
 ```
 
 All are `flock` of the system, which ends with its holder, however that ends: nothing needs to be
-cleared away after a kill. Some parallel file systems have no locks. There a lock counts as taken, so
-what is made under it must appear by a rename (`whole`).
+cleared away after a kill. Some parallel file systems have no locks. There a lock counts as taken,
+so what is made under it must appear by a rename (`whole`).
 """
 
 import errno
@@ -53,7 +53,8 @@ def locked(path: Path, seconds: float = 0.0) -> Iterator[int]:
 
 @contextmanager
 def in_turn(where: Path | None) -> Iterator[None]:
-    """Only one process at a time is in here for the file or folder `where`, as far as it can be locked. A thread may enter twice.
+    """Only one process at a time is in here for the file or folder `where`, as far as it can be
+    locked. A thread may enter twice.
 
     where: None for what is not on this machine, and cannot be locked. A process that was stopped
     must not stop the others, so nobody waits for more than two minutes.
@@ -73,7 +74,10 @@ def in_turn(where: Path | None) -> Iterator[None]:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take the lock of an open file; return whether it is ours. A file system without locks gives it to all."""
+    """Take the lock of an open file; return whether it is ours.
+
+    A file system without locks gives it to all.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

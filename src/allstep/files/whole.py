@@ -8,8 +8,8 @@ new_part(path)             the file while it is written, for writers that need i
 clear_left(folder)         removes what killed writers left
 ```
 
-The content goes to a new file next to its place, and that file is renamed. A reader, or a kill, never
-sees half of it. What is in the file's place is replaced: a symbolic link there, or under the
+The content goes to a new file next to its place, and that file is renamed. A reader, or a kill,
+never sees half of it. What is in the file's place is replaced: a symbolic link there, or under the
 temporary name, leads nowhere else.
 
 ```
@@ -19,8 +19,8 @@ table.md                  the file
 ```
 
 A writer holds a lock on its part (`flock`) and removes it however it ends, except by a signal or a
-power cut. What those leave behind has no lock any more, and the next writer of that file removes it.
-Where a file system has no locks, a part that nobody has written to for an hour counts as left.
+power cut. What those leave behind has no lock any more, and the next writer of that file removes
+it. Where a file system has no locks, a part that nobody has written to for an hour counts as left.
 """
 
 import errno
@@ -93,7 +93,8 @@ def create_file(path: Path, content: bytes) -> bool:
 
 @contextmanager
 def new_part(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """Yield an empty file beside `path`, to be written and renamed; gone afterwards, unless it was renamed."""
+    """Yield an empty file beside `path`, to be written and renamed; gone afterwards, unless it was
+    renamed."""
     part, descriptor = _create(path, mode)
     try:
         yield part
@@ -110,7 +111,8 @@ def clear_left(folder: Path, pattern: str = f".*{PART}") -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in `folder`: without it, a power cut may take a new file away."""
+    """Wait until the disk has the names in `folder`: without it, a power cut may take a new file
+    away."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -134,13 +136,20 @@ def _create(path: Path, mode: int) -> tuple[Path, int]:
         if os.fstat(descriptor).st_nlink:
             return part, descriptor
         os.close(descriptor)
-    raise FileExistsError(errno.EEXIST, "no name is free for the file while it is written", str(path))
+    raise FileExistsError(
+        errno.EEXIST, "no name is free for the file while it is written", str(path)
+    )
 
 
 def _another(path: Path, taken: Path) -> Path:
-    """A name to try when one is taken: the same if its writer is gone, else one that cannot be known before."""
+    """A name to try when one is taken: the same if its writer is gone, else one that cannot be
+    known before."""
     clear_left(path.parent, f".{glob.escape(path.name)}*{PART}")
-    return path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}") if os.path.lexists(taken) else taken
+    return (
+        path.with_name(f".{path.name}.{os.urandom(4).hex()}{PART}")
+        if os.path.lexists(taken)
+        else taken
+    )
 
 
 def _remove_if_left(part: Path) -> None:

@@ -1,4 +1,5 @@
-"""YAML as configs use it: mappings, lists and plain values. The one place in allstep that loads YAML.
+"""YAML as configs use it: mappings, lists and plain values. The one place in allstep that loads
+YAML.
 
 A config may come from another person, so a file is bounded before it is turned into values:
 
@@ -45,14 +46,19 @@ class Document(NamedTuple):
 
 
 def read_yaml(path: Path) -> Document:
-    """Load a file. Raises ConfigError with its name and line; FileNotFoundError where there is none."""
+    """Load a file.
+
+    Raises ConfigError with its name and line; FileNotFoundError where there is none.
+    """
     try:
         text = read_regular(path, MAX_BYTES).decode()
     except FileNotFoundError:
         raise
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise ConfigError(f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config") from error
+            raise ConfigError(
+                f"{path}: is larger than {MAX_BYTES:,} bytes, the limit of a config"
+            ) from error
         raise ConfigError(f"{path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not YAML: byte {error.start} is not UTF-8 text") from error
@@ -87,17 +93,23 @@ def _check_events(text: str, name: str) -> None:
         mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(
-                f"{name}, line {mark.line + 1}: the alias *{cut(str(event.anchor))} is not supported; write the value itself"
+                f"{name}, line {mark.line + 1}: the alias *{cut(str(event.anchor))} is not"
+                " supported; write the value itself"
             )
         if (tag := getattr(event, "tag", None)) is not None:
             shown = cut(tag).replace("tag:yaml.org,2002:", "!!")
-            raise ConfigError(f"{name}, line {mark.line + 1}: the tag {shown} is not supported; write the value itself")
+            raise ConfigError(
+                f"{name}, line {mark.line + 1}: the tag {shown} is not supported; write the value"
+                " itself"
+            )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{name}, line {mark.line + 1}: is nested more than {MAX_DEPTH} levels deep")
+            raise ConfigError(
+                f"{name}, line {mark.line + 1}: is nested more than {MAX_DEPTH} levels deep"
+            )
 
 
 def _check_scalar(node: Any, prefix: str, name: str) -> None:
@@ -112,7 +124,8 @@ def _check_scalar(node: Any, prefix: str, name: str) -> None:
         return
     if ":" in node.value:
         raise ConfigError(
-            f"{where}: {cut(node.value)} is a number to the base 60 in YAML; write it as a plain number, or in quotes"
+            f"{where}: {cut(node.value)} is a number to the base 60 in YAML; write it as a plain"
+            " number, or in quotes"
         )
     if len(node.value) > MAX_DIGITS:
         raise ConfigError(
@@ -138,8 +151,8 @@ def _note_lines(node: Any, prefix: str, name: str, lines: dict[str, int]) -> Non
             _check_scalar(key, prefix, name)
             if key.value in seen:
                 raise ConfigError(
-                    f"{name}, line {line}: the key {cut(prefix + key.value)} is given twice; it is on line "
-                    f"{seen[key.value]} too"
+                    f"{name}, line {line}: the key {cut(prefix + key.value)} is given twice; it is"
+                    f" on line {seen[key.value]} too"
                 )
             seen[key.value] = line
             lines[f"{prefix}{key.value}"] = line

@@ -1,15 +1,16 @@
-"""`allstep run --replace-gloo`: a program that asks torch.distributed for Gloo gets backend "allstep".
+"""`allstep run --replace-gloo`: a program that asks torch.distributed for Gloo gets backend
+"allstep".
 
 How it gets into a worker: `allstep run` puts this folder first on PYTHONPATH. The folder holds the
-metadata of a package with an entry point in the group `torch.backends`, which torch calls at the end
-of `import torch` (torch's way to load plugins, since 2.5). So no module of Python's start-up is
+metadata of a package with an entry point in the group `torch.backends`, which torch calls at the
+end of `import torch` (torch's way to load plugins, since 2.5). So no module of Python's start-up is
 shadowed, and a program that never imports torch does not even read this file.
 
-How it works: every group of torch.distributed, the default one, subgroups and those of a DeviceMesh,
-is made by one function, `distributed_c10d._new_process_group_helper`. `install` wraps it. Where the
-CPU's backend would be Gloo, the group is made by "allstep" and then recorded under the name that was
-asked for: `dist.get_backend()` still returns "gloo", as the program and its framework expect. allstep
-itself is imported when the first such group is made.
+How it works: every group of torch.distributed, the default one, subgroups and those of a
+DeviceMesh, is made by one function, `distributed_c10d._new_process_group_helper`. `install` wraps
+it. Where the CPU's backend would be Gloo, the group is made by "allstep" and then recorded under
+the name that was asked for: `dist.get_backend()` still returns "gloo", as the program and its
+framework expect. allstep itself is imported when the first such group is made.
 
 The function is private to torch; a torch without it leaves Gloo in place and reports that.
 """
@@ -43,7 +44,9 @@ def _replacing(make: Any, c10d: Any) -> Any:
 
     # torch passes the first four by position in all its versions; behind them they differ.
     @functools.wraps(make)
-    def helper(size: int, rank: int, global_ranks: Any, backend: Any, *rest: Any, **named: Any) -> Any:
+    def helper(
+        size: int, rank: int, global_ranks: Any, backend: Any, *rest: Any, **named: Any
+    ) -> Any:
         ours = str(backend).lower() == _OURS or _is_gloo(backend, c10d)
         if ours:
             _register()

@@ -1,17 +1,17 @@
-"""What the Horovod front-ends share: exceptions, process sets, the calls around `init()`, elastic states.
+"""What the Horovod front-ends share: exceptions, process sets, the calls around `init()`, elastic
+states.
 
-A front-end (`allstep.torch`, `allstep.keras`) adds what its framework needs and re-exports the rest; the objects are the same in all of
-them, as Horovod's are in `horovod.common`.
+A front-end (`allstep.torch`, `allstep.keras`) adds what its framework needs and re-exports the
+rest; the objects are the same in all of them, as Horovod's are in `horovod.common`.
 
-================  ===============================================================================================
-`exceptions`      HorovodInternalError and its kin
-`place`           the running engine; rank(), size() and the others
-`process_sets`    ProcessSet, global_process_set, add_process_set, remove_process_set
-`timeline`        start_timeline, stop_timeline
-`basics`          init(), shutdown(), what is built and enabled
-`elastic`         State, ObjectState, run_fn, notification_manager
-`util`            the helpers of horovod.common.util
-================  ===============================================================================================
+================
+===============================================================================================
+`exceptions`      HorovodInternalError and its kin `place`           the running engine; rank(),
+size() and the others `process_sets`    ProcessSet, global_process_set, add_process_set,
+remove_process_set `timeline`        start_timeline, stop_timeline `basics`          init(),
+shutdown(), what is built and enabled `elastic`         State, ObjectState, run_fn,
+notification_manager `util`            the helpers of horovod.common.util ================
+===============================================================================================
 """
 
 __all__: list[str] = []

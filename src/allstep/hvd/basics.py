@@ -1,7 +1,9 @@
-"""From `init()` to `shutdown()`: what every front-end offers under Horovod's names, with the same state behind all of them.
+"""From `init()` to `shutdown()`: what every front-end offers under Horovod's names, with the same
+state behind all of them.
 
-`init` starts the engine: the ranks meet, and operations can be matched by name. torch's default process group is left alone, so a
-script may make and use it beside ours. A process that nobody launched is rank 0 of 1, with a real engine.
+`init` starts the engine: the ranks meet, and operations can be matched by name. torch's default
+process group is left alone, so a script may make and use it beside ours. A process that nobody
+launched is rank 0 of 1, with a real engine.
 """
 
 import os
@@ -58,9 +60,11 @@ _DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the other ranks. A second call changes nothing.
 
-    comm: None or [] for everybody; mpi4py's COMM_WORLD says the same. A list of some ranks is ignored with a warning, as Horovod
+    comm: None or [] for everybody; mpi4py's COMM_WORLD says the same. A list of some ranks is
+    ignored with a warning, as Horovod
         ignores it without MPI: use a process set.
-    process_sets: sets known from the start, the same on all ranks; or "dynamic", to add and remove them later.
+    process_sets: sets known from the start, the same on all ranks; or "dynamic", to add and remove
+    them later.
     """
     chosen = _chosen(process_sets)
     _refuse_unknown(comm)
@@ -74,10 +78,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def shutdown() -> None:
-    """Leave. The engines of all other ranks stop too; `init` may be called again. Nothing happens when not running.
+    """Leave. The engines of all other ranks stop too; `init` may be called again. Nothing happens
+    when not running.
 
-    Optimizers may be used again after the next `init`, in the new world. A step that is under way is dropped: gradients of backward
-    passes since the last step are set to None.
+    Optimizers may be used again after the next `init`, in the new world. A step that is under way
+    is dropped: gradients of backward passes since the last step are set to None.
     """
     current = engine.current()
     if current is None or current.is_forked:
@@ -103,7 +108,10 @@ def mpi_enabled() -> bool:
 def mpi_threads_supported() -> bool:
     """Whether MPI may be called from many threads: a ValueError, as there is no MPI in use."""
     running()
-    raise ValueError("mpi_threads_supported(): MPI is not enabled; the ranks talk through shared memory, Gloo and NCCL")
+    raise ValueError(
+        "mpi_threads_supported(): MPI is not enabled; the ranks talk through shared memory, Gloo"
+        " and NCCL"
+    )
 
 
 def gloo_enabled() -> bool:
@@ -137,17 +145,23 @@ def ccl_built() -> bool:
 
 
 def _chosen(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
-    """The static sets. "dynamic" becomes the variable that says so, for this process and those it starts."""
+    """The static sets. "dynamic" becomes the variable that says so, for this process and those it
+    starts."""
     if process_sets is None:
         return []
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
-            raise ValueError(f'init(process_sets={process_sets!r}): expected a list of ProcessSet, or "dynamic"')
+            raise ValueError(
+                f'init(process_sets={process_sets!r}): expected a list of ProcessSet, or "dynamic"'
+            )
         os.environ[_DYNAMIC] = "1"
         return []
     for each in process_sets:
         if not isinstance(each, ProcessSet):
-            raise ValueError(f"init(process_sets=...): {each!r} is not a ProcessSet; write hvd.ProcessSet({each!r})")
+            raise ValueError(
+                f"init(process_sets=...): {each!r} is not a ProcessSet; write"
+                f" hvd.ProcessSet({each!r})"
+            )
     return list(process_sets)
 
 
@@ -160,7 +174,9 @@ def _start(chosen: Sequence[ProcessSet]) -> None:
 
 def _refuse_unknown(comm: Any) -> None:
     if comm is not None and not isinstance(comm, Sequence) and not _is_communicator(comm):
-        raise ValueError(f"init(comm={comm!r}): expected None, a list of ranks or an mpi4py communicator")
+        raise ValueError(
+            f"init(comm={comm!r}): expected None, a list of ranks or an mpi4py communicator"
+        )
 
 
 def _is_communicator(comm: Any) -> bool:
@@ -172,11 +188,13 @@ def _check(comm: Any) -> None:
     if _is_communicator(comm):
         if (comm.Get_rank(), comm.Get_size()) != (rank(), size()):
             raise ValueError(
-                f"init(comm=...): this communicator has rank {comm.Get_rank()} of {comm.Get_size()}, the world has {rank()} of {size()}; "
-                "use hvd.ProcessSet for a part of the world"
+                f"init(comm=...): this communicator has rank {comm.Get_rank()} of"
+                f" {comm.Get_size()}, the world has {rank()} of {size()}; use hvd.ProcessSet for a"
+                " part of the world"
             )
     elif comm and sorted(comm) != list(range(size())):
         warnings.warn(
-            f"init(comm={list(comm)}) is ignored: the world is all {size()} ranks; use hvd.ProcessSet({list(comm)}) for a part of it",
+            f"init(comm={list(comm)}) is ignored: the world is all {size()} ranks; use"
+            f" hvd.ProcessSet({list(comm)}) for a part of it",
             stacklevel=3,
         )

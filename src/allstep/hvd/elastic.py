@@ -1,5 +1,5 @@
-"""Elastic training, the part that every framework shares: a state that can be saved, restored and brought to all ranks, and the loop that
-runs a training function again after the world has changed.
+"""Elastic training, the part that every framework shares: a state that can be saved, restored and
+brought to all ranks, and the loop that runs a training function again after the world has changed.
 
 ```
              .--------------------------------------------------------------.
@@ -10,9 +10,10 @@ runs a training function again after the world has changed.
            result
 ```
 
-In a fixed world commit, restore and sync are all there is: no host ever comes or goes, so the notification manager has nothing to tell,
-and a lost rank makes the reset fail with an error that names it. When a launcher can replace ranks, it speaks to `notification_manager`,
-and nothing else here changes.
+In a fixed world commit, restore and sync are all there is: no host ever comes or goes, so the
+notification manager has nothing to tell, and a lost rank makes the reset fail with an error that
+names it. When a launcher can replace ranks, it speaks to `notification_manager`, and nothing else
+here changes.
 """
 
 import functools
@@ -42,7 +43,10 @@ class Listener(Protocol):
 
 
 class NotificationManager:
-    """Hands on what the launcher tells about hosts. Called from another thread than the training's."""
+    """Hands on what the launcher tells about hosts.
+
+    Called from another thread than the training's.
+    """
 
     def __init__(self) -> None:
         self._listeners: set[Listener] = set()
@@ -75,7 +79,8 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Called in this order after each reset; for what depends on the number of ranks, such as a learning rate."""
+        """Called in this order after each reset; for what depends on the number of ranks, such as a
+        learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -125,9 +130,14 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """A state of plain attributes, one for each keyword. A copy holds the same objects: replace values, do not change them in place."""
+    """A state of plain attributes, one for each keyword.
 
-    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+    A copy holds the same objects: replace values, do not change them in place.
+    """
+
+    def __init__(
+        self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
+    ) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved_state = kwargs
         self._write(kwargs)
@@ -153,7 +163,8 @@ class ObjectState(State):
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """`func(state, ...)`, started again in a new world when the old one broke or changed. reset: leaves the old and joins the new."""
+    """`func(state, ...)`, started again in a new world when the old one broke or changed. reset:
+    leaves the old and joins the new."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:

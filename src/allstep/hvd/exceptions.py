@@ -1,13 +1,15 @@
 """Horovod's own exceptions, the same classes for every front-end.
 
-What goes wrong between ranks is raised here as `HorovodInternalError` *from* the error of `allstep.errors` that says more (rank, peer,
-seconds): an elastic script catches the first, a person reads both. Wrong arguments are ValueErrors and never one of these, because
-trying again would not mend them.
+What goes wrong between ranks is raised here as `HorovodInternalError` *from* the error of
+`allstep.errors` that says more (rank, peer, seconds): an elastic script catches the first, a person
+reads both. Wrong arguments are ValueErrors and never one of these, because trying again would not
+mend them.
 """
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective failed: a peer is gone, ranks asked for different things, or the engine was shut down."""
+    """A collective failed: a peer is gone, ranks asked for different things, or the engine was shut
+    down."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -23,7 +25,8 @@ class HorovodVersionMismatchError(ImportError):
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(
-            f"made for {name} {version}, but {name} {installed_version} is installed: install one that fits the other"
+            f"made for {name} {version}, but {name} {installed_version} is installed: install one"
+            " that fits the other"
         )
         self.name = name
         self.version = version

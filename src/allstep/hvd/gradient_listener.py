@@ -1,8 +1,9 @@
 """The gradients of `DistributedOptimizer` in Horovod's timeline.
 
-They do not pass through the engine, so its hooks do not see them. The exchange tells a listener of each bucket: when its reduction
-began, when the ranks had agreed on what there is to reduce (the header), and when it was over. Each parameter that was reduced gets a
-row under the name that Horovod would give it.
+They do not pass through the engine, so its hooks do not see them. The exchange tells a listener of
+each bucket: when its reduction began, when the ranks had agreed on what there is to reduce (the
+header), and when it was over. Each parameter that was reduced gets a row under the name that
+Horovod would give it.
 """
 
 from collections.abc import Sequence

@@ -2,15 +2,18 @@
 
 ```
 allreduce.conv1.weight   | NEGOTIATE_ALLREDUCE      |  | ALLREDUCE                                                             |
-                           0   1 (ranks that come)     | QUEUE | MEMCPY_IN_FUSION_BUFFER | GLOO_ALLREDUCE | MEMCPY_OUT_FUSION_... |
+                           0   1 (ranks that come)     | QUEUE | MEMCPY_IN_FUSION_BUFFER |
+                           GLOO_ALLREDUCE | MEMCPY_OUT_FUSION_... |
 ```
 
-A tensor is a "process", by its full name; bars are pairs of events, `B` and `E`; times are microseconds since the timeline
-began. The end of an operation tells dtype and shape of the result; there is none when it failed. A barrier is only negotiated. What moves
-the data is called GLOO_..., or MPI_... where Horovod without MPI says so too: tools know these names, whatever moves it here.
+A tensor is a "process", by its full name; bars are pairs of events, `B` and `E`; times are
+microseconds since the timeline began. The end of an operation tells dtype and shape of the result;
+there is none when it failed. A barrier is only negotiated. What moves the data is called GLOO_...,
+or MPI_... where Horovod without MPI says so too: tools know these names, whatever moves it here.
 
-The hooks of the engine note lines; whoever drives the engine writes them, at most thirty times a second. The file is a whole JSON array
-after every writing, so one that a killed run leaves can be read. A disk that fills up ends the timeline and not the run.
+The hooks of the engine note lines; whoever drives the engine writes them, at most thirty times a
+second. The file is a whole JSON array after every writing, so one that a killed run leaves can be
+read. A disk that fills up ends the timeline and not the run.
 """
 
 import contextlib
@@ -32,7 +35,8 @@ from allstep.errors import ConfigError
 from allstep.parallel.exchange import Named
 
 _CLOSING = "\n]\n"
-_PERIOD = 0.03  # seconds between two writings: whoever looks a tenth of a second later finds what happened
+# seconds between two writings: whoever looks a tenth of a second later finds what happened
+_PERIOD = 0.03
 _MOVES = {
     Kind.ALLREDUCE: "GLOO_ALLREDUCE",
     Kind.ALLGATHER: "GLOO_ALLGATHER",
@@ -45,7 +49,8 @@ _ACTIVITIES = {kind.name: name for kind, name in _MOVES.items()}
 
 
 class ClosedTraceFile(TraceFile):
-    """A trace that is whole after every writing: what comes next takes the place of the closing bracket."""
+    """A trace that is whole after every writing: what comes next takes the place of the closing
+    bracket."""
 
     def write(self, lines: str) -> None:
         """All of the lines, or none of them."""
@@ -67,17 +72,22 @@ class ClosedTraceFile(TraceFile):
 
 
 class HorovodTrace(Hooks):
-    """Listens to the engine of rank 0 and writes what it hears. Raises ConfigError when the file cannot be written at the start.
+    """Listens to the engine of rank 0 and writes what it hears. Raises ConfigError when the file
+    cannot be written at the start.
 
     sets: the ranks of each process set, as the engine keeps them.
     """
 
-    def __init__(self, path: str, sets: dict[int, tuple[int, ...]], mark_cycles: bool = False) -> None:
+    def __init__(
+        self, path: str, sets: dict[int, tuple[int, ...]], mark_cycles: bool = False
+    ) -> None:
         self._sets = sets
         self._mark_cycles = mark_cycles
         self._pids: dict[Key, int] = {}
         self._negotiating: dict[Key, Kind] = {}
-        self._lines: deque[str] = deque()  # not yet written; engine and gradients add from threads of their own
+        self._lines: deque[str] = (
+            deque()
+        )  # not yet written; engine and gradients add from threads of their own
         self._lock = threading.Lock()  # of the file and of new tensors
         self._process = os.getpid()
         self._file: ClosedTraceFile | None = ClosedTraceFile(path)
@@ -109,7 +119,9 @@ class HorovodTrace(Hooks):
 
     def answered(self) -> None:
         if self._mark_cycles and self._file is not None:
-            self._lines.append(f',\n{{"ph": "i", "name": "CYCLE_START", "ts": {self._now()}, "s": "g"}}')
+            self._lines.append(
+                f',\n{{"ph": "i", "name": "CYCLE_START", "ts": {self._now()}, "s": "g"}}'
+            )
 
     def negotiated(self, asks: Sequence[Ask]) -> None:
         now = self._now()
@@ -142,7 +154,8 @@ class HorovodTrace(Hooks):
         for index, ask in enumerate(_moving(asks)):
             self._end(ask.key, now)
             self._end(ask.key, now, None if results is None else _output(results[index]))
-        self.now_and_then()  # a driver for whom results are always there already looks after nothing else
+        # a driver for whom results are always there already looks after nothing else
+        self.now_and_then()
 
     def now_and_then(self) -> None:
         now = time.monotonic()
@@ -156,7 +169,10 @@ class HorovodTrace(Hooks):
     # What does not pass through the engine
 
     def gradients(self, reduced: Iterable[Named], began: int, agreed: int, ended: int) -> None:
-        """These were reduced together. When (monotonic_ns) it began, when the ranks had agreed on what to reduce, when it was over."""
+        """These were reduced together.
+
+        When (monotonic_ns) it began, when the ranks had agreed on what to reduce, when it was over.
+        """
         for name, parameter in reduced:
             key = (0, f"allreduce.{name}")
             self._begin(key, "NEGOTIATE_ALLREDUCE", self._at(began))
@@ -172,7 +188,9 @@ class HorovodTrace(Hooks):
     def _end(self, key: Key, now: int, output: Tensor | None = None) -> None:
         args = ""
         if output is not None:
-            args = f', "args": {{"dtype": "{str(output.dtype)[6:]}", "shape": "{list(output.shape)}"}}'
+            args = (
+                f', "args": {{"dtype": "{str(output.dtype)[6:]}", "shape": "{list(output.shape)}"}}'
+            )
         self._add(key, f'"ph": "E", "ts": {now}{args}')
 
     def _add(self, key: Key, event: str) -> None:

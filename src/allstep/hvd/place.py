@@ -1,7 +1,8 @@
 """Where this process stands: the running engine, and Horovod's words for rank and size.
 
-A process is initialised from its own `init()` to its own `shutdown()`. That a peer has shut down, or died, stops the engine but does
-not change our place: `rank()` and `size()` go on working, collectives raise.
+A process is initialised from its own `init()` to its own `shutdown()`. That a peer has shut down,
+or died, stops the engine but does not change our place: `rank()` and `size()` go on working,
+collectives raise.
 """
 
 from allstep import engine

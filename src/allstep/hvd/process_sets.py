@@ -1,12 +1,12 @@
 """Process sets: groups of ranks that do collectives among themselves.
 
-    evens = hvd.ProcessSet([0, 2])
-    hvd.init(process_sets=[evens])                         # static: known from the start
-    odds = hvd.add_process_set([1, 3])                     # dynamic: after init(process_sets="dynamic"), on every rank
-    hvd.allreduce(loss, process_set=evens)                 # on ranks 0 and 2
+    evens = hvd.ProcessSet([0, 2]) hvd.init(process_sets=[evens])                         # static:
+    known from the start odds = hvd.add_process_set([1, 3])                     # dynamic: after
+    init(process_sets="dynamic"), on every rank hvd.allreduce(loss, process_set=evens)
+    # on ranks 0 and 2
 
-A set becomes usable when the engine has given it a number. `shutdown()` takes the numbers back, so that an object kept over a restart
-cannot name another set by accident.
+A set becomes usable when the engine has given it a number. `shutdown()` takes the numbers back, so
+that an object kept over a restart cannot name another set by accident.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,8 @@ from allstep.hvd.place import rank, running
 def _ranks_of(given: Any) -> Iterable[Any]:
     if hasattr(given, "Get_group"):
         raise ValueError(
-            "a ProcessSet of an mpi4py communicator needs MPI to carry the data; give the list of its ranks instead"
+            "a ProcessSet of an mpi4py communicator needs MPI to carry the data; give the list of"
+            " its ranks instead"
         )
     if not isinstance(given, Iterable):
         raise ValueError(f"ProcessSet({given!r}): expected a list of ranks")
@@ -38,8 +39,12 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         self.process_set_id: int | None = None
-        self.ranks: list[int] = sorted(_number(each, ranks_or_comm) for each in _ranks_of(ranks_or_comm))
-        self.mpi_comm: Any = None  # Horovod's sets can stand for an MPI communicator; ours are always lists of ranks
+        self.ranks: list[int] = sorted(
+            _number(each, ranks_or_comm) for each in _ranks_of(ranks_or_comm)
+        )
+        self.mpi_comm: Any = (
+            None  # Horovod's sets can stand for an MPI communicator; ours are always lists of ranks
+        )
 
     def size(self) -> int | None:
         """How many ranks it has; None before it is registered."""
@@ -51,7 +56,10 @@ class ProcessSet:
             return None
         members, ours = self._members(), rank()
         if ours not in members:
-            raise ValueError(f"rank {ours} is not part of process set {self.process_set_id} with ranks {list(members)}")
+            raise ValueError(
+                f"rank {ours} is not part of process set {self.process_set_id} with ranks"
+                f" {list(members)}"
+            )
         return members.index(ours)
 
     def included(self) -> bool:
@@ -63,12 +71,16 @@ class ProcessSet:
         known = running().process_sets
         if self.process_set_id not in known:
             raise ValueError(
-                f"process set {self.process_set_id} does not exist, or has not been registered; there are {sorted(known)}"
+                f"process set {self.process_set_id} does not exist, or has not been registered;"
+                f" there are {sorted(known)}"
             )
         return known[self.process_set_id]
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks},"
+            f" mpi_comm={self.mpi_comm})"
+        )
 
 
 global_process_set = ProcessSet([])
@@ -78,7 +90,10 @@ _registered: list[ProcessSet] = []  # those that hold a number now
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """A new set, while the engine runs. All processes, members or not, call this in the same order; it returns when all have."""
+    """A new set, while the engine runs.
+
+    All processes, members or not, call this in the same order; it returns when all have.
+    """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     added.process_set_id = running().add_process_set(added.ranks)
     _registered.append(added)
@@ -86,7 +101,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a set away again, on all processes in the same order. False if it is the world's or not registered."""
+    """Take a set away again, on all processes in the same order.
+
+    False if it is the world's or not registered.
+    """
     number = process_set.process_set_id
     removed = running().remove_process_set(number) if number is not None else False
     if removed:
@@ -96,7 +114,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def register(sets: Sequence[ProcessSet]) -> None:
-    """Called by `init`: the engine is up; give each set the number that the engine has for its ranks."""
+    """Called by `init`: the engine is up; give each set the number that the engine has for its
+    ranks."""
     current = running()
     global_process_set.ranks = list(range(current.world.size))
     numbers = {ranks: number for number, ranks in current.process_sets.items()}
@@ -105,12 +124,14 @@ def register(sets: Sequence[ProcessSet]) -> None:
         number = numbers.get(tuple(each.ranks or global_process_set.ranks))
         if number is None:
             raise ValueError(
-                f"process set {place}, with ranks {each.ranks}, was not given to the init() that started: see add_process_set"
+                f"process set {place}, with ranks {each.ranks}, was not given to the init() that"
+                " started: see add_process_set"
             )
         if number in taken:
             raise ValueError(
-                f"process set {place} of init(), with ranks {each.ranks}, is a duplicate of process set {number}; "
-                "every set needs other ranks than the sets before it and than the whole world"
+                f"process set {place} of init(), with ranks {each.ranks}, is a duplicate of process"
+                f" set {number}; every set needs other ranks than the sets before it and than the"
+                " whole world"
             )
         taken.add(number)
         each.process_set_id = number

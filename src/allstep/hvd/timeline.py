@@ -1,8 +1,9 @@
 """Horovod's calls to start and stop a timeline.
 
-`HOROVOD_TIMELINE=FILE` at `init()` asks for a timeline from the start, `HOROVOD_TIMELINE=DYNAMIC` only allows `start_timeline`. Without
-the variable a later start is an error, as it is with Horovod. The file belongs to rank 0, which makes it at once: a path that cannot be
-written is an error here and now. What is in it is in `horovod_trace`; it hears of it through the hooks of rank 0's engine.
+`HOROVOD_TIMELINE=FILE` at `init()` asks for a timeline from the start, `HOROVOD_TIMELINE=DYNAMIC`
+only allows `start_timeline`. Without the variable a later start is an error, as it is with Horovod.
+The file belongs to rank 0, which makes it at once: a path that cannot be written is an error here
+and now. What is in it is in `horovod_trace`; it hears of it through the hooks of rank 0's engine.
 """
 
 import os
@@ -33,7 +34,10 @@ def current() -> HorovodTrace | None:
 
 
 def asked_for(engine: Engine) -> Hooks:
-    """Called by `init` before anything happens: read the variable once. A file that cannot be written is a ValueError of init()."""
+    """Called by `init` before anything happens: read the variable once.
+
+    A file that cannot be written is a ValueError of init().
+    """
     value = os.environ.get(VARIABLE, "")
     _process.is_allowed = bool(value)
     if not value or value.upper() == "DYNAMIC" or engine.world.rank != 0:
@@ -42,13 +46,18 @@ def asked_for(engine: Engine) -> Hooks:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Write what happens to every tensor to this file of rank 0, from now on. Another file, or the same again, may follow.
+    """Write what happens to every tensor to this file of rank 0, from now on. Another file, or the
+    same again, may follow.
 
-    mark_cycles: also show when rank 0 tells the others what to do. Horovod marks its cycles; here there are none.
+    mark_cycles: also show when rank 0 tells the others what to do. Horovod marks its cycles; here
+    there are none.
     """
     engine = running()
     if not _process.is_allowed:
-        raise ValueError(f"start_timeline({file_path!r}) needs {VARIABLE} to be set at init(): {VARIABLE}=DYNAMIC")
+        raise ValueError(
+            f"start_timeline({file_path!r}) needs {VARIABLE} to be set at init():"
+            f" {VARIABLE}=DYNAMIC"
+        )
     if rank() == 0:
         stop_timeline()  # first, since it may be the same file
         engine.hooks = _begin(engine, os.fspath(file_path), mark_cycles)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 Item = TypeVar("Item")
 
-# Horovod compiled one extension for each framework. Ours are front-ends; which module is the one for a framework's name:
+# Horovod compiled one extension for each framework. Ours are front-ends; which module is the one
+# for a framework's name:
 _FRONT_ENDS = {"torch": "allstep.torch", "tensorflow": "allstep.keras"}
 
 
@@ -28,10 +29,15 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """ImportError when there is no front-end of that name ("horovod.torch"). Nothing is compiled, so the variable plays no part."""
+    """ImportError when there is no front-end of that name ("horovod.torch").
+
+    Nothing is compiled, so the variable plays no part.
+    """
     framework = ext_name.removeprefix("horovod.")
     if not extension_available(framework):
-        raise ImportError(f"{ext_name} is not available: allstep has front-ends for {', '.join(_FRONT_ENDS)}")
+        raise ImportError(
+            f"{ext_name} is not available: allstep has front-ends for {', '.join(_FRONT_ENDS)}"
+        )
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -102,7 +108,8 @@ def env_flag(name: str) -> bool:
 
 
 def split_list(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
-    """Consecutive parts of nearly equal length; the first ones are longer by one where it does not come out even."""
+    """Consecutive parts of nearly equal length; the first ones are longer by one where it does not
+    come out even."""
     each, more = divmod(len(items), num_parts)
     starts = [part * each + min(part, more) for part in range(num_parts + 1)]
     return [items[start:end] for start, end in pairwise(starts)]
@@ -119,9 +126,12 @@ def is_iterable(x: object) -> bool:
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether release `ver` ("2.13.0+cpu") is `target` ("1.5.0": three numbers) or later; "1.5.0rc1" is earlier."""
+    """Whether release `ver` ("2.13.0+cpu") is `target` ("1.5.0": three numbers) or later;
+    "1.5.0rc1" is earlier."""
     if not isinstance(ver, str) or not isinstance(target, str):
-        raise ValueError(f"versions are compared as text, not {type(ver).__name__} with {type(target).__name__}")
+        raise ValueError(
+            f"versions are compared as text, not {type(ver).__name__} with {type(target).__name__}"
+        )
     if target.count(".") != 2:
         raise ValueError(f"target {target!r} is not in the form of major.minor.patch")
     return _release(ver) >= _release(target)
@@ -138,8 +148,13 @@ def _release(version: str) -> tuple[list[int], bool]:
     return numbers + [0] * (4 - len(numbers)), not rest or rest.startswith("post")
 
 
-def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """A function (op, average) -> op, for a front-end that has `Average` and `Sum`. `average` is Horovod's older way to say it."""
+def get_average_backwards_compatibility_fun(
+    reduce_ops: Any,
+) -> Callable[[int | None, bool | None], int]:
+    """A function (op, average) -> op, for a front-end that has `Average` and `Sum`.
+
+    `average` is Horovod's older way to say it.
+    """
 
     def handle_average(op: int | None, average: bool | None) -> int:
         if op is not None and average is not None:
@@ -148,7 +163,11 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | 
             return op
         if average is None:
             return int(reduce_ops.Average)
-        warnings.warn("average= is deprecated: say op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        warnings.warn(
+            "average= is deprecated: say op=hvd.Average or op=hvd.Sum",
+            DeprecationWarning,
+            stacklevel=3,
+        )
         return int(reduce_ops.Average if average else reduce_ops.Sum)
 
     return handle_average

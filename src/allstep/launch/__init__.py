@@ -44,11 +44,17 @@ __all__ = [
 ]
 
 
-def launch(command: list[str], num_workers: int, *, foreground: bool = True, env: dict[str, str] | None = None) -> int:
+def launch(
+    command: list[str],
+    num_workers: int,
+    *,
+    foreground: bool = True,
+    env: dict[str, str] | None = None,
+) -> int:
     """Run a command on workers of this machine; the exit code of the run.
 
-    foreground: rank 0 writes to our standard output itself, without a prefix, so that a terminal stays one.
-    env: the workers' environment; ours when None.
+    foreground: rank 0 writes to our standard output itself, without a prefix, so that a terminal
+    stays one. env: the workers' environment; ours when None.
     """
     job = Job(command, [Host("localhost", num_workers)], foreground=foreground)
     if env is not None:

@@ -1,15 +1,19 @@
-"""The agent: one process per host that starts that host's workers, passes on what they print, and cleans up after them.
+"""The agent: one process per host that starts that host's workers, passes on what they print, and
+cleans up after them.
 
     launcher --- socket pair --- agent on this host   --- worker, worker
              --- ssh ----------- agent on another one --- worker, worker
 
 The agent is the workers' parent, and nothing that it started outlives it:
 
-* the launcher is gone (end of file, or from another host no sign of life for 0.7 of `lost` seconds): everything is killed;
+* the launcher is gone (end of file, or from another host no sign of life for 0.7 of `lost`
+  seconds): everything is killed;
 * the agent itself is killed: the kernel kills the workers (PR_SET_PDEATHSIG);
-* a worker leaves processes behind, even in a session of their own: as "subreaper" the agent inherits and finds them.
+* a worker leaves processes behind, even in a session of their own: as "subreaper" the agent
+  inherits and finds them.
 
-Each worker leads a session of its own, so a signal reaches its whole process group and Ctrl-C at the terminal only the launcher.
+Each worker leads a session of its own, so a signal reaches its whole process group and Ctrl-C at
+the terminal only the launcher.
 
 The messages of both directions are in `messages`.
 """
@@ -54,7 +58,9 @@ from allstep.process.family import adopt_orphans, descendants, die_with_parent, 
 from allstep.process.liveness import Life, life_of
 
 _STILL_SECONDS = 1.0  # a beat that comes so late was held up by the machine
-_DYING_SECONDS = 4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
+_DYING_SECONDS = (
+    4.0  # on a busy machine also those who were killed need a while; the launcher waits for 5 s
+)
 
 
 class CannotStart(Exception):
@@ -82,7 +88,9 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.workers: dict[int, Worker] = {}
         self.running: set[int] = set()
-        self._ended: list[tuple[int, int]] = []  # rank and exit code of workers whose end has not been reported
+        self._ended: list[
+            tuple[int, int]
+        ] = []  # rank and exit code of workers whose end has not been reported
         self.done = False
         self.port_holder = _hold_port()
         self.oom_kills = machine.oom_kills()
@@ -102,7 +110,8 @@ class Agent:
                 for key, _ in self.selector.select(max(0.0, next_beat - time.monotonic())):
                     key.data()
                 if (now := time.monotonic()) >= next_beat:
-                    # While we stood still ourselves (stopped, or the whole machine was) the launcher's silence does not count.
+                    # While we stood still ourselves (stopped, or the whole machine was) the
+                    # launcher's silence does not count.
                     if now - next_beat > _STILL_SECONDS:
                         self.heard = min(now, self.heard + now - next_beat)
                     next_beat = now + self.beat_seconds
@@ -113,7 +122,9 @@ class Agent:
             self._clean_up()
 
     def _greet(self) -> None:
-        ssh = os.environ.get("SSH_CONNECTION", "").split()  # the launcher's address and port, then ours
+        ssh = os.environ.get(
+            "SSH_CONNECTION", ""
+        ).split()  # the launcher's address and port, then ours
         by_ssh = self.remote and len(ssh) == 4
         self.link.send(
             Hello(
@@ -131,7 +142,9 @@ class Agent:
             # On standard error, which has a way of its own to the launcher if that is back.
             silence = time.monotonic() - self.heard
             print(
-                f"no sign of life from the launcher for {silence:.0f} s: the agent ended its workers", file=sys.stderr
+                f"no sign of life from the launcher for {silence:.0f} s: the agent ended its"
+                " workers",
+                file=sys.stderr,
             )
             self.link.ended = True
 
@@ -148,7 +161,8 @@ class Agent:
             self._room = None
 
     def _mind_the_outbox(self) -> None:
-        """Stop reading from the workers while the launcher does not take what they said; they wait in their turn."""
+        """Stop reading from the workers while the launcher does not take what they said; they wait
+        in their turn."""
         full = len(self.link.outbox) > FULL
         if full != self._full:
             self._full = full
@@ -207,7 +221,9 @@ class Agent:
         try:
             os.chdir(message.cwd)
         except OSError as error:
-            raise CannotStart(f"cannot enter the working folder {message.cwd}: {error.strerror}") from error
+            raise CannotStart(
+                f"cannot enter the working folder {message.cwd}: {error.strerror}"
+            ) from error
         if shutil.which(message.command[0], path=env["PATH"]) is None:
             raise CannotStart(f"command not found: {message.command[0]}")
         return env
@@ -215,10 +231,13 @@ class Agent:
     def _reach_store(self, message: Start) -> tuple[str, int]:
         """The store's address as seen from here; the first of those offered that answers."""
         try:
-            client = wire.Client(list(message.store), message.token, timeout=5.0 if self.remote else 10.0)
+            client = wire.Client(
+                list(message.store), message.token, timeout=5.0 if self.remote else 10.0
+            )
         except OSError as error:
             raise CannotStart(
-                f"cannot reach the launcher: {error}. Is a firewall between the hosts? --iface names another way"
+                f"cannot reach the launcher: {error}. Is a firewall between the hosts? --iface"
+                " names another way"
             ) from error
         found = client.server_address
         client.close()
@@ -243,7 +262,9 @@ class Agent:
             raise CannotStart(f"cannot start {message.command[0]}: {error.strerror}") from error
         self.workers[rank] = Worker(rank, process, life_of(process.pid))
         self.running.add(rank)
-        self.selector.register(self.workers[rank].life, selectors.EVENT_READ, lambda: self._exited(rank))
+        self.selector.register(
+            self.workers[rank].life, selectors.EVENT_READ, lambda: self._exited(rank)
+        )
         if process.stdout is not None:
             self.streams.append(_Stream(self, rank, "out", process.stdout.fileno()))
         if process.stderr is not None:
@@ -251,7 +272,10 @@ class Agent:
         self.link.send(Started(rank, process.pid))
 
     def _exited(self, rank: int) -> None:
-        """Pass on the last words of a worker and how it ended. What it left behind is killed when the run is over."""
+        """Pass on the last words of a worker and how it ended.
+
+        What it left behind is killed when the run is over.
+        """
         worker = self.workers[rank]
         self.selector.unregister(worker.life)
         code = worker.process.wait()
@@ -260,7 +284,8 @@ class Agent:
                 stream.drain()
         self.running.discard(rank)
         self._ended.insert(0, (rank, code))
-        # Another worker may have been killed first and still be giving back its memory, while this one has already missed it and
+        # Another worker may have been killed first and still be giving back its memory, while this
+        # one has already missed it and
         # failed: the launcher is to learn of both at once, so that it names the right one.
         if not any(self.workers[other].life.is_ending() for other in self.running):
             self._report_ends()
@@ -289,7 +314,8 @@ class Agent:
 class _Stream:
     """What one worker prints on one of its streams.
 
-    It is read while it is `watched`: not while the launcher takes nothing (`pause`), and not after its end.
+    It is read while it is `watched`: not while the launcher takes nothing (`pause`), and not after
+    its end.
     """
 
     def __init__(self, agent: Agent, rank: int, name: Literal["out", "err"], fd: int) -> None:
@@ -325,7 +351,8 @@ class _Stream:
         return len(data)
 
     def drain(self) -> None:
-        """Pass on all that a worker that is gone has left in the pipe, also while the stream is paused.
+        """Pass on all that a worker that is gone has left in the pipe, also while the stream is
+        paused.
 
         Its children may hold the pipe open and write on, so neither wait for the end of the stream
         nor read more than the pipe holds now.
@@ -333,7 +360,8 @@ class _Stream:
         left = _bytes_in(self.fd)
         while left > 0 and (count := self.read(left)):
             left -= count
-        # Tells whether the stream has ended: a read of a pipe that is empty and open returns at once.
+        # Tells whether the stream has ended: a read of a pipe that is empty and open returns at
+        # once.
         if not self.ended and not _bytes_in(self.fd):
             self.read()
         self._pass_on(self.lines.end())
@@ -362,8 +390,8 @@ def _what_is_missing(error: OSError, num_workers: int) -> str:
 def _hold_port() -> socket.socket:
     """A port for scripts that must be told one (MASTER_PORT).
 
-    It is bound here and never listened on, so that the kernel gives it to nobody who asks for any port; whoever asks for just this
-    one with SO_REUSEADDR, as torch's store does, gets it.
+    It is bound here and never listened on, so that the kernel gives it to nobody who asks for any
+    port; whoever asks for just this one with SO_REUSEADDR, as torch's store does, gets it.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -372,7 +400,8 @@ def _hold_port() -> socket.socket:
 
 
 def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[str, str]:
-    """Which interface Gloo or NCCL shall use: the one asked for, else the one that routes to the other hosts."""
+    """Which interface Gloo or NCCL shall use: the one asked for, else the one that routes to the
+    other hosts."""
     if message.iface:
         return {name: message.iface}
     if name in env:
@@ -380,5 +409,7 @@ def _interface_variable(name: str, message: Start, env: dict[str, str]) -> dict[
     if not message.peers:
         return {name: "lo"} if name.startswith("GLOO") else {}
     sources = (machine.route_to(address) for address in message.peers)
-    interface = next((found for source in sources if source and (found := machine.interface_of(source))), None)
+    interface = next(
+        (found for source in sources if source and (found := machine.interface_of(source))), None
+    )
     return {name: interface} if interface else {}

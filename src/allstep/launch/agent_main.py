@@ -1,4 +1,5 @@
-"""What ssh starts on another host: an agent, with the launcher at the other end of the standard streams.
+"""What ssh starts on another host: an agent, with the launcher at the other end of the standard
+streams.
 
 A module of its own, since the package imports `agent`: Python warns on standard error when it runs
 a module that is already imported, and the launcher would quote that.

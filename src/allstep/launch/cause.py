@@ -1,15 +1,18 @@
 """Which rank failed first, and why: the last thing a failed run prints, alone.
 
-When one rank dies the others soon fail too, because it no longer answers; and a dying process may still be tearing down while its
-peers already complain. So "first" is not simply the first exit. A rank failed at the moment its traceback began to appear, or else
-when it ended; and a rank that blames another one is a consequence as long as another one failed for a reason of its own.
+When one rank dies the others soon fail too, because it no longer answers; and a dying process may
+still be tearing down while its peers already complain. So "first" is not simply the first exit. A
+rank failed at the moment its traceback began to appear, or else when it ended; and a rank that
+blames another one is a consequence as long as another one failed for a reason of its own.
 
-A rank that uses allstep records in the launcher's store which rank it blames, itself included (`blamed_by`). Only for processes
-without such a record do their last words count: whether they are about a lost connection.
+A rank that uses allstep records in the launcher's store which rank it blames, itself included
+(`blamed_by`). Only for processes without such a record do their last words count: whether they are
+about a lost connection.
 
-What a worker has told in whole is not told again. A verb of allstep ends bad input with `allstep: ...` on rank 0, what belongs to it
-indented below, and exit status 2 (1 for a run that went wrong); the other ranks leave with the same status and without a word. That is all
-the user needs; `teller` finds it.
+What a worker has told in whole is not told again. A verb of allstep ends bad input with `allstep:
+...` on rank 0, what belongs to it indented below, and exit status 2 (1 for a run that went wrong);
+the other ranks leave with the same status and without a word. That is all the user needs; `teller`
+finds it.
 """
 
 import json
@@ -44,7 +47,10 @@ _OWN_CODES = (1, 2)
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed. `code` as in subprocess: negative for a signal. `moment`: seconds since the run began."""
+    """How one rank failed.
+
+    `code` as in subprocess: negative for a signal. `moment`: seconds since the run began.
+    """
 
     rank: int
     host: str
@@ -73,7 +79,8 @@ class Failure:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it left as a verb of ours does on all ranks but the one that tells why: that one may come a little later."""
+        """Whether it left as a verb of ours does on all ranks but the one that tells why: that one
+        may come a little later."""
         return not self.lost and self.code in _OWN_CODES and not self.errors
 
     @property
@@ -87,7 +94,9 @@ class Failure:
         if self.lost or self.has_traceback or self.code not in _OWN_CODES:
             return False
         words = [line for line in last_words(self.errors) if line.strip()]
-        return next((line.startswith(_OWN) for line in reversed(words) if not line[0].isspace()), False)
+        return next(
+            (line.startswith(_OWN) for line in reversed(words) if not line[0].isspace()), False
+        )
 
     @property
     def exit_code(self) -> int:
@@ -107,9 +116,16 @@ class Failure:
             name = f" ({signal.Signals(-self.code).name})"
         except ValueError:
             name = ""
-        hint = "; the kernel's out-of-memory killer was at work on that host" if self.out_of_memory else ""
+        hint = (
+            "; the kernel's out-of-memory killer was at work on that host"
+            if self.out_of_memory
+            else ""
+        )
         if self.code == -signal.SIGBUS:
-            hint += "; a mapped file became shorter while it was read (a data file?), or its disk failed"
+            hint += (
+                "; a mapped file became shorter while it was read (a data file?), or its disk"
+                " failed"
+            )
         return f"killed by signal {-self.code}{name}{hint}"
 
 
@@ -132,7 +148,8 @@ def first(failures: Iterable[Failure]) -> Failure:
 
 
 def teller(failures: Sequence[Failure], shown: Sequence[Failure]) -> Failure | None:
-    """The one of those whose output was `shown` that has told the user what the first failure was about: there is little to add."""
+    """The one of those whose output was `shown` that has told the user what the first failure was
+    about: there is little to add."""
     cause = first(failures)
     if cause.lost or cause.has_traceback:
         return None
@@ -150,7 +167,8 @@ def _plain(line: str) -> str:
 
 
 def last_words(errors: Sequence[str]) -> list[str]:
-    """The last traceback in what a rank printed on standard error, with the ones it is chained to; else its last lines."""
+    """The last traceback in what a rank printed on standard error, with the ones it is chained to;
+    else its last lines."""
     lines = [_plain(line) for line in errors]
     starts = [index for index, line in enumerate(lines) if starts_traceback(line)]
     if not starts:
@@ -161,7 +179,9 @@ def last_words(errors: Sequence[str]) -> list[str]:
     return lines[start:]
 
 
-def closing_words(failures: Sequence[Failure], shown: Sequence[Failure], size: int, num_stopped: int) -> str:
+def closing_words(
+    failures: Sequence[Failure], shown: Sequence[Failure], size: int, num_stopped: int
+) -> str:
     """The last thing that is printed: the whole report, or who it was, when a worker has said why."""
     told = teller(failures, shown)
     return headline(told, size, num_stopped) if told else report(first(failures), size, num_stopped)
@@ -173,7 +193,10 @@ def report(failure: Failure, size: int, num_stopped: int) -> str:
     words = last_words(failure.errors)
     if words and not failure.lost:
         if not starts_traceback(words[0]):
-            lines.append(f"It printed no traceback; the last lines on its standard error (rank {failure.rank}):")
+            lines.append(
+                "It printed no traceback; the last lines on its standard error (rank"
+                f" {failure.rank}):"
+            )
         lines += [f"  {line}" for line in words]
     return "\n".join(lines)
 
@@ -187,5 +210,9 @@ def headline(failure: Failure, size: int, num_stopped: int) -> str:
     )
     if failure.lost:
         head = f"host {failure.host} is lost"
-    stopped = f"; {num_stopped} other{'s were' if num_stopped > 1 else ' was'} stopped" if num_stopped else ""
+    stopped = (
+        f"; {num_stopped} other{'s were' if num_stopped > 1 else ' was'} stopped"
+        if num_stopped
+        else ""
+    )
     return f"allstep run: {head}: {failure.how}, {failure.moment:.1f} s after the start{stopped}"

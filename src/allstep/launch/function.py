@@ -1,11 +1,14 @@
-"""`allstep.run(function, num_proc=4)`: call a function on many workers and get what each returned. It is `horovod.run`.
+"""`allstep.run(function, num_proc=4)`: call a function on many workers and get what each returned.
+It is `horovod.run`.
 
-    caller  -- a store of its own, with the pickled call --   allstep run -- worker: call it, put the result back
+    caller  -- a store of its own, with the pickled call --   allstep run -- worker: call it, put
+    the result back
             <----------------- results by rank -----------------------------/
 
-The workers are started by `allstep run` in a process of its own: a caller may have threads, may be a notebook, and keeps its
-signals. The call travels as cloudpickle makes it, so functions of a notebook or of `__main__` work; workers search the caller's
-import path first. Bytes on the way are cut into pieces that the store takes.
+The workers are started by `allstep run` in a process of its own: a caller may have threads, may be
+a notebook, and keeps its signals. The call travels as cloudpickle makes it, so functions of a
+notebook or of `__main__` work; workers search the caller's import path first. Bytes on the way are
+cut into pieces that the store takes.
 """
 
 import contextlib
@@ -89,7 +92,8 @@ def run(
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` on `num_proc` workers; their results by rank.
 
-    The options are those of `horovodrun`. A worker that fails stops the others and is a RuntimeError with its traceback.
+    The options are those of `horovodrun`. A worker that fails stops the others and is a
+    RuntimeError with its traceback.
     """
     # First of all, while there are no other local names than the arguments.
     given = dict(locals())
@@ -108,7 +112,11 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     for old, new in _RENAMED.items():
         if given[old] is not None:
             # 1 is this line, 2 `run`, 3 its caller.
-            warnings.warn(f"{old} is deprecated: the argument is called {new} now", DeprecationWarning, stacklevel=3)
+            warnings.warn(
+                f"{old} is deprecated: the argument is called {new} now",
+                DeprecationWarning,
+                stacklevel=3,
+            )
             given[new] = given[old] or given[new]
     num_proc, interfaces = given["num_proc"], given["network_interfaces"]
     if isinstance(num_proc, bool) or not isinstance(num_proc, Integral):
@@ -134,7 +142,9 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _call(command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, bind: str) -> list[Any]:
+def _call(
+    command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, bind: str
+) -> list[Any]:
     import cloudpickle  # type: ignore[import-untyped]
 
     token = wire.new_token()
@@ -151,7 +161,9 @@ def _call(command: list[str], func: Callable[..., Any], args: Any, kwargs: Any, 
         if code == 2 and notices and notices[-1].startswith("allstep: "):
             raise ConfigError(notices[-1].removeprefix("allstep: "))
         if code:
-            raise RuntimeError(f"a worker exited with non-zero status ({code})\n" + "\n".join(notices))
+            raise RuntimeError(
+                f"a worker exited with non-zero status ({code})\n" + "\n".join(notices)
+            )
         return _results(store)
 
 
@@ -206,7 +218,8 @@ def _results(store: wire.Server) -> list[Any]:
         data = collect(f"result/{rank}", store.peek)
         if data is None:
             raise RuntimeError(
-                f"rank {rank} ended well but brought no result: did the function call sys.exit or os._exit?"
+                f"rank {rank} ended well but brought no result: did the function call sys.exit or"
+                " os._exit?"
             )
         found.append(cloudpickle.loads(data))
     return found

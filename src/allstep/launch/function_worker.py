@@ -1,4 +1,7 @@
-"""What a worker of `allstep.run` runs: fetch the call, make it, put the result back. It ends when its caller is gone."""
+"""What a worker of `allstep.run` runs: fetch the call, make it, put the result back.
+
+It ends when its caller is gone.
+"""
 
 import os
 import signal
@@ -19,7 +22,9 @@ def main() -> None:
     rank, size = int(os.environ["ALLSTEP_RANK"]), os.environ["ALLSTEP_SIZE"]
     ((host, _), *_) = wire.parse_addresses(os.environ["ALLSTEP_STORE"])
     caller = wire.Client(
-        [(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))], os.environ.pop("ALLSTEP_CALL_TOKEN"), _CALLER_SECONDS
+        [(host, int(os.environ.pop("ALLSTEP_CALL_PORT")))],
+        os.environ.pop("ALLSTEP_CALL_TOKEN"),
+        _CALLER_SECONDS,
     )
     threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
     caller.set("size", size.encode())

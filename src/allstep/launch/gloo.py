@@ -19,6 +19,7 @@ def with_gloo_replaced(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment whose programs get backend "allstep" for Gloo."""
     if env.get(_PLUGINS, "1") != "1":
         raise ConfigError(
-            f"--replace-gloo needs torch's plugins, but {_PLUGINS}={env[_PLUGINS]} turns them off: unset it"
+            f"--replace-gloo needs torch's plugins, but {_PLUGINS}={env[_PLUGINS]} turns them off:"
+            " unset it"
         )
     return with_first(FOLDER, env)

@@ -1,7 +1,9 @@
-"""What a script written for Horovod finds in a worker: Horovod's variables and, when asked for, Horovod's name to import.
+"""What a script written for Horovod finds in a worker: Horovod's variables and, when asked for,
+Horovod's name to import.
 
-`FOLDER` holds a package `horovod` of thin modules that hand out allstep's own objects, and `bin/horovodrun`. Put first on
-PYTHONPATH it answers `import horovod.torch`; a real Horovod in the environment is shadowed for that run and otherwise left alone.
+`FOLDER` holds a package `horovod` of thin modules that hand out allstep's own objects, and
+`bin/horovodrun`. Put first on PYTHONPATH it answers `import horovod.torch`; a real Horovod in the
+environment is shadowed for that run and otherwise left alone.
 """
 
 from collections.abc import Mapping
@@ -28,7 +30,8 @@ def place_variables(world: World) -> dict[str, str]:
 
 
 def host_variables(store: tuple[str, int], env: Mapping[str, str]) -> dict[str, str]:
-    """What all workers of a host are told: where the store is, and which interface leads to the other hosts."""
+    """What all workers of a host are told: where the store is, and which interface leads to the
+    other hosts."""
     interface = env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     return {
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": store[0],

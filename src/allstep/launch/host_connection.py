@@ -1,4 +1,5 @@
-"""The hosts of a run as the launcher sees them: an agent each, a link to it, and what is known of it."""
+"""The hosts of a run as the launcher sees them: an agent each, a link to it, and what is known of
+it."""
 
 import contextlib
 import os
@@ -98,7 +99,10 @@ class Station:
 
 
 def open_stations(hosts: Sequence[Host], ssh_command: str) -> list[Station]:
-    """Start an agent on every host, in order of rank. Those here are forked first, while this process has no thread."""
+    """Start an agent on every host, in order of rank.
+
+    Those here are forked first, while this process has no thread.
+    """
     first_rank = 0
     here: list[tuple[Host, range]] = []
     elsewhere: list[tuple[Host, range]] = []

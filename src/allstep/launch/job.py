@@ -33,24 +33,34 @@ class Job:
     iface: str | None = None
     ssh: str = "ssh"
     grace: float = 30.0
-    foreground: bool = False  # rank 0 keeps our standard output: a progress bar stays a progress bar
+    foreground: bool = (
+        False  # rank 0 keeps our standard output: a progress bar stays a progress bar
+    )
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0].strip():
-            raise ConfigError("the command is empty; expected a program and its arguments, such as `python train.py`")
+            raise ConfigError(
+                "the command is empty; expected a program and its arguments, such as `python"
+                " train.py`"
+            )
         self._check_no_nul()
         # Written so that nan is refused, too.
         if not 0 <= self.grace <= MAX_GRACE:
-            raise ConfigError(f"--grace {self.grace:g}: expected seconds from 0 to {MAX_GRACE:,.0f} (a day)")
+            raise ConfigError(
+                f"--grace {self.grace:g}: expected seconds from 0 to {MAX_GRACE:,.0f} (a day)"
+            )
         check_counts(self.hosts)
 
     def _check_no_nul(self) -> None:
         """Raise ConfigError for text that the system cannot hand to a program."""
         for word in self.command:
             if "\0" in word:
-                raise ConfigError(f"the command holds a NUL byte, which no program can take: {word!r}")
+                raise ConfigError(
+                    f"the command holds a NUL byte, which no program can take: {word!r}"
+                )
         for name, value in self.env.items():
             if "\0" in name + value:
                 raise ConfigError(
-                    f"the variable {name} holds a NUL byte, which no program can take: {cut(repr(value))}"
+                    f"the variable {name} holds a NUL byte, which no program can take:"
+                    f" {cut(repr(value))}"
                 )

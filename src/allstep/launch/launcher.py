@@ -1,4 +1,5 @@
-"""The launcher: starts an agent on every host, gives each its workers, watches until all have ended.
+"""The launcher: starts an agent on every host, gives each its workers, watches until all have
+ended.
 
     agents -> hello from each -> start -> lines, lines, ... -> exits -> finish -> report, exit code
 
@@ -74,7 +75,9 @@ class Launcher:
         self.job = job
         self.worlds = places([host.label for host in job.hosts for _ in range(host.slots)])
         self.limits = read_limits(job.env)
-        self.output = Output(len(self.worlds), job.show, job.log_dir, job.stream_dir, job.prefix, job.timestamps)
+        self.output = Output(
+            len(self.worlds), job.show, job.log_dir, job.stream_dir, job.prefix, job.timestamps
+        )
         self.began = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.token = wire.new_token()
@@ -93,8 +96,13 @@ class Launcher:
         """Start the workers, wait for their end, print the report if they failed."""
         self.watch(open_stations(self.job.hosts, self.job.ssh))
         self._listen()
-        with caught_signals() as signals, wire.Server(self.token, self._bind_address()) as self.store:
-            self.selector.register(signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64)))
+        with (
+            caught_signals() as signals,
+            wire.Server(self.token, self._bind_address()) as self.store,
+        ):
+            self.selector.register(
+                signals, selectors.EVENT_READ, lambda: self._on_signals(signals.recv(64))
+            )
             self.output.wait = functools.partial(self._wait_for_reader, signals)
             try:
                 self._greet()
@@ -133,16 +141,20 @@ class Launcher:
         if self._remotes():
             self.beater = threading.Thread(target=self._beat, name="allstep-beat", daemon=True)
             self.beater.start()
-        while self.state.may_start and (late := [station for station in self.stations if station.hello is None]):
+        while self.state.may_start and (
+            late := [station for station in self.stations if station.hello is None]
+        ):
             if (now := self._moment()) > self.limits.start:
                 self.state.take(Refused(now, self.stations.index(late[0]), self._lateness(late)))
             self._turn()
 
     def _lateness(self, late: Sequence[Station]) -> str:
-        printed = "".join(f"; {station.label}: {came}" for station in late if (came := station.link.what_came()))
+        printed = "".join(
+            f"; {station.label}: {came}" for station in late if (came := station.link.what_came())
+        )
         return (
-            f"no answer from {', '.join(station.label for station in late)} within {self.limits.start:.0f} s "
-            f"(ALLSTEP_START_TIMEOUT){printed}"
+            f"no answer from {', '.join(station.label for station in late)} within"
+            f" {self.limits.start:.0f} s (ALLSTEP_START_TIMEOUT){printed}"
         )
 
     def _beat(self) -> None:
@@ -156,7 +168,9 @@ class Launcher:
     def _start_workers(self) -> None:
         assert self.store is not None
         self.store.set(keys.HOSTS, json.dumps([world.host for world in self.worlds]).encode())
-        orders = Orders(self.job, self.worlds, self.stations, self.token, self.store.port, self.limits)
+        orders = Orders(
+            self.job, self.worlds, self.stations, self.token, self.store.port, self.limits
+        )
         try:
             starts = orders.all()
         except ConfigError as error:
@@ -248,7 +262,9 @@ class Launcher:
             self.state.take(Refused(self._moment(), host, bad.described(station.label)))
         station.hear_complaints()
         if station.link.ended and not station.over:
-            why = station.why_it_did_not_start() if station.hello is None else station.why_it_ended()
+            why = (
+                station.why_it_did_not_start() if station.hello is None else station.why_it_ended()
+            )
             self.state.take(LinkEnded(self._moment(), host, why))
 
     def _hear_complaints(self, station: Station, stream: IO[bytes]) -> None:
@@ -285,7 +301,9 @@ class Launcher:
         assert self.store is not None
         rank, errors = message.rank, tuple(self.output.errors[message.rank])
         record = self.store.peek(keys.failure_of(rank)) if message.code else None
-        return Exited(now, rank, message.code, errors, message.out_of_memory, cause.blamed_by(record))
+        return Exited(
+            now, rank, message.code, errors, message.out_of_memory, cause.blamed_by(record)
+        )
 
     def _print(self, message: Lines) -> None:
         errors = self.output.write(message.rank, message.stream, message.lines)
@@ -298,7 +316,9 @@ class Launcher:
         """Ask the agents to clean up and leave, and print their last lines; after 5 s make them."""
         self._tell(Finish())
         end = time.monotonic() + _FINISH_SECONDS
-        while time.monotonic() < end and any(station.hello and not station.over for station in self.stations):
+        while time.monotonic() < end and any(
+            station.hello and not station.over for station in self.stations
+        ):
             for key, _ in self.selector.select(0.1):
                 if isinstance(key.data, int):
                     self._hear_last(self.stations[key.data])
@@ -325,7 +345,9 @@ class Launcher:
     def _conclude(self) -> int:
         if self.state.problem:
             raise UserError(self.state.problem)
-        end = self.state.conclusion(self._moment(), self.output.shows, foreground=self.job.foreground)
+        end = self.state.conclusion(
+            self._moment(), self.output.shows, foreground=self.job.foreground
+        )
         if end.words:
             self.output.say(end.words)
         return end.code
@@ -333,5 +355,8 @@ class Launcher:
 
 def _check_rank(message: Lines | Started | Exit, station: Station) -> None:
     if message.rank not in station.ranks:
-        what = f"sent message {message.kind!r} with field 'rank': found {message.rank}, expected {span(station.ranks)}"
+        what = (
+            f"sent message {message.kind!r} with field 'rank': found {message.rank}, expected"
+            f" {span(station.ranks)}"
+        )
         raise BadMessage(what, message.kind, "rank", __version__)

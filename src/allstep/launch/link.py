@@ -1,8 +1,9 @@
 """Messages, one a line, between the launcher and the agent on a host. `messages` knows the kinds.
 
-The channel is a socket pair to the agent on this host and ssh's standard streams to the others; nothing else differs. Reading and
-writing never block: what cannot be written yet waits in `outbox`, so a cut cable stops nobody's clock. Text that is not UTF-8
-travels as surrogate escapes. A login shell may print a greeting first: what comes before the hello is noise and is skipped, with or
+The channel is a socket pair to the agent on this host and ssh's standard streams to the others;
+nothing else differs. Reading and writing never block: what cannot be written yet waits in `outbox`,
+so a cut cable stops nobody's clock. Text that is not UTF-8 travels as surrogate escapes. A login
+shell may print a greeting first: what comes before the hello is noise and is skipped, with or
 without an end of line.
 """
 
@@ -88,7 +89,8 @@ class Link:
         return None
 
     def what_came(self) -> str:
-        """Return what came instead of a first message, for an error about that; "" when nothing came."""
+        """Return what came instead of a first message, for an error about that; "" when nothing
+        came."""
         begins = self.noise.rstrip() or bytes(self._inbox[:_MAX_SHOWN])
         return f"it printed {ascii(begins)[1:]}" if begins else ""
 

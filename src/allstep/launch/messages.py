@@ -212,7 +212,9 @@ def decode(line: bytes, expected: Channel) -> Message:
     if kind != "lines" and theirs != __version__ and expected.same_version:
         raise BadMessage("", kind, "version", theirs)
     if kind not in expected.kinds:
-        raise BadMessage(f"sent message {cut(ascii(kind), 40)}, which is unknown here", kind, "kind", theirs)
+        raise BadMessage(
+            f"sent message {cut(ascii(kind), 40)}, which is unknown here", kind, "kind", theirs
+        )
     message: Message = _read(expected.kinds[kind], found, kind, theirs)
     return message
 
@@ -231,7 +233,10 @@ def _read(cls: type, found: Mapping[str, Any], kind: str, theirs: str) -> Any:
         try:
             values.append(read(found[name]))
         except _WrongType as wrong:
-            what = f"sent message {kind!r} with field {name!r}: found {wrong.found}, expected {wrong.expected}"
+            what = (
+                f"sent message {kind!r} with field {name!r}: found {wrong.found}, expected"
+                f" {wrong.expected}"
+            )
             raise BadMessage(what, kind, name, theirs) from None
     return cls(*values)
 
@@ -264,7 +269,11 @@ def _reader(hint: Any) -> Reader:
     if dataclasses.is_dataclass(hint):
         return functools.partial(_nested, typing.cast(type, hint))
     if origin is tuple:
-        return _sequence(_reader(inner[0])) if inner[1:] == (...,) else _row([_reader(each) for each in inner])
+        return (
+            _sequence(_reader(inner[0]))
+            if inner[1:] == (...,)
+            else _row([_reader(each) for each in inner])
+        )
     if origin is list:
         return _listed(_reader(inner[0]))
     if origin is dict:

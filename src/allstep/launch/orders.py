@@ -55,7 +55,11 @@ class Orders:
             foreground=0 if job.foreground and not station.remote else None,
             store=tuple((address, self.port) for address in self._store_addresses(station)),
             token=self.token,
-            peers=tuple(address for address in addresses if address != own) if len(self.stations) > 1 else (),
+            peers=(
+                tuple(address for address in addresses if address != own)
+                if len(self.stations) > 1
+                else ()
+            ),
             iface=job.iface if self._remotes() else None,
             lost=self.limits.lost_for_agent,
             beat=self.limits.beat,
@@ -75,7 +79,9 @@ class Orders:
             return address
         if station.remote:
             hello = station.hello
-            return hello.address or choose_address(station.label, hello.interfaces, machine.interfaces())
+            return hello.address or choose_address(
+                station.label, hello.interfaces, machine.interfaces()
+            )
         sources = (machine.route_to(self._address(other)) for other in self._remotes())
         return next((source for source in sources if source), "127.0.0.1")
 
@@ -85,7 +91,8 @@ class Orders:
         if not found:
             known = ", ".join(station.hello.interfaces)
             raise ConfigError(
-                f"--iface {self.job.iface}: {station.label} has no such interface with an address; it has {known}"
+                f"--iface {self.job.iface}: {station.label} has no such interface with an address;"
+                f" it has {known}"
             )
         return found[0]
 

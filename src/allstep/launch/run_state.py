@@ -83,7 +83,9 @@ class RunState:
     is lost. policy: what follows a failure.
     """
 
-    def __init__(self, hosts: Sequence[HostRanks], grace: float, lost: float, policy: Policy = fixed) -> None:
+    def __init__(
+        self, hosts: Sequence[HostRanks], grace: float, lost: float, policy: Policy = fixed
+    ) -> None:
         self.hosts = hosts
         self.size = sum(len(host.ranks) for host in hosts)
         self.exits: dict[int, int] = {}
@@ -244,7 +246,9 @@ class RunState:
         elif event.number not in self.signals:
             self.signals.append(event.number)
             self._decisions.append(SendSignal(event.number))
-            grace = min(self._grace, _STOP_SECONDS) if event.number == signal.SIGINT else self._grace
+            grace = (
+                min(self._grace, _STOP_SECONDS) if event.number == signal.SIGINT else self._grace
+            )
             due = event.at + grace
             self._kill_at = due if self._kill_at is None else min(self._kill_at, due)
 
@@ -270,7 +274,9 @@ class RunState:
         left = [rank for rank in self.hosts[host].ranks if rank not in self.exits]
         self.exits.update(dict.fromkeys(left, 1))
         if left and not self.stopping and not self.signals:
-            self._fail(Failure(left[0], self.hosts[host].label, 1, now, lost=f"{why} ({span(left)})"), now)
+            self._fail(
+                Failure(left[0], self.hosts[host].label, 1, now, lost=f"{why} ({span(left)})"), now
+            )
 
     # What time alone decides.
 
@@ -354,7 +360,9 @@ class RunState:
             return 128 + self.signals[0]
         return 0
 
-    def conclusion(self, now: float, shows: Callable[[int], bool], *, foreground: bool) -> Conclusion:
+    def conclusion(
+        self, now: float, shows: Callable[[int], bool], *, foreground: bool
+    ) -> Conclusion:
         """Return exit code and last words.
 
         shows: whether the lines of a rank were printed. foreground: the command is a verb of

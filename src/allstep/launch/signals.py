@@ -1,7 +1,7 @@
 """Signals to the launcher, brought into its loop through a socket that the loop watches.
 
-A signal that is ignored on entry stays ignored: `nohup` ignores SIGHUP so that a run survives the logout, and a shell
-ignores SIGINT in jobs that it starts in the background.
+A signal that is ignored on entry stays ignored: `nohup` ignores SIGHUP so that a run survives the
+logout, and a shell ignores SIGINT in jobs that it starts in the background.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[socket.socket]:
-    """While it lasts, each signal we get is one byte, its number, on the socket; ignored ones stay ignored."""
+    """While it lasts, each signal we get is one byte, its number, on the socket; ignored ones stay
+    ignored."""
     wake_out, wake_in = socket.socketpair()
     wake_out.setblocking(False)
     wake_in.setblocking(False)

@@ -1,7 +1,8 @@
 """The reference nets. Each takes its norm as a factory: `norm(channels)` makes a layer.
 
-`by_name` makes one, or a net of the user's, from its name. All but the names needs torch, so it is fetched when first asked for (PEP 562):
-a launcher can check a name without the second that importing torch takes.
+`by_name` makes one, or a net of the user's, from its name. All but the names needs torch, so it is
+fetched when first asked for (PEP 562): a launcher can check a name without the second that
+importing torch takes.
 """
 
 from importlib import import_module
@@ -65,5 +66,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'allstep.models' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'allstep.models' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     return getattr(import_module(f"allstep.models.{_LATER[name]}"), name)

@@ -1,4 +1,5 @@
-"""AlexNet in one column (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), the layers and sizes that torchvision has.
+"""AlexNet in one column (Krizhevsky 2014, https://arxiv.org/abs/1404.5997), the layers and sizes
+that torchvision has.
 
 ```
 picture (3, 224, 224)
@@ -13,9 +14,10 @@ picture (3, 224, 224)
   linear                                               num_classes
 ```
 
-Pooling windows are 3x3 with stride 2. Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. At 1,000
-classes it has 61,100,840 parameters, 96 % of them in the linear layers: much to sum for what there is to compute, which makes it a
-hard case for data-parallel training.
+Pooling windows are 3x3 with stride 2. Pooling comes before ReLU: the two commute, and ReLU then has
+a quarter of the work. At 1,000 classes it has 61,100,840 parameters, 96 % of them in the linear
+layers: much to sum for what there is to compute, which makes it a hard case for data-parallel
+training.
 """
 
 import torch
@@ -25,10 +27,16 @@ from allstep.models.norms import Norm, no_norm
 
 
 class AlexNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 63 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 63
+    pixels."""
 
     def __init__(
-        self, num_classes: int = 1000, *, channels: int = 3, dropout: float = 0.5, norm: Norm = no_norm
+        self,
+        num_classes: int = 1000,
+        *,
+        channels: int = 3,
+        dropout: float = 0.5,
+        norm: Norm = no_norm,
     ) -> None:
         super().__init__()
         self.features = nn.Sequential(

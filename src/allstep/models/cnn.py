@@ -2,12 +2,12 @@
 
 ```
 picture (channels, height, width)
-  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a side has 2 pixels or more
-  flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
+  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a
+  side has 2 pixels or more flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
 ```
 
-Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. With widths 16, 32, 64 it has 98,442 parameters on
-28x28 pictures.
+Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. With widths 16,
+32, 64 it has 98,442 parameters on 28x28 pictures.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,10 @@ class SmallCnn(nn.Module):
                 height, width = height // 2, width // 2
         self.features = nn.Sequential(*blocks)
         self.head = nn.Sequential(
-            nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+            nn.Flatten(),
+            nn.Linear(channels * height * width, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, num_classes),
         )
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:

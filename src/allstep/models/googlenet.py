@@ -1,4 +1,5 @@
-"""GoogLeNet (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842), with a norm after each convolution and without the side exits.
+"""GoogLeNet (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842), with a norm after each
+convolution and without the side exits.
 
 ```
 picture (3, 224, 224)
@@ -11,13 +12,13 @@ picture (3, 224, 224)
 
 inception: four ways beside each other, their channels one after the other
   x --> 1x1 -------------> ones
-    --> 1x1 --> 3x3 -----> threes
-    --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in torchvision's net, whose sizes ours has)
-    --> 3x3 max-pool -> 1x1 -> pooled
+    --> 1x1 --> 3x3 -----> threes --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in
+    torchvision's net, whose sizes ours has) --> 3x3 max-pool -> 1x1 -> pooled
 ```
 
-A convolution is followed by a norm and ReLU and has no bias. Pools are 3x3 with stride 2, the last one 2x2, and round up. 6,624,904
-parameters at 1,000 classes: little to sum for what there is to compute.
+A convolution is followed by a norm and ReLU and has no bias. Pools are 3x3 with stride 2, the last
+one 2x2, and round up. 6,624,904 parameters at 1,000 classes: little to sum for what there is to
+compute.
 """
 
 from typing import NamedTuple
@@ -29,7 +30,8 @@ from allstep.models.norms import Norm
 
 
 class Ways(NamedTuple):
-    """Channels of an inception block: of each way out, and of the 1x1 convolutions before the two larger ones."""
+    """Channels of an inception block: of each way out, and of the 1x1 convolutions before the two
+    larger ones."""
 
     ones: int
     before_threes: int
@@ -83,14 +85,23 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 15 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 15
+    pixels."""
 
     def __init__(
-        self, num_classes: int = 1000, *, channels: int = 3, dropout: float = 0.2, norm: Norm = nn.BatchNorm2d
+        self,
+        num_classes: int = 1000,
+        *,
+        channels: int = 3,
+        dropout: float = 0.2,
+        norm: Norm = nn.BatchNorm2d,
     ) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            *(_convolution(channels, 64, 7, norm, stride=2), nn.MaxPool2d(3, stride=2, ceil_mode=True)),
+            *(
+                _convolution(channels, 64, 7, norm, stride=2),
+                nn.MaxPool2d(3, stride=2, ceil_mode=True),
+            ),
             *(_convolution(64, 64, 1, norm), _convolution(64, 192, 3, norm)),
         )
         wide = 192

@@ -1,15 +1,16 @@
-"""A net like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf), with today's activations and pooling.
+"""A net like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf), with
+today's activations and pooling.
 
 ```
 picture (1, 28, 28)
-  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6)
-  5x5 convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16)
-  flatten -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
+  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6) 5x5
+  convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16) flatten
+  -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
   linear                                               num_classes
 ```
 
-Wider than the original and trained in the same time today. At 28x28 and 10 classes it has 857,738 parameters, most of them in the first
-linear layer.
+Wider than the original and trained in the same time today. At 28x28 and 10 classes it has 857,738
+parameters, most of them in the first linear layer.
 """
 
 import torch
@@ -19,7 +20,8 @@ from allstep.models.norms import Norm, no_norm
 
 
 class LeNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width) of the given `shape`, both sides at least 4 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width) of the given `shape`, both
+    sides at least 4 pixels."""
 
     def __init__(
         self,
@@ -47,4 +49,9 @@ class LeNet(nn.Module):
 
 
 def _block(channels: int, wide: int, norm: Norm) -> list[nn.Module]:
-    return [nn.Conv2d(channels, wide, 5, padding=2), norm(wide), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
+    return [
+        nn.Conv2d(channels, wide, 5, padding=2),
+        norm(wide),
+        nn.MaxPool2d(2),
+        nn.ReLU(inplace=True),
+    ]

@@ -28,7 +28,10 @@ def group_norm(channels: int) -> nn.Module:
 
 
 def batch_norm(momentum: float = 0.1, *, scale: bool = True) -> Norm:
-    """A factory of batch norms. Without `scale` they only shift: the weight stays at 1 and is not trained."""
+    """A factory of batch norms.
+
+    Without `scale` they only shift: the weight stays at 1 and is not trained.
+    """
 
     def made(channels: int) -> nn.Module:
         norm = nn.BatchNorm2d(channels, eps=1e-5, momentum=momentum)

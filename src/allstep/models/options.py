@@ -68,4 +68,6 @@ def check_values(checks: Mapping[str, Check], options: Mapping[str, Any]) -> Non
     for key, value in options.items():
         if key in checks and (expected := checks[key](value)) is not None:
             found = cut(repr(value))
-            raise ConfigError(f"config key 'model.options.{key}': expected {expected}, found {found}")
+            raise ConfigError(
+                f"config key 'model.options.{key}': expected {expected}, found {found}"
+            )

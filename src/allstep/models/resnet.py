@@ -1,31 +1,32 @@
-"""ResNet-18, 34, 50 and 101 (He et al. 2015, https://arxiv.org/abs/1512.03385), for large and for small pictures.
+"""ResNet-18, 34, 50 and 101 (He et al. 2015, https://arxiv.org/abs/1512.03385), for large and for
+small pictures.
 
 ```
 picture (3, 224, 224)                                picture (3, 32, 32), with small_pictures=True
-  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64 channels
-  3x3 max-pool, stride 2                               (no pool)
-  stage 1                         56 x 56              32 x 32                                    64 x expansion
-  stage 2, its first block halves 28 x 28              16 x 16                                   128 x expansion
-  stage 3, its first block halves 14 x 14               8 x 8                                    256 x expansion
-  stage 4, its first block halves  7 x 7                4 x 4                                    512 x expansion
-  mean over the picture -> linear                                                                num_classes
+  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64
+  channels 3x3 max-pool, stride 2                               (no pool) stage 1
+  56 x 56              32 x 32                                    64 x expansion stage 2, its first
+  block halves 28 x 28              16 x 16                                   128 x expansion stage
+  3, its first block halves 14 x 14               8 x 8                                    256 x
+  expansion stage 4, its first block halves  7 x 7                4 x 4
+  512 x expansion mean over the picture -> linear
+  num_classes
 
 basic block (expansion 1)            bottleneck (expansion 4)
-  x ------------.                      x ------------.
-  3x3 -> norm   |                      1x1 -> norm   |
-  ReLU          |                      ReLU          |
-  3x3 -> norm   |                      3x3 -> norm   |      strides are here, as in torchvision's nets
-  + <-----------'                      ReLU          |
-  ReLU                                 1x1 -> norm   |
+  x ------------.                      x ------------. 3x3 -> norm   |                      1x1 ->
+  norm   | ReLU          |                      ReLU          | 3x3 -> norm   |
+  3x3 -> norm   |      strides are here, as in torchvision's nets + <-----------'
+  ReLU          | ReLU                                 1x1 -> norm   |
                                        + <-----------'
                                        ReLU
 ```
 
-The way past a block is the picture itself; where size or channels change, a 1x1 convolution and a norm. Convolutions have no bias: the
-norm after each has one.
+The way past a block is the picture itself; where size or channels change, a 1x1 convolution and a
+norm. Convolutions have no bias: the norm after each has one.
 
-`zero_last_norm=True` starts the last norm of each block at zero, so that a block passes its input on and does nothing else until it has
-learned to; large batches need this (Goyal et al. 2017, https://arxiv.org/abs/1706.02677). At 1,000 classes:
+`zero_last_norm=True` starts the last norm of each block at zero, so that a block passes its input
+on and does nothing else until it has learned to; large batches need this (Goyal et al. 2017,
+https://arxiv.org/abs/1706.02677). At 1,000 classes:
 
 =============  ==============================  ============  =====
 resnet18       basic, 2 + 2 + 2 + 2 blocks       11,689,512  parameters
@@ -52,7 +53,9 @@ class Block(nn.Module):
 
     expansion: int
 
-    def __init__(self, channels: int, through: nn.Sequential, wide_out: int, stride: int, norm: Norm) -> None:
+    def __init__(
+        self, channels: int, through: nn.Sequential, wide_out: int, stride: int, norm: Norm
+    ) -> None:
         super().__init__()
         self.through = through
         self.past: nn.Module = nn.Identity()
@@ -94,7 +97,10 @@ class Bottleneck(Block):
 
 
 class ResNet(nn.Module):
-    """Logits (n, num_classes) for pictures (n, 3, height, width). `depths`: blocks of each of the four stages."""
+    """Logits (n, num_classes) for pictures (n, 3, height, width).
+
+    `depths`: blocks of each of the four stages.
+    """
 
     def __init__(
         self,
@@ -108,7 +114,9 @@ class ResNet(nn.Module):
         small_pictures: bool = False,
     ) -> None:
         super().__init__()
-        enter = _convolution(channels, 64, 3) if small_pictures else _convolution(channels, 64, 7, 2)
+        enter = (
+            _convolution(channels, 64, 3) if small_pictures else _convolution(channels, 64, 7, 2)
+        )
         halve = nn.Identity() if small_pictures else nn.MaxPool2d(3, stride=2, padding=1)
         self.stem = nn.Sequential(enter, norm(64), nn.ReLU(inplace=True), halve)
         self.stages, channels = nn.Sequential(), 64
@@ -118,7 +126,9 @@ class ResNet(nn.Module):
                 stage.append(block(channels, wide, 2 if number and not place else 1, norm))
                 channels = wide * block.expansion
             self.stages.append(stage)
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes)
+        )
         self._initialise(zero_last_norm)
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
@@ -142,12 +152,13 @@ def start_at_zero(norm: nn.Module) -> None:
     weight = getattr(norm, "weight", None)
     if weight is None:
         raise ConfigError(
-            f"zero_last_norm: {type(norm).__name__} has no weight that could start at zero; choose a norm that has one, "
-            "or zero_last_norm=False"
+            f"zero_last_norm: {type(norm).__name__} has no weight that could start at zero; choose"
+            " a norm that has one, or zero_last_norm=False"
         )
     if not weight.requires_grad:
         raise ConfigError(
-            "zero_last_norm: a norm without a scale that learns would stay at zero; choose one of the two"
+            "zero_last_norm: a norm without a scale that learns would stay at zero; choose one of"
+            " the two"
         )
     nn.init.zeros_(weight)
 

@@ -1,18 +1,19 @@
-"""A small, fast net for CIFAR-10, after the nets that reach 94% in seconds on one GPU (Jordan 2024, https://arxiv.org/abs/2404.00498).
+"""A small, fast net for CIFAR-10, after the nets that reach 94% in seconds on one GPU (Jordan 2024,
+https://arxiv.org/abs/2404.00498).
 
 ```
 picture (3, 32, 32)
-  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias that learns)
-  group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x 15
-  group                                                                   256 x  7 x  7
-  group                                                                   256 x  3 x  3
-  max-pool over all -> linear, no bias -> x 1/9                            num_classes
+  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias
+  that learns) group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x
+  15 group                                                                   256 x  7 x  7 group
+  256 x  3 x  3 max-pool over all -> linear, no bias -> x 1/9                            num_classes
 ```
 
-The first convolution is not trained: `whiten(pictures)` sets it to the directions in which 2x2 patches of training pictures vary, each
-scaled to the same variance, and the same ones turned round, so that GELU keeps both signs. Convolutions start as the identity on their
-first channels (Dirac), so that a deep net passes pictures on from the first step. 1,972,792 parameters at widths 64, 256, 256, of which
-288 are fixed.
+The first convolution is not trained: `whiten(pictures)` sets it to the directions in which 2x2
+patches of training pictures vary, each scaled to the same variance, and the same ones turned round,
+so that GELU keeps both signs. Convolutions start as the identity on their first channels (Dirac),
+so that a deep net passes pictures on from the first step. 1,972,792 parameters at widths 64, 256,
+256, of which 288 are fixed.
 """
 
 import torch
@@ -24,7 +25,8 @@ _PATCH = 2
 
 
 class Speedy(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 9 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 9
+    pixels."""
 
     def __init__(
         self,
@@ -43,7 +45,9 @@ class Speedy(nn.Module):
         for width in widths:
             self.groups.append(_group(wide, width, norm))
             wide = width
-        self.head = nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes, bias=False))
+        self.head = nn.Sequential(
+            nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes, bias=False)
+        )
         self.scale = scale
         self._initialise()
 
@@ -60,7 +64,8 @@ class Speedy(nn.Module):
 
     @torch.no_grad()
     def whiten(self, pictures: torch.Tensor, floor: float = 5e-4) -> None:
-        """Fixes the first convolution by `pictures` (n, channels, height, width), normalised as in training; some thousands do."""
+        """Fixes the first convolution by `pictures` (n, channels, height, width), normalised as in
+        training; some thousands do."""
         patches = nn.functional.unfold(pictures.double(), _PATCH).transpose(1, 2).flatten(0, 1)
         covariance = patches.T @ patches / len(patches)
         variances, directions = torch.linalg.eigh(covariance)
@@ -70,5 +75,9 @@ class Speedy(nn.Module):
 
 
 def _group(channels: int, wide: int, norm: Norm) -> nn.Sequential:
-    first, second = (nn.Conv2d(inside, wide, 3, padding="same", bias=False) for inside in (channels, wide))
-    return nn.Sequential(first, nn.MaxPool2d(2), norm(wide), nn.GELU(), second, norm(wide), nn.GELU())
+    first, second = (
+        nn.Conv2d(inside, wide, 3, padding="same", bias=False) for inside in (channels, wide)
+    )
+    return nn.Sequential(
+        first, nn.MaxPool2d(2), norm(wide), nn.GELU(), second, norm(wide), nn.GELU()
+    )

@@ -13,7 +13,8 @@ picture (3, 224, 224)
   linear                                     num_classes
 ```
 
-138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic nets to sum over workers.
+138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic nets to sum
+over workers.
 """
 
 import torch
@@ -25,7 +26,8 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolu
 
 
 class Vgg16(nn.Module):
-    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 32 pixels."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width), both sides at least 32
+    pixels."""
 
     def __init__(
         self,
@@ -40,7 +42,9 @@ class Vgg16(nn.Module):
         self.features = nn.Sequential()
         for wide, depth in _STAGES:
             for _ in range(depth):
-                self.features.extend([nn.Conv2d(channels, wide, 3, padding=1), norm(wide), nn.ReLU(inplace=True)])
+                self.features.extend(
+                    [nn.Conv2d(channels, wide, 3, padding=1), norm(wide), nn.ReLU(inplace=True)]
+                )
                 channels = wide
             self.features.append(nn.MaxPool2d(2))
         self.head = nn.Sequential(
@@ -58,7 +62,8 @@ class Vgg16(nn.Module):
 
 
 def _initialise(layer: nn.Module) -> None:
-    """So that 13 convolutions without a norm neither fade nor explode (He et al. 2015, https://arxiv.org/abs/1502.01852)."""
+    """So that 13 convolutions without a norm neither fade nor explode (He et al. 2015,
+    https://arxiv.org/abs/1502.01852)."""
     if isinstance(layer, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(layer, nn.Linear):

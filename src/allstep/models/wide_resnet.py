@@ -1,23 +1,27 @@
-"""Residual nets for pictures of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones (Zagoruyko and Komodakis 2016).
+"""Residual nets for pictures of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
+(Zagoruyko and Komodakis 2016).
 
 ```
-                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth, widen), depth = 6n+4
-  3x3 convolution              32 x 32      16 channels                          16 channels
-  n blocks                     32 x 32      16                                   16 x widen
-  n blocks, the first halves   16 x 16      32                                   32 x widen
-  n blocks, the first halves    8 x  8      64                                   64 x widen
-  mean -> linear                            num_classes                          (norm -> ReLU before the mean)
+                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth,
+                                            widen), depth = 6n+4
+  3x3 convolution              32 x 32      16 channels                          16 channels n
+  blocks                     32 x 32      16                                   16 x widen n blocks,
+  the first halves   16 x 16      32                                   32 x widen n blocks, the
+  first halves    8 x  8      64                                   64 x widen mean -> linear
+  num_classes                          (norm -> ReLU before the mean)
 
-block of resnet_cifar: as in `resnet`       block of WideResNet, norms first (https://arxiv.org/abs/1605.07146)
-  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or channels change --.
-  3x3 -> norm -> ReLU|                                            3x3 -> norm -> ReLU -> dropout                 |
-  3x3 -> norm        | zeros for new channels                     3x3                                            |
-  + <----------------'                                            + <--------------------------------------------'
-  ReLU
+block of resnet_cifar: as in `resnet`       block of WideResNet, norms first
+(https://arxiv.org/abs/1605.07146)
+  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or
+  channels change --. 3x3 -> norm -> ReLU|                                            3x3 -> norm ->
+  ReLU -> dropout                 | 3x3 -> norm        | zeros for new channels
+  3x3                                            | + <----------------'
+  + <--------------------------------------------' ReLU
 ```
 
-Where the original nets change size, the way past a block is every second pixel, with channels of zeros for the new ones: it has no
-parameters. 10 classes: ResNet-20 269,722, ResNet-56 853,018, WRN-16-4 2,748,890, WRN-28-10 36,479,194.
+Where the original nets change size, the way past a block is every second pixel, with channels of
+zeros for the new ones: it has no parameters. 10 classes: ResNet-20 269,722, ResNet-56 853,018,
+WRN-16-4 2,748,890, WRN-28-10 36,479,194.
 """
 
 import torch
@@ -40,7 +44,9 @@ class _Past(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fewer = x[:, :, :: self.stride, :: self.stride]
-        return functional.pad(fewer, (0, 0, 0, 0, self.new_channels // 2, self.new_channels - self.new_channels // 2))
+        return functional.pad(
+            fewer, (0, 0, 0, 0, self.new_channels // 2, self.new_channels - self.new_channels // 2)
+        )
 
 
 class _Plain(nn.Module):
@@ -65,11 +71,20 @@ class _Wide(nn.Module):
         super().__init__()
         self.enter = nn.Sequential(norm(channels), nn.ReLU(inplace=True))
         self.through = nn.Sequential(
-            *(_convolution(channels, wide, stride), norm(wide), nn.ReLU(inplace=True), nn.Dropout(dropout)),
+            *(
+                _convolution(channels, wide, stride),
+                norm(wide),
+                nn.ReLU(inplace=True),
+                nn.Dropout(dropout),
+            ),
             _convolution(wide, wide),
         )
         self.changes = stride != 1 or channels != wide
-        self.past = nn.Conv2d(channels, wide, 1, stride=stride, bias=False) if self.changes else nn.Identity()
+        self.past = (
+            nn.Conv2d(channels, wide, 1, stride=stride, bias=False)
+            if self.changes
+            else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         entered = self.enter(x)
@@ -80,10 +95,14 @@ class _Wide(nn.Module):
 class _SmallPictures(nn.Module):
     """Stem, stages and head; `leave` stands between the stages and the head."""
 
-    def __init__(self, stem: nn.Module, stages: nn.Module, leave: nn.Module, wide: int, num_classes: int) -> None:
+    def __init__(
+        self, stem: nn.Module, stages: nn.Module, leave: nn.Module, wide: int, num_classes: int
+    ) -> None:
         super().__init__()
         self.stem, self.stages, self.leave = stem, stages, leave
-        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes))
+        self.head = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes)
+        )
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -94,7 +113,8 @@ class _SmallPictures(nn.Module):
 
 
 class CifarResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, channels, height, width). depth: 20, 32, 44, 56, 110, or any other 6n+2."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width). depth: 20, 32, 44, 56,
+    110, or any other 6n+2."""
 
     def __init__(
         self,
@@ -119,7 +139,10 @@ class CifarResNet(_SmallPictures):
 
 
 class WideResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, channels, height, width). WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4."""
+    """Logits (n, num_classes) for pictures (n, channels, height, width).
+
+    WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4.
+    """
 
     def __init__(
         self,
@@ -134,7 +157,9 @@ class WideResNet(_SmallPictures):
         blocks, stages, before = _blocks(depth, 4), nn.Sequential(), 16
         for number, narrow in enumerate(_WIDTHS):
             for place in range(blocks):
-                stages.append(_Wide(before, narrow * widen, 2 if number and not place else 1, norm, dropout))
+                stages.append(
+                    _Wide(before, narrow * widen, 2 if number and not place else 1, norm, dropout)
+                )
                 before = narrow * widen
         leave = nn.Sequential(norm(before), nn.ReLU(inplace=True))
         super().__init__(_convolution(channels, 16), stages, leave, before, num_classes)
@@ -144,7 +169,8 @@ def _blocks(depth: int, rest: int) -> int:
     """Blocks of a stage."""
     if depth < 6 + rest or (depth - rest) % 6:
         raise ConfigError(
-            f"depth {depth}: this net has 6n+{rest} layers, such as {6 + rest}, {12 + rest}, {18 + rest}, {24 + rest}"
+            f"depth {depth}: this net has 6n+{rest} layers, such as {6 + rest}, {12 + rest},"
+            f" {18 + rest}, {24 + rest}"
         )
     return (depth - rest) // 6
 

@@ -1,4 +1,5 @@
-"""Among whom a norm takes its statistics: a group or a process set that the user gave, all ranks, or nobody else.
+"""Among whom a norm takes its statistics: a group or a process set that the user gave, all ranks,
+or nobody else.
 
 ```
 given                        the group
@@ -33,7 +34,10 @@ Among = ProcessGroup | ProcessSet | None
 
 
 def ranks_of(chosen: Among) -> ProcessGroup | None:
-    """The group to talk to, or None for a process alone; see the module. Members of a process set ask for theirs together."""
+    """The group to talk to, or None for a process alone; see the module.
+
+    Members of a process set ask for theirs together.
+    """
     if isinstance(chosen, ProcessGroup):
         return chosen
     running = engine.current()
@@ -47,18 +51,20 @@ def ranks_of(chosen: Among) -> ProcessGroup | None:
 def _of_set(chosen: ProcessSet, running: Engine | None) -> ProcessGroup:
     if not hasattr(chosen, "process_set_id"):
         raise ConfigError(
-            f"process_group={chosen!r} of a norm: give a torch.distributed group that this rank is in, an hvd.ProcessSet, or None for all "
-            "ranks"
+            f"process_group={chosen!r} of a norm: give a torch.distributed group that this rank is"
+            " in, an hvd.ProcessSet, or None for all ranks"
         )
     number, ranks = chosen.process_set_id, list(chosen.ranks)
     if running is None or number is None or running.process_sets.get(number) != tuple(ranks):
         raise ConfigError(
-            f"the process set of a norm, with ranks {ranks}, is not registered: give it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set before the first batch, and again after each hvd.shutdown()"
+            f"the process set of a norm, with ranks {ranks}, is not registered: give it to"
+            " hvd.init(process_sets=[...]) or to hvd.add_process_set before the first batch, and"
+            " again after each hvd.shutdown()"
         )
     if running.world.rank not in ranks:
         raise ConfigError(
-            f"rank {running.world.rank} has a norm over process set {number}, with ranks {ranks}, and is not in it: give each rank a set "
-            f"that it is in, such as hvd.ProcessSet([{running.world.rank}]), or None for all ranks"
+            f"rank {running.world.rank} has a norm over process set {number}, with ranks {ranks},"
+            " and is not in it: give each rank a set that it is in, such as"
+            f" hvd.ProcessSet([{running.world.rank}]), or None for all ranks"
         )
     return running.group("norm", number)

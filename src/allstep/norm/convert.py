@@ -1,4 +1,5 @@
-"""Puts ghost or synchronised batch norms in place of a model's batch norms; weights, running statistics and hooks stay."""
+"""Puts ghost or synchronised batch norms in place of a model's batch norms; weights, running
+statistics and hooks stay."""
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,16 +18,23 @@ def convert(
     across_workers: bool = False,
     process_group: Among = None,
 ) -> nn.Module:
-    """The model with all its batch norms replaced, in place; a model that is itself a batch norm is returned as a new one.
+    """The model with all its batch norms replaced, in place; a model that is itself a batch norm is
+    returned as a new one.
 
-    Either ghost=32 (statistics of 32 samples, of about so many where 32 does not divide the batch; across_workers: of several workers) or
-    sync=True (of all workers). process_group: whose, a torch ProcessGroup or an hvd.ProcessSet, if not of all. Optimizers made before stay
-    right: parameters are the same objects.
+    Either ghost=32 (statistics of 32 samples, of about so many where 32 does not divide the batch;
+    across_workers: of several workers) or sync=True (of all workers). process_group: whose, a torch
+    ProcessGroup or an hvd.ProcessSet, if not of all. Optimizers made before stay right: parameters
+    are the same objects.
     """
     if (ghost is not None) == sync:
-        raise ConfigError(f"convert: either ghost=<samples> or sync=True, not ghost={ghost} and sync={sync}")
+        raise ConfigError(
+            f"convert: either ghost=<samples> or sync=True, not ghost={ghost} and sync={sync}"
+        )
     if across_workers and sync:
-        raise ConfigError("convert: across_workers belongs to ghost=<samples>; sync=True is over all workers anyway")
+        raise ConfigError(
+            "convert: across_workers belongs to ghost=<samples>; sync=True is over all workers"
+            " anyway"
+        )
     if ghost is not None:
         check_ghost(ghost)
     made: dict[int, nn.Module] = {}
@@ -34,7 +42,10 @@ def convert(
         if isinstance(module, _BatchNorm):
             made[id(module)] = _converted(module, ghost, across_workers, process_group)
     if not made:
-        raise ConfigError(f"convert: {type(model).__name__} has no batch norm; build it with one, or leave convert out")
+        raise ConfigError(
+            f"convert: {type(model).__name__} has no batch norm; build it with one, or leave"
+            " convert out"
+        )
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if id(child) in made:
@@ -42,16 +53,21 @@ def convert(
     return made.get(id(model), model)
 
 
-def _converted(old: _BatchNorm, ghost: int | None, across_workers: bool, process_group: Among) -> _BatchNorm:
+def _converted(
+    old: _BatchNorm, ghost: int | None, across_workers: bool, process_group: Among
+) -> _BatchNorm:
     if isinstance(old, nn.modules.lazy.LazyModuleMixin) and old.has_uninitialized_params():
         raise ConfigError(
-            "convert: a lazy batch norm does not know its channels yet; send a batch through the model first"
+            "convert: a lazy batch norm does not know its channels yet; send a batch through the"
+            " model first"
         )
     new: _BatchNorm
     if ghost is None:
         new = SyncBatchNorm(old.num_features, process_group=process_group)
     else:
-        new = GhostBatchNorm(old.num_features, ghost, across_workers=across_workers, process_group=process_group)
+        new = GhostBatchNorm(
+            old.num_features, ghost, across_workers=across_workers, process_group=process_group
+        )
     own = {name: value for name, value in vars(new).items() if name in _OWN}
     vars(new).update(vars(old))  # parameters, buffers, hooks, eps, momentum, training or not
     vars(new).update(own)

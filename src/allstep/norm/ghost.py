@@ -1,7 +1,8 @@
-"""Ghost batch norm: statistics of small groups of samples, whatever the batch (Hoffer et al. 2017, https://arxiv.org/abs/1705.08741).
+"""Ghost batch norm: statistics of small groups of samples, whatever the batch (Hoffer et al. 2017,
+https://arxiv.org/abs/1705.08741).
 
-The noise in the statistics of a small batch helps a net to generalise; a large batch loses it. Ghost batch norm normalises a large batch as
-if it were many small ones:
+The noise in the statistics of a small batch helps a net to generalise; a large batch loses it.
+Ghost batch norm normalises a large batch as if it were many small ones:
 
 ```
 worker's batch, ghost=32    | 32 | 32 | 32 | 32 |            each part by its own mean and variance; no word to other workers
@@ -9,17 +10,20 @@ across_workers, ghost=128   | w0 | w1 | w2 | w3 | w4 | ...   parts are whole wor
                             |<----- one ---->|<----- ...
 ```
 
-**A size that does not divide** the first batch in training is an error that names sizes which do. A later batch, such as the last one of an
-epoch, is cut into the nearest number of parts, equal up to one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last
-one of 4, whose statistics would be worth nothing. No part has fewer than two samples unless the whole batch has.
+**A size that does not divide** the first batch in training is an error that names sizes which do. A
+later batch, such as the last one of an epoch, is cut into the nearest number of parts, equal up to
+one sample: 100 samples by 32 are three parts of 34, 33 and 33, never a last one of 4, whose
+statistics would be worth nothing. No part has fewer than two samples unless the whole batch has.
 
-**A size above the worker's batch** needs `across_workers=True`: all ranks then gather statistics, as SyncBatchNorm does, and consecutive
-ranks make up a ghost batch; the batch of a rank is not cut. This cannot be decided by looking at a batch, because ranks that see different
-numbers would decide differently and wait for each other. Without it such a worker has one part, its whole batch, and a first batch like
-that is a warning.
+**A size above the worker's batch** needs `across_workers=True`: all ranks then gather statistics,
+as SyncBatchNorm does, and consecutive ranks make up a ghost batch; the batch of a rank is not cut.
+This cannot be decided by looking at a batch, because ranks that see different numbers would decide
+differently and wait for each other. Without it such a worker has one part, its whole batch, and a
+first batch like that is a warning.
 
-Running statistics go from ghost batch to ghost batch, as the paper has it, and as they would in a run with small batches. On several
-ranks they are those of the rank's own samples (`across_workers`: of all samples, equal on all ranks).
+Running statistics go from ghost batch to ghost batch, as the paper has it, and as they would in a
+run with small batches. On several ranks they are those of the rank's own samples (`across_workers`:
+of all samples, equal on all ranks).
 """
 
 import warnings
@@ -35,15 +39,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from allstep.errors import ConfigError
 from allstep.norm.among import Among, ranks_of
-from allstep.norm.statistics import Normalise, check_values, combined, gathered, own_statistics, update_running
+from allstep.norm.statistics import (
+    Normalise,
+    check_values,
+    combined,
+    gathered,
+    own_statistics,
+    update_running,
+)
 
 
 class GhostBatchNorm(_BatchNorm):
-    """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is torch's BatchNorm.
+    """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is
+    torch's BatchNorm.
 
-    ghost: samples, at least 2. It must divide the first batch; a later one that it does not divide is cut into the nearest number of equal
-    parts: 100 samples by 32 are 34, 33 and 33. across_workers: ghost batches of several workers, see the module; process_group: among
-    whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in, None is all ranks.
+    ghost: samples, at least 2. It must divide the first batch; a later one that it does not divide
+    is cut into the nearest number of equal parts: 100 samples by 32 are 34, 33 and 33.
+    across_workers: ghost batches of several workers, see the module; process_group: among whom, a
+    torch ProcessGroup or an hvd.ProcessSet that this rank is in, None is all ranks.
     """
 
     def __init__(
@@ -79,13 +92,15 @@ class GhostBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ConfigError(
-                f"GhostBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not {list(input.shape)}"
+                f"GhostBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not"
+                f" {list(input.shape)}"
             )
 
     def _alone(self, input: Tensor) -> Tensor:
         """Part by part; each is a batch of its own to torch.
 
-        Cut by `split`: the backward of `tensor_split` would make a gradient of the whole batch for each part.
+        Cut by `split`: the backward of `tensor_split` would make a gradient of the whole batch for
+        each part.
         """
         if not len(input):
             return self._nothing(input)
@@ -96,9 +111,12 @@ class GhostBatchNorm(_BatchNorm):
         return done[0] if len(done) == 1 else torch.cat(done)
 
     def _nothing(self, input: Tensor) -> Tensor:
-        """No samples: no statistics, but weight and bias take part in the backward, with zero gradients."""
+        """No samples: no statistics, but weight and bias take part in the backward, with zero
+        gradients."""
         any_mean, any_var = input.new_zeros(self.num_features), input.new_ones(self.num_features)
-        return batch_norm(input, any_mean, any_var, self.weight, self.bias, training=False, eps=self.eps)
+        return batch_norm(
+            input, any_mean, any_var, self.weight, self.bias, training=False, eps=self.eps
+        )
 
     def _look(self, num_samples: int) -> None:
         """Only at the first batch: the last one of an epoch may well be small."""
@@ -106,19 +124,23 @@ class GhostBatchNorm(_BatchNorm):
             return
         if num_samples < self.ghost:
             warnings.warn(
-                f"GhostBatchNorm(ghost={self.ghost}): this worker's batch has {num_samples} samples, so its ghost batches have no more; "
-                "across_workers=True joins workers to ghost batches",
+                f"GhostBatchNorm(ghost={self.ghost}): this worker's batch has {num_samples}"
+                " samples, so its ghost batches have no more; across_workers=True joins workers to"
+                " ghost batches",
                 stacklevel=4,
             )
         elif num_samples % self.ghost:
             raise ConfigError(
-                f"GhostBatchNorm(ghost={self.ghost}): {self.ghost} does not divide the {num_samples} samples of this worker's first batch: "
-                f"take ghost={' or '.join(map(str, nearest_divisors(num_samples, self.ghost)))}, or another batch"
+                f"GhostBatchNorm(ghost={self.ghost}): {self.ghost} does not divide the"
+                f" {num_samples} samples of this worker's first batch: take"
+                f" ghost={' or '.join(map(str, nearest_divisors(num_samples, self.ghost)))}, or"
+                " another batch"
             )
         self.looked = True
 
     def _among(self, input: Tensor, group: ProcessGroup) -> Tensor:
-        """One ghost batch is the samples of some consecutive ranks; all ranks know the statistics of all."""
+        """One ghost batch is the samples of some consecutive ranks; all ranks know the statistics
+        of all."""
         with torch.no_grad():
             rows = gathered(own_statistics(input), group)
             samples = [round(values) for values in (rows[:, 2, 0] / _area(input)).tolist()]
@@ -127,20 +149,24 @@ class GhostBatchNorm(_BatchNorm):
             found = [combined(rows[part]) for part in parts]
             for each in found:
                 update_running(self, *each)
-        (mine,) = (number for number, part in enumerate(parts) if part.start <= group.rank() < part.stop)
+        (mine,) = (
+            number for number, part in enumerate(parts) if part.start <= group.rank() < part.stop
+        )
         mean, squares, count = found[mine]
         how = mean, squares / count, count, self.eps, group, parts[mine]
         return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
 
 
 def nearest_divisors(num_samples: int, ghost: int) -> list[int]:
-    """The two sizes nearest to `ghost` that divide a batch, or the one that there is, the batch itself."""
+    """The two sizes nearest to `ghost` that divide a batch, or the one that there is, the batch
+    itself."""
     divisors = (size for size in range(2, num_samples + 1) if num_samples % size == 0)
     return sorted(divisors, key=lambda size: abs(size - ghost))[:2]
 
 
 def num_parts(num_samples: int, ghost: int) -> int:
-    """The number of equal parts whose size is nearest to `ghost`; none has one sample alone, unless there is just one."""
+    """The number of equal parts whose size is nearest to `ghost`; none has one sample alone, unless
+    there is just one."""
     return max(1, min(int(num_samples / ghost + 0.5), num_samples // 2))
 
 
@@ -152,7 +178,8 @@ def sizes_of_parts(num_samples: int, ghost: int) -> list[int]:
 
 
 def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:
-    """Ranks with these samples, cut into runs of consecutive ranks of about `ghost` samples, each of at least two."""
+    """Ranks with these samples, cut into runs of consecutive ranks of about `ghost` samples, each
+    of at least two."""
     total = sum(samples)
     wanted = num_parts(total, ghost)
     middles = [end - own / 2 for end, own in zip(accumulate(samples), samples, strict=True)]
@@ -165,13 +192,18 @@ def parts_of_ranks(samples: Sequence[int], ghost: int) -> list[slice]:
             parts.append(slice(start, rank + 1))
             start = rank + 1
     last = parts.pop() if parts else slice(0, 0)
-    return [*parts, slice(last.start, len(samples))]  # what is left over at the end goes to the last
+    return [
+        *parts,
+        slice(last.start, len(samples)),
+    ]  # what is left over at the end goes to the last
 
 
 def check_ghost(ghost: int) -> None:
     """A ghost batch must have a variance."""
     if ghost < 2:
-        raise ConfigError(f"ghost={ghost}: a ghost batch needs at least 2 samples, 16 to 128 are usual")
+        raise ConfigError(
+            f"ghost={ghost}: a ghost batch needs at least 2 samples, 16 to 128 are usual"
+        )
 
 
 def _area(input: Tensor) -> int:

@@ -1,19 +1,23 @@
 """Statistics of samples that lie on several ranks, and normalising with them.
 
-Forward, one all_gather: each rank tells the mean, the sum of squared deviations from it, and the count of its own samples, per channel.
-From these every rank computes the same statistics of the whole batch, by the formula of Chan, Golub and LeVeque (1979): exact for batches
-of different sizes, for a rank without any sample, and for values far from zero, where a sum of squares would cancel.
+Forward, one all_gather: each rank tells the mean, the sum of squared deviations from it, and the
+count of its own samples, per channel. From these every rank computes the same statistics of the
+whole batch, by the formula of Chan, Golub and LeVeque (1979): exact for batches of different sizes,
+for a rank without any sample, and for values far from zero, where a sum of squares would cancel.
 
-Backward, one all_reduce: with y = w * xhat + b, xhat = (x - mean) / std over n samples, and g = dL/dy,
+Backward, one all_reduce: with y = w * xhat + b, xhat = (x - mean) / std over n samples, and g =
+dL/dy,
 
     dL/dx = w / std * (g - sum(g) / n - xhat * sum(g * xhat) / n)
 
-where the sums go over the samples of all ranks. The passes over the samples are torch's own kernels: one for both sums (the backward of an
-evaluation, which has just these as its gradients of w and b), one for what depends on x (an evaluation with other weights), one to add
-what depends on g. The gradients of w and b are left as the sums of this rank's own samples, because the
-optimizer (or DDP) reduces those of all parameters.
+where the sums go over the samples of all ranks. The passes over the samples are torch's own
+kernels: one for both sums (the backward of an evaluation, which has just these as its gradients of
+w and b), one for what depends on x (an evaluation with other weights), one to add what depends on
+g. The gradients of w and b are left as the sums of this rank's own samples, because the optimizer
+(or DDP) reduces those of all parameters.
 
-Statistics of some of the ranks (`members`, a slice of them) are computed from the same gathered rows, and their sums from an all_gather.
+Statistics of some of the ranks (`members`, a slice of them) are computed from the same gathered
+rows, and their sums from an all_gather.
 """
 
 from typing import Any
@@ -32,8 +36,9 @@ def check_values(count: int, input: Tensor, layer: str, where: str) -> None:
     """One value has no variance."""
     if count < 2:
         raise ConfigError(
-            f"{layer} needs more than 1 value per channel in training, got {count} {where} (input {list(input.shape)}): give each worker "
-            "at least 2 samples, leave out a last batch of one, or use a norm of single samples, such as GroupNorm"
+            f"{layer} needs more than 1 value per channel in training, got {count} {where} (input"
+            f" {list(input.shape)}): give each worker at least 2 samples, leave out a last batch of"
+            " one, or use a norm of single samples, such as GroupNorm"
         )
 
 
@@ -42,13 +47,23 @@ def own_statistics(input: Tensor) -> Tensor:
     count = input.numel() // input.shape[1]
     if not count:
         return torch.zeros(3, input.shape[1], dtype=torch.float64, device=input.device)
-    # Not var_mean, which takes five to fifteen times as long: its loops go over single values, these over rows.
+    # Not var_mean, which takes five to fifteen times as long: its loops go over single values,
+    # these over rows.
     mean, variance = torch.batch_norm_update_stats(input.to(_exact(input.dtype)), None, None, 0.0)
-    return torch.stack([mean.double(), variance.double() * count, torch.full_like(mean, count, dtype=torch.float64)])
+    return torch.stack(
+        [
+            mean.double(),
+            variance.double() * count,
+            torch.full_like(mean, count, dtype=torch.float64),
+        ]
+    )
 
 
 def combined(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, sum of squared deviations and count over ranks, from the statistics of each; rows: (ranks, 3, C)."""
+    """Mean, sum of squared deviations and count over ranks, from the statistics of each; rows:
+
+    (ranks, 3, C).
+    """
     means, squares, counts = rows[:, 0], rows[:, 1], rows[:, 2]
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
@@ -61,7 +76,9 @@ def update_running(layer: _BatchNorm, mean: Tensor, squares: Tensor, count: Tens
     if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
         return
     layer.num_batches_tracked.add_(1)
-    factor = layer.momentum if layer.momentum is not None else 1.0 / float(layer.num_batches_tracked)
+    factor = (
+        layer.momentum if layer.momentum is not None else 1.0 / float(layer.num_batches_tracked)
+    )
     layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
     layer.running_var.lerp_((squares / (count - 1)).to(layer.running_var.dtype), factor)
 
@@ -101,8 +118,19 @@ class Normalise(torch.autograd.Function):
             return None, grad_weight, grad_bias, *[None] * 6
         means = (_summed(sums, ctx.group, ctx.members) / count).to(dtype)
         scale = (variance + ctx.eps).rsqrt() * (1.0 if weight is None else weight.to(dtype))
-        of_input = batch_norm(values, mean, variance, -scale * means[1], -scale * means[0], training=False, eps=ctx.eps)
-        beside = [-1, *[1] * (input.dim() - 2)]  # a vector over channels, as it lies beside (N, C, ...)
+        of_input = batch_norm(
+            values,
+            mean,
+            variance,
+            -scale * means[1],
+            -scale * means[0],
+            training=False,
+            eps=ctx.eps,
+        )
+        beside = [
+            -1,
+            *[1] * (input.dim() - 2),
+        ]  # a vector over channels, as it lies beside (N, C, ...)
         grad_input = of_input.addcmul_(grad, scale.view(beside))
         return grad_input.to(input.dtype), grad_weight, grad_bias, *[None] * 6
 

@@ -1,7 +1,8 @@
-"""Batch normalisation over the samples of all ranks, so that N workers normalise as one worker with the whole batch would.
+"""Batch normalisation over the samples of all ranks, so that N workers normalise as one worker with
+the whole batch would.
 
-One collective forward and one backward; the arithmetic is in `statistics`. Ranks without samples must go forward and backward too, with
-an empty batch.
+One collective forward and one backward; the arithmetic is in `statistics`. Ranks without samples
+must go forward and backward too, with an empty batch.
 """
 
 from typing import cast
@@ -13,14 +14,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from allstep.errors import ConfigError
 from allstep.norm.among import Among, ranks_of
-from allstep.norm.statistics import Normalise, check_values, combined, gathered, own_statistics, update_running
+from allstep.norm.statistics import (
+    Normalise,
+    check_values,
+    combined,
+    gathered,
+    own_statistics,
+    update_running,
+)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalises (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone, it is torch's BatchNorm.
+    """Normalises (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone,
+    it is torch's BatchNorm.
 
-    process_group: among whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in; None is all ranks. One value per channel
-    over all of them has no variance: in training that is a ConfigError on each.
+    process_group: among whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in; None
+    is all ranks. One value per channel over all of them has no variance: in training that is a
+    ConfigError on each.
     """
 
     def __init__(
@@ -55,14 +65,18 @@ class SyncBatchNorm(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ConfigError(
-                f"SyncBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not {list(input.shape)}"
+                f"SyncBatchNorm({self.num_features}) needs (N, {self.num_features}, ...), not"
+                f" {list(input.shape)}"
             )
 
 
 @torch.no_grad()
 def _statistics(input: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and sum of squared deviations of each channel over all ranks, and the count they are over; all in float64."""
+    """Mean and sum of squared deviations of each channel over all ranks, and the count they are
+    over; all in float64."""
     mean, squares, count = combined(gathered(own_statistics(input), group))
-    if input.numel() <= input.shape[1]:  # at most one value a channel here: only then can there be too few in all
+    if (
+        input.numel() <= input.shape[1]
+    ):  # at most one value a channel here: only then can there be too few in all
         check_values(int(count[0]), input, "SyncBatchNorm", "over all ranks")
     return mean, squares, count

@@ -1,9 +1,11 @@
-"""What keeps accuracy while the batch grows: optimizers, learning rates, noise. Knows no workers: what it needs of them is passed in.
+"""What keeps accuracy while the batch grows: optimizers, learning rates, noise. Knows no workers:
+what it needs of them is passed in.
 
-Optimizers: `LARS`, `LARC`, `LAMB`, `NovoGrad`, and `groups` for what they leave alone. Learning rate: schedules over the samples seen
-(`SCHEDULES`, `WARM_UPS`, `Rate`), rules that scale a rate with the batch (`SCALINGS`), and `scale`, which turns a small-batch `Recipe` into
-its large-batch form. Noise: `NoisyGradients` and `sample_weights` add some, `RunningNoiseScale` measures what is there and says which
-batch is worth it.
+Optimizers: `LARS`, `LARC`, `LAMB`, `NovoGrad`, and `groups` for what they leave alone. Learning
+rate: schedules over the samples seen (`SCHEDULES`, `WARM_UPS`, `Rate`), rules that scale a rate
+with the batch (`SCALINGS`), and `scale`, which turns a small-batch `Recipe` into its large-batch
+form. Noise: `NoisyGradients` and `sample_weights` add some, `RunningNoiseScale` measures what is
+there and says which batch is worth it.
 """
 
 from allstep.optim.draws import generator, seed_step, step_seed
@@ -12,14 +14,27 @@ from allstep.optim.groups import groups, is_exempt
 from allstep.optim.lamb import LAMB
 from allstep.optim.larc import LARC
 from allstep.optim.lars import LARS
-from allstep.optim.noise_scale import Estimate, advice, estimate, from_workers, measure, squared_norm
+from allstep.optim.noise_scale import (
+    Estimate,
+    advice,
+    estimate,
+    from_workers,
+    measure,
+    squared_norm,
+)
 from allstep.optim.noise_scale import Running as RunningNoiseScale
 from allstep.optim.novograd import NovoGrad
 from allstep.optim.rate import Rate
 from allstep.optim.recipe import RULES, Recipe
 from allstep.optim.sample_noise import noise_variance, sample_weights
 from allstep.optim.scale import Scaled, scale
-from allstep.optim.scaling import SCALINGS, linear_scaling, momentum_correction, no_scaling, square_root_scaling
+from allstep.optim.scaling import (
+    SCALINGS,
+    linear_scaling,
+    momentum_correction,
+    no_scaling,
+    square_root_scaling,
+)
 from allstep.optim.schedules import (
     SCHEDULES,
     WARM_UPS,

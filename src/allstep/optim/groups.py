@@ -1,6 +1,7 @@
 """The two parameter groups of a model: what is scaled and decayed, and what is exempt.
 
-The same groups serve the optimizers here, which know `exempt`, and torch's own, which know `weight_decay`:
+The same groups serve the optimizers here, which know `exempt`, and torch's own, which know
+`weight_decay`:
 
     LARS(groups(model), lr=8.0, weight_decay=5e-5)
     torch.optim.SGD(groups(model), lr=0.1, weight_decay=5e-4)
@@ -22,11 +23,16 @@ def is_exempt(name: str, parameter: nn.Parameter) -> bool:
     return parameter.dim() < 2
 
 
-def groups(of: nn.Module | Iterable[tuple[str, nn.Parameter]], exempt: Rule = is_exempt) -> list[dict[str, Any]]:
-    """Parameter groups for an optimizer, with names. of: a model, or its named parameters, or some of them."""
+def groups(
+    of: nn.Module | Iterable[tuple[str, nn.Parameter]], exempt: Rule = is_exempt
+) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer, with names. of: a model, or its named parameters, or some
+    of them."""
     named = list(of.named_parameters() if isinstance(of, nn.Module) else of)
     if not named:
-        raise ConfigError("groups: no parameters; give a model that has some, or its named_parameters()")
+        raise ConfigError(
+            "groups: no parameters; give a model that has some, or its named_parameters()"
+        )
     exempted = [pair for pair in named if exempt(*pair)]
     names = {name for name, _ in exempted}
     scaled = [pair for pair in named if pair[0] not in names]
@@ -35,4 +41,8 @@ def groups(of: nn.Module | Iterable[tuple[str, nn.Parameter]], exempt: Rule = is
 
 
 def _group(named: list[tuple[str, nn.Parameter]], **options: Any) -> dict[str, Any]:
-    return {"params": [parameter for _, parameter in named], "param_names": [name for name, _ in named], **options}
+    return {
+        "params": [parameter for _, parameter in named],
+        "param_names": [name for name, _ in named],
+        **options,
+    }

@@ -1,4 +1,5 @@
-"""LAMB: Adam with a trust ratio for each layer (You et al. 2019, https://arxiv.org/abs/1904.00962, algorithm 2).
+"""LAMB: Adam with a trust ratio for each layer (You et al. 2019, https://arxiv.org/abs/1904.00962,
+algorithm 2).
 
 For weights w, gradient g, betas b1 and b2, decay d, at step t:
 
@@ -11,12 +12,14 @@ w = w - lr * |w| / |u| * u                     the ratio is 1 where |w| or |u| i
 
 The paper's phi is the identity here: no clipping of |w|, as in its experiments' code.
 
-What others got wrong: bias correction left out (the ratio hides that m and v are too small in the first steps, but not for exempt layers);
-|w| clipped at 10, which holds large layers back; the decay taken from the weights beside the ratio, as in AdamW, instead of inside u; eps
-added to |u| as well. With eps=0 a weight that never had a gradient is 0 / 0: here its r is 0, and it stays where it is.
+What others got wrong: bias correction left out (the ratio hides that m and v are too small in the
+first steps, but not for exempt layers); |w| clipped at 10, which holds large layers back; the decay
+taken from the weights beside the ratio, as in AdamW, instead of inside u; eps added to |u| as well.
+With eps=0 a weight that never had a gradient is 0 / 0: here its r is 0, and it stays where it is.
 
-How it is computed: with s = sqrt(1 - b2^t) / (1 - b1^t) and q = m / (sqrt(v) + eps * sqrt(1 - b2^t)), r = s * q. So the corrections are
-numbers, not passes over the tensors: u / s = q + d / s * w.
+How it is computed: with s = sqrt(1 - b2^t) / (1 - b1^t) and q = m / (sqrt(v) + eps * sqrt(1 -
+b2^t)), r = s * q. So the corrections are numbers, not passes over the tensors: u / s = q + d / s *
+w.
 """
 
 import math
@@ -50,7 +53,8 @@ class LAMB(LayerWise):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(
-            params, defaults | {"bias_correction": bias_correction, "maximize": maximize, "exempt": exempt}
+            params,
+            defaults | {"bias_correction": bias_correction, "maximize": maximize, "exempt": exempt},
         )
 
     def _new_state(self, param: Tensor, group: Group) -> dict[str, Any]:
@@ -74,7 +78,8 @@ class LAMB(LayerWise):
         return add_scaled(bundle.params, updates, ratios, -group["lr"] * scale)
 
     def _direction(self, bundle: Bundle, group: Group, eps: float) -> list[Tensor]:
-        """Brings the moments up to date; m / (sqrt(v) + eps), as tensors that the caller may change."""
+        """Brings the moments up to date; m / (sqrt(v) + eps), as tensors that the caller may
+        change."""
         beta1, beta2 = group["betas"]
         means, squares = bundle.state("exp_avg"), bundle.state("exp_avg_sq")
         grads = torch._foreach_neg(bundle.grads) if group["maximize"] else bundle.grads

@@ -1,7 +1,9 @@
-"""LARC: LARS that never goes faster than the rate it was given (layer-wise adaptive rate clipping, NVIDIA's variant of LARS).
+"""LARC: LARS that never goes faster than the rate it was given (layer-wise adaptive rate clipping,
+NVIDIA's variant of LARS).
 
-LARS scales a layer's rate up as well as down. LARC takes the smaller of the two, so that the given rate is a bound that schedules and
-warm-up can set, and layers that can bear it learn with plain SGD. For global rate gamma, coefficient eta, decay d:
+LARS scales a layer's rate up as well as down. LARC takes the smaller of the two, so that the given
+rate is a bound that schedules and warm-up can set, and layers that can bear it learn with plain
+SGD. For global rate gamma, coefficient eta, decay d:
 
 ```
 lambda = min(gamma, eta * |w| / (|g| + d * |w|))        the layer's rate; gamma where |w| or the denominator is 0
@@ -9,11 +11,13 @@ v      = m * v + lambda / gamma * (g + d * w)
 w      = w - gamma * v
 ```
 
-The factor lambda / gamma is what `trust_ratios` tells: 1 means that the layer is not held back. The default coefficient, 0.02, is that
-of NVIDIA's own implementation (apex). Rates are those of SGD, not those of LARS: eta is not multiplied on them.
+The factor lambda / gamma is what `trust_ratios` tells: 1 means that the layer is not held back. The
+default coefficient, 0.02, is that of NVIDIA's own implementation (apex). Rates are those of SGD,
+not those of LARS: eta is not multiplied on them.
 
-What others got wrong: a division by a rate of 0 (the first step of a warm-up from 0) puts NaN into the momentum; here the factor is then 1.
-And a ratio of 1 for weights of 0 that is then divided by the rate too: with a rate of 2 such a layer would go at half of it.
+What others got wrong: a division by a rate of 0 (the first step of a warm-up from 0) puts NaN into
+the momentum; here the factor is then 1. And a ratio of 1 for weights of 0 that is then divided by
+the rate too: with a rate of 2 such a layer would go at half of it.
 """
 
 from typing import Any
@@ -40,7 +44,11 @@ class LARC(LARS):
         maximize: bool = False,
         exempt: bool | None = None,
     ) -> None:
-        more: dict[str, Any] = {"trust_coefficient": trust_coefficient, "maximize": maximize, "exempt": exempt}
+        more: dict[str, Any] = {
+            "trust_coefficient": trust_coefficient,
+            "maximize": maximize,
+            "exempt": exempt,
+        }
         super().__init__(params, lr, momentum, weight_decay, nesterov, **more)
 
     def _bounded(self, ratios: Tensor, group: Group) -> Tensor:

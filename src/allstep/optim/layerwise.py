@@ -1,4 +1,5 @@
-"""What the layer-wise optimizers share: LARS, LARC, LAMB and NovoGrad each scale a layer's step by norms of that layer.
+"""What the layer-wise optimizers share: LARS, LARC, LAMB and NovoGrad each scale a layer's step by
+norms of that layer.
 
 A layer is a parameter tensor. A step goes through bundles, not tensors:
 
@@ -7,21 +8,25 @@ group["params"] -> those with a gradient -> bundles of the same device, dtype, s
                                             | params  | grads | states |     one torch._foreach_* call for all of a bundle
 ```
 
-so that all norms of a bundle are one call, ratios are one small tensor, and nothing is read back from the device. The ratios of the last
-step are kept as that tensor; `trust_ratios()` turns them into numbers when somebody asks.
+so that all norms of a bundle are one call, ratios are one small tensor, and nothing is read back
+from the device. The ratios of the last step are kept as that tensor; `trust_ratios()` turns them
+into numbers when somebody asks.
 
-**Exempt** are tensors that are neither scaled nor decayed: by default those with fewer than two dimensions, which are the biases and the
-scales and shifts of norms. Their norms say nothing about a layer (a bias starts at zero, a scale at one), and pulling them to zero
-helps nobody. The option `exempt` of a parameter group overrules this: True exempts all of the group, False none; `groups` makes such
-groups by name.
+**Exempt** are tensors that are neither scaled nor decayed: by default those with fewer than two
+dimensions, which are the biases and the scales and shifts of norms. Their norms say nothing about a
+layer (a bias starts at zero, a scale at one), and pulling them to zero helps nobody. The option
+`exempt` of a parameter group overrules this: True exempts all of the group, False none; `groups`
+makes such groups by name.
 
-**Half precision.** State lies in the type of the parameter, as torch has it, but norms, ratios and what is scaled by them are computed in
-float32, and a state named in `exact_state` is kept in it: squares are beyond a float16, at both ends, and a mean in bfloat16 that should
-shrink by a thousandth does not. torch's `load_state_dict` casts all state to the type of its parameter, so such a state is put back from
-what was given.
+**Half precision.** State lies in the type of the parameter, as torch has it, but norms, ratios and
+what is scaled by them are computed in float32, and a state named in `exact_state` is kept in it:
+squares are beyond a float16, at both ends, and a mean in bfloat16 that should shrink by a
+thousandth does not. torch's `load_state_dict` casts all state to the type of its parameter, so such
+a state is put back from what was given.
 
-Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors (`elementwise = False`), so that norms are right. All
-state is kept by tensor, none in the groups, because a rank has the groups of all tensors and the state of its own.
+Under `DistributedOptimizer(share_weights=True)` each rank updates whole tensors (`elementwise =
+False`), so that norms are right. All state is kept by tensor, none in the groups, because a rank
+has the groups of all tensors and the state of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +56,10 @@ class Bundle(NamedTuple):
 
 
 class LayerWise(Optimizer):
-    """Base of the optimizers that look at whole layers. A subclass gives `_new_state` and `_update`."""
+    """Base of the optimizers that look at whole layers.
+
+    A subclass gives `_new_state` and `_update`.
+    """
 
     elementwise = False
     exact_state: tuple[str, ...] = ()
@@ -63,7 +71,8 @@ class LayerWise(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # The list stays the same one: load_state_dict comes here too, and with shared weights two optimizers hold it.
+        # The list stays the same one: load_state_dict comes here too, and with shared weights two
+        # optimizers hold it.
         self.__dict__.setdefault("_ratios", []).clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -85,7 +94,9 @@ class LayerWise(Optimizer):
             values = given["state"].get(number, {})
             for name in self.exact_state:
                 if name in values:
-                    self.state[param][name] = values[name].to(device=param.device, dtype=exact(param.dtype))
+                    self.state[param][name] = values[name].to(
+                        device=param.device, dtype=exact(param.dtype)
+                    )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -96,7 +107,8 @@ class LayerWise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update from the gradients that are there. closure: computes the loss anew, with gradients, and returns it."""
+        """One update from the gradients that are there. closure: computes the loss anew, with
+        gradients, and returns it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,10 +121,12 @@ class LayerWise(Optimizer):
         return loss
 
     def trust_ratios(self) -> dict[str | int, float]:
-        """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
+        """By which factor the last step scaled each layer: {name, or number without names: factor}.
+        Exempt layers have none.
 
-        Names are known when the optimizer was given `model.named_parameters()` (torch 2.6 and later) or `groups(model)`. With
-        `DistributedOptimizer(share_weights=True)` all ranks call it together, and rank 0 gets those of all layers.
+        Names are known when the optimizer was given `model.named_parameters()` (torch 2.6 and
+        later) or `groups(model)`. With `DistributedOptimizer(share_weights=True)` all ranks call it
+        together, and rank 0 gets those of all layers.
         """
         found = {
             tensor.data_ptr(): ratio
@@ -122,7 +136,8 @@ class LayerWise(Optimizer):
         return {name: found[place] for name, place in self._places() if place in found}
 
     def _places(self) -> Iterator[tuple[str | int, int]]:
-        """Name and address of each parameter: with shared weights the tensors that were updated are others, in the same place."""
+        """Name and address of each parameter: with shared weights the tensors that were updated are
+        others, in the same place."""
         number = 0
         for group in self.param_groups:
             names = group.get("param_names") or range(number, number + len(group["params"]))
@@ -130,7 +145,8 @@ class LayerWise(Optimizer):
             number += len(group["params"])
 
     def _bundles(self, group: Group) -> list[Bundle]:
-        """The tensors of a group that have a gradient, put together so that one call can treat them alike."""
+        """The tensors of a group that have a gradient, put together so that one call can treat them
+        alike."""
         bundles: dict[Any, Bundle] = {}
         rule = group["exempt"]
         for param in group["params"]:
@@ -150,18 +166,21 @@ class LayerWise(Optimizer):
     def _dense(self, grad: Tensor) -> Tensor:
         if grad.layout is not torch.strided:
             raise ConfigError(
-                f"{type(self).__name__} needs dense gradients, and one of shape {list(grad.shape)} is {grad.layout}: the norm of a layer "
-                "needs all of it. Make the layer with sparse=False, or give it an optimizer of its own"
+                f"{type(self).__name__} needs dense gradients, and one of shape {list(grad.shape)}"
+                f" is {grad.layout}: the norm of a layer needs all of it. Make the layer with"
+                " sparse=False, or give it an optimizer of its own"
             )
         return grad
 
     def _check_some(self, some: bool) -> None:
         """What a rank owns of shared weights requires no gradient, and may be nothing or unused."""
-        if not some and any(param.requires_grad for group in self.param_groups for param in group["params"]):
+        if not some and any(
+            param.requires_grad for group in self.param_groups for param in group["params"]
+        ):
             count = sum(len(group["params"]) for group in self.param_groups)
             raise ConfigError(
-                f"{type(self).__name__}.step(): none of {count} parameters has a gradient; call loss.backward() before it, "
-                "and zero_grad() before that"
+                f"{type(self).__name__}.step(): none of {count} parameters has a gradient; call"
+                " loss.backward() before it, and zero_grad() before that"
             )
 
     def _keep(self, bundle: Bundle, ratios: Tensor) -> None:
@@ -177,9 +196,12 @@ class LayerWise(Optimizer):
 
 
 def norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each tensor, as one tensor; of half-precision ones in float32, where their squares do not overflow."""
+    """The norm of each tensor, as one tensor; of half-precision ones in float32, where their
+    squares do not overflow."""
     own = tensors[0].dtype
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=None if exact(own) == own else exact(own)))
+    return torch.stack(
+        torch._foreach_norm(tensors, 2, dtype=None if exact(own) == own else exact(own))
+    )
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:
@@ -194,12 +216,17 @@ def add_scaled(to: list[Tensor], tensors: list[Tensor], ratios: Ratios, alpha: f
     elif ratios.dtype == to[0].dtype:
         torch._foreach_addcmul_(to, tensors, list(ratios.unbind()), value=alpha)
     else:  # a float16 ends at 65504, and ratios of small gradients are larger
-        scaled = torch._foreach_mul([tensor.to(ratios.dtype) for tensor in tensors], list(ratios.unbind()))
+        scaled = torch._foreach_mul(
+            [tensor.to(ratios.dtype) for tensor in tensors], list(ratios.unbind())
+        )
         torch._foreach_add_(to, list(scaled), alpha=alpha)
 
 
 def zeros(param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Room for a state with a value for each element, lying as the parameter lies; dtype: None is the parameter's."""
+    """Room for a state with a value for each element, lying as the parameter lies; dtype:
+
+    None is the parameter's.
+    """
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
@@ -229,5 +256,8 @@ def _problem(group: Group) -> str | None:
         return "nesterov=True needs a momentum above 0"
     for param in group["params"]:
         if param.is_complex():
-            return f"a parameter of shape {list(param.shape)} is {param.dtype}; give torch.view_as_real of it instead"
+            return (
+                f"a parameter of shape {list(param.shape)} is {param.dtype}; give"
+                " torch.view_as_real of it instead"
+            )
     return None

@@ -1,6 +1,8 @@
-"""The gradient noise scale: up to which batch more samples in an update are worth it (McCandlish et al. 2018, https://arxiv.org/abs/1812.06162).
+"""The gradient noise scale: up to which batch more samples in an update are worth it (McCandlish et
+al. 2018, https://arxiv.org/abs/1812.06162).
 
-G is the true gradient, Sigma the covariance of a single sample's. A batch of B samples has a gradient with
+G is the true gradient, Sigma the covariance of a single sample's. A batch of B samples has a
+gradient with
 
 ```
 E |G_B|^2 = |G|^2 + tr(Sigma) / B
@@ -14,14 +16,15 @@ tr(Sigma) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)
 scale     = tr(Sigma) / |G|^2
 ```
 
-Each estimate is poor, and the ratio of two poor ones is biased, so both are averaged over steps first (`Running`). With a batch of B a run
-needs 1 + scale/B times the fewest possible updates and 1 + B/scale times the fewest possible samples: at B = scale, twice of both.
+Each estimate is poor, and the ratio of two poor ones is biased, so both are averaged over steps
+first (`Running`). With a batch of B a run needs 1 + scale/B times the fewest possible updates and 1
++ B/scale times the fewest possible samples: at B = scale, twice of both.
 
-It is the simple noise scale, which takes the curvature for the same in all directions; the best batch is of its order, no more. It grows
-over a run, mostly tenfold and more.
+It is the simple noise scale, which takes the curvature for the same in all directions; the best
+batch is of its order, no more. It grows over a run, mostly tenfold and more.
 
-All of it is arithmetic on squared norms and counts. Who has workers takes their norms (`from_workers`); one worker alone takes those of
-micro-batches (`measure`).
+All of it is arithmetic on squared norms and counts. Who has workers takes their norms
+(`from_workers`); one worker alone takes those of micro-batches (`measure`).
 """
 
 import math
@@ -45,27 +48,31 @@ class Estimate:
 
 
 def estimate(small_sq: float, small: float, large_sq: float, large: float) -> Estimate:
-    """From the squared norms of the gradients of a small and a large batch, and how many samples each has."""
+    """From the squared norms of the gradients of a small and a large batch, and how many samples
+    each has."""
     if not 0 < small < large:
         raise ConfigError(
-            f"the noise scale needs gradients of two batch sizes, a small and a large one, not of {small:g} and {large:g} samples"
+            "the noise scale needs gradients of two batch sizes, a small and a large one, not of"
+            f" {small:g} and {large:g} samples"
         )
     gradient_sq = (large * large_sq - small * small_sq) / (large - small)
     return Estimate(gradient_sq, (small_sq - large_sq) / (1 / small - 1 / large))
 
 
 def from_workers(norms_sq: Sequence[float], counts: Sequence[float], mean_sq: float) -> Estimate:
-    """From the squared norm of each worker's mean gradient, its samples, and the squared norm of the mean over all samples.
+    """From the squared norm of each worker's mean gradient, its samples, and the squared norm of
+    the mean over all samples.
 
-    Workers may have different numbers of samples, or none. Weighted by them, p workers with B samples in all are as one batch of B / p:
-    the sum of (b_i / B) * |G_i|^2 has the mean |G|^2 + tr(Sigma) * p / B.
+    Workers may have different numbers of samples, or none. Weighted by them, p workers with B
+    samples in all are as one batch of B / p: the sum of (b_i / B) * |G_i|^2 has the mean |G|^2 +
+    tr(Sigma) * p / B.
     """
     pairs = [(norm_sq, count) for norm_sq, count in zip(norms_sq, counts, strict=True) if count]
     total = sum(count for _, count in pairs)
     if len(pairs) < 2:
         raise ConfigError(
-            f"the noise scale needs at least 2 workers (or micro-batches) with samples, and there is {len(pairs)}: split the batch into "
-            "micro-batches"
+            "the noise scale needs at least 2 workers (or micro-batches) with samples, and there"
+            f" is {len(pairs)}: split the batch into micro-batches"
         )
     small_sq = sum(norm_sq * count for norm_sq, count in pairs) / total
     return estimate(small_sq, total / len(pairs), mean_sq, total)
@@ -81,8 +88,9 @@ def squared_norm(gradients: Sequence[Tensor]) -> float:
 def measure(parameters: Iterable[Tensor], losses: Iterable[tuple[Tensor, int]]) -> Estimate:
     """backward() of a batch in micro-batches on one worker, with the estimate that it gives.
 
-    losses: the mean loss of each micro-batch and how many samples it has; best a generator, so that only one graph lives at a time.
-    Adds the mean gradient over all samples to `grad`, as backward() of the whole batch would.
+    losses: the mean loss of each micro-batch and how many samples it has; best a generator, so that
+    only one graph lives at a time. Adds the mean gradient over all samples to `grad`, as backward()
+    of the whole batch would.
     """
     params = [parameter for parameter in parameters if parameter.requires_grad]
     sums = [torch.zeros_like(param) for param in params]
@@ -101,10 +109,11 @@ def measure(parameters: Iterable[Tensor], losses: Iterable[tuple[Tensor, int]]) 
 
 @dataclass
 class Running:
-    """The noise scale over the last steps, and how sure it is. Plain numbers: `Running(**asdict(running))` is the same.
+    """The noise scale over the last steps, and how sure it is. Plain numbers:
+    `Running(**asdict(running))` is the same.
 
-    decay: 0.99 looks back about 100 steps. Means and covariances of both estimates, each step weighted by `decay` as often as steps
-    came after it (West 1979, with weights that fade).
+    decay: 0.99 looks back about 100 steps. Means and covariances of both estimates, each step
+    weighted by `decay` as often as steps came after it (West 1979, with weights that fade).
     """
 
     decay: float = 0.99
@@ -122,7 +131,11 @@ class Running:
             raise ConfigError(f"noise scale: decay={self.decay} must be above 0 and at most 1")
 
     def add(self, found: Estimate) -> None:
-        """One step more. One whose gradients were not finite says nothing, and would spoil all that come after it: it is left out."""
+        """One step more.
+
+        One whose gradients were not finite says nothing, and would spoil all that come after it: it
+        is left out.
+        """
         if not (math.isfinite(found.gradient_sq) and math.isfinite(found.noise)):
             return
         self.steps += 1
@@ -144,20 +157,26 @@ class Running:
         return max(0.0, self.noise) / self.gradient_sq if self.gradient_sq > 0 else math.inf
 
     def interval(self, z: float = 1.96) -> tuple[float, float]:
-        """Where the scale lies with the confidence of z standard errors (1.96: 95%), by Fieller's theorem for a ratio of two means.
+        """Where the scale lies with the confidence of z standard errors (1.96: 95%), by Fieller's
+        theorem for a ratio of two means.
 
-        The upper end is infinite while |G|^2 might be zero. Steps count as independent, which neighbours are not quite.
+        The upper end is infinite while |G|^2 might be zero. Steps count as independent, which
+        neighbours are not quite.
         """
         share = self.weight_sq / self.weight**2 if self.weight else 1.0
         if self.steps < 2 or share >= 1:
             return 0.0, math.inf
-        each = z * z * share / (1 - share) / self.weight  # from a sum of squares to z^2 times the variance of the mean
+        each = (
+            z * z * share / (1 - share) / self.weight
+        )  # from a sum of squares to z^2 times the variance of the mean
         a = self.gradient_sq**2 - each * self.spread_gradient_sq
         b = self.gradient_sq * self.noise - each * self.spread_both
         c = self.noise**2 - each * self.spread_noise
         root = math.sqrt(max(0.0, b * b - a * c))
         if a <= 0 or self.gradient_sq <= 0:
-            low = c / (b + root) if b + root > 0 else 0.0  # the finite end, in a form that bears a = 0
+            low = (
+                c / (b + root) if b + root > 0 else 0.0
+            )  # the finite end, in a form that bears a = 0
             return max(0.0, low), math.inf
         return max(0.0, (b - root) / a), max(0.0, (b + root) / a)
 
@@ -173,14 +192,21 @@ def advice(batch: int, scale: float, low: float, high: float) -> str:
     if not math.isfinite(high):
         known = f"at least {low:.0f} samples" if low > 0 else "not known yet"
         what = "Larger batches may help; measure" if low > batch else "Measure"
-        return f"noise scale {known}: the gradient does not show in the noise. {what} over more steps."
+        return (
+            f"noise scale {known}: the gradient does not show in the noise. {what} over more steps."
+        )
     words = f"noise scale about {scale:.0f} samples (95%: {low:.0f} to {high:.0f}); batch {batch}"
     if scale <= 0:
         return f"{words}: no noise at all. A smaller batch does as much in an update."
     updates, samples = 1 + scale / batch, 1 + batch / scale
     saved = 100 * (1 - (1 + scale / (2 * batch)) / updates)
-    cost = f"needs {updates:.2g} times the fewest updates and {samples:.2g} times the fewest samples"
-    return f"{words} {cost}. {_verdict(batch, low, high)} Twice the batch would save {saved:.0f}% of the updates."
+    cost = (
+        f"needs {updates:.2g} times the fewest updates and {samples:.2g} times the fewest samples"
+    )
+    return (
+        f"{words} {cost}. {_verdict(batch, low, high)} Twice the batch would save {saved:.0f}% of"
+        " the updates."
+    )
 
 
 def _verdict(batch: int, low: float, high: float) -> str:

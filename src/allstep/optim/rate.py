@@ -1,7 +1,7 @@
 """The learning rate of a run: warm-up and schedule in one value, called with the samples seen.
 
-rate = Rate(peak=3.2, start=0.1, warmup=5 * 60_000, total=90 * 60_000, batch=8192, shape=SCHEDULES["step"])
-rate(seen)        # for the step that comes after `seen` samples
+rate = Rate(peak=3.2, start=0.1, warmup=5 * 60_000, total=90 * 60_000, batch=8192,
+shape=SCHEDULES["step"]) rate(seen)        # for the step that comes after `seen` samples
 """
 
 from dataclasses import dataclass
@@ -27,27 +27,38 @@ class Rate:
     warm_up: str = "gradual"
     """gradual, constant or none."""
     batch: int = 0
-    """Samples of a step. A gradual warm-up counts the step to come as well: a first step at rate 0 would be wasted."""
+    """Samples of a step.
+
+    A gradual warm-up counts the step to come as well: a first step at rate 0 would be wasted.
+    """
 
     def __post_init__(self) -> None:
         if self.warm_up not in WARM_UPS:
-            raise ConfigError(f"warm-up {self.warm_up!r} is unknown; {did_you_mean(self.warm_up, WARM_UPS)}")
+            raise ConfigError(
+                f"warm-up {self.warm_up!r} is unknown; {did_you_mean(self.warm_up, WARM_UPS)}"
+            )
         if not (self.total > 0 and 0 <= self.warmup <= self.total):
             raise ConfigError(
-                f"a warm-up of {self.warmup:g} samples in a run of {self.total:g}: the run must have some samples, and the warm-up no more"
+                f"a warm-up of {self.warmup:g} samples in a run of {self.total:g}: the run must"
+                " have some samples, and the warm-up no more"
             )
         if self.peak < 0 or self.start < 0:
             raise ConfigError(f"rates are not below 0: peak {self.peak:g}, start {self.start:g}")
 
     def __call__(self, seen: float) -> float:
-        """The rate of the step after `seen` samples. Before the start or past the end it is an error, not a guess."""
+        """The rate of the step after `seen` samples.
+
+        Before the start or past the end it is an error, not a guess.
+        """
         if not 0 <= seen <= self.total:
             raise ConfigError(
-                f"the schedule covers {self.total:g} samples, and the rate after {seen:g} was asked for: train for fewer epochs, or make "
-                "the schedule longer"
+                f"the schedule covers {self.total:g} samples, and the rate after {seen:g} was asked"
+                " for: train for fewer epochs, or make the schedule longer"
             )
         if self.warm_up == "none" or seen >= self.warmup:
             warmup = self.warmup if self.warm_up != "none" else 0.0
             return self.peak * self.shape(seen - warmup, self.total - warmup)
         ahead = self.batch if self.warm_up == "gradual" else 0
-        return self.start + (self.peak - self.start) * WARM_UPS[self.warm_up](seen + ahead, self.warmup)
+        return self.start + (self.peak - self.start) * WARM_UPS[self.warm_up](
+            seen + ahead, self.warmup
+        )

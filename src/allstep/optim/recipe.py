@@ -1,7 +1,8 @@
-"""A training recipe, as far as the size of its steps goes: what `scale` turns into its large-batch form.
+"""A training recipe, as far as the size of its steps goes: what `scale` turns into its large-batch
+form.
 
-    small = Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30, schedule="step", milestones=(10, 20))
-    small.rate()(seen)        # the learning rate
+    small = Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30, schedule="step",
+    milestones=(10, 20)) small.rate()(seen)        # the learning rate
 
 It holds no more than optim needs; a whole run is `train`'s RunConfig.
 """
@@ -42,8 +43,8 @@ class Recipe:
     momentum: float = 0.9
     schedule: str = "cosine"
     milestones: tuple[float, ...] = ()
-    """Epochs, from the start of the run, at which the schedule "step" lowers the rate. None given: 1/3, 2/3 and 8/9 of what follows
-    the warm-up."""
+    """Epochs, from the start of the run, at which the schedule "step" lowers the rate. None given:
+    1/3, 2/3 and 8/9 of what follows the warm-up."""
     factor: float = 0.1
     """By which it does."""
     warm_up: str = "none"
@@ -74,18 +75,29 @@ class Recipe:
         if not 0 <= self.momentum < 1:
             return f"the momentum {self.momentum} must be from 0 to below 1"
         if not 0 <= self.warm_up_epochs <= self.epochs:
-            return f"a warm-up of {self.warm_up_epochs} epochs in {self.epochs}: from 0 to all of them"
+            return (
+                f"a warm-up of {self.warm_up_epochs} epochs in {self.epochs}: from 0 to all of them"
+            )
         if self._warm_up_epochs and self.schedule in OWN_WARM_UP:
             return (
-                f"the schedule {self.schedule!r} has a warm-up of its own, and after one of {self._warm_up_epochs:g} epochs to {self.lr:g} "
-                'the rate would drop and rise again: warm_up="none", or another schedule'
+                f"the schedule {self.schedule!r} has a warm-up of its own, and after one of"
+                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the rate would drop and rise"
+                ' again: warm_up="none", or another schedule'
             )
         if not 0 <= self.warm_up_from <= (self.lr if self._warm_up_epochs else float("inf")):
-            return f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it starts from 0 to the rate itself"
+            return (
+                f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it starts from"
+                " 0 to the rate itself"
+            )
         if self.milestones and self.schedule != "step":
-            return f'milestones {self.milestones} belong to the schedule "step", not to {self.schedule!r}'
+            return (
+                f'milestones {self.milestones} belong to the schedule "step", not to'
+                f" {self.schedule!r}"
+            )
         if any(not self._warm_up_epochs < each < self.epochs for each in self.milestones):
-            between = f"after the warm-up ({self._warm_up_epochs:g}) and before the end ({self.epochs:g})"
+            between = (
+                f"after the warm-up ({self._warm_up_epochs:g}) and before the end ({self.epochs:g})"
+            )
             return f"milestones {self.milestones} must lie {between}"
         return None
 
@@ -99,7 +111,8 @@ class Recipe:
         """The batch, or an error that says why it is needed."""
         if self.batch is None:
             raise ConfigError(
-                f"the batch that the rate {self.lr:g} was found with is not known, so nothing can be scaled from it: set Recipe(batch=...)"
+                f"the batch that the rate {self.lr:g} was found with is not known, so nothing can"
+                " be scaled from it: set Recipe(batch=...)"
             )
         return self.batch
 
@@ -126,4 +139,6 @@ class Recipe:
         if not self.milestones:
             return steps(factor=self.factor)
         before = self._warm_up_epochs
-        return steps([(each - before) / (self.epochs - before) for each in self.milestones], self.factor)
+        return steps(
+            [(each - before) / (self.epochs - before) for each in self.milestones], self.factor
+        )

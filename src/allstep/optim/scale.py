@@ -1,4 +1,5 @@
-"""From a recipe for one worker to the same recipe with a large batch, and what was changed, in words.
+"""From a recipe for one worker to the same recipe with a large batch, and what was changed, in
+words.
 
     scaled = scale(Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30), 4096)
     scaled.recipe         the large-batch recipe
@@ -6,12 +7,14 @@
                           rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
                           ...
 
-What it does, in this order: the batch; the rate by the rule of the optimizer (`recipe.RULES`) or the one asked for; with `keep_updates`
-more epochs, so that the run has as many updates as before (regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741); a
-gradual warm-up from the old rate when there is none (Goyal et al. 2017: 5 epochs; in a short run a sixth of it).
+What it does, in this order: the batch; the rate by the rule of the optimizer (`recipe.RULES`) or
+the one asked for; with `keep_updates` more epochs, so that the run has as many updates as before
+(regime adaptation: Hoffer et al. 2017, https://arxiv.org/abs/1705.08741); a gradual warm-up from
+the old rate when there is none (Goyal et al. 2017: 5 epochs; in a short run a sixth of it).
 
-A recipe's own warm-up starts where it did when the rate rises; when the rate falls, its start falls in proportion, or it might be above the
-rate. A warm-up that was asked for (`warm_up_epochs`) starts at the old rate when the rate rises, else at the recipe's own start.
+A recipe's own warm-up starts where it did when the rate rises; when the rate falls, its start falls
+in proportion, or it might be above the rate. A warm-up that was asked for (`warm_up_epochs`) starts
+at the old rate when the rate rises, else at the recipe's own start.
 """
 
 from dataclasses import dataclass, replace
@@ -50,17 +53,22 @@ def scale(
 ) -> Scaled:
     """The recipe for updates of `batch` samples over all workers.
 
-    rule: linear, square-root or none; None is the optimizer's usual one. warm_up_epochs: None decides by itself, 0 leaves the warm-up as it
-    is. keep_updates: train longer, for as many updates as before.
+    rule: linear, square-root or none; None is the optimizer's usual one. warm_up_epochs: None
+    decides by itself, 0 leaves the warm-up as it is. keep_updates: train longer, for as many
+    updates as before.
     """
     base = recipe.known_batch
     rule = RULES[recipe.optimizer] if rule is None else rule
     if rule not in SCALINGS:
         raise ConfigError(f"scaling rule {rule!r} is unknown; {did_you_mean(rule, SCALINGS)}")
     if not 1 <= batch <= recipe.num_samples:
-        raise ConfigError(f"batch {batch}: from 1 to the {recipe.num_samples} samples that there are")
+        raise ConfigError(
+            f"batch {batch}: from 1 to the {recipe.num_samples} samples that there are"
+        )
     lr = SCALINGS[rule](recipe.lr, batch, base)
-    start = min(recipe.warm_up_from, recipe.warm_up_from * lr / recipe.lr, lr)  # the last: products are rounded
+    start = min(
+        recipe.warm_up_from, recipe.warm_up_from * lr / recipe.lr, lr
+    )  # the last: products are rounded
     large = replace(recipe, batch=batch, lr=lr, warm_up_from=start)
     if keep_updates:
         large = _stretched(large, batch / base)
@@ -82,8 +90,12 @@ def _stretched(recipe: Recipe, factor: float) -> Recipe:
 def _warmed_up(large: Recipe, small: Recipe, epochs: float | None) -> Recipe:
     """With a warm-up, if one was asked for, or the rate rose and there is none."""
     if epochs is None:
-        wanted = large.lr > small.lr and small.warm_up == "none" and small.schedule not in OWN_WARM_UP
-        epochs = min(_WARM_UP_EPOCHS, _WARM_UP_PART * large.epochs, *large.milestones) if wanted else 0.0
+        wanted = (
+            large.lr > small.lr and small.warm_up == "none" and small.schedule not in OWN_WARM_UP
+        )
+        epochs = (
+            min(_WARM_UP_EPOCHS, _WARM_UP_PART * large.epochs, *large.milestones) if wanted else 0.0
+        )
         if epochs and epochs in large.milestones:
             epochs /= 2  # the rate should stay at its peak for a while
     if not epochs:
@@ -105,15 +117,22 @@ def _words_of_the_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -
 def _words(small: Recipe, large: Recipe, rule: str) -> list[str]:
     factor = large.known_batch / small.known_batch
     words = [
-        f"batch {small.batch} -> {large.batch} (x{factor:g}): {small.num_updates} updates become {large.num_updates}",
+        (
+            f"batch {small.batch} -> {large.batch} (x{factor:g}): {small.num_updates} updates"
+            f" become {large.num_updates}"
+        ),
         f"rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_WORDS[rule]})",
     ]
     if large.epochs != small.epochs:
-        words.append(f"epochs {small.epochs:g} -> {large.epochs:g}, and the schedule with them, to keep the updates")
+        words.append(
+            f"epochs {small.epochs:g} -> {large.epochs:g}, and the schedule with them, to keep the"
+            " updates"
+        )
     words += _warm_up(small, large)
     if large.momentum:
         words.append(
-            f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of the momentum"
+            f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of"
+            " the momentum"
         )
     return words
 
@@ -125,5 +144,6 @@ def _warm_up(small: Recipe, large: Recipe) -> list[str]:
         return []
     updates = large.warm_up_epochs * large.num_samples / large.known_batch
     return [
-        f"warm-up from {large.warm_up_from:g} to {large.lr:g} over {large.warm_up_epochs:g} epochs ({updates:.0f} updates)"
+        f"warm-up from {large.warm_up_from:g} to {large.lr:g} over {large.warm_up_epochs:g} epochs"
+        f" ({updates:.0f} updates)"
     ]

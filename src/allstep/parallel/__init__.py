@@ -8,5 +8,6 @@ replicated     ReplicatedOptimizer: holds an exchange and an update; two-part st
 subclass       an optimizer of a new class, made without calling a constructor
 ```
 
-May import: `comm`, `optim` and below; no front-end. Start with `replicated`, then `exchange.protocol`.
+May import: `comm`, `optim` and below; no front-end. Start with `replicated`, then
+`exchange.protocol`.
 """

@@ -11,9 +11,10 @@ from allstep.parallel.exchange import Listener, Named, Rule
 class Replicas:
     """How replicas train as one.
 
-    named: the parameters, by names that all ranks have. group: the group over which gradients travel, made when it is first needed.
-    key: tells this optimizer from others on the same group. rule: what is computed. passes: how many backward passes add up before
-    a step. listener: hears of each reduction. overlap: whether gradients travel during backward(); None: where it helps.
+    named: the parameters, by names that all ranks have. group: the group over which gradients
+    travel, made when it is first needed. key: tells this optimizer from others on the same group.
+    rule: what is computed. passes: how many backward passes add up before a step. listener: hears
+    of each reduction. overlap: whether gradients travel during backward(); None: where it helps.
     """
 
     named: list[Named]

@@ -1,24 +1,29 @@
 """An optimizer whose gradients are those of all replicas.
 
-    loss.backward()                  # hooks note which gradients are there; between hosts they already travel
-    optimizer.reduce_gradients()     # wait: each rank has the mean gradients of what it will update
-    optimizer.apply()                # update
+    loss.backward()                  # hooks note which gradients are there; between hosts they
+    already travel optimizer.reduce_gradients()     # wait: each rank has the mean gradients of what
+    it will update optimizer.apply()                # update
 
-`ReplicatedOptimizer` stands in front of the wrapped optimizer's own class. It holds an exchange, which brings the gradients together
-(`exchange`), and an update, which says who changes the weights (`updates`): every rank all of them, or each rank what it owns.
+`ReplicatedOptimizer` stands in front of the wrapped optimizer's own class. It holds an exchange,
+which brings the gradients together (`exchange`), and an update, which says who changes the weights
+(`updates`): every rank all of them, or each rank what it owns.
 
-A step has two parts, so that waiting and updating can be timed apart, and norms and clipping have their place between them. With shared
-weights a rank updates only what it owns, so only these gradients are the mean; without it all are. On one rank nothing is reduced, and
-the calls are the same.
+A step has two parts, so that waiting and updating can be timed apart, and norms and clipping have
+their place between them. With shared weights a rank updates only what it owns, so only these
+gradients are the mean; without it all are. On one rank nothing is reduced, and the calls are the
+same.
 
-**Samples.** `weight = n` before a backward says how many samples are behind this rank's (mean) loss; the result is then the mean over all
-samples of all ranks, however unevenly they are spread. A rank without samples sets 0.
+**Samples.** `weight = n` before a backward says how many samples are behind this rank's (mean)
+loss; the result is then the mean over all samples of all ranks, however unevenly they are spread. A
+rank without samples sets 0.
 
-**Norms.** `measure_norms = True`, before backward(), makes every reduction deliver `norms`: squared norms of each rank's own gradient and
-of the mean, which is what the noise scale needs. They are taken as the gradients pass by (`allstep.comm.op.norms`).
+**Norms.** `measure_norms = True`, before backward(), makes every reduction deliver `norms`: squared
+norms of each rank's own gradient and of the mean, which is what the noise scale needs. They are
+taken as the gradients pass by (`allstep.comm.op.norms`).
 
-**Clipping.** `clip_norm = c`, before backward(), scales the mean gradient as `torch.nn.utils.clip_grad_norm_` does, so that its norm is at
-most c; `norms.mean` has the square of what it was before. A norm that is not finite is no error here and changes nothing: look at
+**Clipping.** `clip_norm = c`, before backward(), scales the mean gradient as
+`torch.nn.utils.clip_grad_norm_` does, so that its norm is at most c; `norms.mean` has the square of
+what it was before. A norm that is not finite is no error here and changes nothing: look at
 `norms.mean`, and `discard()` the step.
 """
 
@@ -42,17 +47,22 @@ from allstep.parallel.updates import ByOwners, EveryRank, Update
 from allstep.parallel.updates.trust_ratios import ratios_of_all
 
 _REDUCED = (
-    "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks already. Call optimizer.apply() to use them, "
-    "or optimizer.discard() to leave them"
+    "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks"
+    " already. Call optimizer.apply() to use them, or optimizer.discard() to leave them"
 )
 _SYNCHRONIZED = (
-    "optimizer.reduce_gradients() after optimizer.synchronize(), which has reduced them. Use one of the two: a step is "
-    "`reduce_gradients(); apply()`, or `synchronize()` and `with optimizer.skip_synchronize(): step()`"
+    "optimizer.reduce_gradients() after optimizer.synchronize(), which has reduced them. Use one of"
+    " the two: a step is `reduce_gradients(); apply()`, or `synchronize()` and `with"
+    " optimizer.skip_synchronize(): step()`"
 )
-_NOT_REDUCED = "optimizer.apply(): there are no reduced gradients. Call optimizer.reduce_gradients() after backward(), before each apply()"
+_NOT_REDUCED = (
+    "optimizer.apply(): there are no reduced gradients. Call optimizer.reduce_gradients() after"
+    " backward(), before each apply()"
+)
 _UNUSED = (
-    "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing. Was the model given other parameters "
-    "(load_state_dict(assign=True)) after the optimizer was made? Then make the optimizer anew"
+    "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing."
+    " Was the model given other parameters (load_state_dict(assign=True)) after the optimizer was"
+    " made? Then make the optimizer anew"
 )
 
 
@@ -68,11 +78,17 @@ class ReplicatedOptimizer(Optimizer):
         self._synchronized = False  # all gradients are reduced, and no step has come yet
         self._clip_norm: float | None = None
         self.measure_norms = False
-        self.norms: GradientNorms | None = None  # of the last reduction; None if it measured nothing
+        self.norms: GradientNorms | None = (
+            None  # of the last reduction; None if it measured nothing
+        )
         self.weight: float | None = None
-        self._handles: dict[Tensor, Any] = {}  # parameters whose gradients are complete; Horovod's name
+        self._handles: dict[
+            Tensor, Any
+        ] = {}  # parameters whose gradients are complete; Horovod's name
         self._requires_update: set[Parameter] = set()
-        self._allreduce_delay: dict[Parameter, int] = {}  # backward passes until the gradient is complete
+        self._allreduce_delay: dict[
+            Parameter, int
+        ] = {}  # backward passes until the gradient is complete
         self._warned = False
 
     @property
@@ -95,14 +111,16 @@ class ReplicatedOptimizer(Optimizer):
         """The gradient of a parameter has been accumulated."""
         assert isinstance(parameter, Parameter)
         assert parameter.grad is None or not parameter.grad.requires_grad, (
-            f"the gradient of {self._names.get(parameter)} requires a gradient itself (create_graph=True): it cannot be "
-            "reduced in place"
+            f"the gradient of {self._names.get(parameter)} requires a gradient itself"
+            " (create_graph=True): it cannot be reduced in place"
         )
         left = self._allreduce_delay[parameter] - 1
         if left < 0:
             raise AssertionError(
-                f"gradients of {self._names.get(parameter)} were computed more than backward_passes_per_step times before the "
-                f"call to step(): raise backward_passes_per_step (it is {self._replicas.passes}) to accumulate gradients locally"
+                f"gradients of {self._names.get(parameter)} were computed more than"
+                " backward_passes_per_step times before the call to step(): raise"
+                f" backward_passes_per_step (it is {self._replicas.passes}) to accumulate gradients"
+                " locally"
             )
         self._allreduce_delay[parameter] = left
         if left == 0:
@@ -113,9 +131,11 @@ class ReplicatedOptimizer(Optimizer):
     # The two parts of a step
 
     def reduce_gradients(self) -> None:
-        """The first part of a step: each rank gets the mean gradients of what it updates, which with shared weights is a part of them.
+        """The first part of a step: each rank gets the mean gradients of what it updates, which
+        with shared weights is a part of them.
 
-        `apply` must follow, or `discard`. Between them no rank may read weights that are shared: another rank may be changing them.
+        `apply` must follow, or `discard`. Between them no rank may read weights that are shared:
+        another rank may be changing them.
         """
         self._check_not_reduced("reduce_gradients")
         if self._synchronized:
@@ -128,11 +148,14 @@ class ReplicatedOptimizer(Optimizer):
         if not self._reduced:
             raise UserError(_NOT_REDUCED)
         self._reduced = False
-        self._opt_called = True  # for torch's schedulers, which otherwise warn that there was no step
+        self._opt_called = (
+            True  # for torch's schedulers, which otherwise warn that there was no step
+        )
         self._apply()
 
     def discard(self) -> None:
-        """Instead of `apply`, on all ranks: the gradients are not used, the weights stay as they are."""
+        """Instead of `apply`, on all ranks: the gradients are not used, the weights stay as they
+        are."""
         if not self._reduced:
             raise UserError(_NOT_REDUCED.replace("apply()", "discard()"))
         self._forget_reduced()
@@ -187,7 +210,9 @@ class ReplicatedOptimizer(Optimizer):
         if self._exchange is None:
             each = self._replicas
             key = f"{each.key}/{len(self.param_groups)}"
-            self._exchange = AllReduce(each.group(), key, each.named, each.rule, each.overlap, each.listener)
+            self._exchange = AllReduce(
+                each.group(), key, each.named, each.rule, each.overlap, each.listener
+            )
         return self._exchange
 
     def _reduce_with(self, exchange: Exchange) -> None:
@@ -200,7 +225,9 @@ class ReplicatedOptimizer(Optimizer):
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
         """Reduce gradients that are sparse on some rank; return what comes out."""
         if sparse:
-            raise UserError(f"the gradient of {sparse[0].name} is sparse: make it dense (Rule.densify)")
+            raise UserError(
+                f"the gradient of {sparse[0].name} is sparse: make it dense (Rule.densify)"
+            )
         return []
 
     def _end_of_pass(self) -> None:
@@ -246,21 +273,29 @@ class ReplicatedOptimizer(Optimizer):
     @clip_norm.setter
     def clip_norm(self, limit: float | None) -> None:
         if limit is not None and not 0 < limit < math.inf:
-            raise ConfigError(f"clip_norm={limit}: it must be above 0 and finite, or None for no clipping")
+            raise ConfigError(
+                f"clip_norm={limit}: it must be above 0 and finite, or None for no clipping"
+            )
         self._clip_norm = limit
 
     def _wanted(self) -> Wanted:
-        return Wanted(own=self.measure_norms, mean=self.measure_norms or self._clip_norm is not None)
+        return Wanted(
+            own=self.measure_norms, mean=self.measure_norms or self._clip_norm is not None
+        )
 
     def _take_norms(self, norms: GradientNorms | None) -> float:
-        """Keep them. Returns the factor by which to scale the gradients, as torch has it; 1 for none."""
+        """Keep them.
+
+        Returns the factor by which to scale the gradients, as torch has it; 1 for none.
+        """
         self.norms = norms
         if norms is None or self._clip_norm is None or not math.isfinite(norms.mean):
             return 1.0
         return min(1.0, self._clip_norm / (math.sqrt(norms.mean) + 1e-6))
 
     def _measure(self, exchange: Exchange, sparse: list[Tensor]) -> None:
-        """After a reduction: the norms, and the clipping. sparse: the reduced gradients that are sparse."""
+        """After a reduction: the norms, and the clipping. sparse: the reduced gradients that are
+        sparse."""
         if exchange.mean is not None:
             for each in sparse:
                 exchange.mean.add(values_of(each), 1 / exchange.present)
@@ -285,7 +320,8 @@ class ReplicatedOptimizer(Optimizer):
             return super().state_dict()
 
     def whole_state(self) -> AbstractContextManager[None]:
-        """Within it `state` is that of whole parameters, and what is changed there counts afterwards. All ranks together."""
+        """Within it `state` is that of whole parameters, and what is changed there counts
+        afterwards. All ranks together."""
         return self._replica_update.state_changed(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -300,13 +336,16 @@ class ReplicatedOptimizer(Optimizer):
 def replicate(
     optimizer: Optimizer, replicas: Replicas, size: int, *, share_weights: bool = False
 ) -> ReplicatedOptimizer:
-    """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks, which make it together.
+    """Return an optimizer like `optimizer` that updates with the gradients of all `size` ranks,
+    which make it together.
 
-    share_weights: one copy of the weights for all ranks of a host, each rank updates a part. Weights may then be changed by the
-    optimizer only.
+    share_weights: one copy of the weights for all ranks of a host, each rank updates a part.
+    Weights may then be changed by the optimizer only.
     """
     update = ByOwners(type(optimizer)) if share_weights and size > 1 else None
-    made: ReplicatedOptimizer = wrapped(optimizer, ReplicatedOptimizer, **ratio_methods(optimizer, update))
+    made: ReplicatedOptimizer = wrapped(
+        optimizer, ReplicatedOptimizer, **ratio_methods(optimizer, update)
+    )
     made._attach_replicas(replicas, update)
     made._reduces = size > 1
     if made._reduces:
@@ -317,12 +356,18 @@ def replicate(
 
 
 def ratio_methods(optimizer: Optimizer, update: Update | None) -> dict[str, Any]:
-    """What a class must have so that `trust_ratios` tells of the layers that other ranks have updated."""
-    return {"trust_ratios": _trust_ratios} if update is not None and hasattr(optimizer, "trust_ratios") else {}
+    """What a class must have so that `trust_ratios` tells of the layers that other ranks have
+    updated."""
+    return (
+        {"trust_ratios": _trust_ratios}
+        if update is not None and hasattr(optimizer, "trust_ratios")
+        else {}
+    )
 
 
 def _trust_ratios(self: ReplicatedOptimizer) -> dict[str | int, float]:
-    """By which factor the last step scaled each layer: {name, or number without names: factor}. Exempt layers have none.
+    """By which factor the last step scaled each layer: {name, or number without names: factor}.
+    Exempt layers have none.
 
     All ranks call it together; rank 0 gets the ratios of all layers, the others an empty dict.
     """
@@ -336,7 +381,9 @@ def alone(gradients: list[Tensor], weight: float | None, wanted: Wanted) -> Grad
     for gradient in gradients:
         squares.add(values_of(gradient))
     total = squares.total()
-    return GradientNorms((total,) if wanted.own else (), (1.0 if weight is None else float(weight),), total)
+    return GradientNorms(
+        (total,) if wanted.own else (), (1.0 if weight is None else float(weight),), total
+    )
 
 
 def _scale(gradients: list[Tensor], factor: float) -> None:

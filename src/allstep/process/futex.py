@@ -48,14 +48,28 @@ def sleep_until_changed(address: int, seen: int, seconds: float, bits: int = EVE
     limit = _Timespec(int(end), int(end % 1 * 1e9))
     low_half = ctypes.c_uint32(seen & 0xFFFFFFFF)
     _syscall(
-        _SYSCALL, ctypes.c_void_p(address), _WAIT_BITSET, low_half, ctypes.byref(limit), None, ctypes.c_uint32(bits)
+        _SYSCALL,
+        ctypes.c_void_p(address),
+        _WAIT_BITSET,
+        low_half,
+        ctypes.byref(limit),
+        None,
+        ctypes.c_uint32(bits),
     )
 
 
 def wake(address: int, count: int, bits: int = EVERYBODY) -> None:
     """Wake at most `count` sleepers at `address` that have one of these bits."""
     if _SYSCALL is not None:
-        _syscall(_SYSCALL, ctypes.c_void_p(address), _WAKE_BITSET, count, None, None, ctypes.c_uint32(bits))
+        _syscall(
+            _SYSCALL,
+            ctypes.c_void_p(address),
+            _WAKE_BITSET,
+            count,
+            None,
+            None,
+            ctypes.c_uint32(bits),
+        )
 
 
 def new_fence() -> Callable[[], None]:

@@ -1,14 +1,17 @@
-"""A program that runs a command on a leash: whoever started it holds the other end, and nothing outlives that.
+"""A program that runs a command on a leash: whoever started it holds the other end, and nothing
+outlives that.
 
     runner ══ pipe ══> leash ──> command ──> whatever it starts
 
     python -I -S ... allstep.process.leash LOCK COMMAND...   (`run_bare`)
 
-The command ends: whatever it left behind is killed, and its exit status is ours (128 + n for signal n). The pipe ends, because the
-runner closed it or was killed itself: everything is killed at once. As "subreaper" the leash inherits every orphan below it, so that it
-finds also those that have a session of their own. Should the leash itself be killed, the kernel kills the command.
+The command ends: whatever it left behind is killed, and its exit status is ours (128 + n for signal
+n). The pipe ends, because the runner closed it or was killed itself: everything is killed at once.
+As "subreaper" the leash inherits every orphan below it, so that it finds also those that have a
+session of their own. Should the leash itself be killed, the kernel kills the command.
 
-LOCK is a file that is locked as long as anything may still run: a second runner's leash waits there until the first is through.
+LOCK is a file that is locked as long as anything may still run: a second runner's leash waits there
+until the first is through.
 
 It needs nothing but the standard library and `family`, so that starting it takes 20 ms.
 """

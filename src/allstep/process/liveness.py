@@ -31,7 +31,8 @@ import weakref
 from pathlib import Path
 
 _PF_EXITING = 0x4
-# The place of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid, flags.
+# The place of the flags among the fields after the name: state, ppid, pgrp, session, tty, tpgid,
+# flags.
 _FLAGS = 6
 
 
@@ -48,7 +49,9 @@ class Life:
         self._main = f"task/{pid}/stat"
         self._folder = _folder_of(pid)
         # Opened by number: if the process was still there afterwards, the folder is its own.
-        if self._folder is not None and (self.has_ended() or not _can_read(self._main, self._folder)):
+        if self._folder is not None and (
+            self.has_ended() or not _can_read(self._main, self._folder)
+        ):
             os.close(self._folder)
             self._folder = None
 
@@ -103,7 +106,8 @@ class _Lives:
             return known
 
     def forget(self) -> None:
-        """In a forked process, which looks at its own, if any: the lock may have been held at the fork."""
+        """In a forked process, which looks at its own, if any: the lock may have been held at the
+        fork."""
         self._lock = threading.Lock()
         self._known.clear()
 
@@ -112,7 +116,8 @@ _lives = _Lives()
 
 
 def life_of(pid: int) -> Life:
-    """Return the life of the process that has this pid now: one object and two files for all callers."""
+    """Return the life of the process that has this pid now: one object and two files for all
+    callers."""
     return _lives.of(pid)
 
 

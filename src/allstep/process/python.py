@@ -30,5 +30,8 @@ def run_bare(module: str, *arguments: str) -> list[str]:
     of the environment and the current folder have no effect (`-I`). The exit status is what `main`
     returns.
     """
-    start = f"import sys; sys.path.append({_PACKAGES!r}); from {module} import main; sys.exit(main(*sys.argv[1:]))"
+    start = (
+        f"import sys; sys.path.append({_PACKAGES!r}); from {module} import main;"
+        " sys.exit(main(*sys.argv[1:]))"
+    )
     return [sys.executable, "-I", "-S", "-c", start, *arguments]

@@ -39,7 +39,10 @@ class Call(Generic[Result]):
             self._reply.put((None, error))
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for the end of the call, None: for ever; return whether it has ended. For one thread."""
+        """Wait for the end of the call, None: for ever; return whether it has ended.
+
+        For one thread.
+        """
         if self._outcome is None:
             try:
                 self._outcome = self._reply.get(timeout=seconds)

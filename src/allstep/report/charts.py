@@ -47,15 +47,22 @@ def loss(runs: Sequence[Run]) -> Chart:
     values = [value for curve in curves for value in curve.series.y]
     falls_far = bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
     scale = " Logarithmic scale." if falls_far else ""
-    about = f"Loss in training (thin, as the steps saw it) and on the validation part (with dots).{scale}"
+    about = (
+        "Loss in training (thin, as the steps saw it) and on the validation part (with"
+        f" dots).{scale}"
+    )
     return Chart("Loss", about, _x_name(runs), curves, lowest=0.0, log=falls_far)
 
 
 def accuracy(runs: Sequence[Run]) -> Chart:
     """Training and validation, without the depths of the first steps."""
     curves = _both(runs, "accuracy")
-    about = "Accuracy in training (thin, as the steps saw it) and on the validation part (with dots)."
-    return Chart("Accuracy", about, _x_name(runs), curves, "percent", _floor(curves), _ceiling(curves))
+    about = (
+        "Accuracy in training (thin, as the steps saw it) and on the validation part (with dots)."
+    )
+    return Chart(
+        "Accuracy", about, _x_name(runs), curves, "percent", _floor(curves), _ceiling(curves)
+    )
 
 
 def accuracy_by_time(runs: Sequence[Run]) -> Chart:
@@ -65,7 +72,9 @@ def accuracy_by_time(runs: Sequence[Run]) -> Chart:
         for number, run in enumerate(runs)
     )
     about = "Validation accuracy by the time a run took: further left is faster."
-    return Chart("Accuracy by time", about, "time", curves, "percent", _floor(curves), _ceiling(curves))
+    return Chart(
+        "Accuracy by time", about, "time", curves, "percent", _floor(curves), _ceiling(curves)
+    )
 
 
 def learning_rate(runs: Sequence[Run]) -> Chart:
@@ -114,18 +123,27 @@ def _both(runs: Sequence[Run], key: str) -> tuple[Curve, ...]:
         return f"{run.name}, {part}" if len(runs) > 1 else part
 
     thin = [
-        Curve(name(run, "training"), over_epochs(run.record, whole(steps(run.record)), key), number, "thin")
+        Curve(
+            name(run, "training"),
+            over_epochs(run.record, whole(steps(run.record)), key),
+            number,
+            "thin",
+        )
         for number, run in enumerate(runs)
     ]
     strong = [
-        Curve(name(run, "validation"), over_epochs(run.record, validations(run.record), key), number)
+        Curve(
+            name(run, "validation"), over_epochs(run.record, validations(run.record), key), number
+        )
         for number, run in enumerate(runs)
     ]
     return (*thin, *strong)
 
 
 def _each(runs: Sequence[Run], series: Callable[[Run], Series]) -> tuple[Curve, ...]:
-    return tuple(Curve(run.name, thinned(series(run)), number, "line") for number, run in enumerate(runs))
+    return tuple(
+        Curve(run.name, thinned(series(run)), number, "line") for number, run in enumerate(runs)
+    )
 
 
 def _x_name(runs: Sequence[Run]) -> str:
@@ -133,8 +151,14 @@ def _x_name(runs: Sequence[Run]) -> str:
 
 
 def _floor(curves: Sequence[Curve]) -> float | None:
-    """An axis that begins where the later three quarters of the evaluations are; the first steps are below it."""
-    later = [value for curve in curves if curve.style == "strong" for value in curve.series.y[len(curve.series) // 4 :]]
+    """An axis that begins where the later three quarters of the evaluations are; the first steps
+    are below it."""
+    later = [
+        value
+        for curve in curves
+        if curve.style == "strong"
+        for value in curve.series.y[len(curve.series) // 4 :]
+    ]
     if not later:
         return None
     worst = 1 - min(later)

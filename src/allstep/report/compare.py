@@ -22,7 +22,8 @@ def speed_up(first: Glance, other: Glance) -> float | None:
 
 
 def noise(first: Glance, other: Glance) -> float | None:
-    """Two standard errors of the difference of two accuracies: what the size of the test sets alone can make."""
+    """Two standard errors of the difference of two accuracies: what the size of the test sets alone
+    can make."""
     pairs = [(each.accuracy, each.count) for each in (first, other)]
     variance = [max(0.0, a * (1 - a)) / n for a, n in pairs if a is not None and n and n > 0]
     return 2 * math.sqrt(sum(variance)) if len(variance) == 2 else None
@@ -31,7 +32,13 @@ def noise(first: Glance, other: Glance) -> float | None:
 def _beside(first: Run, other: Run) -> Judgement:
     here, there = glance(first.record), glance(other.record)
     parts = [
-        part for part in (_speed(first, other, here, there), _accuracy(here, there), _weights(first, other)) if part
+        part
+        for part in (
+            _speed(first, other, here, there),
+            _accuracy(here, there),
+            _weights(first, other),
+        )
+        if part
     ]
     severity: Literal["good", "hint"] = "hint" if _parted(here, there) or not parts else "good"
     title = f"{other.name} beside {first.name}"
@@ -43,18 +50,27 @@ def _speed(first: Run, other: Run, here: Glance, there: Glance) -> str | None:
     if ratio is None or here.images_per_second is None or there.images_per_second is None:
         return None
     said = (
-        f"{count(there.images_per_second)} images/s against {count(here.images_per_second)}: {figure(round(ratio, 2))}x"
+        f"{count(there.images_per_second)} images/s against {count(here.images_per_second)}:"
+        f" {figure(round(ratio, 2))}x"
     )
-    return said if first.num_workers == other.num_workers else f"{said} with {_resources(first, other, ratio)}"
+    return (
+        said
+        if first.num_workers == other.num_workers
+        else f"{said} with {_resources(first, other, ratio)}"
+    )
 
 
 def _resources(first: Run, other: Run, ratio: float) -> str:
-    """How many workers that took, and what part of the ideal it is: as many times the threads, as many times the speed."""
+    """How many workers that took, and what part of the ideal it is: as many times the threads, as
+    many times the speed."""
     workers = f"{plural(other.num_workers, 'worker')} against {first.num_workers}"
     threads = (first.num_threads or first.num_workers, other.num_threads or other.num_workers)
     if threads[0] == threads[1]:
         return f"{workers} on as many threads"
-    return f"{workers} ({percent(ratio * threads[0] / threads[1], 0)} of {figure(threads[1] / threads[0])}x)"
+    return (
+        f"{workers} ({percent(ratio * threads[0] / threads[1], 0)} of"
+        f" {figure(threads[1] / threads[0])}x)"
+    )
 
 
 def _accuracy(here: Glance, there: Glance) -> str | None:
@@ -84,4 +100,7 @@ def _weights(first: Run, other: Run) -> str | None:
 def _last_weights(run: Run) -> str | None:
     if not run.checkpoints:
         return None
-    return next((checksum for name, _, checksum in run.checkpoints[-1].files if name.startswith("weights")), None)
+    return next(
+        (checksum for name, _, checksum in run.checkpoints[-1].files if name.startswith("weights")),
+        None,
+    )

@@ -2,15 +2,17 @@
 
 ```
                     samples                         weights              mode
-training sample     fixed, of the training split    those tested         evaluation    eval line, part "train"
-validation          the validation split            the same             evaluation    eval line at the same `samples`
-training steps      the last tenth of an epoch      moving               training      step lines up to that evaluation
-```
+training sample     fixed, of the training split    those tested         evaluation    eval line,
+part "train" validation          the validation split            the same             evaluation
+eval line at the same `samples` training steps      the last tenth of an epoch      moving
+training      step lines up to that evaluation ```
 
-The first two are like with like: same weights, no augmentation, no dropout, plain loss. A run records the training sample at its
-end; older runs and runs that were cut off have no such line. For them the last tenth of an epoch of training steps stands in: the
-mean over an epoch would be the error of weights that are long gone. Where the steps were trained under conditions that evaluation
-does not have (`obstacles`), their error is too high, so that it can show overfitting but not underfitting.
+The first two are like with like: same weights, no augmentation, no dropout, plain loss. A run
+records the training sample at its end; older runs and runs that were cut off have no such line. For
+them the last tenth of an epoch of training steps stands in: the mean over an epoch would be the
+error of weights that are long gone. Where the steps were trained under conditions that evaluation
+does not have (`obstacles`), their error is too high, so that it can show overfitting but not
+underfitting.
 """
 
 import math
@@ -43,7 +45,8 @@ class Measured:
     def variance(self) -> float:
         """Of the error, as far as the number of samples makes it; 0 where that is unknown.
 
-        The error is taken as (wrong + 1) / (count + 2): 0 wrong of 20 does not mean that the error is known to be 0.
+        The error is taken as (wrong + 1) / (count + 2): 0 wrong of 20 does not mean that the error
+        is known to be 0.
         """
         if not self.count or self.count <= 0:
             return 0.0
@@ -64,38 +67,56 @@ class Compared:
     validation: Measured | None = None
     test: Measured | None = None
     is_evaluated: bool = False
-    """Whether `train` is a training sample in evaluation mode with the weights of `validation`, rather than training steps."""
+    """Whether `train` is a training sample in evaluation mode with the weights of `validation`,
+    rather than training steps."""
     obstacles: tuple[str, ...] = ()
     """What the training steps had and evaluation has not, in words; empty for a training sample."""
 
     @property
     def gap(self) -> float | None:
         """Validation error minus training error."""
-        return None if self.train is None or self.validation is None else self.validation.error - self.train.error
+        return (
+            None
+            if self.train is None or self.validation is None
+            else self.validation.error - self.train.error
+        )
 
     @property
     def noise(self) -> float:
         """Two standard errors of the gap."""
-        return 2 * math.sqrt(sum(each.variance for each in (self.train, self.validation) if each is not None))
+        return 2 * math.sqrt(
+            sum(each.variance for each in (self.train, self.validation) if each is not None)
+        )
 
 
 def compared(record: RunRecord) -> Compared:
-    """The training sample next to the validation of the same weights; without one, training steps next to the last validation."""
+    """The training sample next to the validation of the same weights; without one, training steps
+    next to the last validation."""
     found = validations(record)
     test = _measured(_last(record, "test")) if is_finished(record) else None
     sample = _last(record, "train")
-    same = [line for line in found if sample is not None and line["samples"] == sample.get("samples")]
+    same = [
+        line for line in found if sample is not None and line["samples"] == sample.get("samples")
+    ]
     train = _measured(sample)
     if train is not None and same:
         return Compared(train, _measured(same[-1]), test, is_evaluated=True)
     validation = found[-1] if found else None
-    return Compared(last_steps(record, validation), _measured(validation), test, obstacles=tuple(_obstacles(record)))
+    return Compared(
+        last_steps(record, validation),
+        _measured(validation),
+        test,
+        obstacles=tuple(_obstacles(record)),
+    )
 
 
 def last_steps(record: RunRecord, validation: Fields | None = None) -> Measured | None:
-    """Training error over the last tenth of an epoch before `validation`; without one, before the end."""
+    """Training error over the last tenth of an epoch before `validation`; without one, before the
+    end."""
     every = steps(record)
-    lines = [line for line in every if validation is None or line["samples"] <= validation["samples"]]
+    lines = [
+        line for line in every if validation is None or line["samples"] <= validation["samples"]
+    ]
     if not lines:
         return None
     end = lines[-1]["samples"]
@@ -107,7 +128,9 @@ def last_steps(record: RunRecord, validation: Fields | None = None) -> Measured 
         if line["samples"] > since and number(line, "accuracy") is not None
     ]
     total = sum(size for size, _ in parts)
-    return Measured(1 - _mean(parts, "accuracy"), total, _mean(parts, "loss")) if total > 0 else None
+    return (
+        Measured(1 - _mean(parts, "accuracy"), total, _mean(parts, "loss")) if total > 0 else None
+    )
 
 
 def _mean(parts: Sequence[tuple[float, Fields]], key: str) -> float:

@@ -28,7 +28,10 @@ def rows(configs: Sequence[Mapping[str, Any]]) -> list[Row]:
     flat = [flattened(config) for config in configs]
     recipe = _recipe(flat)
     keys = dict.fromkeys(key for each in flat for key in each)
-    return [Row(key, recipe.get(key, _ABSENT), tuple(each.get(key, _ABSENT) for each in flat)) for key in keys]
+    return [
+        Row(key, recipe.get(key, _ABSENT), tuple(each.get(key, _ABSENT) for each in flat))
+        for key in keys
+    ]
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -10,8 +10,8 @@
     0       2       4       6
 ```
 
-Curves that leave the frame are cut at its edge (the template clips them). The script on the page turns coordinates back into figures,
-so a chart carries the ends of its axes along.
+Curves that leave the frame are cut at its edge (the template clips them). The script on the page
+turns coordinates back into figures, so a chart carries the ends of its axes along.
 """
 
 import math
@@ -30,7 +30,8 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: the run it belongs to (its colour) and how it is drawn: "thin" for steps, "strong" with dots for evaluations."""
+    """One line: the run it belongs to (its colour) and how it is drawn: "thin" for steps, "strong"
+    with dots for evaluations."""
 
     name: str
     series: Series
@@ -67,7 +68,9 @@ class Axis:
     ticks: tuple[float, ...] = field(default=())
 
     def __call__(self, value: float) -> float:
-        low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, self._positive(value)))
+        low, high, value = (
+            math.log10(v) if self.log else v for v in (self.low, self.high, self._positive(value))
+        )
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def _positive(self, value: float) -> float:
@@ -135,15 +138,30 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     tens = tuple(10.0**e for e in exponents if low <= 10.0**e <= high)
     if len(tens) >= 3:
         return tens
-    return tuple(value for e in exponents for m in (1, 2, 5) if low <= (value := m * 10.0**e) <= high)
+    return tuple(
+        value for e in exponents for m in (1, 2, 5) if low <= (value := m * 10.0**e) <= high
+    )
 
 
 def time_ticks(high: float) -> tuple[float, ...]:
     """Round seconds, minutes, hours or days from 0 on, at most six after it."""
     minute, hour, day = 60, 3600, 86400
-    rounds = (1, 2, 5, 10, 15, 30, *(m * minute for m in (1, 2, 5, 10, 15, 30)), *(h * hour for h in (1, 2, 3, 6, 12)))
+    rounds = (
+        1,
+        2,
+        5,
+        10,
+        15,
+        30,
+        *(m * minute for m in (1, 2, 5, 10, 15, 30)),
+        *(h * hour for h in (1, 2, 3, 6, 12)),
+    )
     step = next((each for each in rounds if high / each <= 6), math.ceil(high / 6 / day) * day)
-    return tuple(float(i * step) for i in range(math.floor(high / step) + 1)) if high > 3 else round_ticks(0.0, high)
+    return (
+        tuple(float(i * step) for i in range(math.floor(high / step) + 1))
+        if high > 3
+        else round_ticks(0.0, high)
+    )
 
 
 def _x_axis(chart: Chart, curves: Iterable[Curve]) -> Axis:
@@ -160,7 +178,9 @@ def _y_axis(chart: Chart, curves: Sequence[Curve]) -> Axis:
         return Axis(low, high, BOTTOM, TOP, log=True, ticks=log_ticks(low, high))
     low = min(values) if chart.lowest is None else chart.lowest
     high = max(max(values) if chart.highest is None else chart.highest, low)
-    low, high = (low, high) if high > low else (low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5))
+    low, high = (
+        (low, high) if high > low else (low - (abs(low) / 2 or 0.5), high + (abs(high) / 2 or 0.5))
+    )
     room = 0.05 * (high - low)
     low = low if chart.lowest is not None else low - room
     high = high if chart.highest is not None else high + room
@@ -175,10 +195,14 @@ def _drawn(curve: Curve, x: Axis, y: Axis) -> DrawnCurve:
     return DrawnCurve(curve, " ".join(f"{a:g},{b:g}" for a, b in points), inside)
 
 
-def _table(curves: Sequence[Curve], x: Axis, chart: Chart, write: Format) -> Iterable[tuple[str, ...]]:
+def _table(
+    curves: Sequence[Curve], x: Axis, chart: Chart, write: Format
+) -> Iterable[tuple[str, ...]]:
     """A dozen rows: the last value of every curve at or before round positions."""
     yield (chart.x_name, *(curve.name for curve in curves))
-    places = sorted({place for curve in curves for place in curve.series.x if curve.style == "strong"})
+    places = sorted(
+        {place for curve in curves for place in curve.series.x if curve.style == "strong"}
+    )
     places = places or sorted({place for curve in curves for place in curve.series.x})
     step = max(1, math.ceil(len(places) / _TABLE_ROWS))
     for place in places[::-1][::step][::-1]:

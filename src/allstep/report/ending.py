@@ -2,9 +2,10 @@
 
 ```
 last start ── an end line ──────────────────────────> finished
-           ── an event with the rate of a step ──────> diverged: `train` ends a run whose loss has left all bounds
-           ── the event "stopped and saved ..." ─────> paused: told to, by a signal or --max-time; it can go on
-           ── none of them ── silent for long? ──────> stopped, else going
+           ── an event with the rate of a step ──────> diverged: `train` ends a run whose loss has
+           left all bounds ── the event "stopped and saved ..." ─────> paused: told to, by a signal
+           or --max-time; it can go on ── none of them ── silent for long? ──────> stopped, else
+           going
 ```
 
 Only what came after the last start counts: a run that was paused and has gone on is under way.
@@ -18,7 +19,8 @@ from allstep.runlog import Fields, RunRecord, number
 
 Status = Literal["finished", "diverged", "paused", "going", "stopped"]
 
-_PATIENCE = 120.0  # seconds without a word after which a run is not taken to be going on; more when its words are rare
+# seconds without a word after which a run is not taken to be going on; more when its words are rare
+_PATIENCE = 120.0
 _GAPS = 10
 
 
@@ -40,13 +42,21 @@ def is_finished(record: RunRecord) -> bool:
 
 def divergence(record: RunRecord) -> Fields | None:
     """What was told about the loss that ended the run: the only event with the rate of a step."""
-    told = [event for event in _last_events(record) if number(event, "lr") is not None and "step" in event]
+    told = [
+        event
+        for event in _last_events(record)
+        if number(event, "lr") is not None and "step" in event
+    ]
     return told[-1] if told else None
 
 
 def pause(record: RunRecord) -> Fields | None:
     """What was told when the run was asked to stop and had saved."""
-    told = [event for event in _last_events(record) if str(event.get("text")).startswith("stopped and saved")]
+    told = [
+        event
+        for event in _last_events(record)
+        if str(event.get("text")).startswith("stopped and saved")
+    ]
     return told[-1] if told else None
 
 
@@ -58,7 +68,14 @@ def noise_advice(record: RunRecord) -> Fields | None:
 
 def last_word(record: RunRecord) -> float:
     """The time of the last line."""
-    every = (record.starts, record.steps, record.evals, record.checkpoints, record.events, record.ends)
+    every = (
+        record.starts,
+        record.steps,
+        record.evals,
+        record.checkpoints,
+        record.events,
+        record.ends,
+    )
     return max(float(line["time"]) for lines in every for line in lines)
 
 

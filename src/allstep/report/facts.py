@@ -56,7 +56,9 @@ def _batch(run: Run) -> str | None:
     if value is None:
         return None
     last = [number(line, "batch") for line in steps(run.record)][-1:]
-    grown = f", grown to {count(last[0])}" if last and last[0] is not None and last[0] > value else ""
+    grown = (
+        f", grown to {count(last[0])}" if last and last[0] is not None and last[0] > value else ""
+    )
     return f"{count(value)} over all workers{grown}"
 
 
@@ -68,7 +70,12 @@ def _early(run: Run) -> str | None:
 def _memory(run: Run) -> str | None:
     """The most that any worker had in use when it told how it goes."""
     told = [line["memory"] for line in run.record.steps if isinstance(line.get("memory"), list)]
-    used = [each for line in told for each in line if isinstance(each, int) and 0 < each < _LARGEST_MEMORY]
+    used = [
+        each
+        for line in told
+        for each in line
+        if isinstance(each, int) and 0 < each < _LARGEST_MEMORY
+    ]
     return f"at most {nbytes(max(used))} of a worker" if used else None
 
 
@@ -78,7 +85,9 @@ def _machine(run: Run) -> str | None:
 
 
 def _data(run: Run) -> str | None:
-    parts = [(part, number(_section(run, "data"), part)) for part in ("train", "validation", "test")]
+    parts = [
+        (part, number(_section(run, "data"), part)) for part in ("train", "validation", "test")
+    ]
     return ", ".join(f"{count(size)} {part}" for part, size in parts if size) or None
 
 
@@ -89,7 +98,9 @@ def _score(part: str) -> Callable[[Run], str | None]:
             return None
         top5 = number(lines[-1], "top5")
         of = f" of {count(size)}" if (size := number(lines[-1], "count")) else ""
-        return f"{percent(accuracy, 2)}{of}" + (f", top 5 {percent(top5, 2)}" if top5 is not None else "")
+        return f"{percent(accuracy, 2)}{of}" + (
+            f", top 5 {percent(top5, 2)}" if top5 is not None else ""
+        )
 
     return tell
 
@@ -98,12 +109,18 @@ def _model(run: Run) -> str | None:
     parameters, size = number(run.record.start, "parameters"), number(run.record.start, "bytes")
     if parameters is None:
         return None
-    return f"{count(parameters)} parameters" + (f", {nbytes(size)} of gradients a step" if size else "")
+    return f"{count(parameters)} parameters" + (
+        f", {nbytes(size)} of gradients a step" if size else ""
+    )
 
 
 def _arithmetic(run: Run) -> str | None:
     flop, speed = number(run.record.start, "flop_per_sample"), glance(run.record).images_per_second
-    return f"{flop * speed / 1e9:,.3g} GFLOP/s ({flop / 1e6:,.3g} MFLOP a sample)" if flop and speed else None
+    return (
+        f"{flop * speed / 1e9:,.3g} GFLOP/s ({flop / 1e6:,.3g} MFLOP a sample)"
+        if flop and speed
+        else None
+    )
 
 
 def _precision(run: Run) -> str | None:
@@ -129,5 +146,8 @@ _ROWS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("Machine", _machine),
     ("System", lambda run: _text(run, "machine", "system")),
     ("Python", lambda run: _text(run, "machine", "python")),
-    ("allstep", lambda run: str(run.record.start["version"]) if run.record.start.get("version") else None),
+    (
+        "allstep",
+        lambda run: str(run.record.start["version"]) if run.record.start.get("version") else None,
+    ),
 )

@@ -1,15 +1,18 @@
-"""Does the model fit: too little (underfitting), too closely (overfitting), or is it too early to tell?
+"""Does the model fit: too little (underfitting), too closely (overfitting), or is it too early to
+tell?
 
 ```
              too short, too few samples, not comparable ──> no verdict, with the reason
 compared ──> still improving steeply                    ──> "Still improving: train longer"
              training error high, gap no larger         ──> underfitting: High training error
-             training error low, gap large              ──> overfitting: Low training error, high validation error
+             training error low, gap large              ──> overfitting: Low training error, high
+             validation error
 ```
 
-Training and validation error are those of the same weights, in evaluation mode (`compared`). The gap is validation error minus
-training error; one that the number of samples can make by chance (two standard errors) gives no verdict. A verdict needs a run that
-is long enough: one epoch shows neither whether the error would fall further nor what repeating the samples does.
+Training and validation error are those of the same weights, in evaluation mode (`compared`). The
+gap is validation error minus training error; one that the number of samples can make by chance (two
+standard errors) gives no verdict. A verdict needs a run that is long enough: one epoch shows
+neither whether the error would fall further nor what repeating the samples does.
 """
 
 import math
@@ -32,7 +35,8 @@ GAP_FACTOR = 1.5
 TURNED = 1.10
 """Last validation loss over the lowest."""
 IMPROVING, STEEP = 0.05, 0.20
-"""Part of the validation loss that the last quarter of the run took away; with the second, a verdict would be premature."""
+"""Part of the validation loss that the last quarter of the run took away; with the second, a
+verdict would be premature."""
 LEAST_UPDATES, LEAST_EVALUATIONS = 50, 2
 """Of a run that is long enough for a verdict; it also has a whole epoch."""
 
@@ -81,11 +85,15 @@ class Fit:
         found = self.errors
         if found.train is None or found.gap is None or self.underfits:
             return False
-        return found.gap >= LEAST_GAP and found.train.error + found.gap >= GAP_FACTOR * found.train.error
+        return (
+            found.gap >= LEAST_GAP
+            and found.train.error + found.gap >= GAP_FACTOR * found.train.error
+        )
 
     @property
     def is_premature(self) -> bool:
-        """Whether the training error is high and falls so fast that a verdict would be about the length of the run."""
+        """Whether the training error is high and falls so fast that a verdict would be about the
+        length of the run."""
         train, fall = self.errors.train, self.fall
         is_high = train is not None and train.error >= HIGH_TRAINING_ERROR
         return is_high and fall is not None and fall.share >= STEEP and not _too_short(self)
@@ -129,11 +137,20 @@ def high_training_error(fit: Fit) -> Judgement | None:
     found = fit.errors
     if found.train is None or not fit.underfits or _withheld(fit) is not None:
         return None
-    is_improving = fit.fall is not None and fit.fall.is_quarter and fit.fall.share >= IMPROVING and fit.is_finished
+    is_improving = (
+        fit.fall is not None
+        and fit.fall.is_quarter
+        and fit.fall.share >= IMPROVING
+        and fit.is_finished
+    )
     advice = (
-        "It has not learnt the training set yet, and it still improves: train longer first, then try a bigger model."
+        "It has not learnt the training set yet, and it still improves: train longer first, then"
+        " try a bigger model."
         if is_improving
-        else "It cannot even fit what it trains on: a bigger model, longer training, a better rate, less regularisation."
+        else (
+            "It cannot even fit what it trains on: a bigger model, longer training, a better rate,"
+            " less regularisation."
+        )
     )
     beside = "" if found.gap is None else f", validation {_signed(found.gap)} points from it"
     figures = f"training error {percent(found.train.error)}{_where(found)}{beside}"
@@ -143,34 +160,56 @@ def high_training_error(fit: Fit) -> Judgement | None:
 def overfitting(fit: Fit) -> Judgement | None:
     """Low training but high validation error."""
     found = fit.errors
-    if not fit.overfits or found.validation is None or found.gap is None or _withheld(fit) is not None:
+    if (
+        not fit.overfits
+        or found.validation is None
+        or found.gap is None
+        or _withheld(fit) is not None
+    ):
         return None
     figures = f"{_in_words(found)}: {_signed(found.gap)} points"
-    advice = "In this order: more data, augmentation, dropout, weight decay, early stopping; or a smaller model."
+    advice = (
+        "In this order: more data, augmentation, dropout, weight decay, early stopping; or a"
+        " smaller model."
+    )
     title = "Low training error, high validation error"
-    severity: Literal["problem", "hint"] = "problem" if found.validation.error > HIGH_TRAINING_ERROR else "hint"
+    severity: Literal["problem", "hint"] = (
+        "problem" if found.validation.error > HIGH_TRAINING_ERROR else "hint"
+    )
     return Judgement("overfitting", severity, title, figures, advice)
 
 
 def no_verdict(fit: Fit) -> Judgement | None:
     """A run that has ended, of which it cannot be known whether the model fits."""
-    # Without an end, that is the reason, and `unfinished` gives it; a premature verdict is the matter of `still_improving`.
+    # Without an end, that is the reason, and `unfinished` gives it; a premature verdict is the
+    # matter of `still_improving`.
     return _withheld(fit) if fit.is_finished and not fit.is_premature else None
 
 
 def still_improving(fit: Fit) -> Judgement | None:
     """The validation loss was still falling when the run ended."""
     fall = fit.fall
-    if fall is None or not fit.is_finished or fall.share < (IMPROVING if fall.is_quarter else STEEP):
+    if (
+        fall is None
+        or not fit.is_finished
+        or fall.share < (IMPROVING if fall.is_quarter else STEEP)
+    ):
         return None
     since = "in the last quarter" if fall.is_quarter else "since the evaluation before"
     figures = (
-        f"validation loss fell from {figure(fall.before)} to {figure(fall.after)} ({percent(fall.share, 0)}) {since}"
+        f"validation loss fell from {figure(fall.before)} to {figure(fall.after)}"
+        f" ({percent(fall.share, 0)}) {since}"
     )
     if fit.is_premature:
         figures += f", too steeply for a {_OF}; so far {_in_words(fit.errors)}"
         return Judgement("still_improving", "hint", "Still improving: train longer", figures)
-    return Judgement("still_improving", "hint", "Still improving at the end", figures, "More epochs should give more.")
+    return Judgement(
+        "still_improving",
+        "hint",
+        "Still improving at the end",
+        figures,
+        "More epochs should give more.",
+    )
 
 
 def validation_turned(fit: Fit) -> Judgement | None:
@@ -182,10 +221,12 @@ def validation_turned(fit: Fit) -> Judgement | None:
     if best >= len(losses) * 3 // 4 or losses[-1] < TURNED * losses[best]:
         return None
     figures = (
-        f"validation loss was lowest, {figure(losses[best])}, at evaluation {best + 1} of {len(losses)} "
-        f"and is {figure(losses[-1])} now"
+        f"validation loss was lowest, {figure(losses[best])}, at evaluation {best + 1} of"
+        f" {len(losses)} and is {figure(losses[-1])} now"
     )
-    advice = "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
+    advice = (
+        "Stop earlier, or keep the best weights; the remedies for a high validation error apply."
+    )
     severity: Literal["problem", "hint"] = "problem" if _accuracy_fell(fit.validations) else "hint"
     return Judgement("validation_turned", severity, "Validation got worse again", figures, advice)
 
@@ -203,7 +244,8 @@ RULES: tuple[Callable[[Fit], Judgement | None], ...] = (
 
 
 def _withheld(fit: Fit) -> Judgement | None:
-    """Why nothing is said about over- and underfitting; None when it can be judged, or when there is no error to judge by."""
+    """Why nothing is said about over- and underfitting; None when it can be judged, or when there
+    is no error to judge by."""
     found = fit.errors
     if found.train is None:
         return None
@@ -216,7 +258,10 @@ def _withheld(fit: Fit) -> Judgement | None:
         advice = "A larger validation split would show it: `data.validation=N`."
         return _none(f"Too few samples for a {_OF}", f"{errors}; {reason}", advice)
     if fit.underfits and found.obstacles:
-        figures = f"{errors}; training steps had {_listed(found.obstacles)}, which makes their error higher"
+        figures = (
+            f"{errors}; training steps had {_listed(found.obstacles)}, which makes their error"
+            " higher"
+        )
         advice = "`allstep eval RUN --part train` measures the training error in evaluation mode."
         return _none("No verdict on underfitting", figures, advice)
     return None
@@ -231,21 +276,30 @@ def _too_short(fit: Fit) -> str:
     if fit.epochs is not None and fit.epochs < 1:
         return f"{figure(fit.epochs)} of an epoch"
     if fit.updates is not None and fit.updates < LEAST_UPDATES:
-        return f"{plural(fit.updates, 'update')} of the weights, of which a verdict needs {LEAST_UPDATES}"
+        return (
+            f"{plural(fit.updates, 'update')} of the weights, of which a verdict needs"
+            f" {LEAST_UPDATES}"
+        )
     is_short = fit.epochs is None or fit.epochs < 2
     if len(fit.validations) < LEAST_EVALUATIONS and (is_short or fit.underfits):
         epochs = "" if fit.epochs is None else f"{plural(math.floor(fit.epochs), 'epoch')} with "
-        return f"{epochs}{plural(len(fit.validations), 'evaluation')}, which does not show whether it still improves"
+        return (
+            f"{epochs}{plural(len(fit.validations), 'evaluation')}, which does not show whether it"
+            " still improves"
+        )
     return ""
 
 
 def _too_few(fit: Fit) -> str:
-    """The reason, in figures, where chance alone could make the error, or the gap, that a verdict would rest on."""
+    """The reason, in figures, where chance alone could make the error, or the gap, that a verdict
+    would rest on."""
     train, validation, gap = fit.errors.train, fit.errors.validation, fit.errors.gap
     if train is None or validation is None or gap is None:
         return ""
     if fit.underfits and train.error - train.noise < HIGH_TRAINING_ERROR / 2:
-        return f"with {_samples(train)} the training error is known to ±{100 * train.noise:.1f} points"
+        return (
+            f"with {_samples(train)} the training error is known to ±{100 * train.noise:.1f} points"
+        )
     if fit.overfits and gap < fit.errors.noise:
         few = min(train, validation, key=lambda each: each.count or 0.0)
         return f"with {_samples(few)} chance makes a gap of ±{100 * fit.errors.noise:.1f} points"
@@ -260,7 +314,10 @@ def _accuracy_fell(found: Sequence[Fields]) -> bool:
     accuracies = _numbers(found, "accuracy")
     if not accuracies:
         return False
-    return max(accuracies) - accuracies[-1] > Measured(1 - accuracies[-1], number(found[-1], "count")).noise
+    return (
+        max(accuracies) - accuracies[-1]
+        > Measured(1 - accuracies[-1], number(found[-1], "count")).noise
+    )
 
 
 def _numbers(lines: Sequence[Fields], key: str) -> list[float]:
@@ -269,7 +326,9 @@ def _numbers(lines: Sequence[Fields], key: str) -> list[float]:
 
 def _in_words(found: Compared) -> str:
     pairs = (("training", found.train), ("validation", found.validation))
-    return ", ".join(f"{name} error {percent(each.error)}" for name, each in pairs if each is not None)
+    return ", ".join(
+        f"{name} error {percent(each.error)}" for name, each in pairs if each is not None
+    )
 
 
 def _where(found: Compared) -> str:

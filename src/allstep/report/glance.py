@@ -31,7 +31,14 @@ def glance(record: RunRecord) -> Glance:
     epoch = number(end, "seconds_per_epoch") or (size / speed if size and speed else None)
     part, score = _score(record)
     total = number(score, "count")
-    return Glance(speed, epoch, number(score, "accuracy"), part, int(total) if total else None, number(score, "top5"))
+    return Glance(
+        speed,
+        epoch,
+        number(score, "accuracy"),
+        part,
+        int(total) if total else None,
+        number(score, "top5"),
+    )
 
 
 def _speed(record: RunRecord) -> float | None:

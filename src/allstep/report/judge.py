@@ -1,10 +1,11 @@
 """What the curves of a run mean, in words, each with the figures that led to it.
 
-A rule is a pure function from a record to a judgement, or to None when it has nothing to say. They look at
+A rule is a pure function from a record to a judgement, or to None when it has nothing to say. They
+look at
 
-    fit         training error next to validation error, and whether a run was long enough to judge by them (`fit`)
-    curves      spikes of the loss, a validation loss that turned, a run that ended while it still improved
-    times       input, the slowest worker, waiting for gradients
+    fit         training error next to validation error, and whether a run was long enough to judge
+    by them (`fit`) curves      spikes of the loss, a validation loss that turned, a run that ended
+    while it still improved times       input, the slowest worker, waiting for gradients
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,14 @@ WAIT_SHARE = 0.25
 def judge(record: RunRecord, now: float) -> list[Judgement]:
     """All that can be said about a run at the time `now`; when no rule finds fault, that."""
     seen = fit.look(record)
-    found = [unfinished(record, now), *(rule(seen) for rule in fit.RULES), *(rule(record) for rule in RULES)]
-    said = [judgement for judgement in found if judgement is not None] or [all_well(record, seen.errors)]
+    found = [
+        unfinished(record, now),
+        *(rule(seen) for rule in fit.RULES),
+        *(rule(record) for rule in RULES),
+    ]
+    said = [judgement for judgement in found if judgement is not None] or [
+        all_well(record, seen.errors)
+    ]
     return [*said, *batch_by_noise(record)]
 
 
@@ -43,24 +50,39 @@ def unfinished(record: RunRecord, now: float) -> Judgement | None:
         return _diverged(record, event)
     if event := pause(record):
         advice = "That is no failure: `allstep train --resume auto` goes on from there."
-        return Judgement("unfinished", "hint", "The run was told to stop", str(event.get("text")), advice)
+        return Judgement(
+            "unfinished", "hint", "The run was told to stop", str(event.get("text")), advice
+        )
     silence = max(0.0, now - last_word(record))
     place = f"{_progress(record)}; last word {seconds(silence)} ago"
     if silence < patience(record):
-        return Judgement("unfinished", "hint", "The run is still going", place, "Ask for the report again later.")
+        return Judgement(
+            "unfinished", "hint", "The run is still going", place, "Ask for the report again later."
+        )
     told = f"; its last event: {record.events[-1].get('text')}" if record.events else ""
-    advice = "It was stopped or killed, or it hangs. `allstep train --resume auto` goes on from its last checkpoint."
+    advice = (
+        "It was stopped or killed, or it hangs. `allstep train --resume auto` goes on from its last"
+        " checkpoint."
+    )
     return Judgement("unfinished", "problem", "The run did not end", place + told, advice)
 
 
 def _diverged(record: RunRecord, event: Fields) -> Judgement:
     """What the run itself said when it gave up."""
-    rate, place = number(event, "lr"), None if number(event, "samples") is None else _at(record, event)
-    parts = [str(event.get("text")), place, None if rate is None else f"at a rate of {figure(rate)}"]
+    rate, place = (
+        number(event, "lr"),
+        None if number(event, "samples") is None else _at(record, event),
+    )
+    parts = [
+        str(event.get("text")),
+        place,
+        None if rate is None else f"at a rate of {figure(rate)}",
+    ]
     figures = ", ".join(part for part in parts if part)
     advice = (
-        "A lower rate, a longer warm-up, `optimizer.clip=1`; the output of the run named the samples of that step. "
-        "`--resume auto` would go on from the last good checkpoint, into the same step."
+        "A lower rate, a longer warm-up, `optimizer.clip=1`; the output of the run named the"
+        " samples of that step. `--resume auto` would go on from the last good checkpoint, into the"
+        " same step."
     )
     return Judgement("unfinished", "problem", "The run diverged", figures, advice)
 
@@ -84,8 +106,8 @@ def loss_spikes(record: RunRecord) -> Judgement | None:
     usual = median(_numbers(lines[max(0, worst - SPIKE_WINDOW) : worst], "loss"))
     rate = "" if (lr := number(lines[worst], "lr")) is None else f", at a rate of {figure(lr)}"
     figures = (
-        f"{'once' if len(spikes) == 1 else f'{len(spikes)} times, the worst'} {_at(record, lines[worst])}: "
-        f"{figure(usual)} to {figure(lines[worst]['loss'])}{rate}"
+        f"{'once' if len(spikes) == 1 else f'{len(spikes)} times, the worst'}"
+        f" {_at(record, lines[worst])}: {figure(usual)} to {figure(lines[worst]['loss'])}{rate}"
     )
     advice = "A lower rate, a longer warm-up, gradient clipping; look at the samples of that step."
     return Judgement("loss_spikes", "problem", "The training loss spiked", figures, advice)
@@ -102,9 +124,13 @@ def input_bound(record: RunRecord) -> Judgement | None:
     if share < INPUT_SHARE:
         return None
     usual = mean(found.share(each, "input") for each in ranks)
-    figures = f"{percent(share, 0)} of worker {rank}'s time is waiting for input (mean of all {percent(usual, 0)})"
+    figures = (
+        f"{percent(share, 0)} of worker {rank}'s time is waiting for input (mean of all"
+        f" {percent(usual, 0)})"
+    )
     advice = (
-        "Pack the set (`allstep data pack`, `--max-side`, `--raw`), a faster disk, more cores, fewer augmentations."
+        "Pack the set (`allstep data pack`, `--max-side`, `--raw`), a faster disk, more cores,"
+        " fewer augmentations."
     )
     return Judgement("input_bound", "problem", "The run waits for its data", figures, advice)
 
@@ -120,10 +146,12 @@ def straggler(record: RunRecord) -> Judgement | None:
     if often < LATE_OFTEN:
         return None
     figures = (
-        f"worker {rank}{_host(record, rank)} works {found.lateness:.3g} times as long as the others, "
-        f"and was the slowest in {percent(often, 0)} of {len(slowest)} intervals"
+        f"worker {rank}{_host(record, rank)} works {found.lateness:.3g} times as long as the"
+        f" others, and was the slowest in {percent(often, 0)} of {len(slowest)} intervals"
     )
-    advice = "Look what else runs there, at its clock and its disk; `allstep doctor` compares the hosts."
+    advice = (
+        "Look what else runs there, at its clock and its disk; `allstep doctor` compares the hosts."
+    )
     return Judgement("straggler", "problem", "One worker holds up the others", figures, advice)
 
 
@@ -135,8 +163,14 @@ def waiting(record: RunRecord) -> Judgement | None:
     least = min(found.share(rank, "wait") for rank in range(len(found.ranks)))
     if least < WAIT_SHARE:
         return None
-    figures = f"even the busiest worker spends {percent(least, 0)} of its time waiting for the others' gradients"
-    advice = "More samples per worker (a larger batch, or accumulation), or fewer workers; a timeline shows the rest."
+    figures = (
+        f"even the busiest worker spends {percent(least, 0)} of its time waiting for the others'"
+        " gradients"
+    )
+    advice = (
+        "More samples per worker (a larger batch, or accumulation), or fewer workers; a timeline"
+        " shows the rest."
+    )
     return Judgement("waiting", "hint", "Much time goes into exchanging gradients", figures, advice)
 
 
@@ -159,7 +193,10 @@ def all_well(record: RunRecord, errors: Compared) -> Judgement:
         share = max(found.share(rank, "input") for rank in range(len(found.ranks)))
         parts.append(f"at most {percent(share)} of a worker's time is waiting for input")
     return Judgement(
-        "all_well", "good", "Nothing stands out", ", ".join(parts) or "the record says too little to judge"
+        "all_well",
+        "good",
+        "Nothing stands out",
+        ", ".join(parts) or "the record says too little to judge",
     )
 
 
@@ -168,7 +205,9 @@ def _spikes(losses: Sequence[float]) -> list[int]:
     found: list[int] = []
     for i in range(SPIKE_WINDOW // 2, len(losses)):
         usual = median(losses[max(0, i - SPIKE_WINDOW) : i])
-        is_high = losses[i] > SPIKE_FACTOR * usual and losses[i] - usual > SPIKE_OF_FIRST * losses[0]
+        is_high = (
+            losses[i] > SPIKE_FACTOR * usual and losses[i] - usual > SPIKE_OF_FIRST * losses[0]
+        )
         if is_high and (not found or i - found[-1] > 1):
             found.append(i)
     return found
@@ -180,7 +219,11 @@ def _numbers(lines: Sequence[Fields], key: str) -> list[float]:
 
 def _at(record: RunRecord, line: Fields) -> str:
     size = samples_per_epoch(record)
-    return f"in epoch {figure(line['samples'] / size)}" if size else f"at sample {line['samples']:,.0f}"
+    return (
+        f"in epoch {figure(line['samples'] / size)}"
+        if size
+        else f"at sample {line['samples']:,.0f}"
+    )
 
 
 def _progress(record: RunRecord) -> str:

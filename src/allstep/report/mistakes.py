@@ -2,13 +2,13 @@
 
 ```
 mistakes/
-  mistakes.json     [{"file": "0001.png", "label": "shirt", "predicted": "coat", "probability": 0.98, "number": 4711}, ...]
-  0001.png          the picture, the worst mistake first
-  confusion.json    {"classes": ["shirt", "coat"], "counts": [[95, 5], [7, 93]]}    counts[label][predicted]
+  mistakes.json     [{"file": "0001.png", "label": "shirt", "predicted": "coat", "probability":
+  0.98, "number": 4711}, ...] 0001.png          the picture, the worst mistake first confusion.json
+  {"classes": ["shirt", "coat"], "counts": [[95, 5], [7, 93]]}    counts[label][predicted]
 ```
 
-Labels are names, or numbers of classes in confusion.json. A picture is taken over byte by byte; one that is not a PNG in that folder,
-or that would make the page large, is left out.
+Labels are names, or numbers of classes in confusion.json. A picture is taken over byte by byte; one
+that is not a PNG in that folder, or that would make the page large, is left out.
 """
 
 import base64
@@ -50,7 +50,8 @@ class Mistake:
     number: int | None
     """Of the sample."""
     brightness: float = 1.0
-    """How many times brighter it must be shown to be seen: the levels of the 8x8 digits go from 0 to 16, not to 255."""
+    """How many times brighter it must be shown to be seen: the levels of the 8x8 digits go from 0
+    to 16, not to 255."""
 
     @property
     def is_small(self) -> bool:
@@ -69,7 +70,8 @@ class Confusion:
         return sum(map(sum, self.counts))
 
     def worst(self, number: int) -> list[tuple[str, str, int, float]]:
-        """The most frequent confusions: label, predicted, how often, and the share of the label's samples."""
+        """The most frequent confusions: label, predicted, how often, and the share of the label's
+        samples."""
         most = heapq.nlargest(number, self._wrong(), key=lambda found: found[0])
         names, counts = self.classes, self.counts
         return [(names[i], names[j], count, count / sum(counts[i])) for count, i, j in most]
@@ -98,7 +100,9 @@ def read_confusion(folder: Path, notes: list[str]) -> Confusion | None:
     except (TypeError, KeyError, ValueError):
         classes, counts = (), ()
     if not classes or not _fits(counts, len(classes)):
-        notes.append("mistakes/confusion.json: expected `classes` and a square of `counts`; it was left out")
+        notes.append(
+            "mistakes/confusion.json: expected `classes` and a square of `counts`; it was left out"
+        )
         return None
     return Confusion(classes, counts)
 
@@ -130,7 +134,10 @@ def read_mistakes(
         return ()
     found = [_mistake(folder, entry, classes) for entry in entries[:_SHOWN]]
     if missing := found.count(None):
-        notes.append(f"mistakes/: {missing} of {len(found)} pictures are missing, no PNG, or over {_LARGEST:,} bytes")
+        notes.append(
+            f"mistakes/: {missing} of {len(found)} pictures are missing, no PNG, or over"
+            f" {_LARGEST:,} bytes"
+        )
     return tuple(mistake for mistake in found if mistake is not None)
 
 
@@ -154,7 +161,8 @@ def _mistake(folder: Path, entry: Any, classes: Sequence[str]) -> Mistake | None
 
 
 def _brightness(picture: bytes) -> float:
-    """255 over the highest level of a picture that is dark all over; 1 for others, and for what cannot be decoded."""
+    """255 over the highest level of a picture that is dark all over; 1 for others, and for what
+    cannot be decoded."""
     import numpy as np  # only runs with mistakes wait for these
     from PIL import Image
 
@@ -170,7 +178,8 @@ def _brightness(picture: bytes) -> float:
 
 
 def _picture(folder: Path, name: str) -> bytes | None:
-    """Its bytes; only of a plain file in the folder: a record must not be able to pull other files into a page."""
+    """Its bytes; only of a plain file in the folder: a record must not be able to pull other files
+    into a page."""
     if Path(name).name != name:
         return None
     file = folder / name
@@ -192,5 +201,7 @@ def _read(file: Path, notes: list[str], limit: int = MAX_JSON) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        notes.append(f"mistakes/{file.name}: could not be read ({type(error).__name__}); it was left out")
+        notes.append(
+            f"mistakes/{file.name}: could not be read ({type(error).__name__}); it was left out"
+        )
         return None

@@ -1,7 +1,8 @@
 """One HTML file out of runs: everything is in it, nothing is fetched.
 
-The template gets plain values (`View` for each run, drawn charts, rows of tables) and decides how they look; what they are is decided in
-the other modules. jinja2 escapes every value. The page also forbids itself, by its content policy, to load anything.
+The template gets plain values (`View` for each run, drawn charts, rows of tables) and decides how
+they look; what they are is decided in the other modules. jinja2 escapes every value. The page also
+forbids itself, by its content policy, to load anything.
 """
 
 import time
@@ -55,13 +56,18 @@ class View:
     trust: Heat | None
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None, now: float | None = None) -> Path:
-    """Writes the page about the runs in `folders` to `out` (else `report.html` in the first folder); where it went.
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, now: float | None = None
+) -> Path:
+    """Writes the page about the runs in `folders` to `out` (else `report.html` in the first
+    folder); where it went.
 
     Raises DataError for a folder without a run, ConfigError when the page cannot be written.
     """
     if not 1 <= len(folders) <= _MOST_RUNS:
-        raise ConfigError(f"a report shows 1 to {_MOST_RUNS} runs, found {len(folders)}; leave some out")
+        raise ConfigError(
+            f"a report shows 1 to {_MOST_RUNS} runs, found {len(folders)}; leave some out"
+        )
     page = render(read_runs(list(folders)), time.time() if now is None else now)
     out = folders[0] / "report.html" if out is None else out
     try:
@@ -81,7 +87,9 @@ def render(runs: Sequence[Run], now: float) -> str:
         _environment()
         .get_template("page.html")
         .render(
-            title=" against ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
+            title=" against ".join(run.name for run in runs)
+            if len(runs) < 3
+            else f"{len(runs)} runs",
             version=__version__,
             made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
             views=views,
@@ -129,7 +137,9 @@ def _shown_ranks(found: Split) -> list[int]:
 def _code(text: str) -> Markup:
     """Words between backticks as code."""
     words = enumerate(map(_shown, text.split("`")))
-    return Markup("").join(Markup("<code>{}</code>" if i % 2 else "{}").format(word) for i, word in words)
+    return Markup("").join(
+        Markup("<code>{}</code>" if i % 2 else "{}").format(word) for i, word in words
+    )
 
 
 def _shown(value: object) -> object:

@@ -9,8 +9,9 @@ RUN/
   mistakes/                      see `mistakes`
 ```
 
-Only `run.jsonl` must be there. What is damaged is left out, with a note that the page shows; nothing here stops a report because of a
-file that the report can do without. No torch: manifests are read as JSON, tensors are not looked at.
+Only `run.jsonl` must be there. What is damaged is left out, with a note that the page shows;
+nothing here stops a report because of a file that the report can do without. No torch: manifests
+are read as JSON, tensors are not looked at.
 """
 
 import contextlib
@@ -72,7 +73,11 @@ class Run:
     def num_threads(self) -> int | None:
         """Of all workers together; None when the last start does not say."""
         threads = self._world.get("threads")
-        if not isinstance(threads, list) or not threads or not all(isinstance(each, int) for each in threads):
+        if (
+            not isinstance(threads, list)
+            or not threads
+            or not all(isinstance(each, int) for each in threads)
+        ):
             return None
         return sum(threads)
 
@@ -93,7 +98,10 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in `folder`. Raises DataError when there is none, or when it has not written a word yet."""
+    """The run in `folder`.
+
+    Raises DataError when there is none, or when it has not written a word yet.
+    """
     log = folder / "run.jsonl"
     record = _read_record(folder, log)
     notes: list[str] = []
@@ -106,8 +114,12 @@ def read_run(folder: Path) -> Run:
         name=folder.resolve().name,
         folder=folder,
         record=record,
-        config=with_new_keys(config if isinstance(config, Mapping) else _read_config(folder / "config.yaml", notes)),
-        checksums={file.name: found for file in (folder / "config.yaml", log) if (found := _checksum(file))},
+        config=with_new_keys(
+            config if isinstance(config, Mapping) else _read_config(folder / "config.yaml", notes)
+        ),
+        checksums={
+            file.name: found for file in (folder / "config.yaml", log) if (found := _checksum(file))
+        },
         checkpoints=_read_checkpoints(folder / "checkpoints", notes),
         num_bad=num_bad,
         bad=bad,
@@ -121,7 +133,10 @@ def _read_record(folder: Path, log: Path) -> RunRecord:
     if folder.is_file():
         raise DataError(f"{folder}: is a file; give the folder of the run, {folder.parent}")
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder; give the folder of a run (`allstep train --out DIR`)")
+        raise DataError(
+            f"{folder}: there is no such folder; give the folder of a run (`allstep train --out"
+            " DIR`)"
+        )
     try:
         record = runlog.timed(runlog.read(log))
     except FileNotFoundError as error:
@@ -131,7 +146,10 @@ def _read_record(folder: Path, log: Path) -> RunRecord:
     if not log.stat().st_size:
         raise DataError(f"{log}: is empty: the run has not begun, or was killed at its start")
     if not record.starts:
-        raise DataError(f"{log}: has no start line among {log.stat().st_size} bytes: it is not the record of a run")
+        raise DataError(
+            f"{log}: has no start line among {log.stat().st_size} bytes: it is not the record of"
+            " a run"
+        )
     return record
 
 
@@ -148,7 +166,11 @@ def _read_config(file: Path, notes: list[str]) -> Mapping[str, Any]:
         return {}
     except ConfigError as error:
         # The page holds no paths of the machine.
-        why = type(error.__cause__).__name__ if error.__cause__ else str(error).replace(str(file), "config.yaml")
+        why = (
+            type(error.__cause__).__name__
+            if error.__cause__
+            else str(error).replace(str(file), "config.yaml")
+        )
         notes.append(f"config.yaml: could not be read ({why})")
         return {}
     return config if isinstance(config, Mapping) else {}
@@ -166,7 +188,9 @@ def _read_quarantine(folder: Path) -> tuple[int, tuple[Mapping[str, Any], ...]]:
 
 
 def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[Checkpoint, ...]:
-    manifests = sorted(file for file in folder.glob("*/manifest.json") if number_of(file.parent.name) is not None)
+    manifests = sorted(
+        file for file in folder.glob("*/manifest.json") if number_of(file.parent.name) is not None
+    )
     return tuple(found for file in manifests if (found := _read_manifest(file, notes)))
 
 
@@ -174,12 +198,16 @@ def _read_manifest(file: Path, notes: list[str]) -> Checkpoint | None:
     try:
         manifest = read_json(file)
         entries = manifest["files"].items()
-        files = tuple((str(name), int(entry["nbytes"]), str(entry["sha256"])) for name, entry in entries)
+        files = tuple(
+            (str(name), int(entry["nbytes"]), str(entry["sha256"])) for name, entry in entries
+        )
     except FileNotFoundError:
         # A run that continues removes old checkpoints meanwhile.
         return None
     except (OSError, TypeError, KeyError, ValueError, AttributeError):
-        notes.append(f"checkpoints/{file.parent.name}: its manifest is damaged; --resume will not use it")
+        notes.append(
+            f"checkpoints/{file.parent.name}: its manifest is damaged; --resume will not use it"
+        )
         return None
     return Checkpoint(file.parent.name, files)
 

@@ -1,4 +1,5 @@
-"""The table of scores: training, validation and test next to each other, with the gap between the first two."""
+"""The table of scores: training, validation and test next to each other, with the gap between the
+first two."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ class Scores:
 
     rows: tuple[tuple[str, ...], ...]
     is_evaluated: bool
-    """Whether the training column is a sample in evaluation mode; else it is the last training steps."""
+    """Whether the training column is a sample in evaluation mode; else it is the last training
+    steps."""
 
 
 COLUMNS = ("training", "validation", "gap", "test")
@@ -28,7 +30,8 @@ def scores(record: RunRecord) -> Scores | None:
     if found.validation is None and found.test is None:
         return None
     return Scores(
-        (_row("accuracy", found, _accuracy, _points), _row("loss", found, _loss, _difference)), found.is_evaluated
+        (_row("accuracy", found, _accuracy, _points), _row("loss", found, _loss, _difference)),
+        found.is_evaluated,
     )
 
 
@@ -36,7 +39,8 @@ def _row(
     name: str, found: Compared, cell: Callable[[Measured], str], gap: Callable[[Compared], str]
 ) -> tuple[str, ...]:
     train, validation, test = (
-        _NOT_KNOWN if each is None else cell(each) for each in (found.train, found.validation, found.test)
+        _NOT_KNOWN if each is None else cell(each)
+        for each in (found.train, found.validation, found.test)
     )
     # What the steps saw is shown, but a difference from it would not be one of like with like.
     return name, train, validation, gap(found) if found.is_evaluated else _NOT_KNOWN, test
@@ -51,7 +55,11 @@ def _loss(each: Measured) -> str:
 
 
 def _points(found: Compared) -> str:
-    return _NOT_KNOWN if found.gap is None else f"{-100 * found.gap:+.1f} ± {100 * found.noise:.1f} points"
+    return (
+        _NOT_KNOWN
+        if found.gap is None
+        else f"{-100 * found.gap:+.1f} ± {100 * found.noise:.1f} points"
+    )
 
 
 def _difference(found: Compared) -> str:

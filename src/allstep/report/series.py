@@ -1,10 +1,11 @@
 """Values over a run: what the curves are drawn from.
 
-A record of a run that was killed and resumed tells some steps twice: those after the checkpoint it went on from. Only the last telling
-counts (`kept`). Its clock is taken apart at every start, so that hours between a kill and the resume are not time of the run (`Clock`).
+A record of a run that was killed and resumed tells some steps twice: those after the checkpoint it
+went on from. Only the last telling counts (`kept`). Its clock is taken apart at every start, so
+that hours between a kill and the resume are not time of the run (`Clock`).
 
-The x of most curves is the epoch, counted in samples: samples seen / samples of the training set. So runs with different batches and
-numbers of workers lie on one axis.
+The x of most curves is the epoch, counted in samples: samples seen / samples of the training set.
+So runs with different batches and numbers of workers lie on one axis.
 """
 
 from bisect import bisect_right
@@ -58,18 +59,25 @@ def samples_per_epoch(record: RunRecord) -> float | None:
 def over_epochs(record: RunRecord, lines: Sequence[Fields], key: str) -> Series:
     """The numbers under `key` by epoch (by samples where the size of the set is not known)."""
     scale = samples_per_epoch(record) or 1.0
-    points = [(line["samples"] / scale, value) for line in lines if (value := number(line, key)) is not None]
+    points = [
+        (line["samples"] / scale, value)
+        for line in lines
+        if (value := number(line, key)) is not None
+    ]
     return _series(points)
 
 
 def over_seconds(record: RunRecord, lines: Sequence[Fields], key: str) -> Series:
     """The numbers under `key` by seconds of the run."""
     clock = Clock(record)
-    return _series([(clock(line["time"]), value) for line in lines if (value := number(line, key)) is not None])
+    return _series(
+        [(clock(line["time"]), value) for line in lines if (value := number(line, key)) is not None]
+    )
 
 
 def throughput(record: RunRecord, bins: int = 60) -> Series:
-    """Samples per second by seconds of the run, in bins that hold several lines when there are many."""
+    """Samples per second by seconds of the run, in bins that hold several lines when there are
+    many."""
     lines = steps(record)
     usual, clock = median(counts(lines) or [0.0]), Clock(record)
     told = [
@@ -88,7 +96,14 @@ class Clock:
     """From the time of a line to the seconds that the run had worked by then."""
 
     def __init__(self, record: RunRecord) -> None:
-        every = (record.starts, record.steps, record.evals, record.checkpoints, record.events, record.ends)
+        every = (
+            record.starts,
+            record.steps,
+            record.evals,
+            record.checkpoints,
+            record.events,
+            record.ends,
+        )
         times = sorted(line["time"] for lines in every for line in lines)
         self.starts = sorted(line["time"] for line in record.starts)
         self.before = [0.0]
@@ -107,7 +122,9 @@ def thinned(series: Series, most: int = 240) -> Series:
         return series
     chosen: list[int] = []
     for group in groups(len(series), most // 2):
-        chosen += sorted({min(group, key=series.y.__getitem__), max(group, key=series.y.__getitem__)})
+        chosen += sorted(
+            {min(group, key=series.y.__getitem__), max(group, key=series.y.__getitem__)}
+        )
     return Series(tuple(series.x[i] for i in chosen), tuple(series.y[i] for i in chosen))
 
 
@@ -116,7 +133,10 @@ def smoothed(series: Series, most: int = 120) -> Series:
     if len(series) <= most:
         return series
     stretches = list(groups(len(series), most))
-    x, y = (tuple(fmean(values[i] for i in each) for each in stretches) for values in (series.x, series.y))
+    x, y = (
+        tuple(fmean(values[i] for i in each) for each in stretches)
+        for values in (series.x, series.y)
+    )
     return Series(x, y)
 
 

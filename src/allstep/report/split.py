@@ -1,9 +1,11 @@
 """Where each worker's time went.
 
-A step is synchronous: the workers begin and end it together, so a slow one shows as `wait` of the others. What a worker does itself
-(`own`: input, compute, update) tells who is slow; what even the slowest one waits is the price of moving gradients.
+A step is synchronous: the workers begin and end it together, so a slow one shows as `wait` of the
+others. What a worker does itself (`own`: input, compute, update) tells who is slow; what even the
+slowest one waits is the price of moving gradients.
 
-    times[line, phase, rank]     seconds, in the order of PHASES: one array for all lines, since a long run has millions of them
+    times[line, phase, rank]     seconds, in the order of PHASES: one array for all lines, since a
+    long run has millions of them
 """
 
 from collections.abc import Mapping
@@ -79,7 +81,8 @@ def lateness_over_seconds(record: RunRecord) -> Series:
 
 
 def timed(lines: list[Fields]) -> tuple[list[Fields], Times]:
-    """The lines that have the times of all workers, and these; after a resume with another number of workers, those since then."""
+    """The lines that have the times of all workers, and these; after a resume with another number
+    of workers, those since then."""
     sizes = [_num_ranks(line) for line in lines]
     size = next((each for each in reversed(sizes) if each), 0)
     chosen = [line for line, each in zip(lines, sizes, strict=True) if each == size and size]

@@ -1,4 +1,5 @@
-"""What plots of studies share: axes of batches and of orders of magnitude, and how a figure is written."""
+"""What plots of studies share: axes of batches and of orders of magnitude, and how a figure is
+written."""
 
 from collections.abc import Sequence
 from io import BytesIO

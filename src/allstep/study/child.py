@@ -12,9 +12,14 @@ _ONE_CORE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREA
 
 
 class Child:
-    """A command that runs on one core and writes to `output`, after what is there already. It ends when we end."""
+    """A command that runs on one core and writes to `output`, after what is there already.
 
-    def __init__(self, command: Sequence[str], output: Path, lock: Path, env: Mapping[str, str]) -> None:
+    It ends when we end.
+    """
+
+    def __init__(
+        self, command: Sequence[str], output: Path, lock: Path, env: Mapping[str, str]
+    ) -> None:
         self.began_at = time.time()
         """The time, as records have it."""
         self._began = time.monotonic()
@@ -24,7 +29,8 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C at the terminal is for the runner, which then lets go of the leash
+                # Ctrl-C at the terminal is for the runner, which then lets go of the leash
+                start_new_session=True,
                 env={**env, **_ONE_CORE},
             )
         self._life = Life(self._process.pid)

@@ -1,6 +1,8 @@
-"""Shows a study while it runs: a bar and what runs on a terminal, elsewhere a plain line now and then. Both go to standard error.
+"""Shows a study while it runs: a bar and what runs on a terminal, elsewhere a plain line now and
+then. Both go to standard error.
 
-Whatever ends gets a line that stays. As soon as enough has been measured, one line says how many runs there are and how long they take.
+Whatever ends gets a line that stays. As soon as enough has been measured, one line says how many
+runs there are and how long they take.
 """
 
 import sys
@@ -61,7 +63,10 @@ class Lines(StudyCallback):
         if not self._announced and state.seconds_left is not None:
             self._announced = True
             which = "the rest" if state.results else "they"
-            self.say(f"{which} will take {'at most ' if state.at_most else ''}about {about(state.seconds_left)}")
+            self.say(
+                f"{which} will take {'at most ' if state.at_most else ''}about"
+                f" {about(state.seconds_left)}"
+            )
 
 
 class Bar(Lines):
@@ -77,7 +82,10 @@ class Bar(Lines):
         self._announce(state)
         part = sum(fraction or 0.0 for fraction in state.running.values())
         self._progress.update(
-            self._whole, completed=len(state.results) + part, total=max(1, state.total), more=summary(state)
+            self._whole,
+            completed=len(state.results) + part,
+            total=max(1, state.total),
+            more=summary(state),
         )
         for name in set(self._tasks) - set(state.running):
             self._progress.remove_task(self._tasks.pop(name))
@@ -101,7 +109,10 @@ def opening(state: State, lanes: int) -> str:
 def summary(state: State) -> str:
     """How far it is, in words."""
     left = "" if state.seconds_left is None else f", about {about(state.seconds_left)} left"
-    return f"{len(state.results)} of {'at most ' if state.at_most else ''}{state.total} runs ended{left}"
+    return (
+        f"{len(state.results)} of {'at most ' if state.at_most else ''}{state.total} runs"
+        f" ended{left}"
+    )
 
 
 def in_a_line(outcome: Outcome) -> str:

@@ -1,4 +1,7 @@
-"""What a study leaves behind in its folder: `table.md` for people, `table.json` for programs, `study.png`."""
+"""What a study leaves behind in its folder:
+
+`table.md` for people, `table.json` for programs, `study.png`.
+"""
 
 import json
 import platform
@@ -23,9 +26,16 @@ class Findings(Protocol):
 
 
 def write_findings(folder: StudyFolder, findings: Findings, results: Results, command: str) -> str:
-    """Writes all three; the table. The same results give the same files, however often the study was cut."""
+    """Writes all three; the table.
+
+    The same results give the same files, however often the study was cut.
+    """
     page = "\n".join([findings.markdown(), *_failures(results), f"Made by `{command}`.", ""])
-    machine = {"system": platform.platform(), "cores": allowed_cores(), "python": platform.python_version()}
+    machine = {
+        "system": platform.platform(),
+        "cores": allowed_cores(),
+        "python": platform.python_version(),
+    }
     whole = {"version": __version__, "command": command, "machine": machine, **findings.as_json()}
     write_whole(folder.path / "table.md", page)
     write_whole(folder.path / "table.json", json.dumps(whole, indent=2) + "\n")
@@ -38,7 +48,12 @@ def _failures(results: Results) -> list[str]:
     failed = [outcome for outcome in results.values() if outcome.status == "failed"]
     if not failed:
         return []
-    return ["## Failed", "", *(f"- {outcome.trial.name}: {_error(outcome.reason)}" for outcome in failed), ""]
+    return [
+        "## Failed",
+        "",
+        *(f"- {outcome.trial.name}: {_error(outcome.reason)}" for outcome in failed),
+        "",
+    ]
 
 
 def _error(reason: str) -> str:

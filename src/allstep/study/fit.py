@@ -1,8 +1,9 @@
 """Updates to a goal against the batch: S(B) = Smin + Emin / B.
 
-Smin is the fewest updates that any batch needs, Emin the fewest samples; at B = Emin / Smin, the critical batch, both are twice their
-least (McCandlish et al. 2018, equation 2.11). Small batches need Emin / B updates (twice the batch, half the updates), large ones Smin, and
-more samples no longer help.
+Smin is the fewest updates that any batch needs, Emin the fewest samples; at B = Emin / Smin, the
+critical batch, both are twice their least (McCandlish et al. 2018, equation 2.11). Small batches
+need Emin / B updates (twice the batch, half the updates), large ones Smin, and more samples no
+longer help.
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,18 @@ class Fit:
     @property
     def critical_batch(self) -> float:
         """Where both terms are equal; infinite where no batch so far was too large."""
-        return self.fewest_samples / self.fewest_updates if self.fewest_updates > 0 else float("inf")
+        return (
+            self.fewest_samples / self.fewest_updates if self.fewest_updates > 0 else float("inf")
+        )
 
 
 def fit(batches: Sequence[float], updates: Sequence[float]) -> Fit | None:
-    """Least squares of the relative distances, neither term below 0; None with fewer than 3 batches, which any such curve fits.
+    """Least squares of the relative distances, neither term below 0; None with fewer than 3
+    batches, which any such curve fits.
 
-    Updates range over orders of magnitude and scatter by a part of themselves, so distances count as parts: minimise
-    |A x - 1|^2 with A's rows (1, 1/B) / S. With two unknowns the minimum under x >= 0 is the free one, or lies on an edge.
+    Updates range over orders of magnitude and scatter by a part of themselves, so distances count
+    as parts: minimise |A x - 1|^2 with A's rows (1, 1/B) / S. With two unknowns the minimum under x
+    >= 0 is the free one, or lies on an edge.
     """
     if len(set(batches)) < 3:
         return None
@@ -49,7 +54,9 @@ def fit(batches: Sequence[float], updates: Sequence[float]) -> Fit | None:
 
 def _candidates(rows: np.ndarray) -> list[np.ndarray]:
     free = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
-    edges = [np.eye(2)[i] * max(0.0, rows[:, i].sum() / (rows[:, i] @ rows[:, i])) for i in range(2)]
+    edges = [
+        np.eye(2)[i] * max(0.0, rows[:, i].sum() / (rows[:, i] @ rows[:, i])) for i in range(2)
+    ]
     return [free, *edges] if (free >= 0).all() else edges
 
 

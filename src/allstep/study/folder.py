@@ -2,18 +2,17 @@
 
 ```
 DIR/
-  study.json             what is asked; whoever goes on must ask the same. And the precision of all its runs, where it was chosen
-  study.lock             held by the process that runs it
-  runs/<trial>/          the run folders: run.jsonl, config.yaml, ...
-  output/<trial>.txt     what a trial printed
-  output/<trial>.lock    held as long as a process of that trial lives
-  output/<trial>.digest  of the settings it was begun with
-  ended/<trial>.json     of a trial that did not end by itself: whether it was stopped or failed, and why
-  table.md, ...          what the study found
+  study.json             what is asked; whoever goes on must ask the same. And the precision of all
+  its runs, where it was chosen study.lock             held by the process that runs it
+  runs/<trial>/          the run folders: run.jsonl, config.yaml, ... output/<trial>.txt     what a
+  trial printed output/<trial>.lock    held as long as a process of that trial lives
+  output/<trial>.digest  of the settings it was begun with ended/<trial>.json     of a trial that
+  did not end by itself: whether it was stopped or failed, and why table.md, ...          what the
+  study found
 ```
 
-How a trial stands is read from here and nowhere else: an `end` line in its record, a note in `ended/`, or neither; then it was cut, or
-never begun.
+How a trial stands is read from here and nowhere else: an `end` line in its record, a note in
+`ended/`, or neither; then it was cut, or never begun.
 """
 
 import json
@@ -58,11 +57,13 @@ class StudyFolder:
             held.enter_context(locked(self.path / "study.lock"))
         except LockTaken:
             raise ConfigError(
-                f"{self.path}: another process runs a study here; wait for its end, or give another folder with --out"
+                f"{self.path}: another process runs a study here; wait for its end, or give another"
+                " folder with --out"
             ) from None
         except OSError as error:
             raise ConfigError(
-                f"{error.filename or self.path}: cannot be written: {error.strerror or error}; give another folder with --out"
+                f"{error.filename or self.path}: cannot be written: {error.strerror or error}; give"
+                " another folder with --out"
             ) from error
 
     def _agree(self, study: Study) -> None:
@@ -73,10 +74,13 @@ class StudyFolder:
             problems = list(_differences(_arguments(file), asked, study.growing))
             if problems:
                 raise ConfigError(
-                    f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give another folder with --out"
+                    f"{self.path} holds another study: {'; '.join(problems)}; ask the same, or give"
+                    " another folder with --out"
                 )
         kept = {} if study.precision is None else {"precision": study.precision}
-        write_whole(file, json.dumps({"version": __version__, "arguments": asked, **kept}, indent=2) + "\n")
+        write_whole(
+            file, json.dumps({"version": __version__, "arguments": asked, **kept}, indent=2) + "\n"
+        )
 
     def precision(self) -> str | None:
         """The precision of all runs of the study that is here; None where there is none yet.
@@ -118,8 +122,9 @@ class StudyFolder:
         file = self._digest(trial)
         if trial.settings and file.exists() and _read_text(file) != trial.settings:
             raise ConfigError(
-                f"{self.run(trial)}: was begun with other settings than it would have now: the recipe, or the program, has changed since; "
-                "give another folder with --out, or remove that run to have it again"
+                f"{self.run(trial)}: was begun with other settings than it would have now: the"
+                " recipe, or the program, has changed since; give another folder with --out, or"
+                " remove that run to have it again"
             )
 
     def outcome(self, trial: Trial) -> Outcome | None:
@@ -139,7 +144,9 @@ class StudyFolder:
         except FileNotFoundError:
             return RunRecord()
         except OSError as error:
-            raise ConfigError(f"{file}: cannot be read: {error.strerror or error}; move that run away") from error
+            raise ConfigError(
+                f"{file}: cannot be read: {error.strerror or error}; move that run away"
+            ) from error
 
     def write_note(self, outcome: Outcome) -> None:
         """Of a trial that did not end by itself."""
@@ -153,7 +160,8 @@ class StudyFolder:
                 note.unlink()
 
     def make_ready(self, trial: Trial) -> bool:
-        """Whether there is something to go on from; what a trial that cannot go on has left is removed."""
+        """Whether there is something to go on from; what a trial that cannot go on has left is
+        removed."""
         begun = (self.run(trial) / "run.jsonl").exists()
         if begun and trial.resume:
             return True
@@ -171,7 +179,9 @@ class StudyFolder:
                 text = file.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
-        return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:])
+        return "\n".join(
+            [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+        )
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
@@ -202,7 +212,9 @@ def _description(file: Path) -> Mapping[str, Any]:
     found = _read_json(file, "the description of a study; give another folder with --out")
     arguments, precision = found.get("arguments"), found.get("precision")
     if not isinstance(arguments, dict) or not isinstance(precision, str | None):
-        raise ConfigError(f"{file}: is not the description of a study; give another folder with --out")
+        raise ConfigError(
+            f"{file}: is not the description of a study; give another folder with --out"
+        )
     return found
 
 
@@ -223,7 +235,9 @@ def _read_json(file: Path, expected: str) -> Mapping[str, Any]:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         raise ConfigError(f"{file}: is not {expected} ({why})") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{file}: is not {expected} (expected keys and values, found {type(found).__name__})")
+        raise ConfigError(
+            f"{file}: is not {expected} (expected keys and values, found {type(found).__name__})"
+        )
     return found
 
 
@@ -235,17 +249,26 @@ def _read_text(file: Path) -> str:
         return ""
 
 
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any], growing: frozenset[str]) -> Iterator[str]:
+def _differences(
+    was: Mapping[str, Any], now: Mapping[str, Any], growing: frozenset[str]
+) -> Iterator[str]:
     for key in dict.fromkeys([*was, *now]):
-        if key in was and key in now and (was[key] == now[key] or (key in growing and _grew(was[key], now[key]))):
+        if (
+            key in was
+            and key in now
+            and (was[key] == now[key] or (key in growing and _grew(was[key], now[key])))
+        ):
             continue
         yield f"{key} was {_shown(was.get(key))}, now {_shown(now.get(key))}"
 
 
 def _grew(was: Any, now: Any) -> bool:
-    """Whether `now` has all that `was` had: entries of a list, and under each name the same or a larger number."""
+    """Whether `now` has all that `was` had: entries of a list, and under each name the same or a
+    larger number."""
     if isinstance(was, dict) and isinstance(now, dict):
-        return all(key in now and (was[key] == now[key] or _is_larger(was[key], now[key])) for key in was)
+        return all(
+            key in now and (was[key] == now[key] or _is_larger(was[key], now[key])) for key in was
+        )
     if isinstance(was, list) and isinstance(now, list):
         return all(each in now for each in was)
     return _is_larger(was, now)

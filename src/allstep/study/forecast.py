@@ -1,12 +1,16 @@
 """How long the rest of a study will take, from what has been measured so far.
 
-A trial says how long it should take (`Trial.seconds`); the pace is how much longer, or shorter, trials really take:
+A trial says how long it should take (`Trial.seconds`); the pace is how much longer, or shorter,
+trials really take:
 
-    pace = seconds from the first line about steps to the last / seconds that this much of the work should have taken
+    pace = seconds from the first line about steps to the last / seconds that this much of the work
+    should have taken
 
-over all trials that have a record, of earlier calls too. So the first steps of the first trials give a forecast, and every step after
-makes it better. What a trial takes besides is measured, too: until its first line about steps, and, when it has ended, after the last.
-Where trials end before their time, at a goal or by the study's rule, the others are expected to do as much of theirs as those did.
+over all trials that have a record, of earlier calls too. So the first steps of the first trials
+give a forecast, and every step after makes it better. What a trial takes besides is measured, too:
+until its first line about steps, and, when it has ended, after the last. Where trials end before
+their time, at a goal or by the study's rule, the others are expected to do as much of theirs as
+those did.
 """
 
 import heapq
@@ -17,14 +21,17 @@ from allstep.runlog import Fields, RunRecord, number, timed
 from allstep.study.trial import Outcome, Trial
 
 _ENOUGH = 5.0
-"""Seconds of work that must have been measured before a forecast is made from trials that have not ended."""
+"""Seconds of work that must have been measured before a forecast is made from trials that have not
+ended."""
 
 
 class Forecast:
     """Is told of records, and answers."""
 
     def __init__(self) -> None:
-        self._worked: dict[str, tuple[float, float]] = {}  # by trial: seconds, and what they should have been
+        self._worked: dict[
+            str, tuple[float, float]
+        ] = {}  # by trial: seconds, and what they should have been
         self._besides: dict[str, float] = {}
         self._parts: dict[str, float] = {}  # by trial that has ended: how much of its work it did
         self._sure = False
@@ -46,7 +53,10 @@ class Forecast:
             self._besides[trial.name] = max(0.0, wall - measured(trial, record)[0])
 
     def learn_part(self, outcome: Outcome) -> None:
-        """How much of its work a trial did that has ended, at whatever time. One that failed says nothing about others."""
+        """How much of its work a trial did that has ended, at whatever time.
+
+        One that failed says nothing about others.
+        """
         part = outcome.trial.fraction(outcome.record)
         if outcome.status != "failed" and part:
             self._parts[outcome.trial.name] = part
@@ -54,13 +64,20 @@ class Forecast:
     @property
     def pace(self) -> float | None:
         """None as long as too little is known."""
-        worked, expected = (sum(each) for each in zip(*self._worked.values(), strict=True)) if self._worked else (0, 0)
+        worked, expected = (
+            (sum(each) for each in zip(*self._worked.values(), strict=True))
+            if self._worked
+            else (0, 0)
+        )
         if expected <= 0 or not (self._sure or worked >= _ENOUGH):
             return None
         return worked / expected
 
     def left(self, trial: Trial, record: RunRecord | None = None) -> float:
-        """Seconds until a trial ends that has not begun, or that has this record. Only with a pace."""
+        """Seconds until a trial ends that has not begun, or that has this record.
+
+        Only with a pace.
+        """
         done = (trial.fraction(record) or 0.0) if record else 0.0
         part = fmean(self._parts.values() or [1.0])
         rest = part - done if done < part else part * (1 - done)
@@ -79,8 +96,9 @@ def in_lanes(running: Iterable[float], waiting: Iterable[float], lanes: int) -> 
 def measured(trial: Trial, record: RunRecord) -> tuple[float, float]:
     """Seconds of work, and how much of the trial they did.
 
-    From the first line about steps to the last one: before the first lie the start and all that is slow only once. A run that was resumed
-    has several such stretches; the time between them does not count. A trial that does not say how long it trains counts when it has ended.
+    From the first line about steps to the last one: before the first lie the start and all that is
+    slow only once. A run that was resumed has several such stretches; the time between them does
+    not count. A trial that does not say how long it trains counts when it has ended.
     """
     record = timed(record)
     total = trial.num_samples(record)

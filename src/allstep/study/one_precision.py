@@ -70,7 +70,9 @@ def settled_apart(
         asked = config.model_dump_json()
         ended = run(command, input=asked, capture_output=True, text=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"precision=auto: no answer after {_SECONDS:g} s of timing; {_REMEDY}") from None
+        raise ConfigError(
+            f"precision=auto: no answer after {_SECONDS:g} s of timing; {_REMEDY}"
+        ) from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("allstep: ")
         raise ConfigError(f"precision=auto could not be settled: {last}; {_REMEDY}")

@@ -55,7 +55,10 @@ def figures(outcome: Outcome, batch: int, goal: float | None) -> RunFigures:
 
 
 def has_diverged(outcome: Outcome) -> bool:
-    """Whether the loss left all bounds: `train` ended the run with an error that says so, or its last loss is no number."""
+    """Whether the loss left all bounds:
+
+    `train` ended the run with an error that says so, or its last loss is no number.
+    """
     if outcome.status == "failed":
         return "diverged" in outcome.reason or _told_of_divergence(outcome.record)
     loss = outcome.record.steps[-1].get("loss", 0.0) if outcome.record.steps else 0.0
@@ -63,10 +66,15 @@ def has_diverged(outcome: Outcome) -> bool:
 
 
 def _told_of_divergence(record: RunRecord) -> bool:
-    """Whether, since the last start, there is an event with the rate of a step: `train` tells that of no other."""
+    """Whether, since the last start, there is an event with the rate of a step:
+
+    `train` tells that of no other.
+    """
     record = timed(record)
     began = record.starts[-1]["time"] if record.starts else 0.0
-    return any("lr" in event and "step" in event for event in record.events if event["time"] >= began)
+    return any(
+        "lr" in event and "step" in event for event in record.events if event["time"] >= began
+    )
 
 
 def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
@@ -74,7 +82,9 @@ def reached(record: RunRecord, batch: int, goal: float) -> Reached | None:
     for line in kept(_evaluations(record, "validation")):
         if line["accuracy"] >= goal:
             samples = int(line["samples"])
-            return Reached(samples, num_updates(record, samples, batch), _training_seconds(record, samples))
+            return Reached(
+                samples, num_updates(record, samples, batch), _training_seconds(record, samples)
+            )
     return None
 
 
@@ -88,7 +98,11 @@ def num_updates(record: RunRecord, samples: int, batch: int) -> int:
 
 
 def _evaluations(record: RunRecord, part: str) -> list[Fields]:
-    return [line for line in record.evals if line.get("part") == part and isinstance(line.get("accuracy"), int | float)]
+    return [
+        line
+        for line in record.evals
+        if line.get("part") == part and isinstance(line.get("accuracy"), int | float)
+    ]
 
 
 def _last_accuracy(record: RunRecord, part: str) -> float | None:
@@ -97,4 +111,10 @@ def _last_accuracy(record: RunRecord, part: str) -> float | None:
 
 
 def _training_seconds(record: RunRecord, samples: int) -> float:
-    return float(sum(number(line, "seconds") or 0.0 for line in kept(record.steps) if line["samples"] <= samples))
+    return float(
+        sum(
+            number(line, "seconds") or 0.0
+            for line in kept(record.steps)
+            if line["samples"] <= samples
+        )
+    )

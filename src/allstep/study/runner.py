@@ -2,13 +2,15 @@
 
 ```
         wanted(results) ──> not ended yet ──> a free lane ──> Child
-              ^                                                 |  its record: rule says stop?  ──> let go, note
-              └────────────── results <── outcome <─────────────┘  it ended: done, failed (note), or cut
+              ^                                                 |  its record: rule says stop?  ──>
+              let go, note └────────────── results <── outcome <─────────────┘  it ended: done,
+              failed (note), or cut
 ```
 
-What ended before, in this call or in an earlier one, is read from the folder and not run again. A trial without an end was cut: it goes
-on, where its command can. A trial that fails is noted with its last words, and the others go on. When the block ends, whether by its own
-end, an error or Ctrl-C, no process is left; when we are killed, the leashes see to that.
+What ended before, in this call or in an earlier one, is read from the folder and not run again. A
+trial without an end was cut: it goes on, where its command can. A trial that fails is noted with
+its last words, and the others go on. When the block ends, whether by its own end, an error or
+Ctrl-C, no process is left; when we are killed, the leashes see to that.
 """
 
 import os
@@ -75,7 +77,8 @@ def run(
 ) -> dict[str, Outcome]:
     """Runs what `study` wants, `lanes` trials at a time; how all of it ended.
 
-    `until` ends it early, for instance once there is a forecast. What ran then goes on the next time. `retry`: those that failed, too.
+    `until` ends it early, for instance once there is a forecast. What ran then goes on the next
+    time. `retry`: those that failed, too.
     """
     with folder.held(study):
         if retry:
@@ -95,19 +98,34 @@ def collect(study: Study, folder: StudyFolder) -> dict[str, Outcome]:
     return results
 
 
-def _look_up(study: Study, folder: StudyFolder, results: dict[str, Outcome], running: Container[str]) -> list[Trial]:
-    """Adds what ended before to `results`; what is wanted besides. Each result may change that, so it asks until nothing is new."""
+def _look_up(
+    study: Study, folder: StudyFolder, results: dict[str, Outcome], running: Container[str]
+) -> list[Trial]:
+    """Adds what ended before to `results`; what is wanted besides.
+
+    Each result may change that, so it asks until nothing is new.
+    """
     while True:
         known = len(results)
         wanted = study.wanted(results)
-        missing = [trial for trial in wanted if trial.name not in results and trial.name not in running]
-        results.update({trial.name: outcome for trial in missing if (outcome := folder.outcome(trial)) is not None})
+        missing = [
+            trial for trial in wanted if trial.name not in results and trial.name not in running
+        ]
+        results.update(
+            {
+                trial.name: outcome
+                for trial in missing
+                if (outcome := folder.outcome(trial)) is not None
+            }
+        )
         if len(results) == known:
             return missing
 
 
 class _Runner:
-    def __init__(self, study: Study, folder: StudyFolder, lanes: int, callback: StudyCallback) -> None:
+    def __init__(
+        self, study: Study, folder: StudyFolder, lanes: int, callback: StudyCallback
+    ) -> None:
         self.study, self.folder, self.lanes, self.callback = study, folder, lanes, callback
         self.results: dict[str, Outcome] = {}
         self.running: dict[str, _Running] = {}
@@ -146,7 +164,10 @@ class _Runner:
         resumed = self.folder.make_ready(trial)
         run_folder = self.folder.run(trial)
         child = Child(
-            trial.words(run_folder, resumed=resumed), self.folder.output(trial), self.folder.lock(trial), os.environ
+            trial.words(run_folder, resumed=resumed),
+            self.folder.output(trial),
+            self.folder.lock(trial),
+            os.environ,
         )
         self.running[trial.name] = _Running(trial, child, Follower(run_folder / "run.jsonl"))
 
@@ -172,7 +193,9 @@ class _Runner:
             self._keep(each, Outcome(trial, "done", record))
         else:
             why = "it ended without an `end` in its record" if code == 0 else f"exit status {code}"
-            self._keep(each, Outcome(trial, "failed", record, f"{why}\n{self.folder.tail(trial)}".strip()))
+            self._keep(
+                each, Outcome(trial, "failed", record, f"{why}\n{self.folder.tail(trial)}".strip())
+            )
 
     def _apply_rule(self) -> None:
         for each in list(self.running.values()):
@@ -183,7 +206,12 @@ class _Runner:
                 each.child.close()
                 record = each.follower.record()
                 done = record.end is not None  # it was quicker than the rule
-                self._keep(each, Outcome(each.trial, "done" if done else "stopped", record, "" if done else reason))
+                self._keep(
+                    each,
+                    Outcome(
+                        each.trial, "done" if done else "stopped", record, "" if done else reason
+                    ),
+                )
 
     def _keep(self, each: _Running, outcome: Outcome) -> None:
         if outcome.status != "done":
@@ -196,7 +224,9 @@ class _Runner:
 
     def _state(self) -> State:
         records = {name: each.follower.record() for name, each in self.running.items()}
-        running = {name: self.running[name].trial.fraction(record) for name, record in records.items()}
+        running = {
+            name: self.running[name].trial.fraction(record) for name, record in records.items()
+        }
         known = len(self.results) + len(self.running) + len(self.waiting) + len(self.cut)
         unknown = max(0, self.study.most - known)
         left = self._seconds_left(records, unknown)
@@ -206,7 +236,9 @@ class _Runner:
     def _seconds_left(self, records: Mapping[str, RunRecord], unknown: int) -> float | None:
         if self.forecast.pace is None:
             return None
-        going = [self.forecast.left(self.running[name].trial, record) for name, record in records.items()]
+        going = [
+            self.forecast.left(self.running[name].trial, record) for name, record in records.items()
+        ]
         waiting = [self.forecast.left(trial) for trial in self.waiting]
         trials = [each.trial for each in self.running.values()] + self.waiting
         usual = sum(self.forecast.left(trial) for trial in trials) / len(trials) if trials else 0.0

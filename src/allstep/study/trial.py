@@ -18,26 +18,37 @@ Status = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A command that trains and writes `run.jsonl` into its run folder; the last line of that says whether it is through."""
+    """A command that trains and writes `run.jsonl` into its run folder; the last line of that says
+    whether it is through."""
 
     name: str
     """Within its study; also the name of its run folder."""
     command: tuple[str, ...]
     """The word FOLDER in it becomes the run folder."""
     resume: tuple[str, ...] = ()
-    """What the command needs besides to go on with a run that was cut. Nothing: such a run begins anew."""
+    """What the command needs besides to go on with a run that was cut.
+
+    Nothing: such a run begins anew.
+    """
     seconds: float = 60.0
-    """How long it should take. Once some trials have been measured only the ratios between them count."""
+    """How long it should take.
+
+    Once some trials have been measured only the ratios between them count.
+    """
     epochs: float | None = None
     """How long it trains: tells from its record how far it is."""
     settings: str = ""
-    """A digest of all that decides what it finds: a run of that name with another one is another run. Empty: the name says all."""
+    """A digest of all that decides what it finds: a run of that name with another one is another
+    run. Empty: the name says all."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What it tries, for those who read the results."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"a trial's name is a folder's name of letters, digits and ._=+-, found {self.name!r}")
+            raise ValueError(
+                "a trial's name is a folder's name of letters, digits and ._=+-, found"
+                f" {self.name!r}"
+            )
 
     def words(self, folder: Path, *, resumed: bool) -> list[str]:
         """The command line."""
@@ -47,7 +58,9 @@ class Trial:
     def num_samples(self, record: RunRecord) -> float | None:
         """That it will see; None when it or its record does not say."""
         data = record.start.get("data")
-        total = (self.epochs or 0) * (number(data, "train") or 0) if isinstance(data, Mapping) else 0
+        total = (
+            (self.epochs or 0) * (number(data, "train") or 0) if isinstance(data, Mapping) else 0
+        )
         return total if total > 0 else None
 
     def fraction(self, record: RunRecord) -> float | None:

@@ -4,8 +4,8 @@
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-Names, arguments, results and errors are Horovod 0.28.1's; where they differ, `docs/horovod.md` says how and why. `ops_async` explains
-what all collectives have in common.
+Names, arguments, results and errors are Horovod 0.28.1's; where they differ, `docs/horovod.md` says
+how and why. `ops_async` explains what all collectives have in common.
 """
 
 from allstep.torch import elastic

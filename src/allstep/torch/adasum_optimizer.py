@@ -1,8 +1,10 @@
 """The optimizer of `op=Adasum`: ranks combine their weight updates, not their gradients.
 
-Each rank makes the wrapped optimizer's step for a parameter as soon as its gradient is there, from its own gradient alone, and keeps the
-difference. The differences of all ranks are combined by Adasum: added where they point in different directions, averaged where they
-agree. `step()` then adds what came out to the weights from before. So the learning rate need not grow with the number of ranks.
+Each rank makes the wrapped optimizer's step for a parameter as soon as its gradient is there, from
+its own gradient alone, and keeps the difference. The differences of all ranks are combined by
+Adasum: added where they point in different directions, averaged where they agree. `step()` then
+adds what came out to the weights from before. So the learning rate need not grow with the number of
+ranks.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,9 @@ def make_adasum(
     optimizer: Optimizer, named: list[Named], compression: Any, passes: int, process_set: ProcessSet
 ) -> "_AdasumOptimizer":
     if process_set is not global_process_set:
-        raise NotImplementedError("op=hvd.Adasum works on the whole world only, not on a process set")
+        raise NotImplementedError(
+            "op=hvd.Adasum works on the whole world only, not on a process set"
+        )
     made = wrapped(optimizer, _AdasumOptimizer)
     made._attach(named, compression, passes)
     return made  # type: ignore[no-any-return]
@@ -38,7 +42,9 @@ class _AdasumOptimizer(Optimizer):
         self.backward_passes_per_step = passes
         self.op = Adasum
         self.process_set = global_process_set
-        self._handles: dict[Tensor, tuple[int, Tensor, Any]] = {}  # handle, what travels, how to decompress it
+        self._handles: dict[
+            Tensor, tuple[int, Tensor, Any]
+        ] = {}  # handle, what travels, how to decompress it
         self._allreduce_delay: dict[Tensor, int] = {}
         for _, parameter in named:
             if parameter.requires_grad:
@@ -61,7 +67,8 @@ class _AdasumOptimizer(Optimizer):
         if parameter in self._handles:
             raise AssertionError(
                 f"gradients of {self._parameter_names[parameter]} were computed more than backward_passes_per_step times before "  # type: ignore[index]
-                f"the call to step(): raise backward_passes_per_step (it is {self.backward_passes_per_step})"
+                "the call to step(): raise backward_passes_per_step (it is"
+                f" {self.backward_passes_per_step})"
             )
         self._allreduce_delay[parameter] -= 1
         if self._allreduce_delay[parameter] == 0:
@@ -76,7 +83,11 @@ class _AdasumOptimizer(Optimizer):
             parameter.copy_(before)
         travelling, context = self._compression.compress(difference.contiguous())
         name = self._parameter_names[parameter]  # type: ignore[index]
-        self._handles[parameter] = (allreduce_async_(travelling, name=name, op=Adasum), travelling, context)
+        self._handles[parameter] = (
+            allreduce_async_(travelling, name=name, op=Adasum),
+            travelling,
+            context,
+        )
 
     def _step_alone(self, parameter: Tensor) -> None:
         """The wrapped optimizer's step, for one parameter."""
@@ -93,7 +104,10 @@ class _AdasumOptimizer(Optimizer):
         """Nothing to wait for: `step` does."""
 
     def skip_synchronize(self) -> NoReturn:
-        raise AssertionError("skip_synchronize cannot be used with op=hvd.Adasum: updates are combined, not gradients")
+        raise AssertionError(
+            "skip_synchronize cannot be used with op=hvd.Adasum: updates are combined, not"
+            " gradients"
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
@@ -112,8 +126,8 @@ class _AdasumOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._handles:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step(): the updates that are being "
-                "combined would be lost"
+                "optimizer.zero_grad() was called after loss.backward() but before"
+                " optimizer.step(): the updates that are being combined would be lost"
             )
         super().zero_grad(set_to_none)
 

@@ -1,7 +1,7 @@
 """Sending gradients in fewer bits: what is cast before a reduction and back after it.
 
-A compressor is a class with two static methods; users may bring their own. Averages are formed in the compressed type, so fp16 can
-overflow where bf16, which has the range of float32, cannot.
+A compressor is a class with two static methods; users may bring their own. Averages are formed in
+the compressed type, so fp16 can overflow where bf16, which has the range of float32, cannot.
 """
 
 from typing import Any
@@ -43,7 +43,9 @@ class _Cast(Compressor):
 
     @classmethod
     def compress(cls, tensor: Tensor) -> tuple[Tensor, Any]:
-        return (tensor.to(cls.dtype), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
+        return (
+            (tensor.to(cls.dtype), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
+        )
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
@@ -57,7 +59,10 @@ class FP16Compressor(_Cast):
 
 
 class BF16Compressor(_Cast):
-    """Floating-point tensors travel in bfloat16: half the bytes with the range of float32. Not in Horovod."""
+    """Floating-point tensors travel in bfloat16: half the bytes with the range of float32.
+
+    Not in Horovod.
+    """
 
     dtype = torch.bfloat16
 

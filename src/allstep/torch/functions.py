@@ -1,6 +1,7 @@
 """Bringing whole things to all ranks: parameters, the state of an optimizer, any object.
 
-Objects travel as bytes of cloudpickle, so lambdas and classes of the main script can be sent. Only the ranks of this job can send them.
+Objects travel as bytes of cloudpickle, so lambdas and classes of the main script can be sent. Only
+the ranks of this job can send them.
 """
 
 import io
@@ -22,7 +23,10 @@ from allstep.torch.ops_async import allgather_async, broadcast_async_
 
 
 def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: int) -> None:
-    """Give all ranks the root's values, in place. params: `model.state_dict()`, or a list of (name, tensor) or of tensors."""
+    """Give all ranks the root's values, in place. params:
+
+    `model.state_dict()`, or a list of (name, tensor) or of tensors.
+    """
     named: list[tuple[str | None, Any]]
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -30,13 +34,17 @@ def broadcast_parameters(params: Mapping[str, Tensor] | list[Any], root_rank: in
         named = [each if isinstance(each, tuple) else (None, each) for each in params]
     else:
         raise ValueError(
-            f"invalid params of type {type(params).__name__}: give model.state_dict(), or list(model.named_parameters())"
+            f"invalid params of type {type(params).__name__}: give model.state_dict(), or"
+            " list(model.named_parameters())"
         )
     _wait_for(broadcast_async_(tensor, root_rank, name) for name, tensor in named)
 
 
 def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The root's object on all ranks; the root gets its own back."""
     name = name or "broadcast_object"
@@ -56,7 +64,9 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     data = _to_bytes(obj)
     lengths = allgather_async(torch.tensor([len(data)]), f"{name}.sz")
     gathered = allgather_async(data, f"{name}.t")
-    return [_from_bytes(each) for each in synchronize(gathered).split(synchronize(lengths).tolist())]
+    return [
+        _from_bytes(each) for each in synchronize(gathered).split(synchronize(lengths).tolist())
+    ]
 
 
 def broadcast_optimizer_state(
@@ -64,19 +74,23 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give all ranks the root's state and options (learning rate and the like).
 
-    The root says what its state consists of, every rank makes room for what it does not have, and the tensors follow. So no step is
-    needed to bring a state into being: weights and gradients stay as they are, and `model`, which Horovod needs for that step, is not
-    used. A rank whose state has more than the root's loses it.
+    The root says what its state consists of, every rank makes room for what it does not have, and
+    the tensors follow. So no step is needed to bring a state into being: weights and gradients stay
+    as they are, and `model`, which Horovod needs for that step, is not used. A rank whose state has
+    more than the root's loses it.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            "broadcast_optimizer_state does not support LBFGS: its history belongs to the closure of one rank"
+            "broadcast_optimizer_state does not support LBFGS: its history belongs to the closure"
+            " of one rank"
         )
     owners = [param for group in optimizer.param_groups for param in group["params"]]
     described = _described(optimizer.state_dict()) if rank() == root_rank else None
     plan = broadcast_object(described, root_rank, "optimizer_state")
     _take_options(optimizer, plan["param_groups"])
-    with getattr(optimizer, "whole_state", nullcontext)():  # with share_weights a rank has only a part of it
+    with getattr(
+        optimizer, "whole_state", nullcontext
+    )():  # with share_weights a rank has only a part of it
         tensors = _take_state(optimizer, owners, plan["state"])
         seen: Counter[str] = Counter()
         handles = []
@@ -100,7 +114,9 @@ class _Shape:
 
     def room(self, present: Any, owner: Any) -> Tensor:
         """The tensor that is there if it fits, else a new one beside its owner."""
-        device = owner.device if isinstance(owner, Tensor) and not self.on_host else torch.device("cpu")
+        device = (
+            owner.device if isinstance(owner, Tensor) and not self.on_host else torch.device("cpu")
+        )
         if (
             isinstance(present, Tensor)
             and (present.shape, present.dtype) == (self.shape, self.dtype)
@@ -114,13 +130,19 @@ def _described(state_dict: dict[str, Any]) -> dict[str, Any]:
     """A state_dict with a description in place of each tensor, and options without the parameters."""
     return {
         "state": {
-            key: {name: _Shape.of(value) if isinstance(value, Tensor) else value for name, value in entry.items()}
-            if isinstance(entry, dict)
-            else entry
+            key: (
+                {
+                    name: _Shape.of(value) if isinstance(value, Tensor) else value
+                    for name, value in entry.items()
+                }
+                if isinstance(entry, dict)
+                else entry
+            )
             for key, entry in state_dict["state"].items()
         },
         "param_groups": [
-            {name: value for name, value in group.items() if name != "params"} for group in state_dict["param_groups"]
+            {name: value for name, value in group.items() if name != "params"}
+            for group in state_dict["param_groups"]
         ],
     }
 
@@ -128,7 +150,8 @@ def _described(state_dict: dict[str, Any]) -> dict[str, Any]:
 def _take_options(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
     if len(groups) != len(optimizer.param_groups):
         raise ValueError(
-            f"broadcast_optimizer_state: the root has {len(groups)} param groups, rank {rank()} has {len(optimizer.param_groups)}"
+            f"broadcast_optimizer_state: the root has {len(groups)} param groups, rank {rank()} has"
+            f" {len(optimizer.param_groups)}"
         )
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         group.update(options)  # the same dict stays: schedulers and scripts hold on to it
@@ -137,10 +160,13 @@ def _take_options(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]
 def _take_state(
     optimizer: torch.optim.Optimizer, owners: list[Tensor], described: dict[Any, Any]
 ) -> list[tuple[str, Tensor]]:
-    """Make the state look like the root's; returns the tensors that are still to be filled, in an order that all ranks share."""
+    """Make the state look like the root's; returns the tensors that are still to be filled, in an
+    order that all ranks share."""
     tensors = []
     keys = {number: owners[number] if isinstance(number, int) else number for number in described}
-    for owner in [owner for owner in optimizer.state if not any(owner is key for key in keys.values())]:
+    for owner in [
+        owner for owner in optimizer.state if not any(owner is key for key in keys.values())
+    ]:
         del optimizer.state[owner]
     for number, entry in described.items():
         owner = keys[number]
@@ -151,7 +177,9 @@ def _take_state(
         taken = {name: _taken(value, present.get(name), owner) for name, value in entry.items()}
         present.clear()
         present.update(taken)
-        tensors += [(str(name), taken[name]) for name, value in entry.items() if isinstance(value, _Shape)]
+        tensors += [
+            (str(name), taken[name]) for name, value in entry.items() if isinstance(value, _Shape)
+        ]
     return tensors
 
 

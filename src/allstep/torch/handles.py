@@ -1,4 +1,5 @@
-"""The engine as the torch front-end sees it: what goes wrong between ranks comes out as HorovodInternalError."""
+"""The engine as the torch front-end sees it: what goes wrong between ranks comes out as
+HorovodInternalError."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -44,7 +45,9 @@ def poll(handle: int) -> bool:
     """Whether `synchronize` would return at once. ValueError for a handle that is not in use."""
     current = engine.current()
     if current is None:
-        raise ValueError(f"handle {handle} was not created or has been cleared: Horovod is not running")
+        raise ValueError(
+            f"handle {handle} was not created or has been cleared: Horovod is not running"
+        )
     return current.poll(handle)
 
 
@@ -67,7 +70,8 @@ def _running() -> Engine:
 
 
 class Unfinished(Mapping[int, Any]):
-    """The handles that nobody has waited for yet, as Horovod's `mpi_ops._handle_map`: to look at, not to change."""
+    """The handles that nobody has waited for yet, as Horovod's `mpi_ops._handle_map`: to look at,
+    not to change."""
 
     def __getitem__(self, handle: int) -> Any:
         return self._handles()[handle]

@@ -1,7 +1,8 @@
 """All operations in the one place where Horovod has them: `from allstep.torch.mpi_ops import ...`.
 
-`ops_async` holds the calls that return a handle, `ops` those that wait and their gradients, `requests` what both ask the engine
-for; the rest is the same for every front-end and lives in `allstep.hvd`.
+`ops_async` holds the calls that return a handle, `ops` those that wait and their gradients,
+`requests` what both ask the engine for; the rest is the same for every front-end and lives in
+`allstep.hvd`.
 """
 
 from allstep.hvd import basics as _basics
@@ -30,7 +31,12 @@ from allstep.hvd.basics import (
     stop_timeline,
 )
 from allstep.hvd.exceptions import HorovodInternalError
-from allstep.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from allstep.hvd.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
 from allstep.torch.handles import _handle_map, poll, synchronize
 from allstep.torch.ops import (
     HorovodAllgather,
@@ -69,7 +75,15 @@ from allstep.torch.ops_async import (
     reducescatter_async,
     sparse_allreduce_async,
 )
-from allstep.torch.requests import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
+from allstep.torch.requests import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    handle_average_backwards_compatibility,
+)
 
 __all__ = [
     "Adasum",

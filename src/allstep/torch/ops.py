@@ -1,20 +1,23 @@
 """The calls that wait, and their gradients.
 
-A collective is a function of the tensors of all ranks, and the loss of every rank may depend on its result. So the gradient of a
-collective is a collective itself: backward must run on all ranks in the same order, as forward did. Nothing is saved for it but numbers,
-so a graph may be gone through twice.
+A collective is a function of the tensors of all ranks, and the loss of every rank may depend on its
+result. So the gradient of a collective is a collective itself: backward must run on all ranks in
+the same order, as forward did. Nothing is saved for it but numbers, so a graph may be gone through
+twice.
 
-============  ====================================================================================================
-forward       gradient of its input
-============  ====================================================================================================
+============
+====================================================================================================
+forward       gradient of its input ============
+====================================================================================================
 allreduce     the same reduction of the gradients (also for Min, Max and Product, as in Horovod)
-allgather     the average of the gradients, of which we take our rows
-broadcast     the average of the gradients on the root, zero elsewhere
-alltoall      the rows sent back where they came from
+allgather     the average of the gradients, of which we take our rows broadcast     the average of
+the gradients on the root, zero elsewhere alltoall      the rows sent back where they came from
 reducescatter the gradients of all, gathered; times the number of ranks for a Sum, times the factors
-============  ====================================================================================================
+============
+====================================================================================================
 
-The plain functions take the same arguments as the asynchronous ones (see there); what they compress is decompressed again.
+The plain functions take the same arguments as the asynchronous ones (see there); what they compress
+is decompressed again.
 """
 
 from collections.abc import Sequence
@@ -54,7 +57,9 @@ class HorovodAllreduce(Function):
     """apply(tensor, average, name, op, prescale_factor, postscale_factor, process_set)"""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, average: bool | None, name: str | None, op: int | None, *how: Any) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, average: bool | None, name: str | None, op: int | None, *how: Any
+    ) -> Tensor:
         ctx.op, ctx.how = handle_average_backwards_compatibility(op, average), how
         result: Tensor = perform(reduction(tensor, None, named("allreduce", name), ctx.op, *how))
         return result
@@ -74,10 +79,15 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """postscale * reduction over ranks of (prescale * tensor); Average if nothing is said. Differentiable."""
+    """postscale * reduction over ranks of (prescale * tensor); Average if nothing is said.
+
+    Differentiable.
+    """
     op = handle_average_backwards_compatibility(op, average)
     sent, ctx = compression.compress(tensor)
-    result = _apply(HorovodAllreduce, sent, None, name, op, prescale_factor, postscale_factor, process_set)
+    result = _apply(
+        HorovodAllreduce, sent, None, name, op, prescale_factor, postscale_factor, process_set
+    )
     return compression.decompress(result, ctx)
 
 
@@ -91,7 +101,12 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """In place; returns the tensor itself. Not differentiable."""
-    how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+    how = (
+        handle_average_backwards_compatibility(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     result: Tensor = perform(reduction(tensor, tensor, named("allreduce", name), *how))
     return result
 
@@ -110,10 +125,18 @@ class HorovodGroupedAllreduce(Function):
         process_set: ProcessSet,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+        ctx.how = (
+            handle_average_backwards_compatibility(op, average),
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
         names = group_names("grouped_allreduce", name, tensors)
         return perform_group(
-            [reduction(tensor, None, each, *ctx.how) for tensor, each in zip(tensors, names, strict=True)]
+            [
+                reduction(tensor, None, each, *ctx.how)
+                for tensor, each in zip(tensors, names, strict=True)
+            ]
         )
 
     @staticmethod
@@ -144,7 +167,9 @@ def grouped_allreduce(
         process_set,
         *(tensor for tensor, _ in sent),
     )
-    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
+    return [
+        compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)
+    ]
 
 
 def grouped_allreduce_(
@@ -157,9 +182,16 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
     """In place; returns the tensors themselves. Not differentiable."""
-    how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+    how = (
+        handle_average_backwards_compatibility(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     names = group_names("grouped_allreduce", name, tensors)
-    return perform_group([reduction(tensor, tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)])
+    return perform_group(
+        [reduction(tensor, tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)]
+    )
 
 
 class HorovodReducescatter(Function):
@@ -167,10 +199,17 @@ class HorovodReducescatter(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, name: str | None, op: int, process_set: ProcessSet, *factors: float
+        ctx: Any,
+        tensor: Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        *factors: float,
     ) -> Tensor:
         ctx.op, ctx.process_set, ctx.factors = op, process_set, factors
-        result: Tensor = perform(scattering(tensor, named("reducescatter", name), op, process_set, *factors))
+        result: Tensor = perform(
+            scattering(tensor, named("reducescatter", name), op, process_set, *factors)
+        )
         return result
 
     @staticmethod
@@ -190,7 +229,9 @@ def reducescatter(
 ) -> Tensor:
     """Reduce, and keep our share of the rows. Differentiable."""
     sent, ctx = compression.compress(tensor)
-    result = _apply(HorovodReducescatter, sent, name, op, process_set, prescale_factor, postscale_factor)
+    result = _apply(
+        HorovodReducescatter, sent, name, op, process_set, prescale_factor, postscale_factor
+    )
     return compression.decompress(result, ctx)
 
 
@@ -209,13 +250,20 @@ class HorovodGroupedReducescatter(Function):
     ) -> tuple[Tensor, ...]:
         ctx.how = op, process_set, prescale_factor, postscale_factor
         names = group_names("grouped_reducescatter", name, tensors)
-        return perform_group([scattering(tensor, each, *ctx.how) for tensor, each in zip(tensors, names, strict=True)])
+        return perform_group(
+            [
+                scattering(tensor, each, *ctx.how)
+                for tensor, each in zip(tensors, names, strict=True)
+            ]
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         scale = _scattered_scale(*ctx.how)
         _, process_set, *_ = ctx.how
-        return *[None] * 5, *grouped_allgather([grad * scale for grad in grads], process_set=process_set)
+        return *[None] * 5, *grouped_allgather(
+            [grad * scale for grad in grads], process_set=process_set
+        )
 
 
 def grouped_reducescatter(
@@ -238,7 +286,9 @@ def grouped_reducescatter(
         postscale_factor,
         *(tensor for tensor, _ in sent),
     )
-    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
+    return [
+        compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)
+    ]
 
 
 def _scattered_scale(op: int, process_set: ProcessSet, prescale: float, postscale: float) -> float:
@@ -263,7 +313,9 @@ class HorovodAllgather(Function):
         return _own_rows([averaged], [ctx.rows], ctx.process_set)[0], None, None
 
 
-def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
+def allgather(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
     """The rows of all ranks, in the order of the ranks. Differentiable."""
     result: Tensor = _apply(HorovodAllgather, tensor, name, process_set)
     return result
@@ -273,11 +325,16 @@ class HorovodGroupedAllgather(Function):
     """apply(name, process_set, *tensors)"""
 
     @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
         names = group_names("grouped_allgather", name, tensors)
         return perform_group(
-            [gathering(tensor, each, process_set) for tensor, each in zip(tensors, names, strict=True)]
+            [
+                gathering(tensor, each, process_set)
+                for tensor, each in zip(tensors, names, strict=True)
+            ]
         )
 
     @staticmethod
@@ -294,19 +351,29 @@ def grouped_allgather(
     return result
 
 
-def _own_rows(gathered: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
-    """Of each gathered tensor the rows that came from us. All ranks of the set tell each other how many they gave."""
+def _own_rows(
+    gathered: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet
+) -> list[Tensor]:
+    """Of each gathered tensor the rows that came from us.
+
+    All ranks of the set tell each other how many they gave.
+    """
     ours = process_set.rank() or 0
     given = perform(gathering(torch.tensor([rows]), "", process_set))
     starts = given[:ours].sum(0).tolist()
-    return [whole[start : start + count] for whole, start, count in zip(gathered, starts, rows, strict=True)]
+    return [
+        whole[start : start + count]
+        for whole, start, count in zip(gathered, starts, rows, strict=True)
+    ]
 
 
 class HorovodBroadcast(Function):
     """apply(tensor, root_rank, name, process_set)"""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> Tensor:
         ctx.root_rank, ctx.process_set = root_rank, process_set
         result: Tensor = perform(broadcasting(tensor, None, root_rank, name, process_set))
         return result
@@ -318,7 +385,10 @@ class HorovodBroadcast(Function):
 
 
 def broadcast(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """The root's tensor, as a new one. Differentiable."""
     result: Tensor = _apply(HorovodBroadcast, tensor, root_rank, name, process_set)
@@ -326,7 +396,10 @@ def broadcast(
 
 
 def broadcast_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """The root's values, in place; returns the tensor itself. Not differentiable."""
     result: Tensor = perform(broadcasting(tensor, tensor, root_rank, name, process_set))
@@ -338,7 +411,11 @@ class HorovodAlltoall(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Tensor, splits: Sequence[int] | Tensor | None, name: str | None, process_set: ProcessSet
+        ctx: Any,
+        tensor: Tensor,
+        splits: Sequence[int] | Tensor | None,
+        name: str | None,
+        process_set: ProcessSet,
     ) -> Any:
         output, received = perform(exchanging(tensor, splits, name, process_set))
         ctx.received, ctx.rows, ctx.process_set = received.tolist(), tensor.shape[0], process_set
@@ -353,7 +430,12 @@ class HorovodAlltoall(Function):
     def backward(ctx: Any, grad: Tensor, *_splits: Any) -> Any:
         back, _ = alltoall(grad, ctx.received, process_set=ctx.process_set)
         unsent = ctx.rows - back.shape[0]
-        return torch.cat([back, back.new_zeros(unsent, *back.shape[1:])]) if unsent else back, None, None, None
+        return (
+            torch.cat([back, back.new_zeros(unsent, *back.shape[1:])]) if unsent else back,
+            None,
+            None,
+            None,
+        )
 
 
 def alltoall(
@@ -362,5 +444,8 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send `splits[i]` rows to rank i of the set: (output, received_splits). Without splits equal parts, and only the output."""
+    """Send `splits[i]` rows to rank i of the set:
+
+    (output, received_splits). Without splits equal parts, and only the output.
+    """
     return _apply(HorovodAlltoall, tensor, splits, name, process_set)

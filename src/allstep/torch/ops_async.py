@@ -1,13 +1,15 @@
-"""The calls that only ask: each hands a request to the engine and returns a handle at once; `synchronize(handle)` waits for the result.
+"""The calls that only ask: each hands a request to the engine and returns a handle at once;
+`synchronize(handle)` waits for the result.
 
 What every one of them promises, said once:
 
-* Ranks are matched by name, in any order. `name=None` takes the number of the handle as the name, so all ranks must then have asked for
-  equally many operations before.
-* With a trailing underscore the result is written into the tensor that was given; without, the input is left alone. No autograd
-  graph is made.
+* Ranks are matched by name, in any order. `name=None` takes the number of the handle as the name,
+  so all ranks must then have asked for equally many operations before.
+* With a trailing underscore the result is written into the tensor that was given; without, the
+  input is left alone. No autograd graph is made.
 * `process_set` says among whom; `root_rank` is a rank of the world even so.
-* A wrong argument is a ValueError here and nothing is asked; what goes wrong between ranks is a HorovodInternalError, from `synchronize`.
+* A wrong argument is a ValueError here and nothing is asked; what goes wrong between ranks is a
+  HorovodInternalError, from `synchronize`.
 
 The signatures are Horovod's.
 """
@@ -45,8 +47,16 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """postscale * reduction over ranks of (prescale * tensor); Average if nothing is said. A new tensor."""
-    how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+    """postscale * reduction over ranks of (prescale * tensor); Average if nothing is said.
+
+    A new tensor.
+    """
+    how = (
+        handle_average_backwards_compatibility(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     return ask(reduction(tensor, None, named("allreduce", name), *how))
 
 
@@ -60,7 +70,12 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `allreduce_async`, in place."""
-    how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+    how = (
+        handle_average_backwards_compatibility(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     return ask(reduction(tensor, tensor, named("allreduce", name), *how))
 
 
@@ -73,10 +88,20 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Many tensors under one handle; none is reduced before all ranks have handed over all of them. The result is a tuple."""
-    how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+    """Many tensors under one handle; none is reduced before all ranks have handed over all of them.
+
+    The result is a tuple.
+    """
+    how = (
+        handle_average_backwards_compatibility(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     names = group_names("grouped_allreduce", name, tensors)
-    return ask_group([reduction(tensor, None, each, *how) for tensor, each in zip(tensors, names, strict=True)])
+    return ask_group(
+        [reduction(tensor, None, each, *how) for tensor, each in zip(tensors, names, strict=True)]
+    )
 
 
 def grouped_allreduce_async_(
@@ -89,15 +114,23 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `grouped_allreduce_async`, in place."""
-    how = handle_average_backwards_compatibility(op, average), prescale_factor, postscale_factor, process_set
+    how = (
+        handle_average_backwards_compatibility(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
     names = group_names("grouped_allreduce", name, tensors)
-    return ask_group([reduction(tensor, tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)])
+    return ask_group(
+        [reduction(tensor, tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)]
+    )
 
 
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Not a handle but a function that waits and returns the sum (or average) as an uncoalesced sparse tensor."""
+    """Not a handle but a function that waits and returns the sum (or average) as an uncoalesced
+    sparse tensor."""
     indices = allgather_async(tensor._indices().t(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
 
@@ -105,7 +138,9 @@ def sparse_allreduce_async(
         all_values, all_indices = synchronize(values), synchronize(indices)
         if op == Average:
             all_values = all_values / process_set.size()
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, device=tensor.device)
+        return torch.sparse_coo_tensor(
+            all_indices.t(), all_values, tensor.shape, device=tensor.device
+        )
 
     return wait
 
@@ -118,8 +153,13 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Reduce, and keep our share of the rows; the first ranks get one row more where they do not come out even."""
-    return ask(scattering(tensor, named("reducescatter", name), op, process_set, prescale_factor, postscale_factor))
+    """Reduce, and keep our share of the rows; the first ranks get one row more where they do not
+    come out even."""
+    return ask(
+        scattering(
+            tensor, named("reducescatter", name), op, process_set, prescale_factor, postscale_factor
+        )
+    )
 
 
 def grouped_reducescatter_async(
@@ -133,14 +173,21 @@ def grouped_reducescatter_async(
     """Many tensors under one handle; the result is a tuple."""
     how = op, process_set, prescale_factor, postscale_factor
     names = group_names("grouped_reducescatter", name, tensors)
-    return ask_group([scattering(tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)])
+    return ask_group(
+        [scattering(tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)]
+    )
 
 
 # Moving
 
 
-def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """The rows of all ranks, in the order of the ranks. The number of rows may differ, other dimensions may not."""
+def allgather_async(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """The rows of all ranks, in the order of the ranks.
+
+    The number of rows may differ, other dimensions may not.
+    """
     return ask(gathering(tensor, named("allgather", name), process_set))
 
 
@@ -149,18 +196,26 @@ def grouped_allgather_async(
 ) -> int:
     """Many tensors under one handle; the result is a tuple."""
     names = group_names("grouped_allgather", name, tensors)
-    return ask_group([gathering(tensor, each, process_set) for tensor, each in zip(tensors, names, strict=True)])
+    return ask_group(
+        [gathering(tensor, each, process_set) for tensor, each in zip(tensors, names, strict=True)]
+    )
 
 
 def broadcast_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> int:
     """The root's tensor, as a new one."""
     return ask(broadcasting(tensor, None, root_rank, name, process_set))
 
 
 def broadcast_async_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> int:
     """The root's values, in place."""
     return ask(broadcasting(tensor, tensor, root_rank, name, process_set))
@@ -172,7 +227,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Send `splits[i]` rows to rank i of the set, equal parts without `splits`. The result is (output, received_splits)."""
+    """Send `splits[i]` rows to rank i of the set, equal parts without `splits`.
+
+    The result is (output, received_splits).
+    """
     return ask(exchanging(tensor, splits, name, process_set))
 
 
@@ -180,7 +238,10 @@ def alltoall_async(
 
 
 def join(device: int = -1) -> int:
-    """ "I have no more data": take part with zeros in the others' allreduces until all have joined. The rank that joined last."""
+    """ "I have no more data": take part with zeros in the others' allreduces until all have joined.
+
+    The rank that joined last.
+    """
     last: int = perform(Request(Kind.JOIN, device=device))
     return last
 

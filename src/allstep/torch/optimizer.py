@@ -1,17 +1,20 @@
 """`DistributedOptimizer`: any torch optimizer, with the gradients of all ranks.
 
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    loss.backward()            # hooks note which gradients are there; between hosts they already travel
-    optimizer.step()           # synchronize(): gradients become their mean over the ranks; then the wrapped optimizer's own step
+    loss.backward()            # hooks note which gradients are there; between hosts they already
+    travel optimizer.step()           # synchronize(): gradients become their mean over the ranks;
+    then the wrapped optimizer's own step
 
-What comes back is a new object of a new class: a subclass of the wrapped optimizer's, with the same name, whose `step` synchronises first.
-It shares the parameter groups and the state of the wrapped one.
+What comes back is a new object of a new class: a subclass of the wrapped optimizer's, with the same
+name, whose `step` synchronises first. It shares the parameter groups and the state of the wrapped
+one.
 
-The gradients do not go through the engine: nothing is negotiated in a step (see `allstep.parallel.exchange`). Only sparse gradients,
-whose sizes differ from rank to rank, are gathered by name.
+The gradients do not go through the engine: nothing is negotiated in a step (see
+`allstep.parallel.exchange`). Only sparse gradients, whose sizes differ from rank to rank, are
+gathered by name.
 
-Beyond Horovod: samples behind a loss, steps in two parts, norms and clipping, one copy of the weights per host: see
-`allstep.parallel.replicated`.
+Beyond Horovod: samples behind a loss, steps in two parts, norms and clipping, one copy of the
+weights per host: see `allstep.parallel.replicated`.
 """
 
 import os
@@ -42,13 +45,29 @@ from allstep.parallel.updates import ByOwners, Update
 from allstep.torch.adasum_optimizer import make_adasum
 from allstep.torch.compression import Compression
 from allstep.torch.gradient_group import gradient_group
-from allstep.torch.mpi_ops import Adasum, Average, Max, Min, Product, Sum, allreduce, sparse_allreduce_async
+from allstep.torch.mpi_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allreduce,
+    sparse_allreduce_async,
+)
 from allstep.torch.parameter_names import check_names, split_groups
 
-_KINDS = {Average: ReduceOp.SUM, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: ReduceOp.MAX, Product: ReduceOp.PRODUCT}
+_KINDS = {
+    Average: ReduceOp.SUM,
+    Sum: ReduceOp.SUM,
+    Min: ReduceOp.MIN,
+    Max: ReduceOp.MAX,
+    Product: ReduceOp.PRODUCT,
+}
 _TWICE = (
-    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): the gradients are reduced a "
-    "second time. Use `with optimizer.skip_synchronize(): optimizer.step()`"
+    "optimizer.step() called without optimizer.skip_synchronize() context after"
+    " optimizer.synchronize(): the gradients are reduced a second time. Use `with"
+    " optimizer.skip_synchronize(): optimizer.step()`"
 )
 _TIMELINE = TimelineListener()
 _numbers = count()  # of the optimizers of this process: they tell them apart on all ranks
@@ -71,18 +90,21 @@ def DistributedOptimizer(  # noqa: N802
     """An optimizer like `optimizer` whose `step` uses the gradients of all ranks.
 
     named_parameters: names by which ranks match their parameters; without them their order counts.
-    compression: what gradients are turned into while they travel.
-    backward_passes_per_step: how many backward passes add up before a step; their sum counts, not their mean.
-    op: Average, Sum, or Adasum, which combines the updates of ranks by how much they point the same way.
-    gradient_predivide_factor: part of the division of an average that is done before adding, against overflow of small floats.
-    num_groups, groups: Horovod's ways to say what travels together. Checked and kept; here small gradients always travel together.
-    sparse_as_dense: reduce sparse gradients as dense ones; they come back sparse.
-    process_set: the ranks whose gradients count.
-    share_weights: one copy of the weights for all ranks of a host, each rank updates a part (see `parallel.updates`). Weights may then
+    compression: what gradients are turned into while they travel. backward_passes_per_step: how
+    many backward passes add up before a step; their sum counts, not their mean. op: Average, Sum,
+    or Adasum, which combines the updates of ranks by how much they point the same way.
+    gradient_predivide_factor: part of the division of an average that is done before adding,
+    against overflow of small floats. num_groups, groups: Horovod's ways to say what travels
+    together. Checked and kept; here small gradients always travel together. sparse_as_dense: reduce
+    sparse gradients as dense ones; they come back sparse. process_set: the ranks whose gradients
+    count. share_weights: one copy of the weights for all ranks of a host, each rank updates a part
+    (see `parallel.updates`). Weights may then
         be changed by the optimizer only.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op=hvd.Average")
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} needs op=hvd.Average"
+        )
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -102,11 +124,20 @@ def DistributedOptimizer(  # noqa: N802
         _rule(op, compression, sparse_as_dense or update is not None),
         backward_passes_per_step,
         _TIMELINE,
-        # Who will get the gradients of shared weights is known when `step` or `synchronize` is called.
+        # Who will get the gradients of shared weights is known when `step` or `synchronize` is
+        # called.
         None if update is None else False,
     )
     made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
-    made._attach(replicas, update, split_groups(named, groups), compression, op, gradient_predivide_factor, process_set)
+    made._attach(
+        replicas,
+        update,
+        split_groups(named, groups),
+        compression,
+        op,
+        gradient_predivide_factor,
+        process_set,
+    )
     if update is not None:
         with horovods_errors():
             update.sharing(made)
@@ -132,10 +163,13 @@ def _rule(op: int, compression: Any, densify: bool) -> Rule:
 def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
     if op not in (Average, Sum) or compression is not Compression.none:
         raise ValueError(
-            "share_weights works with op=hvd.Average or hvd.Sum and without compression: nothing else is added where it lies"
+            "share_weights works with op=hvd.Average or hvd.Sum and without compression: nothing"
+            " else is added where it lies"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("share_weights does not work with LBFGS, which moves all parameters as one")
+        raise ValueError(
+            "share_weights does not work with LBFGS, which moves all parameters as one"
+        )
     return ByOwners(type(optimizer))
 
 
@@ -149,7 +183,10 @@ def horovods_errors() -> Iterator[None]:
 
 
 class Distributed(ReplicatedOptimizer):
-    """What is added to the wrapped class: Horovod's API. Attributes with Horovod's names are those that scripts are known to look at."""
+    """What is added to the wrapped class:
+
+    Horovod's API. Attributes with Horovod's names are those that scripts are known to look at.
+    """
 
     def _attach(
         self,
@@ -187,7 +224,10 @@ class Distributed(ReplicatedOptimizer):
     # From init() to shutdown()
 
     def _attach_to_engine(self) -> None:
-        """Belong to the engine that runs now. The group follows at the first reduction, where all ranks come together."""
+        """Belong to the engine that runs now.
+
+        The group follows at the first reduction, where all ranks come together.
+        """
         self._steps = 0
         is_elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
         self._reduces = bool(self.process_set.included()) and (size() > 1 or is_elastic)
@@ -203,7 +243,10 @@ class Distributed(ReplicatedOptimizer):
     # Reducing
 
     def synchronize(self) -> None:
-        """Wait until the gradients are those of all ranks. `step` calls it; call it yourself to look at them before (clipping)."""
+        """Wait until the gradients are those of all ranks.
+
+        `step` calls it; call it yourself to look at them before (clipping).
+        """
         self._check_not_reduced("synchronize")
         with horovods_errors():
             self._reduce_all()
@@ -228,8 +271,9 @@ class Distributed(ReplicatedOptimizer):
         if self._shares_weights:
             # A rank that has joined owns a slice that the others' step needs it to update.
             raise HorovodInternalError(
-                "hvd.join() while other ranks still step an optimizer with share_weights=True is not supported: "
-                "give every rank the same number of steps, or leave share_weights out"
+                "hvd.join() while other ranks still step an optimizer with share_weights=True is"
+                " not supported: give every rank the same number of steps, or leave"
+                " share_weights out"
             )
         with horovods_errors():
             exchange = self._all_reduce()
@@ -242,7 +286,9 @@ class Distributed(ReplicatedOptimizer):
             return
         for _, parameter in exchange.densified:
             assert parameter.grad is not None
-            parameter.grad = parameter.grad.to_sparse(1)  # it came in sparse, and SparseAdam takes nothing else
+            parameter.grad = parameter.grad.to_sparse(
+                1
+            )  # it came in sparse, and SparseAdam takes nothing else
 
     def _reduce_sparse(self, sparse: Sequence[Named], exchange: Exchange) -> list[Tensor]:
         """Of these parameters, by name. Returns what comes out; our own are measured on the way."""
@@ -256,7 +302,12 @@ class Distributed(ReplicatedOptimizer):
             if exchange.own is not None:
                 exchange.own.add(values_of(gradient))
             op = Average if self.op == Average else Sum
-            waiting.append((parameter, sparse_allreduce_async(gradient, name, op, process_set=self.process_set)))
+            waiting.append(
+                (
+                    parameter,
+                    sparse_allreduce_async(gradient, name, op, process_set=self.process_set),
+                )
+            )
         for parameter, finish in waiting:
             parameter.grad = finish()
         return [parameter.grad for _, parameter in sparse if parameter.grad is not None]
@@ -264,7 +315,8 @@ class Distributed(ReplicatedOptimizer):
     # torch's own methods
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The wrapped optimizer's step, on the gradients of all ranks: with a closure, on those of each of its evaluations."""
+        """The wrapped optimizer's step, on the gradients of all ranks: with a closure, on those of
+        each of its evaluations."""
         self._check_not_reduced("step")
         if self._shares_weights:
             return self._step_by_owners(closure)
@@ -294,7 +346,9 @@ class Distributed(ReplicatedOptimizer):
             loss = closure()
             self.synchronize()
             self._synchronized = False
-            if isinstance(self, torch.optim.LBFGS):  # its steps depend on the loss, so that has to be everybody's
+            if isinstance(
+                self, torch.optim.LBFGS
+            ):  # its steps depend on the loss, so that has to be everybody's
                 loss = allreduce(torch.as_tensor(loss).detach(), process_set=self.process_set)
             return loss
 
@@ -303,13 +357,16 @@ class Distributed(ReplicatedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._handles:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(): "
-                "the gradients that are being reduced would be lost"
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()"
+                " or optimizer.synchronize(): the gradients that are being reduced would be lost"
             )
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Further parameters. Without names of their own they are numbered as those of an optimizer without names."""
+        """Further parameters.
+
+        Without names of their own they are numbered as those of an optimizer without names.
+        """
         super().add_param_group(param_group)
         group = len(self.param_groups) - 1
         for number, parameter in enumerate(self.param_groups[group]["params"]):
@@ -323,7 +380,8 @@ class Distributed(ReplicatedOptimizer):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` does not synchronise: for gradients that were synchronised, and perhaps clipped, by hand."""
+        """Within it `step` does not synchronise: for gradients that were synchronised, and perhaps
+        clipped, by hand."""
         self._should_synchronize = False
         try:
             yield

@@ -12,7 +12,10 @@ from allstep.parallel.exchange import Named
 
 
 def check_names(optimizer: Optimizer, given: Iterable[tuple[str, Parameter]] | None) -> list[Named]:
-    """Every parameter of the optimizer with its name, in the optimizer's order. Without names they are numbered."""
+    """Every parameter of the optimizer with its name, in the optimizer's order.
+
+    Without names they are numbered.
+    """
     names = _numbered(optimizer) if given is None else _given(list(given))
     found = {}
     missing = []
@@ -24,8 +27,9 @@ def check_names(optimizer: Optimizer, given: Iterable[tuple[str, Parameter]] | N
             found[id(parameter)] = Named(name, parameter)
     if missing:
         raise ValueError(
-            f"named_parameters names {len(names)} parameters, but {len(missing)} of the optimizer's are not among them "
-            f"(shapes {', '.join(map(str, missing[:5]))}): pass model.named_parameters() of all models that it optimizes"
+            f"named_parameters names {len(names)} parameters, but {len(missing)} of the optimizer's"
+            f" are not among them (shapes {', '.join(map(str, missing[:5]))}): pass"
+            " model.named_parameters() of all models that it optimizes"
         )
     return list(found.values())
 
@@ -45,25 +49,31 @@ def _numbered(optimizer: Optimizer) -> dict[int, str]:
 def _given(given: list[Any]) -> dict[int, str]:
     if any(not isinstance(each, tuple) for each in given):
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), such as model.named_parameters()"
+            "named_parameters should be a sequence of tuples (name, parameter), such as"
+            " model.named_parameters()"
         )
     names = [name for name, _ in given]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"named_parameters has duplicate names: {', '.join(twice)}. Names must be unique")
+        raise ValueError(
+            f"named_parameters has duplicate names: {', '.join(twice)}. Names must be unique"
+        )
     return {id(parameter): name for name, parameter in given}
 
 
 def split_groups(
     named: Sequence[Named], groups: int | Sequence[Sequence[Tensor]] | None
 ) -> list[list[Parameter]] | None:
-    """Horovod's groups: a number of them, in the order of the parameters, or lists; parameters in none are left to themselves."""
+    """Horovod's groups: a number of them, in the order of the parameters, or lists; parameters in
+    none are left to themselves."""
     if groups is None:
         return None
     if isinstance(groups, (list, tuple)):
         return _listed(groups)
     if not isinstance(groups, int) or groups <= 0:
-        raise ValueError(f"groups={groups!r}: expected a number above 0 or a list of lists of parameters")
+        raise ValueError(
+            f"groups={groups!r}: expected a number above 0 or a list of lists of parameters"
+        )
     parameters = [parameter for _, parameter in named if parameter.requires_grad]
     each, more = divmod(len(parameters), groups)
     bounds = [i * each + min(i, more) for i in range(groups + 1)]
@@ -75,8 +85,15 @@ def _listed(groups: Sequence[Sequence[Tensor]]) -> list[list[Parameter]]:
     for group in groups:
         for parameter in group:
             if not isinstance(parameter, Tensor):
-                raise ValueError(f"groups must be lists of parameters, not of {type(parameter).__name__}")
+                raise ValueError(
+                    f"groups must be lists of parameters, not of {type(parameter).__name__}"
+                )
             if id(parameter) in seen:
-                raise ValueError(f"a parameter of shape {list(parameter.shape)} is in two groups, or twice in one")
+                raise ValueError(
+                    f"a parameter of shape {list(parameter.shape)} is in two groups, or twice"
+                    " in one"
+                )
             seen.add(id(parameter))
-    return [[parameter for parameter in group if isinstance(parameter, Parameter)] for group in groups]
+    return [
+        [parameter for parameter in group if isinstance(parameter, Parameter)] for group in groups
+    ]

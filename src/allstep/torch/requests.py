@@ -1,6 +1,8 @@
-"""From the arguments of a collective to what the engine is asked for: names, numbers of sets and operations, checks of types.
+"""From the arguments of a collective to what the engine is asked for: names, numbers of sets and
+operations, checks of types.
 
-What can be wrong with shapes, roots and splits, the engine checks. Nothing is asked for when a check fails.
+What can be wrong with shapes, roots and splits, the engine checks. Nothing is asked for when a
+check fails.
 """
 
 from collections.abc import Sequence
@@ -53,7 +55,12 @@ def reduction(
 
 
 def scattering(
-    tensor: Tensor, name: str, op: int, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
+    tensor: Tensor,
+    name: str,
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
 ) -> Request:
     """For reducescatter."""
     return request(
@@ -76,20 +83,34 @@ def broadcasting(
     tensor: Tensor, output: Tensor | None, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Request:
     """For broadcast."""
-    return request(Kind.BROADCAST, named("broadcast", name), tensor, process_set, root=index(root_rank), output=output)
+    return request(
+        Kind.BROADCAST,
+        named("broadcast", name),
+        tensor,
+        process_set,
+        root=index(root_rank),
+        output=output,
+    )
 
 
 def exchanging(
     tensor: Tensor, splits: Sequence[int] | Tensor | None, name: str | None, process_set: ProcessSet
 ) -> Request:
     """For alltoall."""
-    return request(Kind.ALLTOALL, named("alltoall", name), tensor, process_set, splits=_parts(splits))
+    return request(
+        Kind.ALLTOALL, named("alltoall", name), tensor, process_set, splits=_parts(splits)
+    )
 
 
-def request(kind: Kind, name: str, tensor: Tensor, process_set: ProcessSet, **fields: Any) -> Request:
+def request(
+    kind: Kind, name: str, tensor: Tensor, process_set: ProcessSet, **fields: Any
+) -> Request:
     """Any operation on a tensor."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{kind.name.lower()} of {type(tensor).__name__}: expected a tensor, e.g. torch.tensor(value)")
+        raise TypeError(
+            f"{kind.name.lower()} of {type(tensor).__name__}: expected a tensor, e.g."
+            " torch.tensor(value)"
+        )
     return Request(kind, name, tensor, process_set=number_of(process_set), **fields)
 
 
@@ -97,7 +118,8 @@ def number_of(process_set: ProcessSet) -> int:
     """By which the engine knows a set."""
     if process_set.process_set_id is None:
         raise TypeError(
-            f"{process_set} has no number: give it to hvd.init(process_sets=[...]) or hvd.add_process_set()"
+            f"{process_set} has no number: give it to hvd.init(process_sets=[...]) or"
+            " hvd.add_process_set()"
         )
     return process_set.process_set_id
 
@@ -111,7 +133,10 @@ def group_names(prefix: str, name: str | None, tensors: Sequence[Tensor]) -> lis
     """One for each tensor of a group."""
     if not len(tensors):
         raise ValueError(f"{prefix} needs a list with at least one tensor")
-    return [f"{prefix}.{name}_{number}of{len(tensors)}" if name else "" for number in range(1, len(tensors) + 1)]
+    return [
+        f"{prefix}.{name}_{number}of{len(tensors)}" if name else ""
+        for number in range(1, len(tensors) + 1)
+    ]
 
 
 def _operation(number: int) -> Op:
@@ -128,7 +153,9 @@ def _check_adasum(process_set: ProcessSet) -> None:
     if process_set is not global_process_set:
         raise NotImplementedError(f"Adasum works on all ranks, not on {process_set}")
     if not num_rank_is_power_2(num_ranks):
-        raise NotImplementedError(f"Adasum needs a number of ranks that is a power of 2, not {num_ranks}")
+        raise NotImplementedError(
+            f"Adasum needs a number of ranks that is a power of 2, not {num_ranks}"
+        )
 
 
 def _parts(splits: Sequence[int] | Tensor | None) -> tuple[int, ...] | None:
@@ -137,6 +164,7 @@ def _parts(splits: Sequence[int] | Tensor | None) -> tuple[int, ...] | None:
         return None
     if isinstance(splits, Tensor) and (splits.dtype != torch.int32 or splits.dim() > 1):
         raise ValueError(
-            f"alltoall: splits must be int32 in one dimension, not {splits.dtype} of shape {list(splits.shape)}"
+            f"alltoall: splits must be int32 in one dimension, not {splits.dtype} of shape"
+            f" {list(splits.shape)}"
         )
     return tuple(int(part) for part in torch.as_tensor(splits).flatten().tolist()) or None

@@ -1,4 +1,7 @@
-"""Batch normalisation over the batches of all ranks, where Horovod has it. The class is `allstep.norm`'s, and works on CPU too."""
+"""Batch normalisation over the batches of all ranks, where Horovod has it.
+
+The class is `allstep.norm`'s, and works on CPU too.
+"""
 
 from allstep.norm import SyncBatchNorm
 

@@ -58,5 +58,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'allstep.train' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'allstep.train' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     return getattr(import_module(f"allstep.train.{_MODULES[name]}"), name)

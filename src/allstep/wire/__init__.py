@@ -6,8 +6,8 @@ no torch in it: keys are text, values are bytes.
 
 On the wire a message is a frame of fields::
 
-    frame = length (4 bytes, network order) | field | field ...        length counts everything behind itself
-    field = length (4 bytes)                | bytes
+    frame = length (4 bytes, network order) | field | field ...        length counts everything
+    behind itself field = length (4 bytes)                | bytes
 
 A connection starts with a handshake of one round trip in which both sides prove that they know the
 token, without sending it (`handshake`): the server sends a nonce, the client a nonce and its proof

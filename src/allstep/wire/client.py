@@ -31,13 +31,17 @@ class KeysLate(TimeoutError):
 
 
 class Client:
-    """A process's access to the store. The server may be known under several addresses: the first that answers is taken.
+    """A process's access to the store. The server may be known under several addresses: the first
+    that answers is taken.
 
-    Raises ConnectionError when none can be reached in `timeout` seconds or the store goes away, PermissionError when it does not
-    accept the token or cannot prove that it knows it, TimeoutError (with `keys`) when a key does not come.
+    Raises ConnectionError when none can be reached in `timeout` seconds or the store goes away,
+    PermissionError when it does not accept the token or cannot prove that it knows it, TimeoutError
+    (with `keys`) when a key does not come.
     """
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], token: str, timeout: float = 30.0) -> None:
+    def __init__(
+        self, addresses: Sequence[tuple[str, int]], token: str, timeout: float = 30.0
+    ) -> None:
         self._addresses = list(addresses)
         self._token = token
         self._timeout = checked(timeout)
@@ -109,7 +113,8 @@ class Client:
             sock.close()
 
     def abandon(self) -> None:
-        """Whoever still waits for the store, in any thread, gets a ConnectionError now, and nobody connects again."""
+        """Whoever still waits for the store, in any thread, gets a ConnectionError now, and nobody
+        connects again."""
         self._abandoned = True
         for sock in list(self._open):
             with contextlib.suppress(OSError):
@@ -125,22 +130,27 @@ class Client:
 
     def _ask(self, operation: str, *arguments: str | bytes, patience: float = 30.0) -> Fields:
         sock = self._socket()
-        fields = [item.encode() if isinstance(item, str) else item for item in (operation, *arguments)]
+        fields = [
+            item.encode() if isinstance(item, str) else item for item in (operation, *arguments)
+        ]
         frame = pack(fields)
         if (nbytes := len(frame) - LENGTH.size) > MAX_FRAME:
-            raise ValueError(f"{operation} of {nbytes} bytes: the store takes at most {MAX_FRAME} at a time")
+            raise ValueError(
+                f"{operation} of {nbytes} bytes: the store takes at most {MAX_FRAME} at a time"
+            )
         try:
             # Each call is a system call, and most requests have the same patience.
             if sock.gettimeout() != patience:
                 sock.settimeout(patience)
             sock.sendall(frame)
             status, *values = unpack(receive_reply(sock))
-        except (
-            BaseException
-        ) as error:  # a reply may be under way: this connection can no longer be trusted to alternate
+        # a reply may be under way: this connection can no longer be trusted to alternate
+        except BaseException as error:
             self.close()
             if isinstance(error, OSError):
-                raise ConnectionError(f"the store at {format_addresses(self._addresses)} is gone: {error}") from error
+                raise ConnectionError(
+                    f"the store at {format_addresses(self._addresses)} is gone: {error}"
+                ) from error
             raise
         if status == b"late":
             raise KeysLate([key.decode() for key in values])
@@ -183,7 +193,9 @@ class Client:
             patience = self._timeout if busy or not self._met else 0.0
             if time.monotonic() + 0.05 > started + patience:
                 more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-                raise ConnectionError(f"no store within {self._timeout:.0f} s at {'; '.join(reasons[:3])}{more}")
+                raise ConnectionError(
+                    f"no store within {self._timeout:.0f} s at {'; '.join(reasons[:3])}{more}"
+                )
             time.sleep(0.05)
 
 

@@ -82,7 +82,9 @@ class Door:
         due = min(self._strangers.next_deadline, self._accept_again)
         first = min(until, due)
         # The usual turn has no deadline, and spares the clock.
-        ready = self._selector.select(HOUR if first == _NEVER else bounded(first - time.monotonic()))
+        ready = self._selector.select(
+            HOUR if first == _NEVER else bounded(first - time.monotonic())
+        )
         # The listener last: first see which strangers have answered, then make room.
         for key, events in sorted(ready, key=self._is_listener) if len(ready) > 1 else ready:
             key.data(events)

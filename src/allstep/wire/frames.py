@@ -71,12 +71,16 @@ def receive_reply(sock: socket.socket) -> bytes:
     while size is None or len(data) < size:
         chunk = sock.recv(min(max(_PIECE, (size or 0) - len(data)), 1 << 20))
         if not chunk:
-            raise ConnectionError(f"the connection ended after {len(data)} of {size or LENGTH.size} bytes")
+            raise ConnectionError(
+                f"the connection ended after {len(data)} of {size or LENGTH.size} bytes"
+            )
         data += chunk
         if size is None and len(data) >= LENGTH.size:
             size = LENGTH.size + LENGTH.unpack_from(data)[0]
             if size > LENGTH.size + MAX_FRAME:
-                raise ConnectionError(f"a reply of {size} bytes came; at most {MAX_FRAME} are expected")
+                raise ConnectionError(
+                    f"a reply of {size} bytes came; at most {MAX_FRAME} are expected"
+                )
     if len(data) > size:
         raise ConnectionError(f"{len(data) - size} bytes came after a reply")
     return bytes(memoryview(data)[LENGTH.size :])

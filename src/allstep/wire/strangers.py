@@ -6,8 +6,8 @@ descriptor of the launcher. Three rules keep that harmless:
 * A stranger is closed `seconds` after it was accepted, whatever it has sent by then.
 * At most `most` strangers are open. When one more connects, the oldest makes room.
 * The oldest makes room only once it is older than `GRACE_SECONDS`; until then the server does not
-  accept. The kernel's queue holds the newcomers meanwhile, so a burst of genuine ranks is not cut off
-  in the middle of its handshakes.
+  accept. The kernel's queue holds the newcomers meanwhile, so a burst of genuine ranks is not cut
+  off in the middle of its handshakes.
 
 No sockets and no clock here: the server passes both in.
 """

@@ -1,4 +1,5 @@
-"""Autotune: the sweep on a clock of our own, and on real ranks, whose results must not change while it goes on."""
+"""Autotune: the sweep on a clock of our own, and on real ranks, whose results must not change while
+it goes on."""
 
 import csv
 import itertools
@@ -40,11 +41,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def assert_table(path: Path, thresholds: list[float]) -> list[dict[str, str]]:
-    """A row for each threshold in MB, in this order, and the best of them again. Other columns do not change."""
+    """A row for each threshold in MB, in this order, and the best of them again.
+
+    Other columns do not change.
+    """
     *samples, best = rows(path)
     assert [float(row["tensor_fusion_threshold"]) for row in samples] == thresholds
     assert best == max(samples, key=lambda row: float(row["score"]))
-    assert {tuple(row[name] for name in COLUMNS[:5]) for row in samples} == {("0", "0", "0", "1", "1")}
+    assert {tuple(row[name] for name in COLUMNS[:5]) for row in samples} == {
+        ("0", "0", "0", "1", "1")
+    }
     return samples
 
 
@@ -52,7 +58,8 @@ def assert_table(path: Path, thresholds: list[float]) -> list[dict[str, str]]:
 
 
 def test_the_fastest_threshold_wins_by_its_median(tmp_path: Path) -> None:
-    """1,000 bytes take 10 us with 4 MB and 20 us with the others, which all have two measurements out of five that are quicker still."""
+    """1,000 bytes take 10 us with 4 MB and 20 us with the others, which all have two measurements
+    out of five that are quicker still."""
     clock = Clock()
     tuner = Autotune(warmup=2, steps=3, log=Log(str(tmp_path / "log.csv")), clock=clock)
     used = []
@@ -64,7 +71,9 @@ def test_the_fastest_threshold_wins_by_its_median(tmp_path: Path) -> None:
         clock.now += slow
         used.append(tuner.fusion)
         assert tuner.reduced([ask("x")]) == tuner.fusion
-    assert len(used) == 1 + 3 * MEASUREMENTS * (2 + len(CANDIDATES)), "the first operation only starts the clock"
+    assert len(used) == 1 + 3 * MEASUREMENTS * (2 + len(CANDIDATES)), (
+        "the first operation only starts the clock"
+    )
     assert list(dict.fromkeys(used)) == list(CANDIDATES)
     assert tuner.fusion == 4 * MB
     samples = assert_table(tmp_path / "log.csv", [0, 1, 2, 4, 8, 16, 32, 64])
@@ -98,7 +107,9 @@ def test_variables(tmp_path: Path) -> None:
     assert read_autotune(0, 7, {}) is None
     assert read_autotune(0, 7, {"HOROVOD_AUTOTUNE": "0"}) is None
     assert read_autotune(1, 7, {"HOROVOD_AUTOTUNE": "1"}) is None
-    fixed = read_autotune(0, 3 * MB, {"HOROVOD_AUTOTUNE": "1", "HOROVOD_FUSION_THRESHOLD": str(3 * MB)})
+    fixed = read_autotune(
+        0, 3 * MB, {"HOROVOD_AUTOTUNE": "1", "HOROVOD_FUSION_THRESHOLD": str(3 * MB)}
+    )
     assert fixed is not None and fixed.fusion == 3 * MB
     for _ in range(1 + 10 * MEASUREMENTS * 4):
         assert fixed.reduced([ask("x")]) == 3 * MB
@@ -109,13 +120,22 @@ def test_variables(tmp_path: Path) -> None:
     ("variables", "message"),
     [
         ({"HOROVOD_AUTOTUNE": "yes"}, "HOROVOD_AUTOTUNE='yes' is not a number from 0"),
-        ({"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "0"}, "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: a measurement needs 1 step"),
-        ({"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "-1"}, "HOROVOD_AUTOTUNE_WARMUP_SAMPLES='-1' is not a number"),
+        (
+            {"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "0"},
+            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: a measurement needs 1 step",
+        ),
+        (
+            {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "-1"},
+            "HOROVOD_AUTOTUNE_WARMUP_SAMPLES='-1' is not a number",
+        ),
         (
             {"HOROVOD_AUTOTUNE_LOG": "/no/such/log.csv"},
             "HOROVOD_AUTOTUNE_LOG='/no/such/log.csv' cannot be written: No such",
         ),
-        ({"HOROVOD_AUTOTUNE_LOG": "/dev/full"}, "'/dev/full' cannot be written: No space left on device"),
+        (
+            {"HOROVOD_AUTOTUNE_LOG": "/dev/full"},
+            "'/dev/full' cannot be written: No space left on device",
+        ),
     ],
 )
 def test_wrong_variables(variables: dict[str, str], message: str) -> None:
@@ -123,24 +143,31 @@ def test_wrong_variables(variables: dict[str, str], message: str) -> None:
         read_autotune(0, 0, {"HOROVOD_AUTOTUNE": "1", **variables})
 
 
-def test_a_log_that_cannot_be_written_any_more_is_reported_once(tmp_path: Path, capsys: Any) -> None:
+def test_a_log_that_cannot_be_written_any_more_is_reported_once(
+    tmp_path: Path, capsys: Any
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    tuner = Autotune(candidates=(0, MB, 2 * MB), warmup=0, steps=1, log=Log(str(folder / "log.csv")))
+    tuner = Autotune(
+        candidates=(0, MB, 2 * MB), warmup=0, steps=1, log=Log(str(folder / "log.csv"))
+    )
     (folder / "log.csv").unlink()
     folder.rmdir()
     while not tuner.is_done:
         tuner.reduced([ask("x")])
     assert len(tuner.samples) == 3
-    assert capsys.readouterr().err.count("cannot be written: No such file or directory; it ends here") == 1
+    assert (
+        capsys.readouterr().err.count("cannot be written: No such file or directory; it ends here")
+        == 1
+    )
 
 
 # On real ranks
 
 
 def steps_until_done() -> tuple[list[int], list[tuple[int, int]]]:
-    """Six tensors in a step, in another order on each rank. On rank 0: the threshold after each step; and, for each answer, the
-    threshold and how many tensors were fused."""
+    """Six tensors in a step, in another order on each rank. On rank 0: the threshold after each
+    step; and, for each answer, the threshold and how many tensors were fused."""
     e = engine.start()
     rank, size = e.world.rank, e.world.size
     used, fused = [], []
@@ -155,15 +182,25 @@ def steps_until_done() -> tuple[list[int], list[tuple[int, int]]]:
         numbers = list(range(6)) if rank % 2 == 0 else list(range(5, -1, -1))
         handles = {
             each: e.enqueue(
-                Request(Kind.ALLREDUCE, f"allreduce.{each}", torch.full((1000,), float(each + rank + step)), op=Op.SUM)
+                Request(
+                    Kind.ALLREDUCE,
+                    f"allreduce.{each}",
+                    torch.full((1000,), float(each + rank + step)),
+                    op=Op.SUM,
+                )
             )
             for each in numbers
         }
         for each, handle in handles.items():
-            assert e.synchronize(handle).eq(size * (each + step) + size * (size - 1) / 2).all(), (step, each)
+            assert e.synchronize(handle).eq(size * (each + step) + size * (size - 1) / 2).all(), (
+                step,
+                each,
+            )
         if e._coordinator is not None:
             used.append(e._coordinator.fusion)
-        over = torch.tensor(float(e._dispatch.autotune is not None and e._dispatch.autotune.is_done))
+        over = torch.tensor(
+            float(e._dispatch.autotune is not None and e._dispatch.autotune.is_done)
+        )
         if e.perform(Request(Kind.BROADCAST, "broadcast.over", over, root=0)).item():
             break
     else:
@@ -174,7 +211,9 @@ def steps_until_done() -> tuple[list[int], list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]])
-def test_results_stay_right_and_the_best_stays(ranks: Ranks, tmp_path: Path, hosts: list[str]) -> None:
+def test_results_stay_right_and_the_best_stays(
+    ranks: Ranks, tmp_path: Path, hosts: list[str]
+) -> None:
     log = tmp_path / "log.csv"
     env = {
         "HOROVOD_AUTOTUNE": "1",
@@ -184,11 +223,15 @@ def test_results_stay_right_and_the_best_stays(ranks: Ranks, tmp_path: Path, hos
     }
     (used, fused), (unused, _) = ranks(2, steps_until_done, hosts=hosts, env=env, timeout=150)
     assert unused == []
-    assert list(dict.fromkeys(used))[: len(CANDIDATES)] == list(CANDIDATES), "all were tried, in order"
+    assert list(dict.fromkeys(used))[: len(CANDIDATES)] == list(CANDIDATES), (
+        "all were tried, in order"
+    )
     assert_table(log, [0, 1, 2, 4, 8, 16, 32, 64])
     assert used[-1] == float(rows(log)[-1]["tensor_fusion_threshold"]) * MB, "the best is applied"
     alone = list(itertools.takewhile(lambda each: each[0] == 0, fused))
-    assert alone and {count for _, count in alone} == {1}, "nothing is fused while the threshold is 0"
+    assert alone and {count for _, count in alone} == {1}, (
+        "nothing is fused while the threshold is 0"
+    )
     assert max(count for _, count in fused) > 1
 
 
@@ -211,8 +254,12 @@ def test_a_log_that_rank_0_cannot_write_ends_the_start_on_all_ranks(ranks: Ranks
             return f"{type(error).__name__}: {error}"
         return "nothing"
 
-    said = ranks(2, begin, env={"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "/no/such/log.csv"})
+    said = ranks(
+        2, begin, env={"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "/no/such/log.csv"}
+    )
     assert (
-        said[0] == "ConfigError: HOROVOD_AUTOTUNE_LOG='/no/such/log.csv' cannot be written: No such file or directory"
+        said[0]
+        == "ConfigError: HOROVOD_AUTOTUNE_LOG='/no/such/log.csv' cannot be written: No such file or"
+        " directory"
     )
     assert said[1].startswith("EngineStopped: Horovod has been shut down by rank 0")

@@ -1,4 +1,5 @@
-"""Both boards, several ranks in one process: streams that wrap around, messages larger than memory, slow readers, who is woken when."""
+"""Both boards, several ranks in one process: streams that wrap around, messages larger than memory,
+slow readers, who is woken when."""
 
 import mmap
 import os
@@ -58,7 +59,11 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     def rests() -> bool:
         nonlocal before
         lines = Path(f"/proc/self/task/{thread.native_id}/status").read_text().splitlines()
-        now = [line for line in lines if line.startswith(("State:", "voluntary_ctxt", "nonvoluntary_ctxt"))]
+        now = [
+            line
+            for line in lines
+            if line.startswith(("State:", "voluntary_ctxt", "nonvoluntary_ctxt"))
+        ]
         rested, before = now == before and "(sleeping)" in now[0], now
         time.sleep(0.03)
         return rested
@@ -70,8 +75,11 @@ both = pytest.mark.parametrize("make", [shared, sockets])
 
 
 @both
-def test_messages_of_all_sizes_arrive_in_order(make: Boards, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers look at random times, so that the ring is empty, half full and full; nothing is lost or torn."""
+def test_messages_of_all_sizes_arrive_in_order(
+    make: Boards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers look at random times, so that the ring is empty, half full and full; nothing is lost
+    or torn."""
     monkeypatch.setattr(shared_board, "MAILBOX", 64)
     monkeypatch.setattr(shared_board, "LOG", 96)
     rng = random.Random(1)
@@ -93,7 +101,9 @@ def test_messages_of_all_sizes_arrive_in_order(make: Boards, monkeypatch: pytest
             boards[0].tell([frame(message)])
             look(rng.randrange(3))
         end = time.monotonic() + 50
-        while time.monotonic() < end and not all(len(got) == 300 for got in (*posted.values(), *told)):
+        while time.monotonic() < end and not all(
+            len(got) == 300 for got in (*posted.values(), *told)
+        ):
             for rank in range(3):
                 look(rank)
         assert posted == {0: messages, 1: messages, 2: messages}
@@ -155,7 +165,9 @@ def test_what_came_between_look_and_wait_is_not_slept_through(make: Boards) -> N
 
 
 @both
-def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves(make: Boards) -> None:
+def test_the_thread_sleeps_while_a_caller_drives_and_is_woken_for_what_he_leaves(
+    make: Boards,
+) -> None:
     with opened(make(2)) as (first, second):
         woken: list[float] = []
         ready, is_enough = threading.Event(), threading.Event()

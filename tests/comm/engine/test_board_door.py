@@ -41,7 +41,9 @@ class Ranks:
 
     def join(self, rank: int) -> None:
         try:
-            self.boards[rank] = connect(self.store, rank, self.size, LIMITS._replace(start=self.start), {})
+            self.boards[rank] = connect(
+                self.store, rank, self.size, LIMITS._replace(start=self.start), {}
+            )
         except Exception as error:
             self.errors[rank] = error
 
@@ -59,7 +61,9 @@ def test_silent_strangers_delay_no_rank() -> None:
     port = card_of(ranks.store)["port"]
     with ExitStack() as stack:
         for number in range(20):
-            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            stranger = stack.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=30)
+            )
             stranger.sendall(b"\0\0\0\x30half"[:number])
         ranks.begin(1)
         ranks.begin(2)
@@ -68,7 +72,9 @@ def test_silent_strangers_delay_no_rank() -> None:
     assert sorted(ranks.boards) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("who", [b"0", b"2", b"-1", b"one", b"", b"1" * 60], ids=lambda who: who.decode()[:4])
+@pytest.mark.parametrize(
+    "who", [b"0", b"2", b"-1", b"one", b"", b"1" * 60], ids=lambda who: who.decode()[:4]
+)
 def test_a_rank_that_cannot_be_is_refused(who: bytes) -> None:
     """It knows the token; rank 1 has to come all the same."""
     ranks = Ranks(HashStore(), 2)

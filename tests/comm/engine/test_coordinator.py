@@ -1,4 +1,5 @@
-"""The coordinator alone: every order of asks, against a model that knows only "all members have asked"."""
+"""The coordinator alone: every order of asks, against a model that knows only "all members have
+asked"."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,9 @@ from allstep.engine.request import Kind, Op, Request, decode, encode
 WORLD = {0: (0, 1, 2)}
 
 
-def ask(name: str, kind: Kind = Kind.ALLREDUCE, tensor: torch.Tensor | None = None, **more: Any) -> bytes:
+def ask(
+    name: str, kind: Kind = Kind.ALLREDUCE, tensor: torch.Tensor | None = None, **more: Any
+) -> bytes:
     return encode(Request(kind, tensor=torch.zeros(2) if tensor is None else tensor, **more), name)
 
 
@@ -32,14 +35,19 @@ def names_done(answers: Sequence[say.Fields]) -> list[str]:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[dict[int, tuple[int, ...]], list[tuple[int, tuple[int, str]]]]:
+def programs(
+    draw: st.DrawFn,
+) -> tuple[dict[int, tuple[int, ...]], list[tuple[int, tuple[int, str]]]]:
     """Sets, and all asks of all members in some order."""
     size = draw(st.integers(1, 4))
     everyone = tuple(range(size))
     sets = {0: everyone}
     for number in range(1, draw(st.integers(1, 3))):
         sets[number] = tuple(sorted(draw(st.sets(st.sampled_from(everyone), min_size=1))))
-    operations = [(draw(st.sampled_from(sorted(sets))), f"op{index}") for index in range(draw(st.integers(1, 6)))]
+    operations = [
+        (draw(st.sampled_from(sorted(sets))), f"op{index}")
+        for index in range(draw(st.integers(1, 6)))
+    ]
     asks = [(rank, operation) for operation in operations for rank in sets[operation[0]]]
     return sets, draw(st.permutations(asks))
 
@@ -65,7 +73,8 @@ def test_each_operation_is_done_once_when_its_last_member_asks(program: Any, eve
 
 @given(st.data())
 def test_groups_are_answered_whole(data: st.DataObject) -> None:
-    """Ranks hand over groups that overlap; whatever was handed over together anywhere is answered together."""
+    """Ranks hand over groups that overlap; whatever was handed over together anywhere is answered
+    together."""
     names = ["a", "b", "c", "d"]
     coordinator = Coordinator(2, {0: (0, 1)})
     posts: list[tuple[int, list[str]]] = []
@@ -101,12 +110,23 @@ def test_a_second_ask_of_the_same_name_is_a_new_operation() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ({}, {"tensor": torch.zeros(2).double()}, "Mismatched data types: rank 0 had type float32, but rank 1"),
-        ({}, {"kind": Kind.ALLGATHER}, "Mismatched operations: rank 0 did an allreduce, but rank 1 did an allgather"),
+        (
+            {},
+            {"tensor": torch.zeros(2).double()},
+            "Mismatched data types: rank 0 had type float32, but rank 1",
+        ),
+        (
+            {},
+            {"kind": Kind.ALLGATHER},
+            "Mismatched operations: rank 0 did an allreduce, but rank 1 did an allgather",
+        ),
         (
             {},
             {"tensor": torch.zeros(17, 17)},
-            "Mismatched ALLREDUCE tensor shapes: rank 0 sent a tensor of shape [2], but rank 1 sent a tensor of shape [17, 17].",
+            (
+                "Mismatched ALLREDUCE tensor shapes: rank 0 sent a tensor of shape [2], but rank 1"
+                " sent a tensor of shape [17, 17]."
+            ),
         ),
         (
             {"kind": Kind.BROADCAST},
@@ -126,15 +146,25 @@ def test_a_second_ask_of_the_same_name_is_a_new_operation() -> None:
         (
             {"kind": Kind.ALLTOALL, "tensor": torch.zeros(2, 3)},
             {"kind": Kind.ALLTOALL, "tensor": torch.zeros(2, 4)},
-            "rank 0 sent a tensor with dimension 1 equal to 3, but rank 1 sent a tensor with dimension 1 equal to 4",
+            (
+                "rank 0 sent a tensor with dimension 1 equal to 3, but rank 1 sent a tensor with"
+                " dimension 1 equal to 4"
+            ),
         ),
         ({}, {"prescale": 2.0}, "Mismatched prescale and/or postscale factors"),
         ({}, {"postscale": 2.0}, "Mismatched prescale and/or postscale factors"),
-        ({}, {"op": Op.MAX}, "Mismatched reduction operations: rank 0 specified reduction operation AVERAGE"),
+        (
+            {},
+            {"op": Op.MAX},
+            "Mismatched reduction operations: rank 0 specified reduction operation AVERAGE",
+        ),
         (
             {"kind": Kind.BROADCAST},
             {"kind": Kind.BROADCAST, "root": 1},
-            "Mismatched broadcast root ranks: rank 0 specified root rank 0, but rank 1 specified root rank 1.",
+            (
+                "Mismatched broadcast root ranks: rank 0 specified root rank 0, but rank 1"
+                " specified root rank 1."
+            ),
         ),
         # the first failure in Horovod's order wins
         ({}, {"tensor": torch.zeros(3).double(), "kind": Kind.ALLGATHER}, "Mismatched data types"),
@@ -142,7 +172,9 @@ def test_a_second_ask_of_the_same_name_is_a_new_operation() -> None:
         ({}, {"prescale": 2.0, "op": Op.MAX}, "prescale and/or postscale"),
     ],
 )
-def test_differences_are_told_to_all(first: dict[str, Any], second: dict[str, Any], words: str) -> None:
+def test_differences_are_told_to_all(
+    first: dict[str, Any], second: dict[str, Any], words: str
+) -> None:
     coordinator = Coordinator(2, {0: (0, 1)})
     for _ in range(2):  # and remembered
         asked(coordinator, 0, ask("x", **first))
@@ -157,7 +189,9 @@ def test_a_tensor_on_the_gpu_of_one_rank_only() -> None:
     coordinator = Coordinator(2, {0: (0, 1)})
     asked(coordinator, 0, ask("x"))
     (answer,) = asked(coordinator, 1, ask("x").replace(b"\tcpu\t", b"\tcuda\t"))
-    assert b"Mismatched CPU/GPU device selection: rank 0 specified device cpu, but rank 1" in answer[4]
+    assert (
+        b"Mismatched CPU/GPU device selection: rank 0 specified device cpu, but rank 1" in answer[4]
+    )
 
 
 @pytest.mark.parametrize("kind", [Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER])
@@ -207,7 +241,9 @@ def test_what_a_rank_asked_before_it_joined_counts() -> None:
     assert b"tensor shapes" in answer[4]
 
 
-@pytest.mark.parametrize("kind", [Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER])
+@pytest.mark.parametrize(
+    "kind", [Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER]
+)
 def test_only_reductions_go_with_join(kind: Kind) -> None:
     coordinator = Coordinator(2, {0: (0, 1)})
     join(coordinator, 1)
@@ -256,9 +292,20 @@ def fused(coordinator: Coordinator, asks: Sequence[Sequence[bytes]]) -> list[lis
 def test_equal_ones_are_fused_over_others_up_to_the_threshold() -> None:
     alone = {0: (0,)}
     floats = [[ask(name)] for name in "abcde"]  # 8 bytes each
-    mixed = [floats[0], [ask("int", tensor=torch.zeros(2).int())], *floats[1:], [ask("max", op=Op.MAX)]]
+    mixed = [
+        floats[0],
+        [ask("int", tensor=torch.zeros(2).int())],
+        *floats[1:],
+        [ask("max", op=Op.MAX)],
+    ]
     assert fused(Coordinator(1, alone), mixed) == [["a", "b", "c", "d", "e"], ["int"], ["max"]]
-    assert fused(Coordinator(1, alone, fusion=16), mixed) == [["a", "b"], ["int"], ["c", "d"], ["e"], ["max"]]
+    assert fused(Coordinator(1, alone, fusion=16), mixed) == [
+        ["a", "b"],
+        ["int"],
+        ["c", "d"],
+        ["e"],
+        ["max"],
+    ]
     assert fused(Coordinator(1, alone, fusion=0), floats) == [["a"], ["b"], ["c"], ["d"], ["e"]]
     broadcasts = [[ask(name, Kind.BROADCAST)] for name in "ab"]
     assert fused(Coordinator(1, alone), broadcasts) == [["a"], ["b"]]
@@ -276,7 +323,10 @@ def test_groups_are_kept_apart_when_asked() -> None:
 
 
 def change(coordinator: Coordinator, kind: Kind, *numbers: int) -> list[say.Fields]:
-    data = encode(Request(kind, splits=numbers), "process_set." + ("add" if kind is Kind.ADD_SET else "remove"))
+    data = encode(
+        Request(kind, splits=numbers),
+        "process_set." + ("add" if kind is Kind.ADD_SET else "remove"),
+    )
     answers = []
     for rank in range(coordinator.size):
         assert answers == []
@@ -287,14 +337,19 @@ def change(coordinator: Coordinator, kind: Kind, *numbers: int) -> list[say.Fiel
 def test_numbers_of_sets_are_reused_in_the_order_in_which_they_were_freed() -> None:
     coordinator = Coordinator(4, {0: (0, 1, 2, 3)})
     for number, ranks in enumerate([(0,), (1,), (2,)], 1):
-        assert change(coordinator, Kind.ADD_SET, *ranks) == [[say.ADD, b"%d" % number, b"%d" % ranks[0]]]
+        assert change(coordinator, Kind.ADD_SET, *ranks) == [
+            [say.ADD, b"%d" % number, b"%d" % ranks[0]]
+        ]
     for number in (2, 1):
         assert change(coordinator, Kind.REMOVE_SET, number) == [[say.REMOVE, b"%d" % number]]
     assert change(coordinator, Kind.ADD_SET, 0, 1) == [[say.ADD, b"2", b"0,1"]]
     assert change(coordinator, Kind.ADD_SET, 0, 2) == [[say.ADD, b"1", b"0,2"]]
     assert change(coordinator, Kind.ADD_SET, 0, 3) == [[say.ADD, b"4", b"0,3"]]
     (answer,) = change(coordinator, Kind.ADD_SET, 0, 3)
-    assert answer[3] == say.VALUE and b"duplicate process set: [0, 3] is process set 4 already" in answer[4]
+    assert (
+        answer[3] == say.VALUE
+        and b"duplicate process set: [0, 3] is process set 4 already" in answer[4]
+    )
 
 
 def test_operations_of_a_removed_set_are_refused() -> None:

@@ -1,4 +1,5 @@
-"""The engine on real ranks: every kind of operation in any order, mistakes and mismatches, groups, join, process sets, threads, forks."""
+"""The engine on real ranks: every kind of operation in any order, mistakes and mismatches, groups,
+join, process sets, threads, forks."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,10 @@ from ranks import Ranks, wait_until
 
 @contextmanager
 def running(**options: Any) -> Iterator[tuple[Engine, int, int]]:
-    """The engine, our rank and the number of ranks. Nobody leaves before all have come to the end."""
+    """The engine, our rank and the number of ranks.
+
+    Nobody leaves before all have come to the end.
+    """
     started = engine.start(**options)
     yield started, started.world.rank, started.world.size
     started.perform(Request(Kind.BARRIER))
@@ -54,7 +58,9 @@ def every_kind() -> None:
         assert e.perform(allreduce(torch.tensor(1.0), op=Op.SUM)).item() == size
         assert e.perform(allreduce(torch.empty(0, 3))).shape == (0, 3)
         large = torch.full((300_000,), float(rank))
-        assert torch.equal(e.perform(allreduce(large, op=Op.SUM)), torch.full((300_000,), float(total)))
+        assert torch.equal(
+            e.perform(allreduce(large, op=Op.SUM)), torch.full((300_000,), float(total))
+        )
 
         rows = torch.full((rank, 2), float(rank))  # rank 0 has none
         expected = torch.cat([torch.full((each, 2), float(each)) for each in range(size)])
@@ -62,19 +68,31 @@ def every_kind() -> None:
         uneven = torch.full((rank + 1,), rank, dtype=torch.int16)
         gathered = e.perform(Request(Kind.ALLGATHER, "allgather.x", uneven))
         assert gathered.tolist() == [each for each in range(size) for _ in range(each + 1)]
-        assert e.perform(Request(Kind.ALLGATHER, "allgather.x", torch.tensor([rank]))).tolist() == list(range(size))
+        assert e.perform(
+            Request(Kind.ALLGATHER, "allgather.x", torch.tensor([rank]))
+        ).tolist() == list(range(size))
 
         for root in range(size):
-            assert torch.equal(e.perform(Request(Kind.BROADCAST, "broadcast.x", mine, root=root)), copy - rank + root)
+            assert torch.equal(
+                e.perform(Request(Kind.BROADCAST, "broadcast.x", mine, root=root)),
+                copy - rank + root,
+            )
 
         splits = tuple((rank + to) % 3 for to in range(size))
-        given = torch.cat([torch.full((count,), 10 * rank + to) for to, count in enumerate(splits)] + [torch.ones(2)])
+        given = torch.cat(
+            [torch.full((count,), 10 * rank + to) for to, count in enumerate(splits)]
+            + [torch.ones(2)]
+        )
         output, received = e.perform(Request(Kind.ALLTOALL, "alltoall.x", given, splits=splits))
         counts = [(each + rank) % 3 for each in range(size)]
         assert received.tolist() == counts and received.dtype == torch.int32
-        assert output.tolist() == [10 * each + rank for each, count in enumerate(counts) for _ in range(count)]
+        assert output.tolist() == [
+            10 * each + rank for each, count in enumerate(counts) for _ in range(count)
+        ]
         output, received = e.perform(Request(Kind.ALLTOALL, "alltoall.x", torch.arange(2 * size)))
-        assert output.tolist() == [2 * rank, 2 * rank + 1] * size and received.tolist() == [2] * size
+        assert (
+            output.tolist() == [2 * rank, 2 * rank + 1] * size and received.tolist() == [2] * size
+        )
         output, _ = e.perform(Request(Kind.ALLTOALL, "alltoall.x", torch.empty(0, 3)))
         assert output.shape == (0, 3)
 
@@ -84,7 +102,9 @@ def every_kind() -> None:
             expected = torch.split(summed * size, cut)[rank]
             request = Request(Kind.REDUCESCATTER, "reducescatter.x", summed, op=Op.SUM)
             assert torch.equal(e.perform(request), expected)
-            average = Request(Kind.REDUCESCATTER, "reducescatter.x", summed, prescale=2.0, postscale=0.5)
+            average = Request(
+                Kind.REDUCESCATTER, "reducescatter.x", summed, prescale=2.0, postscale=0.5
+            )
             assert torch.equal(e.perform(average), expected / size)
 
         assert e.perform(Request(Kind.BARRIER)) is None
@@ -98,7 +118,8 @@ def test_every_kind(ranks: Ranks, hosts: list[str]) -> None:
 
 
 def arithmetic() -> None:
-    """As Horovod computes it: factors on integers in float64, cut off; on halves in float32, rounded once."""
+    """As Horovod computes it: factors on integers in float64, cut off; on halves in float32,
+    rounded once."""
     with running() as (e, rank, size):
         ints = torch.tensor([7, -7, 2**40 + 1]) + rank
         total = ints * size - size * rank + sum(range(size))
@@ -106,7 +127,10 @@ def arithmetic() -> None:
         assert e.perform(allreduce(ints)).tolist() == expected
         small = torch.tensor([5, -5], dtype=torch.int32)
         scaled = e.perform(allreduce(small, op=Op.SUM, prescale=0.5, postscale=1.5))
-        assert scaled.tolist() == [int(2 * size * 1.5), -int(2 * size * 1.5)] and scaled.dtype == torch.int32
+        assert (
+            scaled.tolist() == [int(2 * size * 1.5), -int(2 * size * 1.5)]
+            and scaled.dtype == torch.int32
+        )
         assert e.perform(allreduce(small, op=Op.MAX, postscale=0.3)).tolist() == [1, -1]
         for half in (torch.float16, torch.bfloat16):
             values = torch.tensor([1.0, 3.0, 100.0], dtype=half)
@@ -132,14 +156,19 @@ def in_place() -> None:
         result = e.perform(allreduce(weight, output=weight, op=Op.SUM))
         assert result is weight and weight.tolist() == [[float(sum(range(size)))] * 2] * 2
         strided = torch.full((3, 4), float(rank)).t()
-        assert e.perform(Request(Kind.BROADCAST, "broadcast.x", strided, strided, root=size - 1)) is strided
+        assert (
+            e.perform(Request(Kind.BROADCAST, "broadcast.x", strided, strided, root=size - 1))
+            is strided
+        )
         assert strided.tolist() == [[size - 1.0] * 3] * 4
         assert e.perform(Request(Kind.BROADCAST, "broadcast.x", weight, weight, root=0)) is weight
         assert e.perform(allreduce(strided, output=strided, op=Op.SUM)) is strided
         assert strided.tolist() == [[(size - 1.0) * size] * 3] * 4
         assert weight._version == version
         other = torch.zeros(2, 2)
-        assert e.perform(allreduce(weight, output=other, op=Op.MAX)) is other and torch.equal(other, weight.detach())
+        assert e.perform(allreduce(weight, output=other, op=Op.MAX)) is other and torch.equal(
+            other, weight.detach()
+        )
 
 
 def test_in_place(ranks: Ranks) -> None:
@@ -162,7 +191,9 @@ def adasum() -> None:
         if size == 2:  # the mean of means otherwise
             assert torch.allclose(e.perform(Request(Kind.ADASUM, "", parallel, op=Op.ADASUM)), mean)
         orthogonal = torch.eye(size)[rank].half()
-        scaled = e.perform(Request(Kind.ADASUM, "", orthogonal, op=Op.ADASUM, prescale=2.0, postscale=3.0))
+        scaled = e.perform(
+            Request(Kind.ADASUM, "", orthogonal, op=Op.ADASUM, prescale=2.0, postscale=3.0)
+        )
         assert scaled.tolist() == [6.0] * size and scaled.dtype == torch.float16
 
 
@@ -179,16 +210,21 @@ def handles() -> None:
         names = [f"allreduce.{index}" for index in range(20)]
         order = names if rank == 0 else names[::-1]
         found = {
-            name: e.enqueue(allreduce(torch.tensor([float(names.index(name))]), name, op=Op.SUM)) for name in order
+            name: e.enqueue(allreduce(torch.tensor([float(names.index(name))]), name, op=Op.SUM))
+            for name in order
         }
         assert sorted(found.values()) == list(range(1, 21))
         for name in names if rank else names[::-1]:
             assert e.synchronize(found[name]).item() == names.index(name) * size
         assert e.synchronize(found["allreduce.3"]) is None
         assert e.synchronize(12345) is None
-        assert "handle 3 was not created or has been cleared" in raised(ValueError, lambda: e.poll(3))
+        assert "handle 3 was not created or has been cleared" in raised(
+            ValueError, lambda: e.poll(3)
+        )
         for _ in range(20):
-            last = e.enqueue(allreduce(torch.ones(1), ""))  # the first is called allreduce.noname.21
+            last = e.enqueue(
+                allreduce(torch.ones(1), "")
+            )  # the first is called allreduce.noname.21
             while not e.poll(last):
                 pass
             assert e.synchronize(last).item() == 1.0
@@ -205,7 +241,9 @@ def the_others_are_late() -> None:
     with running() as (e, rank, size):
         if rank == 0:
             handle = e.enqueue(allreduce(torch.ones(1), op=Op.SUM))
-            assert not e.poll(handle)  # the others enqueue it after the barrier, which rank 0 enters after this line
+            assert not e.poll(
+                handle
+            )  # the others enqueue it after the barrier, which rank 0 enters after this line
             e.perform(Request(Kind.BARRIER))
         else:
             e.perform(Request(Kind.BARRIER))
@@ -247,19 +285,34 @@ def test_a_name_twice(ranks: Ranks) -> None:
 
 def groups() -> None:
     with running() as (e, rank, size):
-        tensors = [torch.full((3,), float(rank)), torch.full((2, 2), rank, dtype=torch.int64), torch.full((1,), 0.5)]
-        requests = [allreduce(tensor, f"grouped_allreduce.x_{k}of3", op=Op.SUM) for k, tensor in enumerate(tensors, 1)]
+        tensors = [
+            torch.full((3,), float(rank)),
+            torch.full((2, 2), rank, dtype=torch.int64),
+            torch.full((1,), 0.5),
+        ]
+        requests = [
+            allreduce(tensor, f"grouped_allreduce.x_{k}of3", op=Op.SUM)
+            for k, tensor in enumerate(tensors, 1)
+        ]
         total = sum(range(size))
         result = e.synchronize(e.enqueue_group(requests))
         assert type(result) is tuple
         assert [each.tolist() for each in result] == [[total] * 3, [[total] * 2] * 2, [0.5 * size]]
         unnamed = [Request(Kind.ALLGATHER, "", torch.tensor([rank])) for _ in range(2)]
-        assert [each.tolist() for each in e.synchronize(e.enqueue_group(unnamed))] == [list(range(size))] * 2
-        scattered = [Request(Kind.REDUCESCATTER, "", torch.ones(size, 2), op=Op.SUM) for _ in range(2)]
-        assert [each.tolist() for each in e.synchronize(e.enqueue_group(scattered))] == [[[size] * 2]] * 2
+        assert [each.tolist() for each in e.synchronize(e.enqueue_group(unnamed))] == [
+            list(range(size))
+        ] * 2
+        scattered = [
+            Request(Kind.REDUCESCATTER, "", torch.ones(size, 2), op=Op.SUM) for _ in range(2)
+        ]
+        assert [each.tolist() for each in e.synchronize(e.enqueue_group(scattered))] == [
+            [[size] * 2]
+        ] * 2
         assert e.synchronize(e.enqueue_group([])) == ()
         wrong = [allreduce(torch.ones(2), "a"), allreduce(torch.ones(2 + rank), "b")]
-        assert "tensor shapes" in raised(CollectiveMismatch, lambda: e.synchronize(e.enqueue_group(wrong)))
+        assert "tensor shapes" in raised(
+            CollectiveMismatch, lambda: e.synchronize(e.enqueue_group(wrong))
+        )
 
 
 @pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"]])
@@ -297,15 +350,36 @@ def mismatches() -> list[str]:
             (allreduce(torch.zeros(2)), allreduce(torch.zeros(2).double())),
             (allreduce(torch.zeros(2), "x"), Request(Kind.BROADCAST, "x", torch.zeros(2))),
             (allreduce(torch.zeros(17, 17)), allreduce(torch.zeros(2))),
-            (Request(Kind.BROADCAST, "x", torch.zeros(2)), Request(Kind.BROADCAST, "x", torch.zeros(3))),
-            (Request(Kind.REDUCESCATTER, "x", torch.zeros(2)), Request(Kind.REDUCESCATTER, "x", torch.zeros(3))),
-            (Request(Kind.ALLGATHER, "x", torch.zeros(2)), Request(Kind.ALLGATHER, "x", torch.zeros(2, 2))),
-            (Request(Kind.ALLGATHER, "x", torch.zeros(2, 3)), Request(Kind.ALLGATHER, "x", torch.zeros(2, 2))),
-            (Request(Kind.ALLTOALL, "x", torch.zeros(6, 3)), Request(Kind.ALLTOALL, "x", torch.zeros(6, 2))),
+            (
+                Request(Kind.BROADCAST, "x", torch.zeros(2)),
+                Request(Kind.BROADCAST, "x", torch.zeros(3)),
+            ),
+            (
+                Request(Kind.REDUCESCATTER, "x", torch.zeros(2)),
+                Request(Kind.REDUCESCATTER, "x", torch.zeros(3)),
+            ),
+            (
+                Request(Kind.ALLGATHER, "x", torch.zeros(2)),
+                Request(Kind.ALLGATHER, "x", torch.zeros(2, 2)),
+            ),
+            (
+                Request(Kind.ALLGATHER, "x", torch.zeros(2, 3)),
+                Request(Kind.ALLGATHER, "x", torch.zeros(2, 2)),
+            ),
+            (
+                Request(Kind.ALLTOALL, "x", torch.zeros(6, 3)),
+                Request(Kind.ALLTOALL, "x", torch.zeros(6, 2)),
+            ),
             (allreduce(torch.zeros(2), prescale=2.0), allreduce(torch.zeros(2))),
             (allreduce(torch.zeros(2), op=Op.SUM), allreduce(torch.zeros(2), op=Op.MIN)),
-            (Request(Kind.BROADCAST, "x", torch.zeros(2)), Request(Kind.BROADCAST, "x", torch.zeros(2), root=1)),
-            (Request(Kind.ALLGATHER, "x", torch.tensor(1.0)), Request(Kind.ALLGATHER, "x", torch.tensor(1.0))),
+            (
+                Request(Kind.BROADCAST, "x", torch.zeros(2)),
+                Request(Kind.BROADCAST, "x", torch.zeros(2), root=1),
+            ),
+            (
+                Request(Kind.ALLGATHER, "x", torch.tensor(1.0)),
+                Request(Kind.ALLGATHER, "x", torch.tensor(1.0)),
+            ),
         ]
         words = []
         for pair in pairs:
@@ -345,13 +419,22 @@ def mistakes_of_one_rank() -> None:
                 ValueError, lambda: e.enqueue(allreduce(torch.ones(1), process_set=1))
             )
             for kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
-                words = raised(ValueError, lambda k=kind: e.enqueue(Request(k, "", torch.ones(1), process_set=9)))
-                assert "Invalid process set id 9" in words and "does not exist, or has not been registered" in words
+                words = raised(
+                    ValueError,
+                    lambda k=kind: e.enqueue(Request(k, "", torch.ones(1), process_set=9)),
+                )
+                assert (
+                    "Invalid process set id 9" in words
+                    and "does not exist, or has not been registered" in words
+                )
             assert "invalid root rank 2" in raised(
                 ValueError, lambda: e.enqueue(Request(Kind.BROADCAST, "x", torch.ones(1), root=2))
             )
             raised(ValueError, lambda: e.enqueue(Request(Kind.ALLTOALL, "x", torch.ones(3))))
-            raised(CommError, lambda: e.enqueue(Request(Kind.REDUCESCATTER, "x", torch.ones(3), op=Op.MAX)))
+            raised(
+                CommError,
+                lambda: e.enqueue(Request(Kind.REDUCESCATTER, "x", torch.ones(3), op=Op.MAX)),
+            )
         assert e.perform(allreduce(torch.ones(1), op=Op.SUM)).item() == 2.0
 
 
@@ -371,7 +454,11 @@ def joins() -> list[Any]:
                 e.enqueue(allreduce(torch.full((2,), 1.0 + step), "allreduce.a", op=Op.SUM)),
                 e.enqueue(allreduce(torch.ones(2), "allreduce.average")),
                 e.enqueue(allreduce(torch.ones(1), f"allreduce.min{step}", op=Op.MIN)),
-                e.enqueue(allreduce(torch.ones(3, dtype=torch.int32), "allreduce.int", op=Op.SUM, prescale=3.0)),
+                e.enqueue(
+                    allreduce(
+                        torch.ones(3, dtype=torch.int32), "allreduce.int", op=Op.SUM, prescale=3.0
+                    )
+                ),
             ]
             sums.append([e.synchronize(handle).tolist()[0] for handle in handles])
         last = e.perform(Request(Kind.JOIN))
@@ -397,19 +484,32 @@ def joins_and_other_kinds() -> None:
             assert e.perform(Request(Kind.JOIN)) == 0
             assert e.synchronize(early).tolist() == [6.0, 6.0]
         else:
-            e.synchronize(e.enqueue(allreduce(torch.ones(2), "allreduce.first", op=Op.SUM)))  # rank 1 has joined
+            e.synchronize(
+                e.enqueue(allreduce(torch.ones(2), "allreduce.first", op=Op.SUM))
+            )  # rank 1 has joined
             for kind in (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER):
-                words = raised(CollectiveMismatch, lambda k=kind: e.perform(Request(k, "x", torch.ones(2))))
+                words = raised(
+                    CollectiveMismatch, lambda k=kind: e.perform(Request(k, "x", torch.ones(2)))
+                )
                 assert "not supported with Join" in words
-            assert "not supported with Join" in raised(CollectiveMismatch, lambda: e.perform(Request(Kind.BARRIER)))
+            assert "not supported with Join" in raised(
+                CollectiveMismatch, lambda: e.perform(Request(Kind.BARRIER))
+            )
             # what rank 1 gave before it joined still counts
-            assert e.perform(allreduce(torch.ones(2), "allreduce.early", op=Op.SUM)).tolist() == [6.0, 6.0]
+            assert e.perform(allreduce(torch.ones(2), "allreduce.early", op=Op.SUM)).tolist() == [
+                6.0,
+                6.0,
+            ]
             group = [allreduce(torch.ones(2), f"g{index}", op=Op.SUM) for index in range(3)]
-            assert [each.tolist() for each in e.synchronize(e.enqueue_group(group))] == [[1.0, 1.0]] * 3
+            assert [each.tolist() for each in e.synchronize(e.enqueue_group(group))] == [
+                [1.0, 1.0]
+            ] * 3
             vector = torch.tensor([1.0, 2.0])
             assert torch.equal(e.perform(Request(Kind.ADASUM, "", vector, op=Op.ADASUM)), vector)
             assert e.perform(Request(Kind.JOIN)) == 0
-        assert e.perform(Request(Kind.ALLGATHER, "x", torch.tensor([rank]))).tolist() == list(range(size))
+        assert e.perform(Request(Kind.ALLGATHER, "x", torch.tensor([rank]))).tolist() == list(
+            range(size)
+        )
 
 
 def test_joins_and_other_kinds(ranks: Ranks) -> None:
@@ -417,7 +517,8 @@ def test_joins_and_other_kinds(ranks: Ranks) -> None:
 
 
 def notices() -> list[list[int]]:
-    """An optimizer with collectives of its own: rank 0 makes 5 steps, rank 1 three, rank 2 none before it joins."""
+    """An optimizer with collectives of its own: rank 0 makes 5 steps, rank 1 three, rank 2 none
+    before it joins."""
     import torch.distributed as dist
 
     import allstep
@@ -438,7 +539,9 @@ def notices() -> list[list[int]]:
         e.on_notice("sgd", take_part)
         for number in range(1, [6, 4, 1][rank]):
             e.notice("sgd", number)
-            loss = e.perform(allreduce(torch.ones(1), "allreduce.loss", op=Op.SUM)).item()  # before the step's own
+            loss = e.perform(
+                allreduce(torch.ones(1), "allreduce.loss", op=Op.SUM)
+            ).item()  # before the step's own
             assert loss <= size
             step(number)
         assert e.perform(Request(Kind.JOIN)) == 0
@@ -455,7 +558,9 @@ def notice_to_one_who_does_not_know() -> str:
     try:
         if e.world.rank == 0:
             e.notice("adam", 1)
-            return raised(CommError, lambda: [e.perform(allreduce(torch.ones(1))) for _ in range(100_000)])
+            return raised(
+                CommError, lambda: [e.perform(allreduce(torch.ones(1))) for _ in range(100_000)]
+            )
         return raised(CommError, lambda: e.perform(Request(Kind.JOIN)))
     finally:
         e.shutdown()
@@ -475,7 +580,9 @@ def static_sets() -> None:
         mine = [number for number in (1, 2) if rank in e.process_sets[number]]
         order = mine if rank else mine[::-1]
         handles = {
-            number: e.enqueue(allreduce(torch.full((2,), float(rank)), process_set=number, op=Op.SUM))
+            number: e.enqueue(
+                allreduce(torch.full((2,), float(rank)), process_set=number, op=Op.SUM)
+            )
             for number in order  # one name in several sets
         }
         handles[0] = e.enqueue(allreduce(torch.ones(2), op=Op.SUM))
@@ -484,9 +591,13 @@ def static_sets() -> None:
         assert sums == {number: expected[number] for number in [*mine, 0]}
         for number in mine:
             ranks = e.process_sets[number]
-            request = Request(Kind.BROADCAST, "x", torch.tensor([rank]), root=ranks[1], process_set=number)
+            request = Request(
+                Kind.BROADCAST, "x", torch.tensor([rank]), root=ranks[1], process_set=number
+            )
             assert e.perform(request).item() == ranks[1]  # the root is a rank of the world
-            gathered = e.perform(Request(Kind.ALLGATHER, "x", torch.tensor([rank]), process_set=number))
+            gathered = e.perform(
+                Request(Kind.ALLGATHER, "x", torch.tensor([rank]), process_set=number)
+            )
             assert gathered.tolist() == list(ranks)
             e.perform(Request(Kind.BARRIER, process_set=number))
         assert "HOROVOD_DYNAMIC_PROCESS_SETS" in raised(ValueError, lambda: e.add_process_set([0]))
@@ -524,18 +635,25 @@ def dynamic_sets() -> None:
         assert "duplicate process set" in raised(ValueError, lambda: e.add_process_set([0, 2]))
         assert "no rank 3" in raised(ValueError, lambda: e.add_process_set([0, 3]))
         assert "twice" in raised(ValueError, lambda: e.add_process_set([1, 1]))
-        assert raised(CollectiveMismatch, lambda: e.add_process_set([rank])).startswith("Mismatched process sets")
+        assert raised(CollectiveMismatch, lambda: e.add_process_set([rank])).startswith(
+            "Mismatched process sets"
+        )
         assert [e.remove_process_set(number) for number in (0, 7)] == [False, False]
         pending = e.enqueue(allreduce(torch.ones(1), process_set=1)) if rank == 0 else 0
         assert e.remove_process_set(1) is True
         if rank == 0:
-            assert "process set 1 has been removed" in raised(ValueError, lambda: e.synchronize(pending))
+            assert "process set 1 has been removed" in raised(
+                ValueError, lambda: e.synchronize(pending)
+            )
         assert "Invalid process set id 1" in raised(
             ValueError, lambda: e.enqueue(allreduce(torch.ones(1), process_set=1))
         )
         assert e.add_process_set([0, 1]) == 1
         if rank != 2:
-            assert e.perform(allreduce(torch.full((1,), 1.0 + rank), process_set=1, op=Op.SUM)).item() == 3.0
+            assert (
+                e.perform(allreduce(torch.full((1,), 1.0 + rank), process_set=1, op=Op.SUM)).item()
+                == 3.0
+            )
         assert e.perform(allreduce(torch.ones(1), op=Op.SUM)).item() == size
 
 
@@ -556,12 +674,16 @@ def again_and_again() -> list[float]:
     for number in range(6):
         e = engine.start()
         assert engine.current() is e and engine.start() is e and not e.is_stopped
-        assert e.enqueue(allreduce(torch.full((2,), float(number)), "", op=Op.SUM)) == 1  # numbers begin again
+        assert (
+            e.enqueue(allreduce(torch.full((2,), float(number)), "", op=Op.SUM)) == 1
+        )  # numbers begin again
         sums.append(e.synchronize(1).tolist()[0])
         e.shutdown()
         e.shutdown()
         assert engine.current() is None and e.is_stopped
-        assert "has been shut down" in raised(EngineStopped, lambda e=e: e.enqueue(allreduce(torch.ones(1))))
+        assert "has been shut down" in raised(
+            EngineStopped, lambda e=e: e.enqueue(allreduce(torch.ones(1)))
+        )
         threads = [thread.name for thread in threading.enumerate() if "engine" in thread.name]
         assert threads == []
         if number in (1, 5):
@@ -575,7 +697,10 @@ def again_and_again() -> list[float]:
 @pytest.mark.parametrize("hosts", [["a"], ["a", "a"], ["a", "b"]])
 def test_start_shutdown_and_start_again(ranks: Ranks, hosts: list[str]) -> None:
     size = len(hosts)
-    assert ranks(size, again_and_again, hosts=hosts) == [[float(number * size) for number in range(6)]] * size
+    assert (
+        ranks(size, again_and_again, hosts=hosts)
+        == [[float(number * size) for number in range(6)]] * size
+    )
 
 
 def beside_torchs_group(engine_first: bool) -> list[float]:
@@ -612,7 +737,11 @@ def test_beside_torchs_group(ranks: Ranks, engine_first: bool) -> None:
 
 
 def without_a_launcher() -> tuple[int, float]:
-    for name in [name for name in os.environ if name.startswith("ALLSTEP_") or "RANK" in name or "WORLD" in name]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith("ALLSTEP_") or "RANK" in name or "WORLD" in name
+    ]:
         del os.environ[name]
     with running() as (e, _, size):
         return size, e.perform(allreduce(torch.tensor(3.0))).item()
@@ -631,7 +760,9 @@ def threads() -> None:
         def work(thread: int) -> None:
             for number in range(15):
                 value = float(thread * 100 + number)
-                request = allreduce(torch.full((4,), value + rank), f"t{thread}.{number % 3}", op=Op.SUM)
+                request = allreduce(
+                    torch.full((4,), value + rank), f"t{thread}.{number % 3}", op=Op.SUM
+                )
                 result = e.perform(request) if number % 2 else e.synchronize(e.enqueue(request))
                 assert result.tolist() == [value * size + sum(range(size))] * 4
 
@@ -645,7 +776,8 @@ def test_threads(ranks: Ranks, hosts: list[str]) -> None:
 
 
 def waiting_across() -> None:
-    """Two threads of rank 0 wait for x and y; rank 1 gives x only after it has got what the second thread does after y."""
+    """Two threads of rank 0 wait for x and y; rank 1 gives x only after it has got what the second
+    thread does after y."""
     import threading
 
     with running() as (e, rank, _):
@@ -672,7 +804,9 @@ def nobody_waits() -> None:
     """Operations that no rank waits for are carried out all the same."""
     with running() as (e, _, size):
         tensors = [torch.ones(3) for _ in range(10)]
-        handles = [e.enqueue(allreduce(t, f"n{k}", output=t, op=Op.SUM)) for k, t in enumerate(tensors)]
+        handles = [
+            e.enqueue(allreduce(t, f"n{k}", output=t, op=Op.SUM)) for k, t in enumerate(tensors)
+        ]
         wait_until(lambda: all(map(e.poll, handles)))
         assert [tensor.tolist() for tensor in tensors] == [[float(size)] * 3] * 10
         for handle in handles:
@@ -717,7 +851,8 @@ def test_forks(ranks: Ranks) -> None:
 
 
 def stalls(seen: Path) -> None:
-    """Rank 0 is alone with its tensor until it has made sure of that, and of a report, and says so by a file."""
+    """Rank 0 is alone with its tensor until it has made sure of that, and of a report, and says so
+    by a file."""
     import time
 
     e = engine.start()
@@ -725,7 +860,10 @@ def stalls(seen: Path) -> None:
         handle = e.enqueue(allreduce(torch.ones(1), "allreduce.lonely\x1b[2J"))
         time.sleep(0.9)
         if "HOROVOD_STALL_CHECK_DISABLE" not in os.environ:
-            wait_until(lambda: "2: [allreduce.lonely\\x1b[2J]" in Path("0.out").read_text(), what="a report")
+            wait_until(
+                lambda: "2: [allreduce.lonely\\x1b[2J]" in Path("0.out").read_text(),
+                what="a report",
+            )
         assert not e.poll(handle)
         seen.touch()
         e.synchronize(handle)
@@ -740,10 +878,16 @@ def test_stalls_are_reported(ranks: Ranks, tmp_path: Path) -> None:
     outcomes = ranks.outcomes(3, stalls, tmp_path / "one", env={"ALLSTEP_STALL_SECONDS": "0.3"})
     assert [outcome.exit_code for outcome in outcomes] == [0, 0, 0], outcomes
     assert "for more than 0 seconds" in outcomes[0].output
-    assert "Missing ranks:\n1: [allreduce.lonely\\x1b[2J]\n2: [allreduce.lonely\\x1b[2J]\n" in outcomes[0].output
+    assert (
+        "Missing ranks:\n1: [allreduce.lonely\\x1b[2J]\n2: [allreduce.lonely\\x1b[2J]\n"
+        in outcomes[0].output
+    )
     assert outcomes[1].output == outcomes[2].output == ""
     quiet = ranks.outcomes(
-        3, stalls, tmp_path / "two", env={"ALLSTEP_STALL_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+        3,
+        stalls,
+        tmp_path / "two",
+        env={"ALLSTEP_STALL_SECONDS": "0.3", "HOROVOD_STALL_CHECK_DISABLE": "1"},
     )
     assert [outcome.output for outcome in quiet] == ["", "", ""]
 

@@ -1,4 +1,5 @@
-"""Ranks that leave, fail, hang or die: all others hear of it in seconds, and whoever is left can start again."""
+"""Ranks that leave, fail, hang or die: all others hear of it in seconds, and whoever is left can
+start again."""
 
 import os
 import signal
@@ -47,7 +48,10 @@ def one_shuts_down(who: int) -> list[Any]:
         assert e.is_stopped and engine.current() is None
         found = []
     else:
-        found = [caught(lambda: e.perform(allreduce("allreduce.late"))), caught(lambda: e.enqueue(allreduce()))]
+        found = [
+            caught(lambda: e.perform(allreduce("allreduce.late"))),
+            caught(lambda: e.enqueue(allreduce())),
+        ]
         assert e.is_stopped and engine.current() is e and e.world.size == 3
         e.shutdown()
     with_new = engine.start()
@@ -58,11 +62,17 @@ def one_shuts_down(who: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("who", "hosts"), [(0, ["a", "b", "b"]), (2, ["a", "a", "a"])])
-def test_one_shutdown_stops_all_and_all_can_start_again(ranks: Ranks, who: int, hosts: list[str]) -> None:
+def test_one_shutdown_stops_all_and_all_can_start_again(
+    ranks: Ranks, who: int, hosts: list[str]
+) -> None:
     for rank, found in enumerate(ranks(3, one_shuts_down, who, hosts=hosts)):
         assert len(found) == (0 if rank == who else 2)
         for kind, words, seconds in found:
-            assert kind == "EngineStopped" and f"Horovod has been shut down by rank {who}" in words and seconds < 20
+            assert (
+                kind == "EngineStopped"
+                and f"Horovod has been shut down by rank {who}" in words
+                and seconds < 20
+            )
 
 
 def what_was_ready_is_done() -> list[float]:
@@ -105,19 +115,39 @@ def run_script(num_ranks: int, script: str) -> list[tuple[int, str]]:
     processes = []
     with held_port() as port:
         for rank in range(num_ranks):
-            place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "OMP_NUM_THREADS": 1}
-            env = {**clean_environment(), **{name: str(value) for name, value in {**place, **address}.items()}}
+            place = {
+                "RANK": rank,
+                "WORLD_SIZE": num_ranks,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": num_ranks,
+            }
+            address = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "GROUP_RANK": 0,
+                "OMP_NUM_THREADS": 1,
+            }
+            env = {
+                **clean_environment(),
+                **{name: str(value) for name, value in {**place, **address}.items()},
+            }
             command = [sys.executable, "-c", script]
             processes.append(
-                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                subprocess.Popen(
+                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
             )
         outputs = [process.communicate(timeout=150)[0] for process in processes]
-    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+    return [
+        (process.returncode, output) for process, output in zip(processes, outputs, strict=True)
+    ]
 
 
 def test_scripts_that_end_without_a_word() -> None:
-    """A forked child ends quietly, a rank with an exception of its own: Python tears down what is left, and nobody hangs or crashes."""
+    """A forked child ends quietly, a rank with an exception of its own:
+
+    Python tears down what is left, and nobody hangs or crashes.
+    """
     (first_code, first), (second_code, second) = run_script(2, SCRIPT)
     assert (first_code, second_code) == (0, 1), (first, second)
     assert first.startswith("EngineStopped Horovod has been shut down by rank 1")
@@ -128,7 +158,8 @@ def test_scripts_that_end_without_a_word() -> None:
 
 
 def one_is_killed(who: int, numel: int) -> tuple[str, str, float] | None:
-    """numel: 0 for one that dies before others have anything to do with it; large for one in the middle of an operation."""
+    """numel: 0 for one that dies before others have anything to do with it; large for one in the
+    middle of an operation."""
     e = engine.start()
     e.perform(allreduce(numel=max(numel, 1)))
     if e.world.rank == who:
@@ -162,7 +193,9 @@ def one_is_killed(who: int, numel: int) -> tuple[str, str, float] | None:
 )
 def test_one_is_killed(ranks: Ranks, who: int, numel: int, hosts: list[str]) -> None:
     outcomes = ranks.outcomes(3, one_is_killed, who, numel, hosts=hosts)
-    assert [outcome.exit_code for outcome in outcomes] == [-9 if rank == who else 0 for rank in range(3)], outcomes
+    assert [outcome.exit_code for outcome in outcomes] == [
+        -9 if rank == who else 0 for rank in range(3)
+    ], outcomes
     for outcome in outcomes:
         if outcome.rank != who:
             kind, words, seconds = outcome.result
@@ -181,11 +214,16 @@ def idle_ones_hear_of_it() -> bool:
 
 @pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "b", "b"]])
 def test_idle_ones_hear_of_it(ranks: Ranks, hosts: list[str]) -> None:
-    assert [outcome.result for outcome in ranks.outcomes(3, idle_ones_hear_of_it, hosts=hosts)] == [True, None, True]
+    assert [outcome.result for outcome in ranks.outcomes(3, idle_ones_hear_of_it, hosts=hosts)] == [
+        True,
+        None,
+        True,
+    ]
 
 
 def waiting_outside(how: str) -> tuple[str, str, float] | None:
-    """A rank waits in a further group (the optimizer's, say) for one that will not come, because its engine has ended."""
+    """A rank waits in a further group (the optimizer's, say) for one that will not come, because
+    its engine has ended."""
     e = engine.start()
     group = e.group("test", 0)
     if e.world.rank == 1:
@@ -205,9 +243,12 @@ def waiting_outside(how: str) -> tuple[str, str, float] | None:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "words"), [("shutdown", "PeerLost", "by rank 1"), ("error", "CommError", "Zero")]
+    ("how", "kind", "words"),
+    [("shutdown", "PeerLost", "by rank 1"), ("error", "CommError", "Zero")],
 )
-def test_nobody_waits_outside_for_one_whose_engine_has_ended(ranks: Ranks, how: str, kind: str, words: str) -> None:
+def test_nobody_waits_outside_for_one_whose_engine_has_ended(
+    ranks: Ranks, how: str, kind: str, words: str
+) -> None:
     found, _ = ranks(2, waiting_outside, how)
     assert found[0] == kind and words in found[1] and found[2] < 30
 
@@ -220,7 +261,8 @@ def interrupted_soon(act: Callable[[], None]) -> None:
 
 
 def one_is_interrupted() -> tuple[str, str, float] | None:
-    """Ctrl-C on one rank, in the middle of an operation that it waits for: the others do not wait for it."""
+    """Ctrl-C on one rank, in the middle of an operation that it waits for: the others do not wait
+    for it."""
     e = engine.start()
     e.perform(allreduce())
     if e.world.rank == 1:
@@ -281,7 +323,11 @@ def test_a_cut_cable_between_two_hosts(two_hosts: SshHosts) -> None:
     """Real network namespaces: each side hears of it without a word from the other."""
     token = wire.new_token()
     with wire.Server(token, "") as store:
-        common = {"ALLSTEP_STORE": f"{two_hosts.gateway}:{store.port}", "ALLSTEP_TOKEN": token, "OMP_NUM_THREADS": "1"}
+        common = {
+            "ALLSTEP_STORE": f"{two_hosts.gateway}:{store.port}",
+            "ALLSTEP_TOKEN": token,
+            "OMP_NUM_THREADS": "1",
+        }
         common["ALLSTEP_LOST_SECONDS"] = "4"
         processes = [
             subprocess.Popen(

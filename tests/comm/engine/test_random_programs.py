@@ -1,7 +1,9 @@
-"""Random programs of named operations, asked for in another order on every rank, against a model that computes them one after the other.
+"""Random programs of named operations, asked for in another order on every rank, against a model
+that computes them one after the other.
 
-A program has phases. In a phase every rank asks for the same operations, shuffled in its own way, some of them as groups, some on process
-sets, a few of them wrong on one rank; then it waits for some of them, and leaves others for a later phase. At the end the ranks join.
+A program has phases. In a phase every rank asks for the same operations, shuffled in its own way,
+some of them as groups, some on process sets, a few of them wrong on one rank; then it waits for
+some of them, and leaves others for a later phase. At the end the ranks join.
 """
 
 import random
@@ -16,9 +18,20 @@ from allstep.engine import Engine, Kind, Op, Request
 from allstep.errors import CollectiveMismatch
 from ranks import Ranks
 
-SETS: dict[int, list[list[int]]] = {1: [[0]], 2: [[0, 1]], 3: [[0, 1], [2, 1]], 4: [[3, 0], [1, 2, 3]]}
+SETS: dict[int, list[list[int]]] = {
+    1: [[0]],
+    2: [[0, 1]],
+    3: [[0, 1], [2, 1]],
+    4: [[3, 0], [1, 2, 3]],
+}
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.float16, torch.uint8)
-REDUCED = {Op.SUM: torch.sum, Op.AVERAGE: torch.sum, Op.MIN: torch.amin, Op.MAX: torch.amax, Op.PRODUCT: torch.prod}
+REDUCED = {
+    Op.SUM: torch.sum,
+    Op.AVERAGE: torch.sum,
+    Op.MIN: torch.amin,
+    Op.MAX: torch.amax,
+    Op.PRODUCT: torch.prod,
+}
 
 
 class Operation(NamedTuple):
@@ -31,7 +44,9 @@ class Operation(NamedTuple):
 
 
 def make(rng: random.Random, name: str, number: int, members: Sequence[int]) -> Operation:
-    kind = rng.choice([Kind.ALLREDUCE] * 4 + [Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER])
+    kind = rng.choice(
+        [Kind.ALLREDUCE] * 4 + [Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER]
+    )
     dtype = rng.choice(DTYPES)
     shape = [rng.choice([1, 2, 5]) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.05:
@@ -40,7 +55,9 @@ def make(rng: random.Random, name: str, number: int, members: Sequence[int]) -> 
 
     def values(num_rows: int) -> torch.Tensor:
         count = num_rows * torch.Size(shape[1:]).numel()
-        return torch.tensor([rng.randint(0, 3) for _ in range(count)], dtype=dtype).view(num_rows, *shape[1:])
+        return torch.tensor([rng.randint(0, 3) for _ in range(count)], dtype=dtype).view(
+            num_rows, *shape[1:]
+        )
 
     rows = [shape[0]] * size
     if kind is Kind.ALLGATHER:
@@ -50,7 +67,9 @@ def make(rng: random.Random, name: str, number: int, members: Sequence[int]) -> 
         rows = [sum(each) + rng.randint(0, 1) for each in splits]
     tensors = [values(count) for count in rows]
     op = rng.choice(list(REDUCED)) if kind is Kind.ALLREDUCE else rng.choice([Op.SUM, Op.AVERAGE])
-    prescale, postscale = (rng.choice([1.0, 2.0]), rng.choice([1.0, 0.5])) if kind is Kind.ALLREDUCE else (1.0, 1.0)
+    prescale, postscale = (
+        (rng.choice([1.0, 2.0]), rng.choice([1.0, 0.5])) if kind is Kind.ALLREDUCE else (1.0, 1.0)
+    )
     root = rng.choice(members)
     requests = {
         rank: Request(
@@ -71,7 +90,11 @@ def make(rng: random.Random, name: str, number: int, members: Sequence[int]) -> 
 
 
 def expected_of(
-    kind: Kind, members: Sequence[int], tensors: Sequence[torch.Tensor], splits: Any, requests: dict[int, Request]
+    kind: Kind,
+    members: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    splits: Any,
+    requests: dict[int, Request],
 ) -> dict[int, Any]:
     first, size = requests[members[0]], len(members)
     if kind is Kind.ALLGATHER:
@@ -79,8 +102,13 @@ def expected_of(
     if kind is Kind.BROADCAST:
         return dict.fromkeys(members, tensors[members.index(first.root)])
     if kind is Kind.ALLTOALL:
-        cut = [torch.split(tensor[: sum(each)], each) for tensor, each in zip(tensors, splits, strict=True)]
-        return {rank: torch.cat([each[index] for each in cut]) for index, rank in enumerate(members)}
+        cut = [
+            torch.split(tensor[: sum(each)], each)
+            for tensor, each in zip(tensors, splits, strict=True)
+        ]
+        return {
+            rank: torch.cat([each[index] for each in cut]) for index, rank in enumerate(members)
+        }
     after = first.postscale / size if first.op is Op.AVERAGE else first.postscale
     stacked = torch.stack([scaled(tensor, first.prescale) for tensor in tensors])
     total = stacked.double() if stacked.is_floating_point() else stacked
@@ -108,7 +136,14 @@ def spoil(rng: random.Random, operation: Operation) -> Operation:
     assert request.tensor is not None
     other = torch.zeros_like(request.tensor, dtype=torch.int16)
     output = None if request.output is None else other
-    fields = (request.op, request.prescale, request.postscale, request.root, request.splits, request.process_set)
+    fields = (
+        request.op,
+        request.prescale,
+        request.postscale,
+        request.root,
+        request.splits,
+        request.process_set,
+    )
     wrong = Request(request.kind, request.name, other, output, *fields)
     refused = dict.fromkeys(operation.members, "Mismatched data types")
     return operation._replace(requests={**operation.requests, odd: wrong}, expected=refused)
@@ -149,7 +184,9 @@ def check(e: Engine, handle: int, operations: Sequence[Operation], rank: int) ->
             e.synchronize(handle)
         return
     results = e.synchronize(handle)
-    for operation, result in zip(operations, results if len(operations) > 1 else (results,), strict=True):
+    for operation, result in zip(
+        operations, results if len(operations) > 1 else (results,), strict=True
+    ):
         expected = operation.expected[rank]
         found = result[0] if operation.requests[rank].kind is Kind.ALLTOALL else result
         assert found.dtype == expected.dtype and torch.equal(found, expected), (operation, found)
@@ -168,8 +205,17 @@ def run_programs(seeds: Sequence[int]) -> None:
 @pytest.mark.soak(5)
 @pytest.mark.parametrize(
     ("hosts", "num_programs"),
-    [(["a"], 10), (["a"] * 2, 40), (["a"] * 3, 25), (["a"] * 4, 5), (["a", "b"], 10), (["a", "b", "a"], 10)],
+    [
+        (["a"], 10),
+        (["a"] * 2, 40),
+        (["a"] * 3, 25),
+        (["a"] * 4, 5),
+        (["a", "b"], 10),
+        (["a", "b", "a"], 10),
+    ],
 )
-def test_random_programs(ranks: Ranks, hosts: list[str], num_programs: int, soak_round: int) -> None:
+def test_random_programs(
+    ranks: Ranks, hosts: list[str], num_programs: int, soak_round: int
+) -> None:
     first = 1000 * soak_round + 100 * len(hosts) + 10_000 * len(set(hosts))
     ranks(len(hosts), run_programs, range(first, first + num_programs), hosts=hosts, timeout=150)

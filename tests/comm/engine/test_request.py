@@ -24,14 +24,25 @@ factors = st.floats(allow_nan=False)
     st.lists(st.integers(0, 9)),
 )
 def test_a_request_comes_out_as_it_went_in(
-    kind: Kind, name: str, shape: list[int], op: Op, prescale: float, postscale: float, splits: list[int]
+    kind: Kind,
+    name: str,
+    shape: list[int],
+    op: Op,
+    prescale: float,
+    postscale: float,
+    splits: list[int],
 ) -> None:
     tensor = torch.empty(shape, dtype=torch.bfloat16)
     request = Request(kind, "", tensor, None, op, prescale, postscale, 3, tuple(splits), 7)
     data = encode(request, name)
     ask = decode(data)
     assert (ask.kind, ask.name, ask.shape, ask.op) == (kind, name, tuple(shape), op)
-    assert (ask.prescale, ask.postscale, ask.root, ask.splits) == (prescale, postscale, 3, tuple(splits))
+    assert (ask.prescale, ask.postscale, ask.root, ask.splits) == (
+        prescale,
+        postscale,
+        3,
+        tuple(splits),
+    )
     assert (ask.process_set, ask.dtype, ask.device, ask.key) == (7, "bfloat16", "cpu", (7, name))
     assert ask.nbytes == tensor.numel() * 2
     assert decode(bytes(bytearray(data))) is ask
@@ -47,7 +58,10 @@ def test_names() -> None:
     assert named(Kind.REDUCESCATTER, "") == ["reducescatter.noname.5"]
     assert named(Kind.BARRIER, "") == ["barrier.noname"]
     assert named(Kind.JOIN, "") == ["join.noname"]
-    assert named(Kind.ALLGATHER, "", "") == ["grouped_allgather.noname.5_1of2", "grouped_allgather.noname.5_2of2"]
+    assert named(Kind.ALLGATHER, "", "") == [
+        "grouped_allgather.noname.5_1of2",
+        "grouped_allgather.noname.5_2of2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +71,19 @@ def test_names() -> None:
         (Kind.ALLREDUCE, {"tensor": torch.zeros(2).to_sparse()}, "layout torch.sparse_coo"),
         (Kind.BROADCAST, {"root": 1}, r"invalid root rank 1: it must be one of \[0, 2, 3\]"),
         (Kind.REDUCESCATTER, {"tensor": torch.tensor(1.0)}, "does not support scalar"),
-        (Kind.ALLTOALL, {"tensor": torch.zeros(4)}, "4 rows cannot be divided evenly among 3 ranks"),
+        (
+            Kind.ALLTOALL,
+            {"tensor": torch.zeros(4)},
+            "4 rows cannot be divided evenly among 3 ranks",
+        ),
         (Kind.ALLTOALL, {"splits": (1, 2)}, "must be 3 numbers"),
         (Kind.ALLTOALL, {"splits": (3, 3, 1)}, "sum of at most 6"),
         (Kind.ALLTOALL, {"splits": (3, -3, 1)}, "numbers from 0"),
-        (Kind.ALLREDUCE, {"tensor": torch.zeros(2, dtype=torch.complex64), "op": Op.MIN}, "have no order"),
+        (
+            Kind.ALLREDUCE,
+            {"tensor": torch.zeros(2, dtype=torch.complex64), "op": Op.MIN},
+            "have no order",
+        ),
         (Kind.ADASUM, {}, "power of two, not 3"),
         (Kind.ALLREDUCE, {"tensor": torch.zeros(2).to(torch.float8_e5m2)}, "cannot add it"),
         (Kind.ALLREDUCE, {"output": torch.zeros(3)}, r"output has shape \[3\], the input \[6\]"),

@@ -10,7 +10,9 @@ LIMITS = read_limits({})
 
 
 def test_defaults() -> None:
-    assert read_settings(LIMITS, 0, False, {}) == Settings(128 << 20, True, 60.0, 0.0, 1800.0, False, None)
+    assert read_settings(LIMITS, 0, False, {}) == Settings(
+        128 << 20, True, 60.0, 0.0, 1800.0, False, None
+    )
 
 
 def test_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +34,10 @@ def test_no_stall_check() -> None:
 def test_a_stop_before_the_first_report_is_ignored(capsys: pytest.CaptureFixture[str]) -> None:
     env = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "30"}
     assert read_settings(LIMITS, 0, False, env).stall_stop == 0.0
-    assert "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=30 is ignored: it is less than the 60 s" in capsys.readouterr().err
+    assert (
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=30 is ignored: it is less than the 60 s"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

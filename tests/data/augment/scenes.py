@@ -1,4 +1,7 @@
-"""Pictures for tests that look a little like photographs: soft shapes with some grain. Random noise would flatter no decoder."""
+"""Pictures for tests that look a little like photographs: soft shapes with some grain.
+
+Random noise would flatter no decoder.
+"""
 
 import io
 from typing import Any
@@ -14,8 +17,12 @@ Picture = NDArray[np.uint8]
 def scene(height: int, width: int, seed: int = 0, channels: int = 3, grain: float = 6.0) -> Picture:
     """Always the same picture for the same arguments."""
     rng = np.random.default_rng([seed, height, width])
-    coarse = rng.uniform(-60, 315, (max(2, height // 24), max(2, width // 24), channels)).astype(np.float32)
-    smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).reshape(height, width, channels)
+    coarse = rng.uniform(-60, 315, (max(2, height // 24), max(2, width // 24), channels)).astype(
+        np.float32
+    )
+    smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).reshape(
+        height, width, channels
+    )
     return np.clip(smooth + rng.normal(0, grain, smooth.shape), 0, 255).astype(np.uint8)
 
 

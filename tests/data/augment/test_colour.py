@@ -14,7 +14,11 @@ from allstep.errors import ConfigError
 from data.augment.scenes import Picture, distance, scene
 
 FACTORS = [0.0, 0.3, 0.77, 1.0, 1.4, 2.5]
-PILLOWS = {Brightness: ImageEnhance.Brightness, Contrast: ImageEnhance.Contrast, Saturation: ImageEnhance.Color}
+PILLOWS = {
+    Brightness: ImageEnhance.Brightness,
+    Contrast: ImageEnhance.Contrast,
+    Saturation: ImageEnhance.Color,
+}
 
 
 def changed(operation: Operation, figure: float, picture: Picture) -> Picture:
@@ -28,7 +32,10 @@ def test_as_pillows_image_enhance(kind: type, factor: float) -> None:
     picture = scene(40, 50)
     wanted = np.asarray(PILLOWS[kind](Image.fromarray(picture)).enhance(factor))
     found = changed(kind(0.5), factor, picture)
-    assert np.abs(found.astype(int) - wanted).max() <= {Brightness: 0, Contrast: 2, Saturation: 3}[kind]
+    assert (
+        np.abs(found.astype(int) - wanted).max()
+        <= {Brightness: 0, Contrast: 2, Saturation: 3}[kind]
+    )
     assert distance(found, wanted) < 1
 
 
@@ -64,17 +71,30 @@ def test_contrast_of_grey_pictures_as_pillows() -> None:
 
 @pytest.mark.parametrize(
     ("operation", "low", "high"),
-    [(Brightness(0.4), 0.6, 1.4), (Contrast((0.8, 1.1)), 0.8, 1.1), (Saturation(1.5), 0, 2.5), (Hue(0.1), -0.1, 0.1)],
+    [
+        (Brightness(0.4), 0.6, 1.4),
+        (Contrast((0.8, 1.1)), 0.8, 1.1),
+        (Saturation(1.5), 0, 2.5),
+        (Hue(0.1), -0.1, 0.1),
+    ],
 )
-def test_figures_are_drawn_evenly_from_their_range(operation: Operation, low: float, high: float) -> None:
+def test_figures_are_drawn_evenly_from_their_range(
+    operation: Operation, low: float, high: float
+) -> None:
     figures = operation.draw(Draws(0, 0, np.arange(3000)), "x")[:, 0]
-    assert low <= figures.min() < low + 0.01 * (high - low) and high - 0.01 * (high - low) < figures.max() <= high
+    assert (
+        low <= figures.min() < low + 0.01 * (high - low)
+        and high - 0.01 * (high - low) < figures.max() <= high
+    )
     assert abs(figures.mean() - (low + high) / 2) < 5 * (high - low) / 12**0.5 / 3000**0.5
 
 
 def test_jitter_is_its_parts_in_an_order_of_its_own() -> None:
     """Reference: all 24 orders, done by hand."""
-    jitter, parts = ColourJitter(0.4, 0.4, 0.4, 0.1), (Brightness(0.4), Contrast(0.4), Saturation(0.4), Hue(0.1))
+    jitter, parts = (
+        ColourJitter(0.4, 0.4, 0.4, 0.1),
+        (Brightness(0.4), Contrast(0.4), Saturation(0.4), Hue(0.1)),
+    )
     table = jitter.draw(Draws(0, 0, np.arange(300)), "x")
     orders = list(permutations(range(4)))
     assert {int(row[4]) for row in table} == set(range(24))

@@ -1,4 +1,7 @@
-"""Cutout and random erasing. Reference: the rectangle painted pixel by pixel, and the shares they should have."""
+"""Cutout and random erasing.
+
+Reference: the rectangle painted pixel by pixel, and the shares they should have.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +19,10 @@ def test_cutout_paints_a_square_around_a_pixel(size: int) -> None:
         middle = int(row[0] * 15), int(row[1] * 20)
         wanted = scene(15, 20)
         for y, x in np.ndindex(15, 20):
-            if -(size // 2) <= y - middle[0] < size - size // 2 and -(size // 2) <= x - middle[1] < size - size // 2:
+            if (
+                -(size // 2) <= y - middle[0] < size - size // 2
+                and -(size // 2) <= x - middle[1] < size - size // 2
+            ):
                 wanted[y, x] = 1, 2, 3
         assert np.array_equal(operation.one(scene(15, 20), row), wanted)
 
@@ -37,7 +43,10 @@ def test_erase_paints_one_rectangle_of_the_right_area() -> None:
 def test_erase_happens_with_its_probability() -> None:
     operation = Erase(p=0.25)
     table = operation.draw(Draws(0, 0, np.arange(2000)), "x")
-    assert abs(np.mean([operation.rectangle(50, 50, row) is not None for row in table]) - 0.25) < 5 * 0.433 / 2000**0.5
+    assert (
+        abs(np.mean([operation.rectangle(50, 50, row) is not None for row in table]) - 0.25)
+        < 5 * 0.433 / 2000**0.5
+    )
 
 
 def test_a_rectangle_that_never_fits_leaves_the_picture_alone() -> None:

@@ -21,9 +21,14 @@ def table(frame: RandomResizedCrop, n: int = 1, seed: int = 0) -> Floats:
 
 
 @given(
-    height=SIDES, width=SIDES, seed=st.integers(0, 1000), area=st.sampled_from([(0.08, 1.0), (0.5, 0.5), (1e-5, 1e-4)])
+    height=SIDES,
+    width=SIDES,
+    seed=st.integers(0, 1000),
+    area=st.sampled_from([(0.08, 1.0), (0.5, 0.5), (1e-5, 1e-4)]),
 )
-def test_a_random_crop_lies_within_the_picture(height: int, width: int, seed: int, area: tuple[float, float]) -> None:
+def test_a_random_crop_lies_within_the_picture(
+    height: int, width: int, seed: int, area: tuple[float, float]
+) -> None:
     frame = RandomResizedCrop(24, area)
     top, left, h, w = frame.region(height, width, table(frame, seed=seed)[0])
     assert 0 <= top <= top + h <= height and 0 <= left <= left + w <= width
@@ -55,7 +60,8 @@ def _middle(height: int, width: int) -> tuple[int, int]:
 
 
 def test_area_aspect_and_place_are_spread_evenly() -> None:
-    """Of a square picture nearly every first try fits, so their distribution shows: means within 5 standard errors."""
+    """Of a square picture nearly every first try fits, so their distribution shows: means within 5
+    standard errors."""
     n = 4000
     frame = RandomResizedCrop(24, (0.1, 0.5))
     regions = np.array([frame.region(1000, 1000, row) for row in table(frame, n)])
@@ -79,18 +85,23 @@ def test_a_centre_crop_looks_like_pillows() -> None:
     picture = scene(120, 160, grain=2)
     image = Image.fromarray(picture).resize((85, 64), Image.Resampling.BILINEAR)
     wanted = np.asarray(image)[4:60, 14:70]
-    assert distance(CentreCrop(56, shorter=64).one(picture, np.empty(0)), wanted) < 5  # up to half a pixel apart
+    assert (
+        distance(CentreCrop(56, shorter=64).one(picture, np.empty(0)), wanted) < 5
+    )  # up to half a pixel apart
 
 
 @pytest.mark.parametrize("factor", [0.5, 1, 1.3, 1.7, 2, 2.5, 4, 7])
 def test_resizing_looks_like_pillows(factor: float) -> None:
-    """Against Pillow's antialiased bilinear: under 2.5 levels on average, 5 where shapes shrink to three pixels; nearer than OpenCV's."""
+    """Against Pillow's antialiased bilinear: under 2.5 levels on average, 5 where shapes shrink to
+    three pixels; nearer than OpenCV's."""
     side = int(64 * factor)
     picture = scene(side, side + 10, grain=3)
     wanted = np.asarray(Image.fromarray(picture).resize((80, 64), Image.Resampling.BILINEAR))
     found = distance(resized(picture, (64, 80)), wanted)
     assert found < (1 if factor <= 0.5 else 2.5 if factor < 5 else 5)
-    assert factor < 3 or found < 0.7 * distance(np.asarray(cv2.resize(picture, (80, 64)), np.uint8), wanted)
+    assert factor < 3 or found < 0.7 * distance(
+        np.asarray(cv2.resize(picture, (80, 64)), np.uint8), wanted
+    )
 
 
 def test_resize_takes_all() -> None:
@@ -108,7 +119,10 @@ def test_resize_takes_all() -> None:
         (lambda: CentreCrop(224, shorter=200), "out of a shorter side of 200"),
         (lambda: Resize(4_000_000_000), "at most 100,000,000 pixels in all, found 4000000000"),
         (lambda: CentreCrop((1, 10**20)), "at most 100,000,000 pixels"),
-        (lambda: PadAndCrop(32, pad=1.5), "the pad of PadAndCrop is a whole number from 0 to 1000, not 1.5"),  # type: ignore[arg-type]
+        (
+            lambda: PadAndCrop(32, pad=1.5),
+            "the pad of PadAndCrop is a whole number from 0 to 1000, not 1.5",
+        ),  # type: ignore[arg-type]
         (lambda: PadAndCrop(32, pad=10**10), "from 0 to 1000"),
         (lambda: PadAndCrop(32, pad=-1), "from 0 to 1000"),
         (lambda: Cutout(1.5), "the size of Cutout is a whole number from 1"),  # type: ignore[arg-type]

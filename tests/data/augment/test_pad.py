@@ -18,7 +18,9 @@ def test_the_window_is_cut_out_of_numpys_padding(mode: str, numpys: str, channel
     places = set()
     for row in table:
         top, left = int(row[0] * 4), int(row[1] * 8)
-        assert np.array_equal(operation.one(picture.copy(), row), padded[top : top + 20, left : left + 18])
+        assert np.array_equal(
+            operation.one(picture.copy(), row), padded[top : top + 20, left : left + 18]
+        )
         places.add((top, left))
     assert len(places) == 4 * 8  # all of them, in 200 goes
 
@@ -32,8 +34,14 @@ def test_without_a_size_the_picture_keeps_its_own() -> None:
     [
         (lambda: PadAndCrop(32, mode="zeros"), "no mode 'zeros'; did you mean 'zero'"),
         (lambda: PadAndCrop(32, -1), "a whole number from 0 to 1000, not -1"),
-        (lambda: PadAndCrop(64).one(scene(32, 32), np.zeros(2)), "does not fit pictures of 32 x 32"),
-        (lambda: PadAndCrop(pad=5, mode="reflect").one(scene(5, 5), np.zeros(2)), "does not fit pictures of 5 x 5"),
+        (
+            lambda: PadAndCrop(64).one(scene(32, 32), np.zeros(2)),
+            "does not fit pictures of 32 x 32",
+        ),
+        (
+            lambda: PadAndCrop(pad=5, mode="reflect").one(scene(5, 5), np.zeros(2)),
+            "does not fit pictures of 5 x 5",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(make: object, says: str) -> None:

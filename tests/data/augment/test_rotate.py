@@ -13,7 +13,8 @@ from data.augment.scenes import distance, scene
 @pytest.mark.parametrize("angle", [-90, -33.3, 0, 7, 45, 180])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_as_pillows_rotate(angle: float, channels: int) -> None:
-    """Under half a level on average where both see the picture; at the border Pillow does not blend with the outside."""
+    """Under half a level on average where both see the picture; at the border Pillow does not blend
+    with the outside."""
     picture = scene(60, 60, channels=channels, grain=2)
     image = Image.fromarray(picture if channels == 3 else picture[..., 0])
     wanted = np.asarray(image.rotate(angle, Image.Resampling.BILINEAR)).reshape(picture.shape)

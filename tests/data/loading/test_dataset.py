@@ -17,7 +17,11 @@ from sources import Arrays, noise_transform, pictures
 
 def by_number(dataset: SourceDataset, loader: Any, epoch: int) -> dict[int, torch.Tensor]:
     dataset.set_epoch(epoch)
-    return {int(number): picture for data, target in loader for number, picture in zip(target, data, strict=True)}
+    return {
+        int(number): picture
+        for data, target in loader
+        for number, picture in zip(target, data, strict=True)
+    }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -25,7 +29,9 @@ def test_torch_gives_what_our_loader_gives(workers: int) -> None:
     """Two epochs, with workers that live through both."""
     source = Arrays(pictures(30))
     dataset = as_dataset(source, noise_transform(), seed=4)
-    theirs = DataLoader(dataset, batch_size=7, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    theirs = DataLoader(
+        dataset, batch_size=7, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
     ours = Loader(source, noise_transform(), batch=11, seed=4, workers=0)
     for epoch in range(2):
         found = by_number(dataset, theirs, epoch)

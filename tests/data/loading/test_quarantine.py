@@ -1,4 +1,5 @@
-"""Bad samples: skipped alike by any number of workers, listed, counted once, and too many of them an error."""
+"""Bad samples: skipped alike by any number of workers, listed, counted once, and too many of them
+an error."""
 
 import json
 import os
@@ -23,7 +24,9 @@ PLAIN = Transform(lambda picture: picture, shape=(4, 4, 3))
 
 
 def loader(bad: tuple[int, ...] = BAD, source: type[Arrays] = Singly, **options: Any) -> Loader:
-    return Loader(source(pictures(40), bad=bad), **{"batch": 8, "seed": 1, "kind": "threads", **options})
+    return Loader(
+        source(pictures(40), bad=bad), **{"batch": 8, "seed": 1, "kind": "threads", **options}
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -40,13 +43,22 @@ def test_a_bad_sample_leaves_its_batch_smaller_and_nothing_else_moves(
     good = list(loader(bad=(), transform=transform, workers=0).batches(0, 80))
     for size in (1, 2, 3):
         options: dict[str, Any] = {"source": source, "transform": transform, "workers": workers}
-        ranks = [list(loader(world=world, **options).batches(0, 80)) for world in places(["here"] * size)]
+        ranks = [
+            list(loader(world=world, **options).batches(0, 80)) for world in places(["here"] * size)
+        ]
         for whole, *shares in zip(good, *ranks, strict=True):
             keep = ~np.isin(whole.samples, BAD)
             assert all(share.position == whole.position for share in shares)
-            assert all(share.weight == len(share.data) == len(share.target) == len(share.samples) for share in shares)
-            np.testing.assert_array_equal(np.concatenate([share.samples for share in shares]), whole.samples[keep])
-            assert torch.equal(torch.cat([share.data for share in shares]), whole.data[torch.from_numpy(keep)])
+            assert all(
+                share.weight == len(share.data) == len(share.target) == len(share.samples)
+                for share in shares
+            )
+            np.testing.assert_array_equal(
+                np.concatenate([share.samples for share in shares]), whole.samples[keep]
+            )
+            assert torch.equal(
+                torch.cat([share.data for share in shares]), whole.data[torch.from_numpy(keep)]
+            )
 
 
 @pytest.mark.parametrize("transform", [None, PLAIN])
@@ -66,9 +78,12 @@ def test_all_are_listed_once_with_the_place_and_the_reason(tmp_path: Path) -> No
     listed = lines(tmp_path / "new" / "quarantine.jsonl")
     assert sorted(line["number"] for line in listed) == list(BAD)
     for line in listed:
-        assert line == {"number": line["number"], "file": "memory", "offset": line["number"], "epoch": 0} | {
-            "reason": "made to be bad"
-        }
+        assert line == {
+            "number": line["number"],
+            "file": "memory",
+            "offset": line["number"],
+            "epoch": 0,
+        } | {"reason": "made to be bad"}
     assert ours.num_bad == len(BAD)
 
 
@@ -90,11 +105,14 @@ def test_nothing_bad_makes_no_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_too_many_are_an_error_that_names_the_first_and_the_list(tmp_path: Path, workers: int) -> None:
+def test_too_many_are_an_error_that_names_the_first_and_the_list(
+    tmp_path: Path, workers: int
+) -> None:
     path = tmp_path / "quarantine.jsonl"
     ours = loader(budget=3, quarantine=path, workers=workers)
     with pytest.raises(
-        DataError, match=r"4 samples are bad, more than the 3 allowed; the first: sample \d+ \(memory"
+        DataError,
+        match=r"4 samples are bad, more than the 3 allowed; the first: sample \d+ \(memory",
     ) as caught:
         list(ours)
     assert str(path) in str(caught.value)
@@ -104,7 +122,9 @@ def test_too_many_are_an_error_that_names_the_first_and_the_list(tmp_path: Path,
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_strict_stops_at_the_first(workers: int) -> None:
-    with pytest.raises(DataError, match=r"sample \d+ \(memory at byte \d+\): made to be bad \(strict"):
+    with pytest.raises(
+        DataError, match=r"sample \d+ \(memory at byte \d+\): made to be bad \(strict"
+    ):
         list(loader(strict=True, workers=workers))
     assert list(loader(bad=(), strict=True, workers=workers))
 
@@ -124,7 +144,8 @@ def test_an_epoch_without_anything_good_is_an_error(workers: int) -> None:
         world = places(["here"] * size)[0]
         ours = loader(bad=tuple(range(40)), transform=PLAIN, workers=workers, world=world)
         with pytest.raises(
-            DataError, match=rf"none of the {40 // size} samples of an epoch was good; the last: sample"
+            DataError,
+            match=rf"none of the {40 // size} samples of an epoch was good; the last: sample",
         ):
             list(ours)
     tail = loader(bad=tuple(range(20, 40)), seed=None, workers=workers)
@@ -184,7 +205,8 @@ def test_budget() -> None:
 
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
 def test_what_stands_in_the_place_of_the_list_is_not_written_to(tmp_path: Path, kind: str) -> None:
-    """A run folder may be another person's: a link there could lead to a file of the user's, a pipe would be waited for."""
+    """A run folder may be another person's: a link there could lead to a file of the user's, a pipe
+    would be waited for."""
     path, target = tmp_path / "quarantine.jsonl", tmp_path / "other"
     if kind == "link":
         target.write_bytes(b"mine")

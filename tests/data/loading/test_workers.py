@@ -1,4 +1,5 @@
-"""Threads and processes that fill batches: they do what one loop does, end when they should, and leave nothing behind."""
+"""Threads and processes that fill batches: they do what one loop does, end when they should, and
+leave nothing behind."""
 
 import gc
 import os
@@ -44,7 +45,9 @@ def fds() -> int:
 
 
 def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("allstep-loader")]
+    return [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("allstep-loader")
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +75,9 @@ def children() -> list[int]:
     return found
 
 
-def loader(n: int = 60, kind: str = "threads", source: type[Arrays] = Singly, **options: Any) -> Loader:
+def loader(
+    n: int = 60, kind: str = "threads", source: type[Arrays] = Singly, **options: Any
+) -> Loader:
     options = {"batch": 10, "workers": 2, "seed": 3, "transform": noise_transform(), **options}
     return Loader(source(pictures(n), bad=options.pop("bad", ())), kind=kind, **options)
 
@@ -88,15 +93,23 @@ class TestProcesses:
         """Two ranks, some samples bad. Reference: one rank, one loop."""
         options: dict[str, Any] = {"source": source, "bad": (5, 17, 18)}
         numbers, expected = seen(loader(workers=0, **options).batches(13, 100))
-        ranks = [loader(kind="processes", workers=1, world=world, **options) for world in places(["here"] * 2)]
+        ranks = [
+            loader(kind="processes", workers=1, world=world, **options)
+            for world in places(["here"] * 2)
+        ]
         shares = [list(each.batches(13, 100)) for each in ranks]
         together = [share for both in zip(*shares, strict=True) for share in both]
         assert torch.equal(torch.cat([share.data for share in together]), expected)
-        assert [n for share in together for n in share.samples.tolist()] == [n for batch in numbers for n in batch]
+        assert [n for share in together for n in share.samples.tolist()] == [
+            n for batch in numbers for n in batch
+        ]
         assert all(1 <= each.num_bad <= 3 for each in ranks)
 
     def test_the_batch_part_of_a_transform_is_not_left_out(self) -> None:
-        """Its random numbers are drawn here, not in the processes. Some samples are bad. Reference: one loop."""
+        """Its random numbers are drawn here, not in the processes.
+
+        Some samples are bad. Reference: one loop.
+        """
         made = noise_transform(batch=[Cutmix(1.0, num_classes=60), Mixup(0.3, num_classes=60)])
         here, there = (
             list(loader(transform=made, bad=(5, 17), **options).batches(13, 80))
@@ -124,7 +137,9 @@ class TestProcesses:
         batches = iter(ours)
         next(batches)
         os.kill(children()[0], signal.SIGKILL)
-        with pytest.raises(AllstepError, match=r"was killed by SIGKILL while it worked on the samples \["):
+        with pytest.raises(
+            AllstepError, match=r"was killed by SIGKILL while it worked on the samples \["
+        ):
             list(batches)
         del batches
         position = ours.position
@@ -189,10 +204,13 @@ class TestProcesses:
     def test_it_has_the_next_piece_before_it_answers_the_last(
         self, room: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A question too long for the socket waits: else both sides could wait for the other to read."""
+        """A question too long for the socket waits: else both sides could wait for the other to
+        read."""
         monkeypatch.setattr(workers_process, "_ROOM", room)
         recipe = Recipe(Singly(pictures(8)), noise_transform())
-        layout = ShareLayout(Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None))
+        layout = ShareLayout(
+            Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None)
+        )
         share = Share(recipe, layout, Span(0, 0, 8, 8), np.arange(8))
         crew, stop = Processes(recipe, 1), prefetch.Stop()
         (link,) = crew.links
@@ -208,9 +226,19 @@ class TestProcesses:
 
     @pytest.mark.parametrize(
         ("share", "count", "ahead", "piece"),
-        [(64, 2, 3, 32), (64, 8, 3, 10), (8, 8, 3, 1), (8, 2, 3, 4), (1024, 2, 3, 64), (100, 2, 3, 50), (0, 2, 3, 1)],
+        [
+            (64, 2, 3, 32),
+            (64, 8, 3, 10),
+            (8, 8, 3, 1),
+            (8, 2, 3, 4),
+            (1024, 2, 3, 64),
+            (100, 2, 3, 50),
+            (0, 2, 3, 1),
+        ],
     )
-    def test_pieces_are_large_but_enough_for_all(self, share: int, count: int, ahead: int, piece: int) -> None:
+    def test_pieces_are_large_but_enough_for_all(
+        self, share: int, count: int, ahead: int, piece: int
+    ) -> None:
         crew = workers.Crew(count, "processes", "as asked")
         recipe = Recipe(Singly(pictures(8)), noise_transform())
         made = machinery.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
@@ -219,11 +247,18 @@ class TestProcesses:
 
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
         """Each would be megabytes and tenths of a second for every process."""
-        code = "import sys, allstep.data.loading.worker_process; print(*{'torch', 'http.client'} & set(sys.modules))"
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        code = (
+            "import sys, allstep.data.loading.worker_process; print(*{'torch', 'http.client'} &"
+            " set(sys.modules))"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert found.stdout.strip() == ""
 
-    def test_one_that_is_stuck_is_ended(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_one_that_is_stuck_is_ended(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         def stuck(picture: Picture) -> Picture:
             while picture[0, 0, 0] >= 20:
                 (tmp_path / str(os.getpid())).touch()
@@ -231,11 +266,18 @@ class TestProcesses:
             return picture
 
         monkeypatch.setattr(machinery, "PATIENCE", 0.2)
-        monkeypatch.setattr(prefetch, "PATIENCE", 1e9)  # processes, unlike threads, need not be awaited
+        monkeypatch.setattr(
+            prefetch, "PATIENCE", 1e9
+        )  # processes, unlike threads, need not be awaited
         images = pictures(60)
         images[:, 0, 0, 0] = np.arange(60)
         ours = Loader(
-            Singly(images), Transform(stuck, shape=(4, 4, 3)), batch=10, workers=2, kind="processes", seed=None
+            Singly(images),
+            Transform(stuck, shape=(4, 4, 3)),
+            batch=10,
+            workers=2,
+            kind="processes",
+            seed=None,
         )
         for batch in ours:
             if batch.position == 10:  # all that is under way now is stuck for good
@@ -299,7 +341,14 @@ class TestErrors:
         images = pictures(60)
         images[:, 0, 0, 0] = np.arange(60)
         marked = 37
-        ours = Loader(Singly(images), Transform(fail, shape=(4, 4, 3)), batch=10, workers=2, kind=kind, seed=None)  # type: ignore[arg-type]
+        ours = Loader(
+            Singly(images),
+            Transform(fail, shape=(4, 4, 3)),
+            batch=10,
+            workers=2,
+            kind=kind,
+            seed=None,
+        )  # type: ignore[arg-type]
         delivered = []
         with pytest.raises(KeyError, match="no such thing") as caught:
             delivered += [batch.position for batch in ours]
@@ -324,7 +373,9 @@ class TestErrors:
         ours.close()
 
     def test_a_source_that_cannot_be_opened_over_there(self) -> None:
-        ours = Loader(Unwilling(pictures(20)), noise_transform(), batch=10, workers=1, kind="processes")
+        ours = Loader(
+            Unwilling(pictures(20)), noise_transform(), batch=10, workers=1, kind="processes"
+        )
         with pytest.raises(OSError, match="not on this host"):
             next(iter(ours))
         ours.close()
@@ -377,7 +428,10 @@ class TestEnds:
         )
         path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
         done = subprocess.run(
-            [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+            [sys.executable, script],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
@@ -439,12 +493,19 @@ class TestBackPressure:
         def begin(share: Any, piece: slice, stop: prefetch.Stop) -> prefetch.Finish:
             all_given.wait()
             events.append(f"begin {piece.start}")
-            return lambda: events.append(f"end {piece.start}") or fill.Rows(target=[0] * (piece.stop - piece.start))
+            return lambda: (
+                events.append(f"end {piece.start}")
+                or fill.Rows(target=[0] * (piece.stop - piece.start))
+            )
 
         layout = ShareLayout(Memory(1), (4, 4, 3), np.dtype(np.uint8), 1, Sample(None))
-        share = Share(Recipe(Singly(pictures(4)), noise_transform()), layout, Span(0, 0, 4, 4), np.arange(4))
+        share = Share(
+            Recipe(Singly(pictures(4)), noise_transform()), layout, Span(0, 0, 4, 4), np.arange(4)
+        )
         assert len(list(prefetch.ahead_of_time(given(), [begin], ahead=1, depth=2))) == 1
-        assert [event for event in events if event.startswith("end")] == [f"end {n}" for n in range(4)]
+        assert [event for event in events if event.startswith("end")] == [
+            f"end {n}" for n in range(4)
+        ]
         assert all(events.index(f"begin {n + 1}") < events.index(f"end {n}") for n in range(3))
 
     @pytest.mark.parametrize("ahead", [1, 3])
@@ -452,13 +513,17 @@ class TestBackPressure:
         source = Counting(pictures(1000))
         ours = Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=ahead)
         for number, _ in enumerate(ours):
-            assert source.reads <= 10 * (number + 1 + ahead) + 1  # one was read to see what samples look like
+            assert (
+                source.reads <= 10 * (number + 1 + ahead) + 1
+            )  # one was read to see what samples look like
             if number == 20:
                 break
 
     def test_work_goes_on_while_the_caller_does_something_else(self) -> None:
         source = Counting(pictures(1000))
-        batches = iter(Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=3))
+        batches = iter(
+            Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=3)
+        )
         next(batches)
         until(lambda: source.reads == 41)
         del batches
@@ -476,7 +541,11 @@ class Unequal(Singly):
     """Gives blocks of one sample only, as if no two had one shape."""
 
     def block(self, numbers: Any) -> Block | None:
-        return Block(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, np.int64)) if len(numbers) == 1 else None
+        return (
+            Block(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, np.int64))
+            if len(numbers) == 1
+            else None
+        )
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -494,7 +563,9 @@ class TestChoice:
         recipe = Recipe(Singly(pictures(samples)), transform, blocks=blocks)
         return workers.choose("auto", "auto", cores, recipe, np.arange(samples))
 
-    def test_a_large_set_is_measured_whatever_its_transform(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_large_set_is_measured_whatever_its_transform(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Decoded pictures leave so little to C that threads do not help."""
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 0.9)
         assert self.choose(Transform(), samples=workers.ENOUGH - 1).kind == "threads"
@@ -514,7 +585,9 @@ class TestChoice:
     def test_threads_for_what_leaves_python_free(self) -> None:
         assert (self.choose(Transform()).kind, self.choose(Transform()).count) == ("threads", 2)
 
-    def test_processes_when_two_threads_are_no_quicker(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_processes_when_two_threads_are_no_quicker(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for part, kind in ((0.55, "threads"), (1.02, "processes")):
             monkeypatch.setattr(workers, "time_of_two_threads", lambda *_, part=part: part)
             crew = self.choose(noise_transform())
@@ -535,12 +608,14 @@ class TestChoice:
     def test_threads_that_often_wait_for_each_other_are_not_enough(
         self, part: float, cores: int, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two threads at 0.61 of the time of one lose a fifth; what two lose a little at, eight lose much at."""
+        """Two threads at 0.61 of the time of one lose a fifth; what two lose a little at, eight
+        lose much at."""
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: part)
         assert self.choose(noise_transform(), cores=cores).kind == kind
 
     def test_blocks_only_where_all_of_it_can_be_done_at_once(self) -> None:
-        """Pictures of several shapes do not stack, and a crop that resizes does not work on a block: asking would only read twice."""
+        """Pictures of several shapes do not stack, and a crop that resizes does not work on a
+        block: asking would only read twice."""
         numbers = np.arange(20)
         equal = ArraySource(np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, np.int64))
         assert fill.gives_blocks(equal, None, numbers)
@@ -560,7 +635,9 @@ class TestChoice:
         crew = self.choose(transform)
         assert (crew.kind, crew.count) == ("threads", 2)
         assert "cannot be sent to processes: TypeError" in crew.why
-        with pytest.raises(ConfigError, match=r"^hold cannot be sent to worker processes: .*; kind='threads'"):
+        with pytest.raises(
+            ConfigError, match=r"^hold cannot be sent to worker processes: .*; kind='threads'"
+        ):
             next(iter(loader(kind="processes", transform=transform)))
 
     def test_the_measurement_survives_whatever_a_transform_does(self) -> None:
@@ -568,11 +645,23 @@ class TestChoice:
             raise KeyError
 
         transform = Transform(fail, shape=(4, 4, 3))
-        assert workers.time_of_two_threads(Recipe(Singly(pictures(20)), transform), np.arange(20)) > 0
-        assert workers.time_of_two_threads(Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)) > 0
+        assert (
+            workers.time_of_two_threads(Recipe(Singly(pictures(20)), transform), np.arange(20)) > 0
+        )
+        assert (
+            workers.time_of_two_threads(
+                Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)
+            )
+            > 0
+        )
 
-    def test_the_measurement_uses_memory_that_was_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Page faults run beside each other, as Python does not. Two threads that take fresh memory look good for nothing."""
+    def test_the_measurement_uses_memory_that_was_touched(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Page faults run beside each other, as Python does not.
+
+        Two threads that take fresh memory look good for nothing.
+        """
         filled: list[tuple[int, Any]] = []
 
         def watched(recipe: Recipe, samples: Any, out: Any, draws: Any) -> fill.Rows:
@@ -586,8 +675,13 @@ class TestChoice:
         assert first == 4 and [size for size, _ in timed] == [4, 2, 2] * 3
         assert all(np.shares_memory(out, warm) for _, out in timed)
 
-    def test_other_programs_do_not_make_two_threads_look_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The time without a core counts against two threads only. Here it is more than all time there is."""
+    def test_other_programs_do_not_make_two_threads_look_good(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The time without a core counts against two threads only.
+
+        Here it is more than all time there is.
+        """
         recipe, numbers = Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)
         monkeypatch.setattr(workers, "seconds_in_run_queue", lambda: 1000.0)
         assert workers._seconds(recipe, numbers, None, [slice(0, 4)]) < -900
@@ -598,12 +692,26 @@ class TestChoice:
     def test_the_measurement_lasts_long_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """However long the first samples took: they may be the ones that open files."""
         sizes: list[int] = []
-        monkeypatch.setattr(workers, "_seconds", lambda *args: sizes.append(args[3][0].stop) or 0.001)
-        assert workers._enough(Recipe(Singly(pictures(20)), noise_transform()), np.arange(1000), None) == workers.ENOUGH
+        monkeypatch.setattr(
+            workers, "_seconds", lambda *args: sizes.append(args[3][0].stop) or 0.001
+        )
+        assert (
+            workers._enough(Recipe(Singly(pictures(20)), noise_transform()), np.arange(1000), None)
+            == workers.ENOUGH
+        )
         assert sizes == [1, 4, 8, 16, 32, 64, 128]
 
-    def test_cores_are_shared_between_the_ranks_of_a_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cores_are_shared_between_the_ranks_of_a_host(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(workers.machine, "cpu_quota", lambda: 8.0)
-        for allowed, ranks, cores in ((8, 1, 8), (8, 2, 4), (4, 2, 4), (8, 3, 2), (1, 4, 1), (8, 20, 1)):
+        for allowed, ranks, cores in (
+            (8, 1, 8),
+            (8, 2, 4),
+            (4, 2, 4),
+            (8, 3, 2),
+            (1, 4, 1),
+            (8, 20, 1),
+        ):
             monkeypatch.setattr(workers.machine, "allowed_cores", lambda allowed=allowed: allowed)
             assert workers.cores_per_rank(ranks) == cores

@@ -1,4 +1,5 @@
-"""Pictures of every kind that a class folder may hold come through packing, whatever the shards are. Reference: Pillow."""
+"""Pictures of every kind that a class folder may hold come through packing, whatever the shards
+are. Reference: Pillow."""
 
 import io
 from pathlib import Path
@@ -28,7 +29,11 @@ def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
 
 def files() -> dict[str, bytes]:
     """A picture of each kind that a folder's files may be."""
-    pillows = {**dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"), ".tif": "TIFF", ".pgm": "PPM"}
+    pillows = {
+        **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
+        ".tif": "TIFF",
+        ".pgm": "PPM",
+    }
     made = {}
     for suffix in set(folder.PICTURES) - {".jp2", ".avif"}:
         file = io.BytesIO()
@@ -46,7 +51,9 @@ def test_every_kind_keeps_its_bytes(tmp_path: Path, to: str) -> None:
     (tmp_path / "src" / "cat").mkdir(parents=True)
     for suffix, content in made.items():
         (tmp_path / "src" / "cat" / f"a{suffix}").write_bytes(content)
-    outcome = pack(open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True)
+    outcome = pack(
+        open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True
+    )
     there = open_source(tmp_path / "out")
     assert len(there) == outcome.num_samples == len(made)
     found = sorted(bytes(there.read(number).data) for number in range(len(there)))
@@ -54,7 +61,9 @@ def test_every_kind_keeps_its_bytes(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["tfrecord", "tar"])
-@pytest.mark.parametrize(("name", "kind"), [("a.tif", "TGA"), ("a.jp2", "JPEG2000"), ("a.avif", "AVIF")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.tif", "TGA"), ("a.jp2", "JPEG2000"), ("a.avif", "AVIF")]
+)
 def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str, name: str, kind: str) -> None:
     content = encoded(1, kind=kind)
     assert kind_of(content) == "other"
@@ -63,4 +72,6 @@ def test_a_kind_without_a_suffix_becomes_png(tmp_path: Path, to: str, name: str,
     pack(open_source(tmp_path / "src"), "src", tmp_path / "out", Options("x", to), strict=True)
     stored = open_source(tmp_path / "out").read(0).data
     assert kind_of(stored) == "png"
-    np.testing.assert_array_equal(decode(stored), np.array(Image.open(io.BytesIO(content)).convert("RGB")))
+    np.testing.assert_array_equal(
+        decode(stored), np.array(Image.open(io.BytesIO(content)).convert("RGB"))
+    )

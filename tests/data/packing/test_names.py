@@ -57,7 +57,12 @@ def test_a_folder_with_any_name_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_class_in_any_script_comes_back(tmp_path: Path) -> None:
-    pack(open_source(make(tmp_path / "src", "кот 猫".encode(), b"a.jpg")), "src", tmp_path / "out", Options("x"))
+    pack(
+        open_source(make(tmp_path / "src", "кот 猫".encode(), b"a.jpg")),
+        "src",
+        tmp_path / "out",
+        Options("x"),
+    )
     assert open_source(tmp_path / "out").classes == ("кот 猫",)
 
 
@@ -83,7 +88,9 @@ def test_info_and_verify_obey_nothing_in_a_name(tmp_path: Path) -> None:
     hostile, harmless = "e\x1b[31m\u202e\x9b[red]", r"e\x1b[31m\u202e\x9b[red]"
     make(tmp_path / "src", hostile.encode(), f"{hostile}.jpg".encode(), b"no picture")
     for words, code in (["info"], 0), (["verify"], 1):
-        shown = CliRunner().invoke(app, ["data", *words, str(tmp_path / "src")], env={"COLUMNS": "200"})
+        shown = CliRunner().invoke(
+            app, ["data", *words, str(tmp_path / "src")], env={"COLUMNS": "200"}
+        )
         assert shown.exit_code == code, shown.output
         assert harmless in shown.stdout
         assert not set("\x1b\u202e\x9b") & set(shown.stdout)

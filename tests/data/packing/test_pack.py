@@ -45,12 +45,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def packed(folder: Path, target: Path, **options: object) -> Outcome:
-    calls = {key: options.pop(key) for key in ("jobs", "overwrite", "strict", "budget", "progress") if key in options}
+    calls = {
+        key: options.pop(key)
+        for key in ("jobs", "overwrite", "strict", "budget", "progress")
+        if key in options
+    }
     return pack(open_source(str(folder)), str(folder), target, Options("x", **options), **calls)  # type: ignore[arg-type]
 
 
 def shards(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".tfrecord", ".tar")}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".tfrecord", ".tar")
+    }
 
 
 def everything(source: Source) -> list[tuple[bytes, int]]:
@@ -84,13 +92,18 @@ class TestWhatIsInIt:
         packed(folder, tmp_path / "a", shuffle=1, shard_samples=7)
         packed(folder, tmp_path / "b", shuffle=2, shard_samples=7)
         before = everything(open_source(str(folder)))
-        one, two = everything(open_source(str(tmp_path / "a"))), everything(open_source(str(tmp_path / "b")))
+        one, two = (
+            everything(open_source(str(tmp_path / "a"))),
+            everything(open_source(str(tmp_path / "b"))),
+        )
         assert sorted(one) == sorted(two) == sorted(before)
         assert one != two != before != one
 
     def test_the_number_of_threads_changes_nothing(self, folder: Path, tmp_path: Path) -> None:
         for jobs in (1, 3):
-            packed(folder, tmp_path / f"{jobs}", jobs=jobs, max_side=20, shuffle=0, shard_samples=10)
+            packed(
+                folder, tmp_path / f"{jobs}", jobs=jobs, max_side=20, shuffle=0, shard_samples=10
+            )
         assert shards(tmp_path / "1") == shards(tmp_path / "3")
 
     @pytest.mark.timeout(300)  # importing TensorFlow takes 5 s, and longer on a busy machine
@@ -104,7 +117,9 @@ class TestWhatIsInIt:
             picture = Image.open(io.BytesIO(features["image"].bytes_list.value[0]))
             assert list(features["shape"].int64_list.value) == [picture.height, picture.width]
             name = features["filename"].bytes_list.value[0].decode()
-            found.append((features["image"].bytes_list.value[0], features["label"].int64_list.value[0], name))
+            found.append(
+                (features["image"].bytes_list.value[0], features["label"].int64_list.value[0], name)
+            )
         files = [path for name in CLASSES for path in sorted((folder / name).iterdir())]
         assert found == [(p.read_bytes(), CLASSES.index(p.parent.name), p.name) for p in files]
 
@@ -113,7 +128,9 @@ class TestWhatIsInIt:
         tars = pytest.importorskip("webdataset.tariterators")
         packed(folder, tmp_path / "out", to="tar", shard_samples=24)
         with (tmp_path / "out" / "x-00000-of-00001.tar").open("rb") as file:
-            samples = list(tars.group_by_keys(tars.tar_file_expander([{"stream": file, "url": "x"}])))
+            samples = list(
+                tars.group_by_keys(tars.tar_file_expander([{"stream": file, "url": "x"}]))
+            )
         found = [(sample.get("jpg") or sample["png"], int(sample["cls"])) for sample in samples]
         assert found == everything(open_source(str(folder)))
 
@@ -135,17 +152,32 @@ class TestWhatIsInIt:
         packed(tmp_path / "old.tar", tmp_path / "records")
         (record,) = read_records(shards(tmp_path / "records")["x-00000-of-00001.tfrecord"])
         features = decode(record)
-        assert [bytes(features[name][0]) for name in ("json", "txt", "filename")] == [b'{"box": [1, 2]}', b"text", b"a"]
+        assert [bytes(features[name][0]) for name in ("json", "txt", "filename")] == [
+            b'{"box": [1, 2]}',
+            b"text",
+            b"a",
+        ]
 
     def test_other_features_come_along(self, folder: Path, tmp_path: Path) -> None:
-        box = {"image/encoded": encoded(1), "image/class/label": 3, "box": [0.5, 0.25], "image/filename": "a.jpg"}
+        box = {
+            "image/encoded": encoded(1),
+            "image/class/label": 3,
+            "box": [0.5, 0.25],
+            "image/filename": "a.jpg",
+        }
         (tmp_path / "old").mkdir()
         bare = {"image/encoded": encoded(2), "image/class/label": 1}
         (tmp_path / "old" / "a.tfrecord").write_bytes(frame(encode(box)) + frame(encode(bare)))
         packed(tmp_path / "old", tmp_path / "out")
-        first, second = map(decode, read_records(shards(tmp_path / "out")["x-00000-of-00001.tfrecord"]))
+        first, second = map(
+            decode, read_records(shards(tmp_path / "out")["x-00000-of-00001.tfrecord"])
+        )
         assert np.asarray(first["box"]).tolist() == [0.5, 0.25]
-        assert [bytes(first["filename"][0]), int(first["label"][0]), int(second["label"][0])] == [b"a.jpg", 2, 0]
+        assert [bytes(first["filename"][0]), int(first["label"][0]), int(second["label"][0])] == [
+            b"a.jpg",
+            2,
+            0,
+        ]
         assert set(second) == {"image", "label", "shape", "filename"}
 
 
@@ -182,10 +214,14 @@ class TestPictures:
         packed(folder, tmp_path / "out", raw=True)
         there, before = open_source(str(tmp_path / "out")), open_source(str(folder))
         for number in range(NUM):
-            expected = np.asarray(Image.open(io.BytesIO(before.read(number).data)).convert("RGB"), int)
+            expected = np.asarray(
+                Image.open(io.BytesIO(before.read(number).data)).convert("RGB"), int
+            )
             found = there.read(number)
             assert found.data.shape == expected.shape
-            assert np.abs(found.data - expected).max() <= 2  # two decoders of JPEG round differently
+            assert (
+                np.abs(found.data - expected).max() <= 2
+            )  # two decoders of JPEG round differently
             assert found.target == before.read(number).target
 
     def test_raw_arrays_come_back_as_they_were(self, tmp_path: Path) -> None:
@@ -238,8 +274,12 @@ pack(open_source(folder), folder, Path(target), options, jobs=1, progress=die)
 
 class TestStopped:
     @pytest.mark.soak(1)
-    @pytest.mark.parametrize("when", [-1, *range(1, NUM + 1)] if os.environ.get("ALLSTEP_SOAK") else [-1, 3, 17])
-    def test_killed_and_resumed_it_is_the_same(self, folder: Path, tmp_path: Path, when: int) -> None:
+    @pytest.mark.parametrize(
+        "when", [-1, *range(1, NUM + 1)] if os.environ.get("ALLSTEP_SOAK") else [-1, 3, 17]
+    )
+    def test_killed_and_resumed_it_is_the_same(
+        self, folder: Path, tmp_path: Path, when: int
+    ) -> None:
         command = [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "out"), str(when), "5"]
         assert subprocess.run(command, check=False, timeout=50).returncode == -signal.SIGKILL
         options = {"shard_samples": 5, "max_side": 20, "shuffle": 3}
@@ -279,7 +319,9 @@ class TestStopped:
 
     def test_other_options_or_another_source(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out")
-        with pytest.raises(DataError, match=r"other options \(max_side None, now 20\); give --overwrite"):
+        with pytest.raises(
+            DataError, match=r"other options \(max_side None, now 20\); give --overwrite"
+        ):
             packed(folder, tmp_path / "out", max_side=20)
         (folder / "cat" / "000.jpg").write_bytes(encoded(99))
         with pytest.raises(DataError, match="before that was changed; give --overwrite"):
@@ -288,7 +330,10 @@ class TestStopped:
         assert packed(folder, tmp_path / "out", max_side=20).num_before == 1
 
     def test_two_at_once(self, folder: Path, tmp_path: Path) -> None:
-        with opened(tmp_path / "out"), pytest.raises(DataError, match="another process is packing into it"):
+        with (
+            opened(tmp_path / "out"),
+            pytest.raises(DataError, match="another process is packing into it"),
+        ):
             packed(folder, tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
@@ -302,12 +347,16 @@ class TestStopped:
         disk = tmp_path / "disk"
         disk.mkdir()
         mounting = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=56k", "tmpfs", str(disk)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=56k", "tmpfs", str(disk)],
+            capture_output=True,
+            check=False,
         )
         if mounting.returncode:
             pytest.skip("no right to mount a small disk")
         try:
-            with pytest.raises(DataError, match=r"the disk is full.*goes on with the shard that did not fit"):
+            with pytest.raises(
+                DataError, match=r"the disk is full.*goes on with the shard that did not fit"
+            ):
                 packed(folder, disk / "out", raw=True, shard_samples=6)
             assert not list((disk / "out").glob(".*.part"))
             assert 0 < len(shards(disk / "out")) < 4
@@ -328,15 +377,23 @@ class TestBadSamples:
 
     def test_are_left_out_and_listed(self, spoilt: Path, tmp_path: Path) -> None:
         outcome = packed(spoilt, tmp_path / "out", raw=True, shard_samples=10)
-        lines = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
-        assert [(line["number"], Path(line["file"]).name) for line in lines] == [(3, "003.jpg"), (9, "001.jpg")]
+        lines = [
+            json.loads(line)
+            for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+        ]
+        assert [(line["number"], Path(line["file"]).name) for line in lines] == [
+            (3, "003.jpg"),
+            (9, "001.jpg"),
+        ]
         assert all(line["reason"] for line in lines)
         assert (outcome.num_samples, len(outcome.bad)) == (NUM - 2, 2)
         assert len(open_source(str(tmp_path / "out"))) == NUM - 2
         assert packed(spoilt, tmp_path / "out", raw=True, shard_samples=10).bad == outcome.bad
 
     def test_too_many(self, spoilt: Path, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"2 bad samples of 24, 1 are allowed; sample 3 .*003.jpg"):
+        with pytest.raises(
+            DataError, match=r"2 bad samples of 24, 1 are allowed; sample 3 .*003.jpg"
+        ):
             packed(spoilt, tmp_path / "out", raw=True, budget=1)
         with pytest.raises(DataError, match=r"0 are allowed; sample 3"):
             packed(spoilt, tmp_path / "strict", raw=True, strict=True)
@@ -355,7 +412,10 @@ class TestBadSamples:
         ({"to": "zip"}, "--to zip"),
         ({"to": "tar", "raw": True}, "--raw is for TFRecord shards"),
         ({"shard_samples": 0}, "--shard-samples 0"),
-        *(({"shard_mb": size}, f"--shard-mb {size:g}") for size in (-1.0, 0.0, float("nan"), float("inf"))),
+        *(
+            ({"shard_mb": size}, f"--shard-mb {size:g}")
+            for size in (-1.0, 0.0, float("nan"), float("inf"))
+        ),
         ({"max_side": 0}, "--max-side"),
         ({"quality": 101}, "--quality is 1 to 100"),
         ({"format": "jpg"}, "did you mean 'jpeg'"),
@@ -379,7 +439,12 @@ def test_tar_is_as_tar_writes_it(folder: Path, tmp_path: Path) -> None:
     assert path.stat().st_size % tarfile.RECORDSIZE == 0
     with tarfile.open(path) as archive:
         members = archive.getmembers()
-    assert [member.name for member in members[:4]] == ["00000000.jpg", "00000000.cls", "00000001.jpg", "00000001.cls"]
+    assert [member.name for member in members[:4]] == [
+        "00000000.jpg",
+        "00000000.cls",
+        "00000001.jpg",
+        "00000001.cls",
+    ]
     assert {(member.mtime, member.uid, member.mode) for member in members} == {(0, 0, 0o644)}
 
 
@@ -388,12 +453,26 @@ class TestTheCommand:
         return CliRunner().invoke(app, ["data", "pack", *map(str, words)])
 
     def test_twice(self, folder: Path, tmp_path: Path) -> None:
-        words = (folder, tmp_path / "out", "--max-side", 20, "--shuffle", "--seed", 3, "--shard-samples", 8, "-j", 2)
+        words = (
+            folder,
+            tmp_path / "out",
+            "--max-side",
+            20,
+            "--shuffle",
+            "--seed",
+            3,
+            "--shard-samples",
+            8,
+            "-j",
+            2,
+        )
         outcome = self.invoke(*words)
         assert outcome.exit_code == 0, outcome.output
         assert "out: 24 samples in 3 shards" in outcome.stdout
         assert "24 samples in 3 shards, 3 of them before" in self.invoke(*words).stdout
-        assert list(shards(tmp_path / "out")) == [f"out-0000{i}-of-00003.tfrecord" for i in range(3)]
+        assert list(shards(tmp_path / "out")) == [
+            f"out-0000{i}-of-00003.tfrecord" for i in range(3)
+        ]
         packed(folder, tmp_path / "same", max_side=20, shuffle=3, shard_samples=8)
         assert list(shards(tmp_path / "same").values()) == list(shards(tmp_path / "out").values())
 
@@ -417,7 +496,11 @@ class TestTheCommand:
 
     @pytest.mark.parametrize(
         "words",
-        [["{tmp}/none", "{tmp}/out"], ["{tmp}/photos", "{tmp}/photos/out"], ["{tmp}/photos", "{tmp}/o", "--to", "rar"]],
+        [
+            ["{tmp}/none", "{tmp}/out"],
+            ["{tmp}/photos", "{tmp}/photos/out"],
+            ["{tmp}/photos", "{tmp}/o", "--to", "rar"],
+        ],
     )
     def test_bad_input_is_one_line(self, folder: Path, tmp_path: Path, words: list[str]) -> None:
         outcome = self.invoke(*(word.format(tmp=tmp_path) for word in words))

@@ -17,7 +17,8 @@ NONE = np.empty(0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {}), ("GIF", {})]
+    ("kind", "options"),
+    [("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {}), ("GIF", {})],
 )
 def test_lossless_kinds_give_back_what_was_stored(kind: str, options: dict[str, bool]) -> None:
     data = encoded(PICTURE, kind, **options)
@@ -28,10 +29,14 @@ def test_lossless_kinds_give_back_what_was_stored(kind: str, options: dict[str, 
     ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("WEBP", {"quality": 80})]
 )
 @pytest.mark.parametrize("channels", [3, 1])
-def test_lossy_kinds_are_as_pillow_decodes_them(kind: str, options: dict[str, bool], channels: int) -> None:
+def test_lossy_kinds_are_as_pillow_decodes_them(
+    kind: str, options: dict[str, bool], channels: int
+) -> None:
     data = encoded(PICTURE, kind, **options)
     wanted = by_pillow(data, "RGB" if channels == 3 else "L")
-    assert distance(decode(data, channels), wanted) < (0.01 if kind == "JPEG" and channels == 3 else 1)
+    assert distance(decode(data, channels), wanted) < (
+        0.01 if kind == "JPEG" and channels == 3 else 1
+    )
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "1"])
@@ -41,9 +46,13 @@ def test_grey_palette_and_alpha_become_rgb_and_grey(mode: str) -> None:
     assert distance(decode(data, 1), by_pillow(data, "L")) < 1
 
 
-@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True, "exact": True})])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("PNG", {}), ("TIFF", {}), ("WEBP", {"lossless": True, "exact": True})]
+)
 @pytest.mark.parametrize("alpha", [0, 64])
-def test_transparency_is_dropped_not_blended(kind: str, options: dict[str, bool], alpha: int) -> None:
+def test_transparency_is_dropped_not_blended(
+    kind: str, options: dict[str, bool], alpha: int
+) -> None:
     clear = np.dstack([PICTURE, np.full(PICTURE.shape[:2], alpha, np.uint8)])
     assert np.array_equal(decode(encoded(clear, kind, **options)), PICTURE)
 
@@ -65,7 +74,8 @@ def test_pixels_whose_range_is_not_known_are_refused(kind: str, words: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "turn"), [("JPEG", 6), ("PNG", 6), ("WEBP", 6), *(("TIFF", turn) for turn in range(1, 10))]
+    ("kind", "turn"),
+    [("JPEG", 6), ("PNG", 6), ("WEBP", 6), *(("TIFF", turn) for turn in range(1, 10))],
 )
 def test_the_orientation_of_exif_is_ignored(kind: str, turn: int) -> None:
     exif = Image.Exif()
@@ -91,11 +101,15 @@ def test_pillows_own_limit_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.array_equal(decode(encoded(PICTURE, "TIFF")), PICTURE)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)])
+@pytest.mark.parametrize(
+    "kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8)]
+)
 def test_any_buffer_will_do(kind: type) -> None:
     data = encoded(PICTURE)
     assert np.array_equal(decode(kind(data)), decode(data))
-    assert np.array_equal(cropped(kind(data), CentreCrop(20), NONE), cropped(data, CentreCrop(20), NONE))
+    assert np.array_equal(
+        cropped(kind(data), CentreCrop(20), NONE), cropped(data, CentreCrop(20), NONE)
+    )
 
 
 def test_arrays_pass_and_are_copied() -> None:
@@ -104,7 +118,10 @@ def test_arrays_pass_and_are_copied() -> None:
     grey = scene(9, 7, channels=1)
     assert np.array_equal(decode(grey[..., 0], 1), grey)
     assert np.array_equal(decode(grey), np.repeat(grey, 3, axis=2))
-    assert distance(decode(PICTURE, 1), np.asarray(Image.fromarray(PICTURE).convert("L"))[..., None]) < 1
+    assert (
+        distance(decode(PICTURE, 1), np.asarray(Image.fromarray(PICTURE).convert("L"))[..., None])
+        < 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +178,9 @@ def _saved(image: Image.Image, kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_opencv_says_nothing_of_cut_pictures_on_its_own(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_opencv_says_nothing_of_cut_pictures_on_its_own(
+    kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     data = encoded(PICTURE, kind)
     with pytest.raises(ValueError):
         decode(data[: len(data) // 2])
@@ -169,7 +188,8 @@ def test_opencv_says_nothing_of_cut_pictures_on_its_own(kind: str, capfd: pytest
 
 
 def test_a_tiff_whose_strips_do_not_unpack_is_broken() -> None:
-    """OpenCV gives out what it has of them; most flipped bits in deflated strips are found by Pillow."""
+    """OpenCV gives out what it has of them; most flipped bits in deflated strips are found by
+    Pillow."""
     picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
     content = io.BytesIO()
     Image.fromarray(picture).save(content, "TIFF", compression="tiff_adobe_deflate")

@@ -1,4 +1,5 @@
-"""Random numbers by sample: uniform, unrelated to their neighbours, and the same whoever draws them."""
+"""Random numbers by sample: uniform, unrelated to their neighbours, and the same whoever draws
+them."""
 
 import pickle
 
@@ -36,7 +37,10 @@ def test_a_number_does_not_depend_on_the_batch(samples: list[int], seed: int, ep
 
 
 def test_numbers_are_the_same_in_every_version() -> None:
-    """A resumed run must go on with the same pictures. Reference: recorded when the format was fixed."""
+    """A resumed run must go on with the same pictures.
+
+    Reference: recorded when the format was fixed.
+    """
     drawn = draws([0, 1, 2**40], seed=7, epoch=3).uniform("Flip", 2)
     assert drawn.tolist() == RECORDED
 
@@ -53,16 +57,21 @@ def test_seed_epoch_sample_stream_and_column_all_matter() -> None:
     ]
     for other in others:
         assert (first == other).sum() == 0
-        assert abs(_correlation(first[:, 0], other[:, 0])) < 0.16  # 5 standard deviations of 1000 unrelated pairs
+        assert (
+            abs(_correlation(first[:, 0], other[:, 0])) < 0.16
+        )  # 5 standard deviations of 1000 unrelated pairs
 
 
 def test_numbers_that_last_are_the_same_at_every_epoch() -> None:
-    assert np.array_equal(draws([1, 2], epoch=0).lasting("a", 3), draws([1, 2], epoch=9).lasting("a", 3))
+    assert np.array_equal(
+        draws([1, 2], epoch=0).lasting("a", 3), draws([1, 2], epoch=9).lasting("a", 3)
+    )
 
 
 @pytest.mark.parametrize("axis", ["samples", "columns", "epochs", "seeds"])
 def test_uniform_and_unrelated_along_every_axis(axis: str) -> None:
-    """Chi-squared of 64 bins, and of 16 x 16 bins of neighbours, against the uniform table: within 5 standard deviations."""
+    """Chi-squared of 64 bins, and of 16 x 16 bins of neighbours, against the uniform table: within
+    5 standard deviations."""
     n = 40_000
     if axis == "samples":
         numbers = draws(np.arange(n)).uniform("x", 1)[:, 0]

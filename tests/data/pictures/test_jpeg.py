@@ -1,4 +1,7 @@
-"""JPEGs cut down to a crop. Reference: the whole picture, decoded by the same library, or by Pillow."""
+"""JPEGs cut down to a crop.
+
+Reference: the whole picture, decoded by the same library, or by Pillow.
+"""
 
 import sys
 import threading
@@ -49,7 +52,9 @@ def crops(draw: Any) -> tuple[bytes, Region]:
 
 
 @given(crop=crops(), channels=st.sampled_from([1, 3]))
-def test_a_part_is_the_same_as_in_the_whole_picture(crop: tuple[bytes, Region], channels: int) -> None:
+def test_a_part_is_the_same_as_in_the_whole_picture(
+    crop: tuple[bytes, Region], channels: int
+) -> None:
     data, region = crop
     whole = simplejpeg.decode_jpeg(data, "RGB" if channels == 3 else "GRAY")
     size = region.height, region.width
@@ -59,7 +64,9 @@ def test_a_part_is_the_same_as_in_the_whole_picture(crop: tuple[bytes, Region], 
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
-@pytest.mark.parametrize(("restart", "rows"), [({}, (0, 112)), ({"restart_marker_rows": 1}, (64, 112))])
+@pytest.mark.parametrize(
+    ("restart", "rows"), [({}, (0, 112)), ({"restart_marker_rows": 1}, (64, 112))]
+)
 def test_only_the_rows_of_the_crop_are_decoded(
     subsampling: int, restart: dict[str, int], rows: tuple[int, int]
 ) -> None:
@@ -99,14 +106,18 @@ def test_what_cannot_be_cut_is_decoded_whole(options: dict[str, Any]) -> None:
 def test_the_header_says_the_size_of_files_with_other_segments_first() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    data = encoded(scene(40, 60), exif=exif, comment=b"\xff\xc0 is not a frame here", icc_profile=b"x" * 70_000)
+    data = encoded(
+        scene(40, 60), exif=exif, comment=b"\xff\xc0 is not a frame here", icc_profile=b"x" * 70_000
+    )
     header = read_header(memoryview(data))
     assert (header.height, header.width, header.one_scan) == (40, 60, True)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("left", [0.2, 0.5, 0.9, 0.99, "EOI"])
-def test_a_truncated_file_is_an_error_also_where_the_crop_is_there(left: Any, progressive: bool) -> None:
+def test_a_truncated_file_is_an_error_also_where_the_crop_is_there(
+    left: Any, progressive: bool
+) -> None:
     data = encoded(scene(120, 160), progressive=progressive, quality=90)
     short = data[:-2] if left == "EOI" else data[: int(len(data) * left)]
     with pytest.raises(ValueError, match=r"broken|not a picture|truncated"):
@@ -123,7 +134,9 @@ def test_truncated_in_front_of_a_wrong_end_is_an_error() -> None:
 
 
 @given(where=st.floats(0, 1), flip=st.integers(1, 255), part=st.booleans())
-def test_a_broken_byte_gives_a_picture_or_a_value_error(where: float, flip: int, part: bool) -> None:
+def test_a_broken_byte_gives_a_picture_or_a_value_error(
+    where: float, flip: int, part: bool
+) -> None:
     data = bytearray(FINE)
     data[int(where * (len(data) - 1))] ^= flip
     try:
@@ -143,7 +156,8 @@ def test_a_header_that_lies_about_the_size_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("extra", [b"\0" * 7, b"abcdefghijkl"])
 def test_harmless_complaints_still_give_the_picture(extra: bytes) -> None:
-    """Bytes that belong nowhere before the end, as some cameras and a few files of ImageNet have them."""
+    """Bytes that belong nowhere before the end, as some cameras and a few files of ImageNet have
+    them."""
     data = FINE[:-2] + extra + b"\xff\xd9"
     with pytest.raises(ValueError, match="extraneous bytes"):
         simplejpeg.decode_jpeg(data)
@@ -189,13 +203,16 @@ def test_large_crops_are_decoded_reduced_and_look_the_same(ratio: float) -> None
     picture, part = jpeg.decode_part(memoryview(data), lambda h, w: region, (60, 60), 3)
     assert picture.shape[0] < height / 1.9 and 60 <= part.height < 120 * (1 + (ratio > 8))
     box = (50, 30, 50 + side, 30 + side)
-    wanted = np.asarray(Image.fromarray(by_pillow(data)).resize((60, 60), Image.Resampling.BILINEAR, box=box))
+    wanted = np.asarray(
+        Image.fromarray(by_pillow(data)).resize((60, 60), Image.Resampling.BILINEAR, box=box)
+    )
     assert distance(cut_out(picture, part, (60, 60)), wanted) < 2
 
 
 @pytest.mark.parametrize("work", ["simplejpeg", "imdecode", "resize"])
 def test_decoders_let_other_threads_run(work: str) -> None:
-    """With a switch interval of 100 s, another thread moves during a call only if the call itself lets go of the lock."""
+    """With a switch interval of 100 s, another thread moves during a call only if the call itself
+    lets go of the lock."""
     picture = scene(700, 900)
     data = encoded(picture)
     calls: dict[str, Callable[[], Any]] = {

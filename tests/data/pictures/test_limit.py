@@ -1,4 +1,5 @@
-"""Pictures with more pixels than allowed are refused by their headers: as bad samples, everywhere, before anything is decoded."""
+"""Pictures with more pixels than allowed are refused by their headers: as bad samples, everywhere,
+before anything is decoded."""
 
 import json
 import struct
@@ -61,7 +62,9 @@ def test_the_size_is_that_of_the_decoded_picture(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_pixel_too_many_is_refused_before_decoding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pixel_too_many_is_refused_before_decoding(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, most = file_of(kind), HEIGHT * WIDTH
     assert cropped(code, CentreCrop(8), np.empty(0), max_pixels=most).shape == (8, 8, 3)
     assert Recoding(max_pixels=most, format="png")(code).shape == (HEIGHT, WIDTH)
@@ -81,7 +84,9 @@ def test_one_pixel_too_many_is_refused_before_decoding(kind: str, monkeypatch: p
         lambda: Recoding(max_pixels=most - 1)(code),
         lambda: Recoding(max_pixels=most - 1, format="jpeg")(code),
     ):
-        with pytest.raises(ValueError, match=rf"too large: {HEIGHT} x {WIDTH} pixels, .* data.max_pixels"):
+        with pytest.raises(
+            ValueError, match=rf"too large: {HEIGHT} x {WIDTH} pixels, .* data.max_pixels"
+        ):
             attempt()
 
 
@@ -90,7 +95,8 @@ def png_of(height: int, width: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
     parts = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
@@ -140,13 +146,18 @@ def test_verify_and_pack_and_show(folder: Path, tmp_path: Path) -> None:
     packed = call("data", "pack", folder, tmp_path / "packed")
     assert packed.exit_code == 0, packed.output
     assert len(open_source(str(tmp_path / "packed"))) == 24
-    assert "too large" in json.loads((tmp_path / "packed" / "quarantine.jsonl").read_text())["reason"]
+    assert (
+        "too large" in json.loads((tmp_path / "packed" / "quarantine.jsonl").read_text())["reason"]
+    )
     other = call("data", "pack", folder, tmp_path / "packed", "--max-pixels", 1000)
     assert "max_pixels 100000000, now 1000" in str(other.exception)
-    # All but the largest keep their bytes; that one is decoded, and found to be broken, only where it is not refused before.
+    # All but the largest keep their bytes; that one is decoded, and found to be broken, only where
+    # it is not refused before.
     allowed = call("data", "pack", folder, tmp_path / "all", "--max-pixels", 10**9, "--strict")
     assert allowed.exit_code == 0, allowed.output
-    shown = call("data", "show", folder, "--out", tmp_path / "sheet.png", "--samples", 25, "--epochs", 1)
+    shown = call(
+        "data", "show", folder, "--out", tmp_path / "sheet.png", "--samples", 25, "--epochs", 1
+    )
     assert shown.exit_code == 0, shown.output
 
 

@@ -1,4 +1,7 @@
-"""Mixup and cutmix. References: numpy's own beta distribution, and the definitions written out sample by sample."""
+"""Mixup and cutmix.
+
+References: numpy's own beta distribution, and the definitions written out sample by sample.
+"""
 
 import numpy as np
 import pytest
@@ -14,13 +17,16 @@ DRAWS = Draws(3, 1, np.arange(40))
 
 def batch(n: int = 40, dtype: torch.dtype = torch.uint8) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    data = torch.randint(0, 256, (n, 9, 11, 3), generator=generator, dtype=torch.uint8).permute(0, 3, 1, 2)
+    data = torch.randint(0, 256, (n, 9, 11, 3), generator=generator, dtype=torch.uint8).permute(
+        0, 3, 1, 2
+    )
     return data.to(dtype), torch.arange(n) % 7
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0, 2.0, 8.0])
 def test_lam_is_beta_distributed(alpha: float) -> None:
-    """Kolmogorov-Smirnov distance to 100,000 draws of numpy; 0.01 would be six standard deviations off."""
+    """Kolmogorov-Smirnov distance to 100,000 draws of numpy; 0.01 would be six standard deviations
+    off."""
     found = np.sort(Mixup(alpha).lam((np.arange(20_000) + 0.5) / 20_000))
     wanted = np.sort(np.random.default_rng(0).beta(alpha, alpha, 100_000))
     places = np.searchsorted(found, wanted) / len(found)
@@ -53,18 +59,28 @@ def test_cutmix_puts_a_box_of_the_sample_before() -> None:
         other = (found[i] != data[i]).any(0)
         rows, columns = other.any(1).nonzero(), other.any(0).nonzero()
         if len(rows):
-            box = (slice(None), slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
+            box = (
+                slice(None),
+                slice(int(rows[0]), int(rows[-1]) + 1),
+                slice(int(columns[0]), int(columns[-1]) + 1),
+            )
             assert torch.equal(found[i][box], data[i - 1][box])
             share = 1 - found[i][box][0].numel() / 99
         else:
             share = 1.0
-        assert float(soft[i, target[i]]) == pytest.approx(share, abs=0.03)  # equal pixels may hide an edge of the box
+        assert float(soft[i, target[i]]) == pytest.approx(
+            share, abs=0.03
+        )  # equal pixels may hide an edge of the box
         assert float(soft[i].sum()) == pytest.approx(1)
 
 
 def test_the_box_of_cutmix_has_the_area_that_lam_leaves() -> None:
     """Boxes that are not cut off at the border: within the rounding of their sides."""
-    data, target, draws = torch.zeros(500, 1, 64, 64), torch.arange(500) % 2, Draws(0, 0, np.arange(500))
+    data, target, draws = (
+        torch.zeros(500, 1, 64, 64),
+        torch.arange(500) % 2,
+        Draws(0, 0, np.arange(500)),
+    )
     found, soft = Cutmix(1.0, 2)(torch.arange(500.0).view(-1, 1, 1, 1) + data, target, draws, "x")
     lam = Cutmix(1.0).lam(draws.uniform("x", 3)[:, 0])
     mixed = (found != torch.arange(500.0).view(-1, 1, 1, 1)).float().mean((1, 2, 3)).numpy()

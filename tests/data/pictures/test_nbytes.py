@@ -6,7 +6,9 @@ from allstep.data.image import decode, limit
 from allstep.data.sources.checksum import crc32c, crc32c_on
 
 
-def test_more_than_the_limit_is_refused_before_anything_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_limit_is_refused_before_anything_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert limit.MAX_NBYTES == 1 << 30
     monkeypatch.setattr(decode, "MAX_NBYTES", 1000)
     with pytest.raises(ValueError, match=r"^too large: 1001 bytes, expected at most 1000$"):

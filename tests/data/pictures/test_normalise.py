@@ -17,9 +17,9 @@ def test_as_the_formula_says(dtype: torch.dtype) -> None:
     data = torch.arange(256).repeat(2, 3, 1, 1).to(dtype)
     target = torch.tensor([1, 2])
     found, same = Normalise(MEAN, STD)(data, target, NONE, "")
-    wanted = (data.double() / 255 - torch.tensor(MEAN).double().view(3, 1, 1)) / torch.tensor(STD).double().view(
-        3, 1, 1
-    )
+    wanted = (data.double() / 255 - torch.tensor(MEAN).double().view(3, 1, 1)) / torch.tensor(
+        STD
+    ).double().view(3, 1, 1)
     assert found.dtype == torch.float32 and same is target
     assert torch.allclose(found.double(), wanted, atol=1e-5)
 
@@ -31,7 +31,9 @@ def test_channels_last_memory_stays_so() -> None:
 
 
 def test_other_types_and_empty_batches() -> None:
-    found, _ = Normalise(0.5, 0.5, torch.bfloat16)(torch.zeros(0, 3, 4, 4, dtype=torch.uint8), torch.zeros(0), NONE, "")
+    found, _ = Normalise(0.5, 0.5, torch.bfloat16)(
+        torch.zeros(0, 3, 4, 4, dtype=torch.uint8), torch.zeros(0), NONE, ""
+    )
     assert found.dtype == torch.bfloat16 and found.shape == (0, 3, 4, 4)
 
 
@@ -42,7 +44,9 @@ def test_wrong_arguments_are_named() -> None:
         Normalise(MEAN, 0.5)
     with pytest.raises(ConfigError, match="3 channels, the pictures have 1"):
         Normalise(MEAN, STD)(torch.zeros(2, 1, 4, 4), torch.zeros(2), NONE, "")
-    with pytest.raises(ConfigError, match=r"scale 0 to 1, not .123.7, 116.3, 103.5.: divide it and the std by 255"):
+    with pytest.raises(
+        ConfigError, match=r"scale 0 to 1, not .123.7, 116.3, 103.5.: divide it and the std by 255"
+    ):
         Normalise((123.7, 116.3, 103.5), (58.4, 57.1, 57.4))
     for wrong in ("a", None, [[0.5]]):
         with pytest.raises(ConfigError, match="numbers, one for each channel"):

@@ -26,7 +26,13 @@ def png(between: bytes = b"") -> bytes:
     rows = np.arange(60, dtype=np.uint8).reshape(4, 15)
     pixels = b"".join(b"\0" + row.tobytes() for row in rows)
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 5, 4, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + between + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + head
+        + between
+        + chunk(b"IDAT", zlib.compress(pixels))
+        + chunk(b"IEND", b"")
+    )
 
 
 PROFILE = chunk(b"iCCP", HOSTILE + b"\0\0" + zlib.compress(bytes(4) + bytes(range(256)) * 16))
@@ -60,7 +66,10 @@ def test_a_file_that_lacks_its_last_bytes_is_read_as_before() -> None:
 
 
 def test_nothing_of_a_profile_is_printed() -> None:
-    """In a process of its own: libpng writes to the file descriptor. The plain decoder shows that it would."""
+    """In a process of its own: libpng writes to the file descriptor.
+
+    The plain decoder shows that it would.
+    """
     code = f"""
 import cv2, numpy as np, sys
 from allstep.data.image.decode import decode

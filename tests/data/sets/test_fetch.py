@@ -97,7 +97,9 @@ class Handler(BaseHTTPRequestHandler):
 def home() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.asked_to_end = threading.Event()  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.asked_to_end.set()  # type: ignore[attr-defined]
         server.shutdown()
@@ -139,7 +141,9 @@ def test_what_fails_leaves_nothing(home: str, tmp_path: Path, path: str, complai
 
 def test_wrong_content_is_refused(home: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("the old one")
-    with pytest.raises(DataError, match=f"wrong content: expected SHA-256 {'0' * 64}, found {SHA256}"):
+    with pytest.raises(
+        DataError, match=f"wrong content: expected SHA-256 {'0' * 64}, found {SHA256}"
+    ):
         fetch(f"{home}/file", tmp_path / "file", sha256="0" * 64)
     with pytest.raises(DataError, match="not a whole gzip file"):
         fetch(f"{home}/file", tmp_path / "file", sha256=SHA256, unpack=True)
@@ -161,7 +165,11 @@ def test_a_folder_that_cannot_be_written(home: str, tmp_path: Path) -> None:
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(DataError, match="another process"), locked(tmp_path, timeout=0.05):
+    with (
+        locked(tmp_path),
+        pytest.raises(DataError, match="another process"),
+        locked(tmp_path, timeout=0.05),
+    ):
         pass
     with locked(tmp_path):
         pass
@@ -173,7 +181,13 @@ LIMIT = len(CONTENT) + len(CONTENT) // 100 + 1024
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("much", f"the server sends too much: expected at most {LIMIT} bytes, found {2 * len(CONTENT)} or more"),
+        (
+            "much",
+            (
+                f"the server sends too much: expected at most {LIMIT} bytes, found"
+                f" {2 * len(CONTENT)} or more"
+            ),
+        ),
         ("endless", f"the server sends too much: expected at most {LIMIT} bytes, found 1"),
         ("short", f"wrong content: expected SHA-256 {SHA256} ({len(CONTENT)} bytes), found"),
         ("page", "expected a file, found a web page that begins with b'<!DOCTYPE html>"),
@@ -181,7 +195,9 @@ LIMIT = len(CONTENT) + len(CONTENT) // 100 + 1024
         ("shouting", "the server answers 418 tea?[31m xxx"),
     ],
 )
-def test_a_server_that_does_not_send_the_file(home: str, tmp_path: Path, path: str, complaint: str) -> None:
+def test_a_server_that_does_not_send_the_file(
+    home: str, tmp_path: Path, path: str, complaint: str
+) -> None:
     with pytest.raises(DataError, match=re.escape(complaint)) as caught:
         fetch(f"{home}/{path}", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
     assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
@@ -201,9 +217,13 @@ def test_a_length_that_is_none_is_not_used(home: str, tmp_path: Path, path: str)
         assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_a_server_that_only_drips(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_only_drips(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
-    with pytest.raises(DataError, match=r"the server sends too slowly: \d+ bytes in \d+ s, expected 1000 a second"):
+    with pytest.raises(
+        DataError, match=r"the server sends too slowly: \d+ bytes in \d+ s, expected 1000 a second"
+    ):
         fetch(f"{home}/slow", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
     assert_nothing_in(tmp_path)
 
@@ -220,7 +240,8 @@ def test_a_server_that_drips_what_is_no_content(
 
 
 @pytest.mark.parametrize(
-    "url", ["http://[::1", "http://127.0.0.1:x/", "http://", "http://a b/", "http://xn--\u00e9.\u00e9/"]
+    "url",
+    ["http://[::1", "http://127.0.0.1:x/", "http://", "http://a b/", "http://xn--\u00e9.\u00e9/"],
 )
 def test_an_address_that_cannot_be(url: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:

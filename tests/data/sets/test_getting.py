@@ -1,4 +1,5 @@
-"""Named sets brought into a folder from a folder or a server of this machine: right content only, and only what is missing."""
+"""Named sets brought into a folder from a folder or a server of this machine: right content only,
+and only what is missing."""
 
 import gzip
 import hashlib
@@ -67,7 +68,9 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def url(home: Path) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(home))) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -102,7 +105,11 @@ def test_idx_files_from_a_folder_and_from_a_server(home: Path, url: str, tmp_pat
     digits = NAMED["digits"].folders[0]
     for path in digits.iterdir():
         shutil.copy(path, home)
-    sums = {path.name.removesuffix(".gz"): content_sum(path) for path in digits.iterdir() if path.suffix == ".gz"}
+    sums = {
+        path.name.removesuffix(".gz"): content_sum(path)
+        for path in digits.iterdir()
+        if path.suffix == ".gz"
+    }
     toy = NamedSet("toy", "Toy", sha256=sums)
     get(toy, tmp_path / "a", digits)
     get(toy, tmp_path / "b", f"{url}/")
@@ -114,7 +121,9 @@ def test_idx_files_from_a_folder_and_from_a_server(home: Path, url: str, tmp_pat
 
 
 @pytest.mark.parametrize("source", ["files", "archive"])
-def test_files_beyond_their_known_size_are_not_copied(toy: NamedSet, home: Path, tmp_path: Path, source: str) -> None:
+def test_files_beyond_their_known_size_are_not_copied(
+    toy: NamedSet, home: Path, tmp_path: Path, source: str
+) -> None:
     known = replace(toy, nbytes=dict.fromkeys(CIFAR_FILES, N * 3073))
     get(known, tmp_path / "right", home)
     large = home / CIFAR_FILES[0]
@@ -125,7 +134,8 @@ def test_files_beyond_their_known_size_are_not_copied(toy: NamedSet, home: Path,
                 archive.add(home / name, name)
                 (home / name).unlink()
     with pytest.raises(
-        DataError, match=r"data_batch_1.bin: is too large: expected at most 13438 bytes, found \d+ or more"
+        DataError,
+        match=r"data_batch_1.bin: is too large: expected at most 13438 bytes, found \d+ or more",
     ):
         get(known, tmp_path / "to", home)
     assert contents(tmp_path / "to") == {}
@@ -137,7 +147,13 @@ def test_an_archive_with_numbers_that_cannot_be_is_one_line(toy: NamedSet, tmp_p
     lines = b"9" * 5000 + b" path=x\n"
     extended = tarfile.TarInfo("x")
     extended.type, extended.size = tarfile.XHDTYPE, len(lines)
-    content = extended.tobuf() + lines + bytes(-len(lines) % 512) + tarfile.TarInfo("y").tobuf() + bytes(1024)
+    content = (
+        extended.tobuf()
+        + lines
+        + bytes(-len(lines) % 512)
+        + tarfile.TarInfo("y").tobuf()
+        + bytes(1024)
+    )
     (tmp_path / "from" / "toy.tar.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError, match="is not a whole archive") as caught:
         get(toy, tmp_path / "to", tmp_path / "from")
@@ -148,12 +164,15 @@ def content_sum(path: Path) -> str:
     return hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
 
 
-def test_wrong_content_is_refused_and_the_right_files_stay(toy: NamedSet, home: Path, tmp_path: Path) -> None:
+def test_wrong_content_is_refused_and_the_right_files_stay(
+    toy: NamedSet, home: Path, tmp_path: Path
+) -> None:
     content = bytearray((home / CIFAR_FILES[2]).read_bytes())
     content[5] ^= 1
     (home / CIFAR_FILES[2]).write_bytes(content)
     with pytest.raises(
-        DataError, match=f"{CIFAR_FILES[2]}: wrong content: expected SHA-256 {toy.sha256[CIFAR_FILES[2]]}"
+        DataError,
+        match=f"{CIFAR_FILES[2]}: wrong content: expected SHA-256 {toy.sha256[CIFAR_FILES[2]]}",
     ):
         get(toy, tmp_path / "to", home)
     assert sorted(contents(tmp_path / "to")) == list(CIFAR_FILES[:2])
@@ -169,12 +188,16 @@ def test_a_cut_archive_leaves_no_half_file(toy: NamedSet, home: Path, tmp_path: 
         assert content == (home / name).read_bytes()
 
 
-def test_what_is_there_under_the_right_names_is_not_taken_for_good(toy: NamedSet, home: Path, tmp_path: Path) -> None:
+def test_what_is_there_under_the_right_names_is_not_taken_for_good(
+    toy: NamedSet, home: Path, tmp_path: Path
+) -> None:
     junk = dict.fromkeys(CIFAR_FILES, b"junk")
     (tmp_path / "to").mkdir()
     for name, content in junk.items():
         (tmp_path / "to" / name).write_bytes(content)
-    with pytest.raises(DataError, match=f"{CIFAR_FILES[0]}: wrong content: .*; remove it, or choose another folder"):
+    with pytest.raises(
+        DataError, match=f"{CIFAR_FILES[0]}: wrong content: .*; remove it, or choose another folder"
+    ):
         get(toy, tmp_path / "to", home)
     assert contents(tmp_path / "to") == junk  # it may be somebody's work
     for name in CIFAR_FILES[:-1]:
@@ -189,7 +212,11 @@ def test_what_is_there_under_the_right_names_is_not_taken_for_good(toy: NamedSet
 
 def test_a_packed_file_that_is_no_gzip_is_not_taken_for_good(tmp_path: Path) -> None:
     digits = NAMED["digits"].folders[0]
-    sums = {path.name.removesuffix(".gz"): content_sum(path) for path in digits.iterdir() if path.suffix == ".gz"}
+    sums = {
+        path.name.removesuffix(".gz"): content_sum(path)
+        for path in digits.iterdir()
+        if path.suffix == ".gz"
+    }
     shutil.copytree(digits, tmp_path / "to")
     (tmp_path / "to" / f"{FILES[1]}.gz").write_bytes(b"junk")
     with pytest.raises(DataError, match=rf"{FILES[1]}\.gz: is not a whole gzip file"):
@@ -198,18 +225,19 @@ def test_a_packed_file_that_is_no_gzip_is_not_taken_for_good(tmp_path: Path) -> 
 
 def test_kill_leaves_nothing_that_stays(toy: NamedSet, home: Path, tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from allstep.data.sets.http import locked, writing\n"
-        "folder = Path(sys.argv[1])\n"
-        "with locked(folder), writing(folder / '.toy.tar.gz') as a, writing(folder / 'test_batch.bin') as b:\n"
-        "    b.write(b'half')\n"
-        "    (folder / '.toy.tar.gz').write_bytes(b'whole, and not yet unpacked')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom allstep.data.sets.http import"
+        " locked, writing\nfolder = Path(sys.argv[1])\nwith locked(folder), writing(folder /"
+        " '.toy.tar.gz') as a, writing(folder / 'test_batch.bin') as b:\n    b.write(b'half')\n   "
+        " (folder / '.toy.tar.gz').write_bytes(b'whole, and not yet unpacked')\n   "
+        " os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "to")], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert set(contents(tmp_path / "to")) == {".toy.tar.gz", "..toy.tar.gz.part", ".test_batch.bin.part"}
+    assert set(contents(tmp_path / "to")) == {
+        ".toy.tar.gz",
+        "..toy.tar.gz.part",
+        ".test_batch.bin.part",
+    }
     get(toy, tmp_path / "to", home)
     assert contents(tmp_path / "to") == the_six(home)
 
@@ -246,7 +274,9 @@ def test_names_of_classes_come_along(toy: NamedSet, home: Path, tmp_path: Path) 
 
 class TestTheCommand:
     def test_into_a_folder(self, toy: NamedSet, home: Path, tmp_path: Path) -> None:
-        outcome = CliRunner().invoke(app, ["data", "get", "toy", "--from", str(home), "--to", str(tmp_path / "to")])
+        outcome = CliRunner().invoke(
+            app, ["data", "get", "toy", "--from", str(home), "--to", str(tmp_path / "to")]
+        )
         assert outcome.exit_code == 0, outcome.output
         assert str(tmp_path / "to") in outcome.stdout
         assert contents(tmp_path / "to") == the_six(home)

@@ -35,7 +35,10 @@ def make_set(folder: Path, suffix: str = ".gz", n: int = 6) -> Path:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    return {name: hashlib.sha256(gzip.decompress((folder / f"{name}.gz").read_bytes())).hexdigest() for name in FILES}
+    return {
+        name: hashlib.sha256(gzip.decompress((folder / f"{name}.gz").read_bytes())).hexdigest()
+        for name in FILES
+    }
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -51,7 +54,9 @@ def remote(tmp_path: Path) -> Iterator[NamedSet]:
     home = make_set(tmp_path / "home")
     Quiet.asked.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(home))) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         url = f"http://127.0.0.1:{server.server_port}/"
         yield NamedSet("toy", "Toy", (tmp_path / "system",), url, checksums(home))
         server.shutdown()
@@ -73,7 +78,9 @@ def test_a_download_is_used_the_next_time(remote: NamedSet, tmp_path: Path) -> N
     find(replace(remote, home="http://127.0.0.1:9/"))
 
 
-def test_a_cache_with_some_files_is_completed(remote: NamedSet, tmp_path: Path, cache: Path) -> None:
+def test_a_cache_with_some_files_is_completed(
+    remote: NamedSet, tmp_path: Path, cache: Path
+) -> None:
     (cache / "toy").mkdir(parents=True)
     shutil.copy(tmp_path / "home" / f"{FILES[0]}.gz", cache / "toy")
     find(remote)
@@ -107,9 +114,16 @@ def test_a_home_with_other_content_is_refused(remote: NamedSet, cache: Path) -> 
 
 def test_found_nowhere(tmp_path: Path) -> None:
     nowhere = NamedSet(
-        "toy", "Toy", (tmp_path / "system",), "http://127.0.0.1:9/", dict.fromkeys(FILES, ""), "try this"
+        "toy",
+        "Toy",
+        (tmp_path / "system",),
+        "http://127.0.0.1:9/",
+        dict.fromkeys(FILES, ""),
+        "try this",
     )
-    with pytest.raises(DataError, match=r"Toy is not in .*toy, .*system, and .*refused.*try this, or give --data"):
+    with pytest.raises(
+        DataError, match=r"Toy is not in .*toy, .*system, and .*refused.*try this, or give --data"
+    ):
         find(nowhere)
     with pytest.raises(DataError, match=r"Toy is not in .*system"):
         find(replace(nowhere, home=None))
@@ -179,7 +193,9 @@ class TestAFolderOfTheUsers:
     def test_the_first_missing(self, folder: Path) -> None:
         (folder / f"{FILES[3]}.gz").unlink()
         (folder / f"{FILES[2]}.gz").rename(folder / "a.png")
-        assert f"expected {FILES[2]} or {FILES[2]}.gz, found a.png, train-images" in self.complaint(folder)
+        assert f"expected {FILES[2]} or {FILES[2]}.gz, found a.png, train-images" in self.complaint(
+            folder
+        )
 
     def test_the_wrong_kind(self, folder: Path) -> None:
         (folder / f"{FILES[1]}.gz").write_bytes(gzip.compress(b"not an idx file"))
@@ -188,7 +204,9 @@ class TestAFolderOfTheUsers:
     def test_truncated(self, folder: Path) -> None:
         path = folder / f"{FILES[2]}.gz"
         path.write_bytes(path.read_bytes()[:-20])
-        assert f"{FILES[2]}.gz: is truncated: expected 112 unpacked bytes, found" in self.complaint(folder)
+        assert f"{FILES[2]}.gz: is truncated: expected 112 unpacked bytes, found" in self.complaint(
+            folder
+        )
 
     def test_pictures_of_another_size(self, folder: Path) -> None:
         idx.write(folder / f"{FILES[2]}.gz", np.zeros((6, 5, 4), np.uint8))

@@ -32,7 +32,11 @@ def test_rows_are_samples_and_blocks_are_rows() -> None:
         and np.array_equal(block.target, LABELS[numbers])
     )
     assert np.array_equal(source.read(7).data, PICTURES[7]) and source.read(7).target == LABELS[7]
-    assert isinstance(source.read(7).target, int) and len(source) == 20 and np.array_equal(source.targets(), LABELS)
+    assert (
+        isinstance(source.read(7).target, int)
+        and len(source) == 20
+        and np.array_equal(source.targets(), LABELS)
+    )
     assert np.array_equal(pickle.loads(pickle.dumps(source)).read(7).data, PICTURES[7])
     for number in (-1, 20):
         with pytest.raises(IndexError):
@@ -49,7 +53,9 @@ def test_targets_may_be_arrays_and_blocks_empty() -> None:
 
 
 def test_wrong_lengths_are_said() -> None:
-    with pytest.raises(DataError, match=r"data of shape \(20, 5, 4, 3\) and target of shape \(19,\)"):
+    with pytest.raises(
+        DataError, match=r"data of shape \(20, 5, 4, 3\) and target of shape \(19,\)"
+    ):
         ArraySource(PICTURES, LABELS[:19])
     with pytest.raises(DataError, match=r"target of shape \(\)"):
         ArraySource(PICTURES, 3)
@@ -57,16 +63,23 @@ def test_wrong_lengths_are_said() -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_idx_pairs_are_mapped_or_unpacked(tmp_path: Path, suffix: str) -> None:
-    images, labels = tmp_path / f"x-images-idx3-ubyte{suffix}", tmp_path / f"x-labels-idx1-ubyte{suffix}"
+    images, labels = (
+        tmp_path / f"x-images-idx3-ubyte{suffix}",
+        tmp_path / f"x-labels-idx1-ubyte{suffix}",
+    )
     idx.write(images, PICTURES[..., 0])
     idx.write(labels, LABELS.astype(np.uint8))
     source = pickle.loads(pickle.dumps(IdxSource(images, labels)))
     block = source.block(np.arange(20)[::-1])
-    assert np.array_equal(block.data, PICTURES[::-1, :, :, 0]) and np.array_equal(block.target, LABELS[::-1])
+    assert np.array_equal(block.data, PICTURES[::-1, :, :, 0]) and np.array_equal(
+        block.target, LABELS[::-1]
+    )
     assert block.target.dtype == np.int64 and source.place(2).offset == 16 + 2 * 20
     if not suffix:
         place = source.place(3)
-        assert images.read_bytes()[place.offset : place.offset + 20] == PICTURES[3, :, :, 0].tobytes()
+        assert (
+            images.read_bytes()[place.offset : place.offset + 20] == PICTURES[3, :, :, 0].tobytes()
+        )
 
 
 def test_idx_in_another_byte_order_comes_in_ours(tmp_path: Path) -> None:
@@ -87,7 +100,9 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     content = bytearray(images.read_bytes())
     content[16 + 3 * 20] ^= 1
     images.write_bytes(content)
-    os.utime(images, ns=(before.st_atime_ns, before.st_mtime_ns))  # decay does not change a file's time
+    os.utime(
+        images, ns=(before.st_atime_ns, before.st_mtime_ns)
+    )  # decay does not change a file's time
     source = IdxSource(images, labels)
     with pytest.raises(BadSample, match="the index says"):
         source.read(3)
@@ -101,12 +116,18 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
 
 
 def write_cifar(folder: Path, pictures: np.ndarray, labels: np.ndarray, name: str) -> None:
-    rows = [bytes([label]) + one.transpose(2, 0, 1).tobytes() for one, label in zip(pictures, labels, strict=True)]
+    rows = [
+        bytes([label]) + one.transpose(2, 0, 1).tobytes()
+        for one, label in zip(pictures, labels, strict=True)
+    ]
     (folder / name).write_bytes(b"".join(rows))
 
 
 def test_cifar_files_are_one_set_of_pictures(tmp_path: Path) -> None:
-    pictures, labels = RANDOM.integers(0, 256, (30, 32, 32, 3), np.uint8), RANDOM.integers(0, 10, 30)
+    pictures, labels = (
+        RANDOM.integers(0, 256, (30, 32, 32, 3), np.uint8),
+        RANDOM.integers(0, 10, 30),
+    )
     for part in range(3):
         write_cifar(tmp_path, pictures[part::3], labels[part::3], f"data_batch_{part + 1}.bin")
     (tmp_path / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
@@ -139,7 +160,12 @@ def test_a_cifar_file_of_the_wrong_length_or_labels_is_said(tmp_path: Path) -> N
 def test_a_label_without_a_class_is_a_bad_sample(tmp_path: Path) -> None:
     source = ArraySource(PICTURES[:4], np.array([0, 200, 3, -1]), classes=tuple("abcd"))
     assert source.block(np.array([0, 1])) is None and source.block(np.array([3])) is None
-    assert source.block(np.array([2, 0])) is not None and source.targets().tolist() == [0, -1, 3, -1]
+    assert source.block(np.array([2, 0])) is not None and source.targets().tolist() == [
+        0,
+        -1,
+        3,
+        -1,
+    ]
     for number in (1, 3):
         with pytest.raises(BadSample, match="expected 0 to 3"):
             source.read(number)
@@ -147,7 +173,10 @@ def test_a_label_without_a_class_is_a_bad_sample(tmp_path: Path) -> None:
     idx.write(tmp_path / "l", np.full(20, 7, np.uint8))
     with pytest.raises(BadSample, match="its label is 7, expected 0 to 3"):
         IdxSource(tmp_path / "i", tmp_path / "l", classes=tuple("abcd")).read(0)
-    assert ArraySource(PICTURES, LABELS.astype(float), classes=tuple("ab")).block(np.arange(20)) is not None
+    assert (
+        ArraySource(PICTURES, LABELS.astype(float), classes=tuple("ab")).block(np.arange(20))
+        is not None
+    )
 
 
 def idx_pair(folder: Path, n: int = 20) -> IdxSource:

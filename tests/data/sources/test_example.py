@@ -1,4 +1,7 @@
-"""tf.train.Example without protobuf. The reference is what was put in; TensorFlow's own is in test_tfrecord_tensorflow.py."""
+"""tf.train.Example without protobuf.
+
+The reference is what was put in; TensorFlow's own is in test_tfrecord_tensorflow.py.
+"""
 
 import os
 from typing import Any
@@ -14,7 +17,9 @@ OFTEN = settings() if os.environ.get("ALLSTEP_SOAK") else settings(max_examples=
 NAMES = st.text(max_size=12)
 INTS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
-VALUES = st.one_of(st.lists(st.binary(max_size=40)), st.lists(INTS, max_size=60), st.lists(FLOATS, max_size=20))
+VALUES = st.one_of(
+    st.lists(st.binary(max_size=40)), st.lists(INTS, max_size=60), st.lists(FLOATS, max_size=20)
+)
 
 
 @OFTEN
@@ -43,7 +48,9 @@ def test_any_bytes_are_an_example_or_a_value_error(content: bytes) -> None:
 
 @OFTEN
 @given(st.dictionaries(NAMES, VALUES, min_size=1, max_size=4), st.data())
-def test_damaged_examples_are_an_example_or_a_value_error(features: dict[str, list[Any]], data: st.DataObject) -> None:
+def test_damaged_examples_are_an_example_or_a_value_error(
+    features: dict[str, list[Any]], data: st.DataObject
+) -> None:
     content = bytearray(encode(features))
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -80,7 +87,8 @@ def test_plain_python_and_numpy_values_have_their_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(2**63, "64 bits"), ([b"a", 1], "bytes, int"), ({}, "dict"), (None, "NoneType")]
+    ("value", "said"),
+    [(2**63, "64 bits"), ([b"a", 1], "bytes, int"), ({}, "dict"), (None, "NoneType")],
 )
 def test_what_no_feature_can_hold_is_refused(value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -114,8 +122,20 @@ def test_numbers_one_by_one_are_read() -> None:
 
 
 def test_unknown_fields_of_every_type_are_skipped() -> None:
-    group = field(9, b"", 3) + field(1, b"in it") + field(8, b"", 3) + field(8, b"", 4) + field(9, b"", 4)
-    strange = field(7, varint(300), 0) + field(17, b"12345678", 1) + field(6, b"1234", 5) + field(5000, b"x") + group
+    group = (
+        field(9, b"", 3)
+        + field(1, b"in it")
+        + field(8, b"", 3)
+        + field(8, b"", 4)
+        + field(9, b"", 4)
+    )
+    strange = (
+        field(7, varint(300), 0)
+        + field(17, b"12345678", 1)
+        + field(6, b"1234", 5)
+        + field(5000, b"x")
+        + group
+    )
     value = strange + field(3, strange + field(1, varint(4)) + strange) + strange
     inner = field(1, strange + field(2, value) + strange + field(1, b"n") + strange)
     assert decode(strange + field(1, strange + inner + strange) + strange)["n"].tolist() == [4]

@@ -1,4 +1,7 @@
-"""Files by place, lists of shards, unpacking. References: the bytes that were written, Python's gzip and zlib."""
+"""Files by place, lists of shards, unpacking.
+
+References: the bytes that were written, Python's gzip and zlib.
+"""
 
 import fcntl
 import gc
@@ -38,8 +41,16 @@ def test_a_local_file_is_mapped_as_long_as_anyone_looks(tmp_path: Path) -> None:
     path.write_bytes(bytes(range(256)) * 1000)
     file = open_file(path)
     piece = file.read(1000, 10)
-    assert bytes(piece) == (bytes(range(256)) * 10)[1000:1010] and piece.readonly and file.size == 256_000
-    assert file.stamp == stamp_of(path) and bytes(file.read(255_999, 10)) == b"\xff" and not file.read(256_000, 1)
+    assert (
+        bytes(piece) == (bytes(range(256)) * 10)[1000:1010]
+        and piece.readonly
+        and file.size == 256_000
+    )
+    assert (
+        file.stamp == stamp_of(path)
+        and bytes(file.read(255_999, 10)) == b"\xff"
+        and not file.read(256_000, 1)
+    )
     del file
     gc.collect()
     assert mapped_files() == 1 and piece[0] == 1000 % 256
@@ -70,7 +81,11 @@ def test_a_remote_file_is_read_by_ranges() -> None:
             and bytes(file.read(8, 5)) == b"89"
             and not file.read(10, 1)
         )
-        assert file.stamp == stamp_of("memory://some/file") and is_remote(file.name) and not is_remote("file:///x")
+        assert (
+            file.stamp == stamp_of("memory://some/file")
+            and is_remote(file.name)
+            and not is_remote("file:///x")
+        )
         memory.rm("/some/file")
         with pytest.raises(DataError, match="bytes 0 to 1 cannot be read: no such file"):
             file.read(0, 1)
@@ -96,7 +111,9 @@ def test_a_remote_file_is_read_by_ranges() -> None:
 )
 def test_only_protocols_that_name_one_file_are_opened(url: str, what: str) -> None:
     for opened in (open_file, stamp_of, lambda each: list_shards(each, bool, "files"), remote):
-        with pytest.raises(DataError, match=f"{re.escape(url)}: URLs {what}.*; allowed are file, http, https, s3"):
+        with pytest.raises(
+            DataError, match=f"{re.escape(url)}: URLs {what}.*; allowed are file, http, https, s3"
+        ):
             opened(url)
 
 
@@ -138,21 +155,32 @@ def test_a_hiccup_of_the_network_is_not_the_end(monkeypatch: pytest.MonkeyPatch)
         memory.rm("/some", recursive=True)
 
 
-def test_shards_of_a_folder_pattern_braces_and_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_a_folder_pattern_braces_and_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("x-10.t", "x-09.t", "x-11.t", "y.t", ".hidden.t", "notes.txt"):
         (tmp_path / name).write_bytes(b"")
 
     def listed(where: Any) -> list[str]:
-        return [Path(shard).name for shard in list_shards(where, lambda name: name.endswith(".t"), "files")]
+        return [
+            Path(shard).name
+            for shard in list_shards(where, lambda name: name.endswith(".t"), "files")
+        ]
 
     assert listed(tmp_path) == listed(str(tmp_path)) == ["x-09.t", "x-10.t", "x-11.t", "y.t"]
-    assert listed(f"{tmp_path}/x-*.t") == listed(f"{tmp_path}/x-{{09..11}}.t") == ["x-09.t", "x-10.t", "x-11.t"]
+    assert (
+        listed(f"{tmp_path}/x-*.t")
+        == listed(f"{tmp_path}/x-{{09..11}}.t")
+        == ["x-09.t", "x-10.t", "x-11.t"]
+    )
     assert listed([tmp_path / "y.t", f"{tmp_path}/x-1?.t"]) == ["y.t", "x-10.t", "x-11.t"]
     monkeypatch.chdir(tmp_path)
     assert list_shards("y.t", str.isalpha, "files") == [str(tmp_path / "y.t")]
     with pytest.raises(DataError, match=r"x-12.t: no such file"):
         listed(f"{tmp_path}/x-{{11..12}}.t")
-    with pytest.raises(DataError, match=r"has no cats; found notes.txt, x-09.t, x-10.t, x-11.t, y.t"):
+    with pytest.raises(
+        DataError, match=r"has no cats; found notes.txt, x-09.t, x-10.t, x-11.t, y.t"
+    ):
         list_shards(tmp_path, lambda name: False, "cats")
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe({"/shards/b.t": b"", "/shards/a.t": b"", "/shards/c": b""})
@@ -163,7 +191,9 @@ def test_shards_of_a_folder_pattern_braces_and_list(tmp_path: Path, monkeypatch:
 
 
 def test_braces() -> None:
-    assert list(expand_braces("a{08..11}b{x,y}")) == [f"a{n}b{x}" for n in ("08", "09", "10", "11") for x in "xy"]
+    assert list(expand_braces("a{08..11}b{x,y}")) == [
+        f"a{n}b{x}" for n in ("08", "09", "10", "11") for x in "xy"
+    ]
     assert list(expand_braces("plain")) == ["plain"]
     with pytest.raises(DataError, match=r"\{3..1\}: expected numbers that go up"):
         list(expand_braces("a{3..1}"))
@@ -184,7 +214,12 @@ def test_numbering_counts_through(counts: list[int]) -> None:
 
 
 def test_crc32c_of_anything_with_bytes() -> None:
-    assert crc32c(b"123456789") == crc32c(memoryview(b"123456789")) == crc32c(bytearray(b"123456789")) == 0xE3069283
+    assert (
+        crc32c(b"123456789")
+        == crc32c(memoryview(b"123456789"))
+        == crc32c(bytearray(b"123456789"))
+        == 0xE3069283
+    )
     assert crc32c(memoryview(b"")) == 0 and mask(0) == 0xA282EAD8 == masked(b"")
 
 
@@ -218,21 +253,31 @@ def test_what_comes_before_the_damage_is_kept_and_marked(tmp_path: Path) -> None
     packed = gzip.compress(CONTENT)
     path.write_bytes(packed[:50_000])
     content = unpacked(str(path), said.append).read_bytes()
-    assert content.endswith(CUT) and CONTENT.startswith(content.removesuffix(CUT)) and len(content) > 40_000
+    assert (
+        content.endswith(CUT)
+        and CONTENT.startswith(content.removesuffix(CUT))
+        and len(content) > 40_000
+    )
     assert "does not end within its 50000 bytes" in said[1]
     path.write_bytes(packed[:80_000] + bytes(100) + packed[80_100:])
     content = unpacked(str(path), said.append).read_bytes()
     assert content.endswith(DAMAGED) and "damaged near byte" in said[3]
-    path.write_bytes(packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:])  # only the checksum is wrong
+    path.write_bytes(
+        packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]
+    )  # only the checksum is wrong
     content = unpacked(str(path), said.append).read_bytes()
     assert content.endswith(DAMAGED) and CONTENT.startswith(content.removesuffix(DAMAGED))
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "file"))
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"):
+    with pytest.raises(
+        DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"
+    ):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
 
 
@@ -251,7 +296,8 @@ class Disk:
 def test_a_bomb_is_unpacked_only_while_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """100 MB of zeros in 100 KB, on a disk of 40 MB: 2 MB of it stay free, and nothing is left behind."""
+    """100 MB of zeros in 100 KB, on a disk of 40 MB: 2 MB of it stay free, and nothing is left
+    behind."""
     disk = Disk(tmp_path / "cache", 40_000_000)
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     path = tmp_path / f"x.{kind}"
@@ -261,18 +307,27 @@ def test_a_bomb_is_unpacked_only_while_there_is_room(
     text = str(caught.value)
     assert text.startswith(f"{path}: no room for its content: ") and "\n" not in text
     found = re.search(r"([\d.]+) MB came of ([\d.]+) kB \(factor ([\d.]+)\) so far", text)
-    assert found and 30 < float(found[1]) < 40 and float(found[2]) < 100 and 800 < float(found[3]) < 1200, text
+    assert (
+        found
+        and 30 < float(found[1]) < 40
+        and float(found[2]) < 100
+        and 800 < float(found[3]) < 1200
+    ), text
     assert "of which 2 MB stay free" in text and "ALLSTEP_CACHE" in text
     assert disk.usage(path).used == 0
     disk.total = 200_000_000
     assert unpacked(str(path), lambda text: None).stat().st_size == 100_000_000
 
 
-def test_a_full_disk_is_seen_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_seen_before_unpacking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(tmp_path / "cache", 101_000)
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     (tmp_path / "x.gz").write_bytes(gzip.compress(CONTENT))
-    with pytest.raises(DataError, match=r"no room for its content: .*cache/unpacked has 101 kB free"):
+    with pytest.raises(
+        DataError, match=r"no room for its content: .*cache/unpacked has 101 kB free"
+    ):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe("/some/file", CONTENT)

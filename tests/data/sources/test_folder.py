@@ -34,7 +34,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def contents(source: FolderSource) -> list[tuple[bytes, int]]:
-    return [(bytes(source.read(number).data), source.read(number).target) for number in range(len(source))]
+    return [
+        (bytes(source.read(number).data), source.read(number).target)
+        for number in range(len(source))
+    ]
 
 
 TREE = [(b"cat/a.jpg", 0), (b"cat/more/b.PNG", 0), (b"dog/c.jpeg", 1)]
@@ -43,7 +46,9 @@ TREE = [(b"cat/a.jpg", 0), (b"cat/more/b.PNG", 0), (b"dog/c.jpeg", 1)]
 def test_folders_are_classes(root: Path) -> None:
     source = FolderSource(root)
     assert contents(source) == TREE and source.classes == ("cat", "dog", "empty")
-    assert source.targets().tolist() == [0, 0, 1] and source.place(2).file == str(root / "dog" / "c.jpeg")
+    assert source.targets().tolist() == [0, 0, 1] and source.place(2).file == str(
+        root / "dog" / "c.jpeg"
+    )
     assert contents(pickle.loads(pickle.dumps(source))) == TREE
     with pytest.raises(IndexError):
         source.read(3)
@@ -63,7 +68,10 @@ def test_what_changes_is_noticed(root: Path) -> None:
     assert len(FolderSource(root)) == 3
     (root / "ant").mkdir()
     (root / "ant" / "x.jpg").write_bytes(b"x")
-    assert FolderSource(root).classes == ("ant", "cat", "dog", "empty") and len(FolderSource(root)) == 4
+    assert (
+        FolderSource(root).classes == ("ant", "cat", "dog", "empty")
+        and len(FolderSource(root)) == 4
+    )
     assert len(FolderSource(root, suffixes=(".txt",))) == 1
 
 
@@ -110,7 +118,11 @@ def test_a_file_that_is_replaced_is_held_against_its_checksum(root: Path) -> Non
     source = FolderSource(root)
     with pytest.raises(BadSample, match="changed since checksums were stored"):
         source.read(0)
-    assert [bytes(source.read(number).data) for number in (1, 2, 3)] == [b"added", b"cat/more/b.PNG", b"dog/c.jpeg"]
+    assert [bytes(source.read(number).data) for number in (1, 2, 3)] == [
+        b"added",
+        b"cat/more/b.PNG",
+        b"dog/c.jpeg",
+    ]
     FolderSource(root, again=True)
     assert bytes(FolderSource(root).read(0).data) == b"cat/X.jpg"
 
@@ -120,7 +132,9 @@ def test_another_process_does_not_number_other_files(root: Path) -> None:
     (root / "cat" / "notes.md").write_text("no picture: nothing changes")
     assert contents(pickle.loads(pickled)) == TREE
     (root / "cat" / "a.jpg").rename(root / "cat" / "z.jpg")
-    with pytest.raises(DataError, match="was changed after it was opened: its files have other names; start again"):
+    with pytest.raises(
+        DataError, match="was changed after it was opened: its files have other names; start again"
+    ):
         pickle.loads(pickled)
     (root / "cat" / "0.jpg").write_bytes(b"new")
     with pytest.raises(DataError, match="it had 3 pictures and has 4"):
@@ -139,7 +153,12 @@ def test_files_that_may_be_meant_as_pictures_are_named(root: Path) -> None:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"x")
     (note,) = FolderSource(root).notes
-    assert "4 files are left out" in note and ".heic (2)" in note and ".dng (1)" in note and "none (1)" in note
+    assert (
+        "4 files are left out" in note
+        and ".heic (2)" in note
+        and ".dng (1)" in note
+        and "none (1)" in note
+    )
     assert FolderSource(root).notes == (note,)  # from the index
     for name in ("cat/x.HEIC", "cat/y.heic", "dog/deep/z.dng", "empty/readme"):
         (root / name).unlink()

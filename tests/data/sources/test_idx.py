@@ -43,11 +43,15 @@ def test_no_samples(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(cut=st.integers(0, len(CONTENT) - 1))
-def test_a_truncated_file_names_expected_and_found(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_a_truncated_file_names_expected_and_found(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     path = tmp_path_factory.mktemp("cut") / "train-images"
     path.write_bytes(CONTENT[:cut])
     expected = len(CONTENT) if cut >= 16 else 16 if cut >= 4 else 4
-    with pytest.raises(DataError, match=rf"train-images: .*expected .*{expected} bytes.* found {cut}$"):
+    with pytest.raises(
+        DataError, match=rf"train-images: .*expected .*{expected} bytes.* found {cut}$"
+    ):
         idx.read(path)
 
 
@@ -68,13 +72,17 @@ def test_a_truncated_gz_names_unpacked_bytes(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     idx.write(path, noise)
     path.write_bytes(path.read_bytes()[:400_000])
-    with pytest.raises(DataError, match=r"images\.gz: is truncated: expected 784016 unpacked bytes, found 3\d{5}$"):
+    with pytest.raises(
+        DataError, match=r"images\.gz: is truncated: expected 784016 unpacked bytes, found 3\d{5}$"
+    ):
         idx.read(path)
 
 
 @settings(deadline=None)
 @given(where=st.integers(0, 79), bit=st.integers(0, 7))
-def test_a_flipped_bit_never_goes_unseen(tmp_path_factory: pytest.TempPathFactory, where: int, bit: int) -> None:
+def test_a_flipped_bit_never_goes_unseen(
+    tmp_path_factory: pytest.TempPathFactory, where: int, bit: int
+) -> None:
     path = tmp_path_factory.mktemp("bit") / "images.gz"
     packed = bytearray(gzip.compress(CONTENT, mtime=0))
     packed[where % len(packed)] ^= 1 << bit
@@ -121,7 +129,9 @@ def test_a_pair_must_fit(tmp_path: Path) -> None:
     images, labels = tmp_path / "images", tmp_path / "labels"
     idx.write(images, PICTURES)
     idx.write(labels, np.zeros(4, np.uint8))
-    with pytest.raises(DataError, match="labels: expected 5 labels, as many as pictures in images, found 4"):
+    with pytest.raises(
+        DataError, match="labels: expected 5 labels, as many as pictures in images, found 4"
+    ):
         idx.read_pair(images, labels)
     with pytest.raises(DataError, match="images: expected labels with 1 dimension, found 3"):
         idx.read_pair(images, images)
@@ -138,7 +148,9 @@ def test_a_pair_must_fit(tmp_path: Path) -> None:
         ((0xFFFFFFFF, 28, 28), "is truncated: expected"),
     ],
 )
-def test_dimensions_that_cannot_be(tmp_path: Path, suffix: str, shape: tuple[int, ...], complaint: str) -> None:
+def test_dimensions_that_cannot_be(
+    tmp_path: Path, suffix: str, shape: tuple[int, ...], complaint: str
+) -> None:
     """numpy raises errors of its own for the first two, and the third is never tried in memory."""
     path = tmp_path / f"array{suffix}"
     content = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + bytes(2000)
@@ -151,7 +163,9 @@ def test_pictures_without_pixels_are_refused(tmp_path: Path) -> None:
     """No operation of a transform can do anything with them."""
     idx.write(tmp_path / "images", np.zeros((5, 0, 28), np.uint8))
     idx.write(tmp_path / "labels", np.zeros(5, np.uint8))
-    with pytest.raises(DataError, match=r"expected pictures with 1 pixel or more, found shape \(5, 0, 28\)"):
+    with pytest.raises(
+        DataError, match=r"expected pictures with 1 pixel or more, found shape \(5, 0, 28\)"
+    ):
         idx.read_pair(tmp_path / "images", tmp_path / "labels")
 
 
@@ -162,7 +176,9 @@ def test_a_packed_array_larger_than_memory_is_refused_before_unpacking(
     path = tmp_path / "array.gz"
     idx.write(path, np.zeros((2000, 1000), np.uint8))
     monkeypatch.setattr(idx, "memory", lambda: Memory(4_000_000, 3_900_000, None))
-    with pytest.raises(DataError, match=r"unpack to 2 MB, and 3.9 MB of memory are free; unpack it \(gunzip\)"):
+    with pytest.raises(
+        DataError, match=r"unpack to 2 MB, and 3.9 MB of memory are free; unpack it \(gunzip\)"
+    ):
         idx.read(path)
     monkeypatch.setattr(idx, "memory", lambda: Memory(5_000_000, 4_100_000, None))
     assert idx.read(path).shape == (2000, 1000)

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 from allstep.data.sources import index as index_module
-from allstep.data.sources.index import Index, find_index, index_places, indexed, read_index, write_index
+from allstep.data.sources.index import (
+    Index,
+    find_index,
+    index_places,
+    indexed,
+    read_index,
+    write_index,
+)
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.data.sources.tfrecord.source import KIND, TFRecordSource
 from allstep.data.sources.unpack import unpacked
@@ -74,7 +81,8 @@ def test_a_changed_shard_is_walked_again(shard: Path, walks: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["empty", "half", "flipped head", "flipped middle", "flipped end", "foreign", "a folder"]
+    "what",
+    ["empty", "half", "flipped head", "flipped middle", "flipped end", "foreign", "a folder"],
 )
 def test_a_damaged_or_foreign_index_is_made_anew(shard: Path, walks: list[int], what: str) -> None:
     contents(shard)
@@ -87,14 +95,20 @@ def test_a_damaged_or_foreign_index_is_made_anew(shard: Path, walks: list[int], 
             {"empty": b"", "half": content[: len(content) // 2], "foreign": b"PK\3\4" * 100}[what]
         )
     else:
-        place = {"flipped head": 20, "flipped middle": len(content) // 2, "flipped end": len(content) - 1}[what]
+        place = {
+            "flipped head": 20,
+            "flipped middle": len(content) // 2,
+            "flipped end": len(content) - 1,
+        }[what]
         content[place] ^= 4
         beside(shard).write_bytes(content)
     assert contents(shard) == RECORDS and len(walks) == 2
     assert contents(shard) == RECORDS and len(walks) == 2
 
 
-def test_an_index_of_another_kind_or_format_does_not_count(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_another_kind_or_format_does_not_count(
+    shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     contents(shard)
     stamp = read_index(beside(shard), KIND).stamp  # type: ignore[union-attr]
     assert read_index(beside(shard), KIND, stamp) and not read_index(beside(shard), "tar", stamp)
@@ -103,7 +117,9 @@ def test_an_index_of_another_kind_or_format_does_not_count(shard: Path, monkeypa
     assert not read_index(beside(shard), KIND, stamp)
 
 
-def test_where_the_folder_cannot_be_written_the_cache_is_used(shard: Path, walks: list[int], tmp_path: Path) -> None:
+def test_where_the_folder_cannot_be_written_the_cache_is_used(
+    shard: Path, walks: list[int], tmp_path: Path
+) -> None:
     beside(shard).mkdir()  # also root cannot put a file there
     assert contents(shard) == contents(shard) == RECORDS and walks == [1]
     assert [path.suffix for path in (tmp_path / "cache" / "index").iterdir()] == [".allstep-index"]
@@ -150,7 +166,9 @@ def test_a_part_left_by_a_kill_makes_way(tmp_path: Path) -> None:
     assert write_index(tmp_path / "i", "kind", Index({})) and not part.exists()
 
 
-def test_without_locks_a_part_is_left_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_a_part_is_left_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "no locks here")
 
@@ -195,7 +213,9 @@ def test_a_thousand_shards_need_no_descriptors(shard: Path) -> None:
     try:
         source = TFRecordSource(f"{shard.parent}/y-*.tfrecord", features={})
         assert len(source) == 30_000
-        assert all(bytes(source.read(number).data) == RECORDS[0] for number in range(0, 30_000, 100))
+        assert all(
+            bytes(source.read(number).data) == RECORDS[0] for number in range(0, 30_000, 100)
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -212,7 +232,10 @@ print(sum(bytes(source.read(row).data) == b"%d" % row * 10 for row in range(len(
 
 def test_processes_that_index_at_once_all_get_it_right(shard: Path) -> None:
     command = [sys.executable, "-c", AT_ONCE, str(shard)]
-    workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     assert [worker.stdout.readline() for worker in workers if worker.stdout] == ["ready\n"] * 3
     for worker in workers:
         assert worker.stdin is not None
@@ -261,7 +284,10 @@ tfrecord.TFRecordSource(sys.argv[1], features={})
 @pytest.mark.parametrize("where", ["walk", "write"])
 def test_a_kill_while_indexing_leaves_nothing_wrong(shard: Path, where: str) -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(shard), where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, str(shard), where],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with worker:
         assert worker.stdout is not None and worker.stdout.readline() == "now\n"
@@ -272,7 +298,8 @@ def test_a_kill_while_indexing_leaves_nothing_wrong(shard: Path, where: str) -> 
 
 
 def test_ten_million_samples_open_quickly_and_in_little_memory(tmp_path: Path) -> None:
-    """The shard is a hole and its index is written directly; read in a fresh process, so that its memory is its own."""
+    """The shard is a hole and its index is written directly; read in a fresh process, so that its
+    memory is its own."""
     n, step = 10_000_000, 16 + 84
     path = tmp_path / "x.tfrecord"
     with path.open("wb") as file:
@@ -280,7 +307,10 @@ def test_ten_million_samples_open_quickly_and_in_little_memory(tmp_path: Path) -
         for row in (0, 1_234_567, n - 1):
             file.seek(row * step)
             file.write(frame(row.to_bytes(8, "big") + bytes(76)))
-    columns = {"offset": np.arange(n, dtype=np.uint64) * step, "length": np.full(n, step - 16, np.uint32)}
+    columns = {
+        "offset": np.arange(n, dtype=np.uint64) * step,
+        "length": np.full(n, step - 16, np.uint32),
+    }
     found = path.stat()
     stamp = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
     write_index(beside(path), KIND, Index(columns, {"packed": False, "lost": []}, stamp))
@@ -307,10 +337,14 @@ def test_labels_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from allstep.data.sources.tfrecord.example import encode
 
     path = tmp_path / "x.tfrecord"
-    path.write_bytes(b"".join(frame(encode({"image": b"x", "label": row % 3})) for row in range(30)))
+    path.write_bytes(
+        b"".join(frame(encode({"image": b"x", "label": row % 3})) for row in range(30))
+    )
     expected = [row % 3 for row in range(30)]
     assert TFRecordSource(path).targets().tolist() == expected
-    monkeypatch.setattr("allstep.data.sources.tfrecord.source.Shard._label", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(
+        "allstep.data.sources.tfrecord.source.Shard._label", lambda *_: pytest.fail("read again")
+    )
     assert TFRecordSource(path).targets().tolist() == expected
     with pytest.raises(pytest.fail.Exception):  # other labels are not these
         TFRecordSource(path, labels_from=1).targets()
@@ -340,10 +374,14 @@ def test_progress_is_told(shard: Path) -> None:
     assert not heard
 
 
-def test_an_index_that_must_be_written_and_cannot_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_must_be_written_and_cannot_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_module, "write_index", lambda *_: False)
     assert indexed(tmp_path, "kind", dict, lambda: Index({})).columns == {}
-    with pytest.raises(DataError, match=r"cannot be written, neither .*; ALLSTEP_CACHE names another folder"):
+    with pytest.raises(
+        DataError, match=r"cannot be written, neither .*; ALLSTEP_CACHE names another folder"
+    ):
         indexed(tmp_path, "kind", dict, lambda: Index({}), again=True, must_write=True)
 
 

@@ -1,4 +1,7 @@
-"""`open_source` looks at what is there. Each kind is made small and opened by its folder, file, pattern and list."""
+"""`open_source` looks at what is there.
+
+Each kind is made small and opened by its folder, file, pattern and list.
+"""
 
 import subprocess
 import sys
@@ -32,7 +35,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_tfrecords(folder: Path) -> None:
     for number in range(3):
-        (folder / f"x-{number:05}-of-00003.tfrecord").write_bytes(frame(encode({"image": b"x", "label": number})))
+        (folder / f"x-{number:05}-of-00003.tfrecord").write_bytes(
+            frame(encode({"image": b"x", "label": number}))
+        )
     names = sorted(folder.glob("x-*"))
     for where in (
         folder,
@@ -44,13 +49,17 @@ def test_tfrecords(folder: Path) -> None:
         source = open_source(where)
         assert isinstance(source, TFRecordSource) and source.targets().tolist() == [0, 1, 2]
     assert open_source(names[1]).targets().tolist() == [1]
-    assert bytes(open_source(folder, features={}).read(0).data) == encode({"image": b"x", "label": 0})
+    assert bytes(open_source(folder, features={}).read(0).data) == encode(
+        {"image": b"x", "label": 0}
+    )
     assert open_source(folder, labels_from=1, num_classes=2).targets().tolist() == [-1, 0, 1]
 
 
 def test_tars(folder: Path) -> None:
     (folder / "x-0.tar").write_bytes(bytes(1024))
-    assert isinstance(open_source(folder), TarSource) and isinstance(open_source(folder / "x-0.tar"), TarSource)
+    assert isinstance(open_source(folder), TarSource) and isinstance(
+        open_source(folder / "x-0.tar"), TarSource
+    )
 
 
 def test_idx_files(folder: Path) -> None:
@@ -100,7 +109,9 @@ def test_what_does_not_fit_is_said(folder: Path) -> None:
         open_source(f"{folder}/*.tfrecord")
 
 
-def test_an_empty_name_is_not_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_name_is_not_the_current_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "cat").mkdir()
     (folder / "cat" / "x.jpg").write_bytes(b"x")
     monkeypatch.chdir(folder)
@@ -112,8 +123,14 @@ def test_an_empty_name_is_not_the_current_folder(folder: Path, monkeypatch: pyte
     ("content", "kind"),
     [
         ({"x-0.tar": bytes(1024), "notes.md": b""}, TarSource),
-        ({"x.tfrecord": frame(encode({"image": b"x", "label": 0})), "classes.txt": b"a"}, TFRecordSource),
-        ({"cat/x.jpg": b"", "dog/y.jpg": b""}, "only TFRecord and tar files are read, found cat, dog; copy it"),
+        (
+            {"x.tfrecord": frame(encode({"image": b"x", "label": 0})), "classes.txt": b"a"},
+            TFRecordSource,
+        ),
+        (
+            {"cat/x.jpg": b"", "dog/y.jpg": b""},
+            "only TFRecord and tar files are read, found cat, dog; copy it",
+        ),
         (
             {"train-images-idx3-ubyte": b"", "train-labels-idx1-ubyte": b""},
             "found train-images-idx3-ubyte, train-labels",
@@ -137,7 +154,9 @@ def test_a_folder_behind_a_url(content: dict[str, bytes], kind: Any) -> None:
 def test_what_is_read_from_the_disk_only_is_said_to_be_so() -> None:
     pytest.importorskip("fsspec")
     for name in ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "data_batch_1.bin"):
-        with pytest.raises(DataError, match="behind a URL only TFRecord and tar files are read; copy it"):
+        with pytest.raises(
+            DataError, match="behind a URL only TFRecord and tar files are read; copy it"
+        ):
             open_source(f"memory://nowhere/{name}")
     with pytest.raises(DataError, match="behind a URL only"):
         FolderSource("memory://nowhere")
@@ -147,7 +166,9 @@ def test_what_is_read_from_the_disk_only_is_said_to_be_so() -> None:
 
 def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> None:
     def refused(where: Path) -> bool:
-        with pytest.raises(DataError, match="only folders of idx files and CIFAR-10's have a test part"):
+        with pytest.raises(
+            DataError, match="only folders of idx files and CIFAR-10's have a test part"
+        ):
             open_source(where, train=False)
         return True
 
@@ -156,11 +177,18 @@ def test_what_has_no_test_part_does_not_give_the_training_set(folder: Path) -> N
     assert refused(folder) and refused(folder / "tars") and refused(folder / "tars" / "x.tar")
     idx.write(folder / "train-images-idx3-ubyte", np.zeros((2, 4, 4), np.uint8))
     idx.write(folder / "train-labels-idx1-ubyte", np.zeros(2, np.uint8))
-    assert len(open_source(folder)) == 2 and refused(folder) and refused(folder / "train-images-idx3-ubyte")
+    assert (
+        len(open_source(folder)) == 2
+        and refused(folder)
+        and refused(folder / "train-images-idx3-ubyte")
+    )
 
 
 def test_opening_needs_no_torch() -> None:
-    code = "import sys, allstep.data.opening; sys.exit('torch' in sys.modules or 'fsspec' in sys.modules)"
+    code = (
+        "import sys, allstep.data.opening; sys.exit('torch' in sys.modules or 'fsspec' in"
+        " sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -168,7 +196,8 @@ def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
     for number in (1, 2, 4, 5):
         (folder / f"data_batch_{number}.bin").write_bytes(bytes(3073 * 2))
     with pytest.raises(
-        DataError, match=r"data_batch_3\.bin is missing; copy it, or name the files to read by a pattern"
+        DataError,
+        match=r"data_batch_3\.bin is missing; copy it, or name the files to read by a pattern",
     ):
         open_source(folder)
     assert len(open_source(str(folder / "data_batch_*.bin"))) == 8
@@ -186,11 +215,16 @@ def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
         (["a.tar", "b.tar.xz"], r"b\.tar\.xz: tar files are read as \.tar, \.tar\.gz and \.tgz"),
         (["a.tar", "a.tar.gz"], r"a\.tar and a\.tar\.gz hold the same samples"),
         (["a.tar", "a.tgz"], r"a\.tar and a\.tgz hold the same samples"),
-        (["x-00000-of-00001.tar", "x-00000-of-00002.tar", "x-00001-of-00002.tar"], "holds shards of two sets"),
+        (
+            ["x-00000-of-00001.tar", "x-00000-of-00002.tar", "x-00001-of-00002.tar"],
+            "holds shards of two sets",
+        ),
         (["x-00000-of-00002.tar"], "1 of 2 shards are missing, the first is x-00001-of-00002.tar"),
     ],
 )
-def test_a_folder_of_which_some_would_be_read_or_twice(folder: Path, names: list[str], words: str) -> None:
+def test_a_folder_of_which_some_would_be_read_or_twice(
+    folder: Path, names: list[str], words: str
+) -> None:
     """Here and behind a URL."""
     memory = pytest.importorskip("fsspec").filesystem("memory")
     for name in names:

@@ -21,7 +21,8 @@ def make(folder: Path, *names: str) -> None:
 def test_a_folder_without_some_of_its_shards_is_an_error(tmp_path: Path) -> None:
     make(tmp_path, "x-00000-of-00004.tar", "x-00001-of-00004.tar", "x-00003-of-00004.tar")
     with pytest.raises(
-        DataError, match=r"1 of 4 shards are missing, the first is x-00002-of-00004\.tar; copy them, or"
+        DataError,
+        match=r"1 of 4 shards are missing, the first is x-00002-of-00004\.tar; copy them, or",
     ):
         listed(tmp_path)
     # A pattern or a range reads the shards that it names.
@@ -51,7 +52,9 @@ def test_a_number_of_shards_that_cannot_be_takes_no_time(tmp_path: Path) -> None
         listed(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["cat\n\ndog\n", "cat\n \ndog", "cat\u2028dog\n", "cat\x0bdog\n", "\ncat\n"])
+@pytest.mark.parametrize(
+    "text", ["cat\n\ndog\n", "cat\n \ndog", "cat\u2028dog\n", "cat\x0bdog\n", "\ncat\n"]
+)
 def test_a_list_of_classes_with_an_odd_line(tmp_path: Path, text: str) -> None:
     """Every name after it would have another label."""
     (tmp_path / "classes.txt").write_text(text)

@@ -1,4 +1,5 @@
-"""Pipes and devices in the place of data files: an error or a bad sample, never a wait or an endless read."""
+"""Pipes and devices in the place of data files: an error or a bad sample, never a wait or an
+endless read."""
 
 import os
 import resource
@@ -39,7 +40,9 @@ def test_a_picture_that_is_no_file(tmp_path: Path, make: Callable[[Path], None])
         source.read(number)
 
 
-@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "folder", "not UTF-8", "holes"])
+@pytest.mark.parametrize(
+    "kind", ["link to nothing", "link to itself", "folder", "not UTF-8", "holes"]
+)
 def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path, kind: str) -> None:
     """Without them labels would get other numbers, in silence."""
     place = tmp_path / "classes.txt"
@@ -63,15 +66,24 @@ def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path, kind:
 
 @pytest.mark.parametrize(
     ("error", "is_there"),
-    [(FileNotFoundError(), False), (PermissionError(), False), (TimeoutError(), True), (ConnectionError(), True)],
+    [
+        (FileNotFoundError(), False),
+        (PermissionError(), False),
+        (TimeoutError(), True),
+        (ConnectionError(), True),
+    ],
 )
-def test_names_of_classes_at_a_server(error: OSError, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_classes_at_a_server(
+    error: OSError, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(url: str) -> None:
         raise DataError(f"{url}: {error!r}") from error
 
     monkeypatch.setattr(shards, "open_file", fail)
     if is_there:
-        with pytest.raises(DataError, match=r"s3://bucket/classes\.txt: .*labels are numbered by it"):
+        with pytest.raises(
+            DataError, match=r"s3://bucket/classes\.txt: .*labels are numbered by it"
+        ):
             read_classes("s3://bucket/a.tar")
     else:
         assert read_classes("s3://bucket/a.tar") == ()
@@ -104,7 +116,9 @@ def allstep(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 
     command = [sys.executable, "-m", "allstep", *map(str, arguments)]
-    return subprocess.run(command, env=clean_environment(), capture_output=True, timeout=50, preexec_fn=limit)
+    return subprocess.run(
+        command, env=clean_environment(), capture_output=True, timeout=50, preexec_fn=limit
+    )
 
 
 def test_too_many_names_of_classes(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Synthetic pictures. The reference is the same source made again, and Pillow for what is encoded."""
+"""Synthetic pictures.
+
+The reference is the same source made again, and Pillow for what is encoded.
+"""
 
 import io
 import pickle
@@ -14,10 +17,14 @@ from allstep.errors import ConfigError
 
 def test_pictures_depend_on_their_number_alone() -> None:
     one, two = SyntheticSource(1000, 16, 24, variety=8), SyntheticSource(1000, 16, 24, variety=8)
-    assert [one.read(number).data for number in range(9)] == [two.read(number).data for number in range(9)]
+    assert [one.read(number).data for number in range(9)] == [
+        two.read(number).data for number in range(9)
+    ]
     assert len({one.read(number).data for number in range(1000)}) == 8
     assert pickle.loads(pickle.dumps(one)).read(5).data == one.read(5).data
-    assert SyntheticSource(10, 16, seed=1).read(0).data != SyntheticSource(10, 16, seed=2).read(0).data
+    assert (
+        SyntheticSource(10, 16, seed=1).read(0).data != SyntheticSource(10, 16, seed=2).read(0).data
+    )
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
@@ -34,7 +41,10 @@ def test_decoded_pictures_come_in_blocks() -> None:
     numbers = np.array([3, 99, 19])
     block = source.block(numbers)
     assert block is not None and block.target.tolist() == [3, 9, 9]
-    assert all(np.array_equal(block.data[row], source.read(number).data) for row, number in enumerate(numbers.tolist()))
+    assert all(
+        np.array_equal(block.data[row], source.read(number).data)
+        for row, number in enumerate(numbers.tolist())
+    )
     assert block.data.shape == (3, 8, 8, 3) and source.place(99).offset == 99
     with pytest.raises(IndexError):
         source.block(np.array([100]))

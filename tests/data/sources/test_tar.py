@@ -1,4 +1,7 @@
-"""Tar shards. The reference is WebDataset, writing and reading, and Python's tarfile for the formats."""
+"""Tar shards.
+
+The reference is WebDataset, writing and reading, and Python's tarfile for the formats.
+"""
 
 import gc
 import io
@@ -36,7 +39,9 @@ def wds() -> Any:
         return pytest.importorskip("webdataset")
 
 
-def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT, mode: Any = "w") -> Path:
+def write_tar(
+    path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT, mode: Any = "w"
+) -> Path:
     with tarfile.open(path, mode, format=form) as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
@@ -64,7 +69,9 @@ def read_all(source: TarSource) -> list[Sample | None]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_what_webdataset_writes_is_read_as_it_reads_it(wds: Any, tmp_path: Path) -> None:
     shuffle = random.Random(0)
     with wds.ShardWriter(f"{tmp_path}/x-%05d.tar", maxcount=7, verbose=0) as sink:
@@ -82,12 +89,23 @@ def test_what_webdataset_writes_is_read_as_it_reads_it(wds: Any, tmp_path: Path)
             )
     source = TarSource(f"{tmp_path}/x-{{00000..00002}}.tar")
     reference = list(
-        wds.WebDataset([str(path) for path in sorted(tmp_path.glob("x-*.tar"))], shardshuffle=False, empty_check=False)
+        wds.WebDataset(
+            [str(path) for path in sorted(tmp_path.glob("x-*.tar"))],
+            shardshuffle=False,
+            empty_check=False,
+        )
     )
     assert len(source) == len(reference) == 20
     for ours, theirs in zip(read_all(source), reference, strict=True):
-        assert ours is not None and bytes(ours.data) == theirs["jpg"] and ours.target == int(theirs["cls"])
-        assert ours.fields["__key__"] == theirs["__key__"] and ours.fields["seg.png"] == theirs["seg.png"]
+        assert (
+            ours is not None
+            and bytes(ours.data) == theirs["jpg"]
+            and ours.target == int(theirs["cls"])
+        )
+        assert (
+            ours.fields["__key__"] == theirs["__key__"]
+            and ours.fields["seg.png"] == theirs["seg.png"]
+        )
         assert ours.fields["json"] == json.loads(theirs["json"])
     assert source.targets().tolist() == [row % 5 for row in range(20)]
     gc.collect()  # it leaves files open
@@ -123,15 +141,28 @@ def test_a_ustar_prefix_folders_links_and_hidden_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no label .* which have jpg; name it"):
         TarSource(path)
     (only,) = read_all(TarSource(path, target=""))
-    assert only and only.target == 0 and only.fields["__key__"] == "a" * 90 + "/" + "b" * 60 and len(only.data) == 600
+    assert (
+        only
+        and only.target == 0
+        and only.fields["__key__"] == "a" * 90 + "/" + "b" * 60
+        and len(only.data) == 600
+    )
 
 
 def test_targets_come_from_what_holds_a_number(tmp_path: Path) -> None:
     text = TarSource(write_tar(tmp_path / "a.tar", [("1.png", b"p"), ("1.txt", b" 7\n")]))
     assert text.read(0).target == 7
-    meta = TarSource(write_tar(tmp_path / "b.tar", [("1.png", b"p"), ("1.txt", b"a cat"), ("1.json", b'{"label": 3}')]))
+    meta = TarSource(
+        write_tar(
+            tmp_path / "b.tar", [("1.png", b"p"), ("1.txt", b"a cat"), ("1.json", b'{"label": 3}')]
+        )
+    )
     assert meta.read(0).target == 3 and meta.read(0).fields == {"txt": "a cat", "__key__": "1"}
-    named = TarSource(write_tar(tmp_path / "c.tar", [("1.wav", b"sound"), ("1.who", b"me")]), data="wav", target="who")
+    named = TarSource(
+        write_tar(tmp_path / "c.tar", [("1.wav", b"sound"), ("1.who", b"me")]),
+        data="wav",
+        target="who",
+    )
     assert bytes(named.read(0).data) == b"sound" and named.read(0).target == b"me"
 
 
@@ -204,10 +235,14 @@ def test_zeros_in_the_middle_are_damage_and_not_the_end(tmp_path: Path) -> None:
 def test_any_bytes_can_be_walked_through(content: bytes, blocks: int) -> None:
     start = HEADER * blocks + content
     found = list(members(memoryview(start)))
-    assert all(0 <= one.header <= len(start) for one in found) and len(found) <= len(start) // 512 + 2
+    assert (
+        all(0 <= one.header <= len(start) for one in found) and len(found) <= len(start) // 512 + 2
+    )
 
 
-@pytest.mark.parametrize("size", [b"-0000001000\0", b"\xff" * 12, b"7777777777\0\0", b"notanumber\0\0"])
+@pytest.mark.parametrize(
+    "size", [b"-0000001000\0", b"\xff" * 12, b"7777777777\0\0", b"notanumber\0\0"]
+)
 def test_a_size_that_cannot_be_ends_the_walk(size: bytes) -> None:
     header = bytearray(HEADER)
     header[124:136] = size
@@ -224,7 +259,9 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[content.index(b"picture 2")] ^= 1
     path.write_bytes(content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # decay does not change a file's time
+    os.utime(
+        path, ns=(before.st_atime_ns, before.st_mtime_ns)
+    )  # decay does not change a file's time
     found = read_all(TarSource(path))
     assert found[0] and found[1] and found[2] is None
 
@@ -234,7 +271,11 @@ def test_packed_and_remote_tars_and_pickling(tmp_path: Path, capfd: Any) -> None
     path = write_tar(tmp_path / "x.tar.gz", pairs(5), mode="w:gz")
     source = TarSource(path)
     reference = read_all(source)
-    assert len(reference) == 5 and None not in reference and "unpacking it once" in capfd.readouterr().err
+    assert (
+        len(reference) == 5
+        and None not in reference
+        and "unpacking it once" in capfd.readouterr().err
+    )
     assert read_all(pickle.loads(pickle.dumps(source))) == reference
     plain = write_tar(tmp_path / "x.tar", pairs(5))
     fsspec.filesystem("memory").pipe("/tars/x.tar", plain.read_bytes())
@@ -271,8 +312,17 @@ def test_checksums_outlive_a_change_until_new_ones_are_stored(tmp_path: Path) ->
     TarSource(path, checksum=True)
     flip(path, path.read_bytes().index(b"picture 2"))
     for source in (TarSource(path), TarSource(path), TarSource(path, checksum=True)):
-        assert [sample is None for sample in read_all(source)] == [False, False, True, False, False, False]
-    with pytest.raises(BadSample, match=r"changed since checksums were stored; .* `allstep data index --checksum`"):
+        assert [sample is None for sample in read_all(source)] == [
+            False,
+            False,
+            True,
+            False,
+            False,
+            False,
+        ]
+    with pytest.raises(
+        BadSample, match=r"changed since checksums were stored; .* `allstep data index --checksum`"
+    ):
         TarSource(path).read(2)
     write_tar(path, [("new.jpg", b"n"), ("new.cls", b"1"), *pairs(2)])
     assert None not in read_all(TarSource(path))
@@ -284,7 +334,9 @@ def test_checksums_outlive_a_change_until_new_ones_are_stored(tmp_path: Path) ->
 
 def test_damage_to_a_packed_tar_makes_all_of_it_doubtful(tmp_path: Path, capfd: Any) -> None:
     noise = [(f"{row:02}.jpg", random.Random(row).randbytes(20_000)) for row in range(10)]
-    path = write_tar(tmp_path / "x.tar.gz", [*noise, ("99.jpg", b"x"), ("99.cls", b"1")], mode="w:gz")
+    path = write_tar(
+        tmp_path / "x.tar.gz", [*noise, ("99.jpg", b"x"), ("99.cls", b"1")], mode="w:gz"
+    )
     whole = path.read_bytes()
     path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # gzip's CRC
     source = TarSource(path)

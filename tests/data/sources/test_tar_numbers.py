@@ -1,4 +1,5 @@
-"""Numbers in tar files that cannot be: each costs its own sample, and the others of the tar are read.
+"""Numbers in tar files that cannot be: each costs its own sample, and the others of the tar are
+read.
 
 The reference are the samples that were written; only the second of three is damaged.
 """
@@ -96,7 +97,9 @@ def test_a_number_that_cannot_be_costs_its_own_sample(tmp_path: Path, damaged: b
             bad.append(error)
     assert good == {"0000": 0, "0002": 2, "0003": 3}
     # Where the image's name is lost as well, its class may be a sample of its own.
-    assert 1 <= len(bad) <= 2 and all("\n" not in str(each) and len(str(each)) < 500 for each in bad)
+    assert 1 <= len(bad) <= 2 and all(
+        "\n" not in str(each) and len(str(each)) < 500 for each in bad
+    )
 
 
 def test_sizes_that_can_be_are_read() -> None:
@@ -115,7 +118,12 @@ def test_an_extended_header_of_megabytes_is_damage(kind: bytes) -> None:
     """It would be copied into memory: 8 GB of it, if its size says so."""
     name = b"n" * (2 << 20)
     content = record(b"path", name) if kind == b"x" else name
-    tar = header("pax", len(content), kind) + filled(content) + member("a.jpg", b"a") + member("b.jpg", b"b")
+    tar = (
+        header("pax", len(content), kind)
+        + filled(content)
+        + member("a.jpg", b"a")
+        + member("b.jpg", b"b")
+    )
     lost, first, second = members(memoryview(tar + END))
     assert isinstance(lost, Lost) and "expected at most 1048576" in lost.reason
     assert (first.name, second.name) == ("a.jpg", "b.jpg")
@@ -140,9 +148,17 @@ def test_many_damaged_places_in_a_large_tar_take_time_in_proportion() -> None:
 
 def test_a_label_that_no_tensor_holds_is_a_bad_sample(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
-    labels = (b'{"label": 1}', b'{"label": %s}' % (b"9" * 4000), b'{"label": %s}' % (b"9" * 5000), b'{"label": 2}')
+    labels = (
+        b'{"label": 1}',
+        b'{"label": %s}' % (b"9" * 4000),
+        b'{"label": %s}' % (b"9" * 5000),
+        b'{"label": 2}',
+    )
     path.write_bytes(
-        b"".join(member(f"{n}.jpg", b"x") + member(f"{n}.json", text) for n, text in enumerate(labels)) + END
+        b"".join(
+            member(f"{n}.jpg", b"x") + member(f"{n}.json", text) for n, text in enumerate(labels)
+        )
+        + END
     )
     source = TarSource(path)
     assert source.targets().tolist() == [1, -1, -1, 2]
@@ -152,5 +168,8 @@ def test_a_label_that_no_tensor_holds_is_a_bad_sample(tmp_path: Path) -> None:
 
 def test_one_huge_label_does_not_make_a_huge_table(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
-    path.write_bytes(b"".join(member(f"{n}.jpg", b"x") + member(f"{n}.cls", b"%d" % n**17) for n in (0, 2, 9)) + END)
+    path.write_bytes(
+        b"".join(member(f"{n}.jpg", b"x") + member(f"{n}.cls", b"%d" % n**17) for n in (0, 2, 9))
+        + END
+    )
     assert info(TarSource(path), "x").classes == (("0", 1), (str(2**17), 1), (str(9**17), 1))

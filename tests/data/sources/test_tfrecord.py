@@ -32,7 +32,9 @@ def write(tmp_path: Path) -> Write:
     def write(records: list[Any], name: str = "x.tfrecord") -> Path:
         path = tmp_path / "set" / name
         path.parent.mkdir(exist_ok=True)
-        return write_records(path, (encode(record) if isinstance(record, dict) else record for record in records))
+        return write_records(
+            path, (encode(record) if isinstance(record, dict) else record for record in records)
+        )
 
     return write
 
@@ -61,7 +63,10 @@ def test_records_are_read_back(tmp_path: Path, write: Write) -> None:
 
 def test_numbers_go_through_all_shards_in_order(write: Write) -> None:
     for shard in (2, 0, 1):
-        write([{"image": b"%d-%d" % (shard, row), "label": row} for row in range(shard * 2)], f"x-{shard}.tfrecord")
+        write(
+            [{"image": b"%d-%d" % (shard, row), "label": row} for row in range(shard * 2)],
+            f"x-{shard}.tfrecord",
+        )
     folder = write([], "x-3.tfrecord").parent
     source = TFRecordSource(folder)
     names = [bytes(source.read(number).data) for number in range(len(source))]
@@ -81,7 +86,10 @@ def test_equal_records_are_found_as_well_as_different_ones(write: Write) -> None
 
 def test_tensorflow_names_count_labels_from_one(write: Write) -> None:
     path = write(
-        [{"image/encoded": b"j", "image/class/label": label, "image/class/text": "cat"} for label in (1, 1000, 0)]
+        [
+            {"image/encoded": b"j", "image/class/label": label, "image/class/text": "cat"}
+            for label in (1, 1000, 0)
+        ]
     )
     source = TFRecordSource(path)
     assert source.read(0).target == 0 and source.read(1).target == 999
@@ -92,7 +100,17 @@ def test_tensorflow_names_count_labels_from_one(write: Write) -> None:
 
 
 def test_a_map_delivers_any_feature(write: Write) -> None:
-    path = write([{"wave": np.arange(3, dtype=np.float32), "age": 2.5, "tags": [b"a", b"b"], "id": 7, "pair": [1, 2]}])
+    path = write(
+        [
+            {
+                "wave": np.arange(3, dtype=np.float32),
+                "age": 2.5,
+                "tags": [b"a", b"b"],
+                "id": 7,
+                "pair": [1, 2],
+            }
+        ]
+    )
     fields = {"wave": "data", "age": "target", "tags": "tags", "id": "number", "pair": "pair"}
     sample = TFRecordSource(path, features=fields).read(0)
     assert sample.data.tolist() == [0, 1, 2] and sample.target == 2.5
@@ -138,19 +156,34 @@ def test_raw_pictures_are_views_and_blocks_are_what_read_gives(write: Write) -> 
     pixels, labels = random_pictures(100, 8, 6, 3)
     source = TFRecordSource(write(raw_records(pixels, labels)))
     one = source.read(3)
-    assert not one.data.flags.owndata and np.array_equal(one.data, pixels[3]) and one.target == labels[3]
+    assert (
+        not one.data.flags.owndata
+        and np.array_equal(one.data, pixels[3])
+        and one.target == labels[3]
+    )
     numbers = np.random.default_rng(1).permutation(100)
     block = source.block(numbers)
     assert block is not None
-    assert np.array_equal(block.data, pixels[numbers]) and np.array_equal(block.target, labels[numbers])
+    assert np.array_equal(block.data, pixels[numbers]) and np.array_equal(
+        block.target, labels[numbers]
+    )
 
 
 def test_a_block_also_fits_records_with_the_label_first(write: Write) -> None:
     pixels, labels = random_pictures(20, 4, 4)
-    records = [{"a": label, **record} for label, record in zip(labels, raw_records(pixels, labels), strict=True)]
-    path = write([{key: value for key, value in record.items() if key != "label"} for record in records])
+    records = [
+        {"a": label, **record}
+        for label, record in zip(labels, raw_records(pixels, labels), strict=True)
+    ]
+    path = write(
+        [{key: value for key, value in record.items() if key != "label"} for record in records]
+    )
     block = TFRecordSource(path, features={"a": "target", "image/raw": "data"}).block(np.arange(20))
-    assert block is not None and np.array_equal(block.data, pixels) and np.array_equal(block.target, labels)
+    assert (
+        block is not None
+        and np.array_equal(block.data, pixels)
+        and np.array_equal(block.target, labels)
+    )
 
 
 @pytest.mark.parametrize("label", [b"\x05", [1, 2], [], 1.5, 2**40])
@@ -166,7 +199,10 @@ def test_there_is_no_block_of_what_cannot_be_stacked(write: Write) -> None:
     source = TFRecordSource(write(raw_records(small, labels) + raw_records(large, labels)))
     assert source.block(np.array([0, 1])) is not None and source.block(np.array([3, 4])) is not None
     assert source.block(np.array([0, 4])) is None
-    assert TFRecordSource(write([{"image": b"jpeg", "label": 1}], "y.tfrecord")).block(np.array([0])) is None
+    assert (
+        TFRecordSource(write([{"image": b"jpeg", "label": 1}], "y.tfrecord")).block(np.array([0]))
+        is None
+    )
 
 
 def test_there_is_no_block_with_a_damaged_record_in_it(write: Write) -> None:
@@ -204,7 +240,12 @@ def test_a_source_pickles_as_a_description(write: Write) -> None:
     source.read(0)
     pickled = pickle.dumps(source)
     again = pickle.loads(pickled)
-    assert len(pickled) < 1000 and len(again) == 50 and again.read(49).target == 1 and again.layout == source.layout
+    assert (
+        len(pickled) < 1000
+        and len(again) == 50
+        and again.read(49).target == 1
+        and again.layout == source.layout
+    )
 
 
 def test_a_view_outlives_its_source(write: Write) -> None:
@@ -255,7 +296,9 @@ def test_remote_shards_are_read_by_ranges(write: Write) -> None:
     memory.pipe("/remote/classes.txt", b"\n".join(b"%d" % row for row in range(10)))
     try:
         source = TFRecordSource("memory://remote")
-        assert [source.read(number).target for number in range(10)] == list(range(10)) and len(source.classes) == 10
+        assert [source.read(number).target for number in range(10)] == list(range(10)) and len(
+            source.classes
+        ) == 10
         assert source.place(0).file == "memory:///remote/x.tfrecord"
         assert isinstance(source.shards[0].file, RemoteFile)
     finally:
@@ -264,7 +307,10 @@ def test_remote_shards_are_read_by_ranges(write: Write) -> None:
 
 def test_many_threads_read_at_once(write: Write) -> None:
     for shard in range(5):
-        write([{"image": b"%d-%d" % (shard, row), "label": row} for row in range(40)], f"x-{shard}.tfrecord")
+        write(
+            [{"image": b"%d-%d" % (shard, row), "label": row} for row in range(40)],
+            f"x-{shard}.tfrecord",
+        )
     source = TFRecordSource(write([], "y.tfrecord").parent)
     numbers = np.random.default_rng(0).integers(0, 200, 2000).tolist()
     with ThreadPoolExecutor(8) as pool:
@@ -279,7 +325,10 @@ def test_the_text_of_a_class_may_be_missing(tmp_path: Path) -> None:
     for source in (TFRecordSource(tmp_path), pickle.loads(pickle.dumps(TFRecordSource(tmp_path)))):
         assert [dict(source.read(number).fields) for number in (0, 1)] == [{"text": b"cat"}, {}]
     packed = with_all_features(TFRecordSource(tmp_path))
-    assert [dict(packed.read(number).fields) for number in (0, 1)] == [{"image/class/text": b"cat"}, {}]
+    assert [dict(packed.read(number).fields) for number in (0, 1)] == [
+        {"image/class/text": b"cat"},
+        {},
+    ]
 
 
 def test_another_process_does_not_take_another_shard_for_this_one(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Damaged TFRecord shards. The reference is the list of records that was written: whatever is delivered as good must be one of them, in
-order, and every record whose bytes are still there whole must be delivered."""
+"""Damaged TFRecord shards. The reference is the list of records that was written: whatever is
+delivered as good must be one of them, in order, and every record whose bytes are still there whole
+must be delivered."""
 
 import os
 import random
@@ -68,7 +69,10 @@ DAMAGES: tuple[Damage, ...] = (flip, cut, remove, insert, zero, repeat_header)
 def shard_of(choose: random.Random) -> list[bytes]:
     """Records that all differ, of many lengths or of two."""
     lengths = choose.choice(((20,), (300, 301), (8, 40, 900, 2500), (8, 70_000)))
-    return [row.to_bytes(8, "big") + choose.randbytes(choose.choice(lengths)) for row in range(choose.randrange(1, 60))]
+    return [
+        row.to_bytes(8, "big") + choose.randbytes(choose.choice(lengths))
+        for row in range(choose.randrange(1, 60))
+    ]
 
 
 def whole_ones(content: bytes, records: list[bytes]) -> list[bytes]:
@@ -108,7 +112,9 @@ def test_damaged_shards_give_all_whole_records_and_nothing_else(tmp_path: Path) 
         assert [record for record in good if record] == expected, (
             number
         )  # the empty record is one that `repeat_header` may make
-        assert all(0 <= place.offset < len(content) and place.file == str(path) for place in places), number
+        assert all(
+            0 <= place.offset < len(content) and place.file == str(path) for place in places
+        ), number
         bad_ones += len(places)
         path.unlink()
     assert bad_ones > SHARDS / 2
@@ -125,7 +131,9 @@ def test_one_flipped_bit_costs_one_record_wherever_it_is(tmp_path: Path) -> None
         source = TFRecordSource(path, features={})
         found = [_or_none(source, row) for row in range(len(source))]
         hit = next(
-            row for row, _ in enumerate(records) if bit // 8 < sum(len(frame(one)) for one in records[: row + 1])
+            row
+            for row, _ in enumerate(records)
+            if bit // 8 < sum(len(frame(one)) for one in records[: row + 1])
         )
         assert found == [None if row == hit else record for row, record in enumerate(records)], bit
 
@@ -145,7 +153,10 @@ def test_a_cut_end_is_one_bad_sample_that_says_so(tmp_path: Path) -> None:
     assert [bytes(source.read(row).data) for row in range(3)] == records[:3] and len(source) == 4
     with pytest.raises(
         BadSample,
-        match=r"at byte 348\): 86 bytes without a sound record: its 100 bytes of data are cut off: .* 74 of them",
+        match=(
+            r"at byte 348\): 86 bytes without a sound record: its 100 bytes of data are cut off: .*"
+            r" 74 of them"
+        ),
     ):
         source.read(3)
 
@@ -160,7 +171,8 @@ def test_a_file_that_is_something_else_is_one_bad_sample(tmp_path: Path) -> None
 
 
 def test_a_search_through_zeros_and_false_headers_ends(tmp_path: Path) -> None:
-    """2 MB of zeros, and headers that promise data which does not come: quick, and the record behind the zeros is found."""
+    """2 MB of zeros, and headers that promise data which does not come: quick, and the record
+    behind the zeros is found."""
     zeros = walk(memoryview(b"x" + bytes(2_000_000) + frame(b"found")))
     assert list(zeros.lengths)[1:] == [5] and list(zeros.lost) == [0]
     headers = walk(memoryview(b"x" + frame(bytes(100))[:12] * 20_000 + frame(b"lost")))
@@ -175,7 +187,9 @@ def test_framing_is_undone_by_reading_and_walking(records: list[bytes]) -> None:
     assert [bytes(data) for data in read_records(content)] == records
     found = walk(memoryview(content))
     assert (
-        list(found.offsets) == offsets and list(found.lengths) == [len(record) for record in records] and not found.lost
+        list(found.offsets) == offsets
+        and list(found.lengths) == [len(record) for record in records]
+        and not found.lost
     )
 
 
@@ -183,7 +197,9 @@ def test_framing_is_undone_by_reading_and_walking(records: list[bytes]) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_can_be_walked_through(content: bytes) -> None:
     found = walk(memoryview(content))
-    ends = [offset + min(length, 1) for offset, length in zip(found.offsets, found.lengths, strict=True)]
+    ends = [
+        offset + min(length, 1) for offset, length in zip(found.offsets, found.lengths, strict=True)
+    ]
     assert all(end <= len(content) for end in ends) and bool(found.offsets) == bool(content)
     assert np.all(np.diff(np.array(found.offsets, np.int64)) > 0)
 
@@ -199,7 +215,10 @@ def test_reading_in_a_row_stops_at_damage_and_names_it() -> None:
 
 
 def test_zeros_are_passed_over_quickly(tmp_path: Path) -> None:
-    """As a file system leaves them after a power cut. They took 70 times as long as random bytes: minutes for a gigabyte."""
+    """As a file system leaves them after a power cut.
+
+    They took 70 times as long as random bytes: minutes for a gigabyte.
+    """
 
     def seconds(content: bytes) -> float:
         view = memoryview(b"x" + content + frame(b"after"))

@@ -1,4 +1,7 @@
-"""TFRecords and Examples beside TensorFlow: it reads what we write, we read what it writes. The only tests that import it."""
+"""TFRecords and Examples beside TensorFlow: it reads what we write, we read what it writes.
+
+The only tests that import it.
+"""
 
 import os
 from pathlib import Path
@@ -58,7 +61,9 @@ def theirs(tf: Any, features: dict[str, Any]) -> Any:
 
 
 def write_theirs(tf: Any, path: Path, records: list[bytes], compression: str = "") -> None:
-    with tf.io.TFRecordWriter(str(path), tf.io.TFRecordOptions(compression_type=compression)) as writer:
+    with tf.io.TFRecordWriter(
+        str(path), tf.io.TFRecordOptions(compression_type=compression)
+    ) as writer:
         for record in records:
             writer.write(record)
 
@@ -74,7 +79,9 @@ def test_the_framing_is_equal_byte_for_byte_and_read_by_both(tf: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_compressed_files_of_tensorflow_are_read(tf: Any, tmp_path: Path, compression: str, capfd: Any) -> None:
+def test_compressed_files_of_tensorflow_are_read(
+    tf: Any, tmp_path: Path, compression: str, capfd: Any
+) -> None:
     path = tmp_path / f"x.tfrecord.{compression}"
     write_theirs(tf, path, RECORDS * 20, compression)
     source = TFRecordSource(path, features={})
@@ -85,7 +92,9 @@ def test_compressed_files_of_tensorflow_are_read(tf: Any, tmp_path: Path, compre
     path.write_bytes(path.read_bytes()[:-5000])
     cut = TFRecordSource(path, features={})
     assert len(cut) <= len(source) and set(cut.shards[0].lost) == {len(cut) - 1}
-    assert [bytes(cut.read(number).data) for number in range(len(cut) - 1)] == (RECORDS * 20)[: len(cut) - 1]
+    assert [bytes(cut.read(number).data) for number in range(len(cut) - 1)] == (RECORDS * 20)[
+        : len(cut) - 1
+    ]
 
 
 def test_examples_are_equal_in_value_both_ways(tf: Any) -> None:
@@ -95,11 +104,15 @@ def test_examples_are_equal_in_value_both_ways(tf: Any) -> None:
     assert {name: list(values) for name, values in ours.items()} == {
         name: list(values) for name, values in example.decode(example.encode(FEATURES)).items()
     }
-    assert ours["negative"].tolist() == FEATURES["negative"] and ours["many"].tolist() == FEATURES["many"]
+    assert (
+        ours["negative"].tolist() == FEATURES["negative"]
+        and ours["many"].tolist() == FEATURES["many"]
+    )
 
 
 def test_random_changes_are_read_alike_or_refused_by_us(tf: Any) -> None:
-    """Whatever TensorFlow reads of a damaged Example, we read alike or call malformed; we never read something else."""
+    """Whatever TensorFlow reads of a damaged Example, we read alike or call malformed; we never
+    read something else."""
     content = example.encode({"a": [1, 2, 300], "b": b"xyz", "c": [0.5, 1.5]})
     random = np.random.default_rng(1)
     compared = 0
@@ -112,11 +125,15 @@ def test_random_changes_are_read_alike_or_refused_by_us(tf: Any) -> None:
         except Exception:  # either calls it malformed
             continue
         compared += 1
-        for name in reference:  # it leaves an entry out where a field that it does not know stands in it
+        for (
+            name
+        ) in reference:  # it leaves an entry out where a field that it does not know stands in it
             values = ours[name]
             kind = reference[name].WhichOneof("kind")
             expected = list(getattr(reference[name], kind).value) if kind else []
-            assert np.array_equal(np.array(list(values)), np.array(expected), equal_nan=kind == "float_list")
+            assert np.array_equal(
+                np.array(list(values)), np.array(expected), equal_nan=kind == "float_list"
+            )
     assert compared > 50
 
 
@@ -124,12 +141,18 @@ def test_tensorflow_parses_records_of_decoded_pictures(tf: Any, tmp_path: Path) 
     pixels = RANDOM.integers(0, 256, (4, 5, 6, 3), np.uint8)
     path = tmp_path / "x.tfrecord"
     records = [
-        theirs(tf, {"image/raw": one.tobytes(), "image/shape": [5, 6, 3], "label": row}).SerializeToString()
+        theirs(
+            tf, {"image/raw": one.tobytes(), "image/shape": [5, 6, 3], "label": row}
+        ).SerializeToString()
         for row, one in enumerate(pixels)
     ]
     write_theirs(tf, path, records)
     block = TFRecordSource(path).block(np.arange(4))
-    assert block is not None and np.array_equal(block.data, pixels) and block.target.tolist() == [0, 1, 2, 3]
+    assert (
+        block is not None
+        and np.array_equal(block.data, pixels)
+        and block.target.tolist() == [0, 1, 2, 3]
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,12 +168,22 @@ def test_the_record_layout_of_the_tutorials(
 ) -> None:
     """Written by TensorFlow and by us: the same samples, and TensorFlow reads ours."""
     rows = [tutorial_features(row, label) for row, label in enumerate(labels)]
-    write_theirs(tf, tmp_path / "theirs.tfrecord", [theirs(tf, row).SerializeToString() for row in rows])
+    write_theirs(
+        tf, tmp_path / "theirs.tfrecord", [theirs(tf, row).SerializeToString() for row in rows]
+    )
     write_records(tmp_path / "ours.tfrecord", map(example.encode, rows))
     for name in ("theirs", "ours"):
         source = TFRecordSource(tmp_path / f"{name}.tfrecord")
-        assert [source.read(number).target for number in range(3)] == source.targets().tolist() == expected
-        assert [bytes(source.read(number).data) for number in range(3)] == [row["image_raw"] for row in rows]
+        assert (
+            [source.read(number).target for number in range(3)]
+            == source.targets().tolist()
+            == expected
+        )
+        assert [bytes(source.read(number).data) for number in range(3)] == [
+            row["image_raw"] for row in rows
+        ]
         assert source.classes == classes and not verify(source).bad
-    for record, row in zip(tf.data.TFRecordDataset(str(tmp_path / "ours.tfrecord")), rows, strict=True):
+    for record, row in zip(
+        tf.data.TFRecordDataset(str(tmp_path / "ours.tfrecord")), rows, strict=True
+    ):
         assert tf.train.Example.FromString(record.numpy()) == theirs(tf, row)

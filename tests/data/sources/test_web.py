@@ -1,4 +1,5 @@
-"""Data behind http(s), against real servers on this machine: honest, simple, broken and hostile ones."""
+"""Data behind http(s), against real servers on this machine: honest, simple, broken and hostile
+ones."""
 
 import contextlib
 import gzip
@@ -32,7 +33,10 @@ def a_tar(samples: int = 3) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for number in range(samples):
-            for name, content in ((f"{number}.jpg", b"picture %d" % number), (f"{number}.cls", b"%d" % number)):
+            for name, content in (
+                (f"{number}.jpg", b"picture %d" % number),
+                (f"{number}.cls", b"%d" % number),
+            ):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 archive.addfile(member, io.BytesIO(content))
@@ -67,7 +71,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send({"Content-Length": "0"}, b"", 401)
         elif name in ("", "index", "sub/"):
             assert self.headers["Accept-Encoding"] == "identity"
-            self.send({"Content-Length": str(len(LISTING)), "Content-Type": "text/html; charset=x"}, LISTING)
+            self.send(
+                {"Content-Length": str(len(LISTING)), "Content-Type": "text/html; charset=x"},
+                LISTING,
+            )
         elif name == "empty":
             self.send({"Content-Length": "0"}, b"")
         elif name == "none":
@@ -85,14 +92,20 @@ class Handler(BaseHTTPRequestHandler):
         """Any range begins at byte 0."""
         first, last = self.span(len(TAR))
         body = TAR[: last - first + 1]
-        where = {"Content-Range": f"bytes 0-{len(body) - 1}/{len(TAR)}", "Content-Length": str(len(body))}
+        where = {
+            "Content-Range": f"bytes 0-{len(body) - 1}/{len(TAR)}",
+            "Content-Length": str(len(body)),
+        }
         self.send(where, body, 206)
 
     def do_short(self, name: str) -> None:
         """Less than the range, with the header of the whole one."""
         first, last = self.span(len(TAR))
         body = TAR[first : last + 1][:7]
-        where = {"Content-Range": f"bytes {first}-{last}/{len(TAR)}", "Content-Length": str(len(body))}
+        where = {
+            "Content-Range": f"bytes {first}-{last}/{len(TAR)}",
+            "Content-Length": str(len(body)),
+        }
         self.send(where, body, 206)
 
     def do_whole(self, name: str) -> None:
@@ -108,7 +121,10 @@ class Handler(BaseHTTPRequestHandler):
         first, last = self.span(len(TAR))
         if first == last:
             return self.send_range(TAR, len(TAR))
-        where = {"Content-Range": f"bytes {first}-{last}/{len(TAR)}", "Content-Length": str(last + 1 - first)}
+        where = {
+            "Content-Range": f"bytes {first}-{last}/{len(TAR)}",
+            "Content-Length": str(last + 1 - first),
+        }
         self.send(where, b"", 206)
         return self.drip(b"")
 
@@ -122,7 +138,14 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(bytes(1 << 20))
 
     def do_bomb(self, name: str) -> None:
-        self.send({"Content-Encoding": "gzip", "Content-Length": str(len(BOMB)), "Content-Type": "text/html"}, BOMB)
+        self.send(
+            {
+                "Content-Encoding": "gzip",
+                "Content-Length": str(len(BOMB)),
+                "Content-Type": "text/html",
+            },
+            BOMB,
+        )
 
     def do_garbage(self, name: str) -> None:
         self.wfile.write(b"\x00\xff\n" * 1000)
@@ -145,7 +168,9 @@ class Handler(BaseHTTPRequestHandler):
         first, last = self.span(len(content))
         body = content[first : last + 1]
         if self.headers["Range"] is None:
-            return self.send({"Content-Length": str(len(content)), "Content-Type": "application/x-tar"}, content)
+            return self.send(
+                {"Content-Length": str(len(content)), "Content-Type": "application/x-tar"}, content
+            )
         where = {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{size}", "ETag": '"x"'}
         return self.send({**where, "Content-Length": str(len(body))}, body, 206)
 
@@ -174,7 +199,9 @@ def serving(handler: Any) -> Iterator[Any]:
         server.handle_error = lambda *given: None  # type: ignore[method-assign]  # clients hang up on them
         server.over, server.asked = threading.Event(), []  # type: ignore[attr-defined]
         server.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.over.set()  # type: ignore[attr-defined]
         server.shutdown()
@@ -196,9 +223,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_shard_by_its_url_is_read_by_ranges_only(server: Any) -> None:
     url = f"{server.url}/in/a.tar"
     source = TarSource(url)
-    assert [bytes(source.read(number).data) for number in range(len(source))] == [b"picture %d" % n for n in range(3)]
-    assert stamp_of(url) == {"size": len(TAR), "version": '"x"'} and bytes(open_file(url).read(0, len(TAR))) == TAR
-    assert {span is None for path, span in server.asked if path.endswith(".tar")} == {False}, server.asked
+    assert [bytes(source.read(number).data) for number in range(len(source))] == [
+        b"picture %d" % n for n in range(3)
+    ]
+    assert (
+        stamp_of(url) == {"size": len(TAR), "version": '"x"'}
+        and bytes(open_file(url).read(0, len(TAR))) == TAR
+    )
+    assert {span is None for path, span in server.asked if path.endswith(".tar")} == {False}, (
+        server.asked
+    )
     assert bytes(open_file(f"{server.url}/moved/a.tar").read(5, 100)) == TAR[5:105]
     assert bytes(open_file(url.replace("//", "//u:p@")).read(5, 100)) == TAR[5:105]
     with pytest.raises(DataError, match=r"a.tar: the server answers 401 Unauthorized$"):
@@ -213,7 +247,9 @@ def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:
     for where in ("in/", "in/*.tar"):
         assert list_shards(f"{server.url}/{where}", is_tar, "tars") == inside
     assert list_shards(f"{server.url}/in/[ab].tar", is_tar, "tars") == inside[:2]
-    assert list_shards(f"{server.url}/in/s*/a.tar", is_tar, "tars") == [f"{server.url}/in/sub/a.tar"]
+    assert list_shards(f"{server.url}/in/s*/a.tar", is_tar, "tars") == [
+        f"{server.url}/in/sub/a.tar"
+    ]
     own = server.url.replace("//", "//u:p@")
     assert list_shards(f"{own}/in/", is_tar, "tars")[0] == f"{own}/in/a.tar"
     assert list_shards(f"{server.url}/in/index", is_tar, "tars") == [
@@ -230,15 +266,25 @@ def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:
     ("manner", "asked", "found"),
     [
         ("whole", "0-0", "status 200"),
-        ("first", f"{len(TAR) - 1}-{len(TAR) - 1}", f"status 206 with Content-Range 'bytes 0-0/{len(TAR)}'"),
+        (
+            "first",
+            f"{len(TAR) - 1}-{len(TAR) - 1}",
+            f"status 206 with Content-Range 'bytes 0-0/{len(TAR)}'",
+        ),
         ("lying", f"{10 * len(TAR) - 1}-{10 * len(TAR) - 1}", "status 206 with Content-Range"),
     ],
 )
-def test_a_server_without_ranges_is_named_at_opening(server: Any, manner: str, asked: str, found: str) -> None:
+def test_a_server_without_ranges_is_named_at_opening(
+    server: Any, manner: str, asked: str, found: str
+) -> None:
     url = f"{server.url}/{manner}/a.tar"
-    complaint = f"{url}: the server does not answer range requests (asked for bytes {asked}, found {found}"
+    complaint = (
+        f"{url}: the server does not answer range requests (asked for bytes {asked}, found {found}"
+    )
     for opened in (open_file, TarSource):
-        with pytest.raises(DataError, match=re.escape(complaint) + r".*\); copy the file here first"):
+        with pytest.raises(
+            DataError, match=re.escape(complaint) + r".*\); copy the file here first"
+        ):
             opened(url)
 
 
@@ -263,7 +309,10 @@ def test_pythons_own_server_is_refused_with_status_2(
             main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "a.tar: the server does not answer range requests (asked for bytes 0-0, found status 200)" in said
+    assert (
+        "a.tar: the server does not answer range requests (asked for bytes 0-0, found status 200)"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,24 +355,32 @@ def test_hostile_servers_are_one_line(server: Any, where: str, complaint: str) -
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_slow_range_is_not_asked_for_again_when_it_is_late(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_range_is_not_asked_for_again_when_it_is_late(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = open_file(f"{server.url}/drip/a.tar")
     for patience, tries in ((30, 3), (0, 1)):
         server.asked.clear()
         monkeypatch.setattr(files, "_PATIENCE", patience)
-        with pytest.raises(DataError, match="bytes 0 to 100 cannot be read: the server sends too slowly"):
+        with pytest.raises(
+            DataError, match="bytes 0 to 100 cannot be read: the server sends too slowly"
+        ):
             file.read(0, 100)
         assert len(server.asked) == tries
 
 
 @pytest.mark.parametrize("page", ["<a ", "<a href", "<a \t\n", "<a href=' "])
-def test_a_hostile_listing_is_searched_in_no_time(monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+def test_a_hostile_listing_is_searched_in_no_time(
+    monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
     monkeypatch.setattr(web.Web, "_run", lambda *given: page + page[-1] * 100_000 + page * 30_000)
     begun = time.monotonic()
     assert web.web().ls("http://host/x/") == [] and time.monotonic() - begun < 5
 
 
-def test_a_huge_list_of_classes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_list_of_classes_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "_MAX_CLASSES_NBYTES", 10)
     (tmp_path / "classes.txt").write_text("cat\ndog\ncow\n")
     with pytest.raises(DataError, match=r"classes.txt: expected at most 10 bytes, found 12"):

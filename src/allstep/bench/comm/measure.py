@@ -1,26 +1,32 @@
 """How long does it take to sum a tensor over the ranks of one host?
 
-==================  ======================================================================================================
-allstep, shared     a tensor that lives in shared memory (`allstep.comm.shared_empty`), by `dist.all_reduce`
-allstep, private    an ordinary tensor, the same call
-Gloo                the same tensor and call, in the same processes; only the group differs
-Open MPI            mpi4py's `Allreduce` in place, in processes that mpirun started, on the same kind of memory
-allstep, ring       the private tensor again, on a group where one algorithm carries every sum, over Gloo's messages instead of
-allstep, tree       shared memory; a row for each algorithm of `allstep.comm.network.algorithms`. They are meant for the step between hosts
-...                 and stand here for study: nothing is promised
-==================  ======================================================================================================
+==================
+======================================================================================================
+allstep, shared     a tensor that lives in shared memory (`allstep.comm.shared_empty`), by
+`dist.all_reduce` allstep, private    an ordinary tensor, the same call Gloo                the same
+tensor and call, in the same processes; only the group differs Open MPI            mpi4py's
+`Allreduce` in place, in processes that mpirun started, on the same kind of memory allstep, ring the
+private tensor again, on a group where one algorithm carries every sum, over Gloo's messages instead
+of allstep, tree       shared memory; a row for each algorithm of `allstep.comm.network.algorithms`.
+They are meant for the step between hosts ...                 and stand here for study: nothing is
+promised ==================
+======================================================================================================
 
-MPI wants to start its own processes, so there are two sets of ranks, one under `allstep run` and one under mpirun. Both are alive all the
-time and asleep: every rank waits for a word on a socket. The bench gives the word to one contender at a time, and gives everybody a turn
-before anybody takes the next one; a busy moment of the machine hits all alike, and nobody runs beside the one who is timed.
+MPI wants to start its own processes, so there are two sets of ranks, one under `allstep run` and
+one under mpirun. Both are alive all the time and asleep: every rank waits for a word on a socket.
+The bench gives the word to one contender at a time, and gives everybody a turn before anybody takes
+the next one; a busy moment of the machine hits all alike, and nobody runs beside the one who is
+timed.
 
-A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, behind a barrier. Each call is timed; the turn counts with its
-median call on its slowest rank. A rare call that takes milliseconds (Gloo has them) therefore does not count; the mean of all calls,
-where it does, is in the JSON. Every sum is checked (see `rank`). One torch thread per rank.
+A turn is as many calls as fit into `_SECONDS_PER_TURN`, at least one, behind a barrier. Each call
+is timed; the turn counts with its median call on its slowest rank. A rare call that takes
+milliseconds (Gloo has them) therefore does not count; the mean of all calls, where it does, is in
+the JSON. Every sum is checked (see `rank`). One torch thread per rank.
 
-Calls that follow each other find the tensor in the caches, as training does not. With `caches="written"` each rank writes its tensor
-before every call; with "cold" it then also reads more than the largest cache holds. The preparation is the same for all contenders and
-not timed; a barrier stands between it and the call.
+Calls that follow each other find the tensor in the caches, as training does not. With
+`caches="written"` each rank writes its tensor before every call; with "cold" it then also reads
+more than the largest cache holds. The preparation is the same for all contenders and not timed; a
+barrier stands between it and the call.
 """
 
 import contextlib
@@ -39,7 +45,16 @@ from typing import IO, Any
 
 from allstep import machine
 from allstep.bench import launch
-from allstep.bench.comm.result import FOREMOST, HOT, KB, MB, OPEN_MPI, CommResult, CommRow, show_size
+from allstep.bench.comm.result import (
+    FOREMOST,
+    HOT,
+    KB,
+    MB,
+    OPEN_MPI,
+    CommResult,
+    CommRow,
+    show_size,
+)
 from allstep.bench.result import Missing, Row
 from allstep.console import quantities
 from allstep.errors import AllstepError
@@ -53,7 +68,8 @@ _MOST_CALLS = 1000
 _MOST_PREPARED_CALLS = 25  # preparing one may take 10 ms
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_ANSWER = 120.0
-_COPIES = 4  # tensors that a rank number may hold: private, shared, MPI's, and room for what MPI and Gloo keep
+# tensors that a rank number may hold: private, shared, MPI's, and room for what MPI and Gloo keep
+_COPIES = 4
 
 Progress = Callable[[str], None]
 
@@ -80,7 +96,9 @@ class Team:
                 line.flush()
             answers = [json.loads(line.readline()) for line in self.lines]
         except TimeoutError:
-            raise CommFailed(f"{self.name} did not answer {word} within {_SECONDS_TO_ANSWER:.0f} s") from None
+            raise CommFailed(
+                f"{self.name} did not answer {word} within {_SECONDS_TO_ANSWER:.0f} s"
+            ) from None
         except (OSError, ValueError):
             raise CommFailed(f"{self.name} ended after {word}:\n{self.said()}") from None
         for answer in answers:
@@ -125,7 +143,9 @@ def measure_comm(
 def too_large(num_ranks: int, nbytes: int) -> str:
     needed, free = _COPIES * num_ranks * nbytes, machine.memory().available
     return (
-        "" if needed < free else f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
+        ""
+        if needed < free
+        else f"it needs {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free"
     )
 
 
@@ -133,7 +153,12 @@ class Turns:
     """All contenders at one size: the foremost, then the others as their team names them."""
 
     def __init__(
-        self, teams: Sequence[Team], nbytes: int, place: str, missing: dict[str, str], caches: str = HOT
+        self,
+        teams: Sequence[Team],
+        nbytes: int,
+        place: str,
+        missing: dict[str, str],
+        caches: str = HOT,
     ) -> None:
         self._nbytes = nbytes
         self._caches = caches
@@ -143,10 +168,16 @@ class Turns:
         self._calls: dict[str, int] = {}
         team_of: dict[str, Team] = {}
         for team in teams:
-            absent = {name: why for answer in team.tell({"prepare": nbytes}) for name, why in answer["absent"].items()}
+            absent = {
+                name: why
+                for answer in team.tell({"prepare": nbytes})
+                for name, why in answer["absent"].items()
+            }
             missing.update({f"{name}, {place}": why for name, why in absent.items()})
             team_of.update({name: team for name in team.names if name not in absent})
-        names = sorted(team_of, key=lambda name: FOREMOST.index(name) if name in FOREMOST else len(FOREMOST))
+        names = sorted(
+            team_of, key=lambda name: FOREMOST.index(name) if name in FOREMOST else len(FOREMOST)
+        )
         self._team_of = {name: team_of[name] for name in names}
 
     def warm_up(self) -> None:
@@ -163,19 +194,30 @@ class Turns:
 
     def measure(self, name: str, calls: int) -> list[list[float]]:
         """The seconds of each call, of each rank."""
-        answers = self._team_of[name].tell({"measure": name, "calls": calls, "caches": self._caches})
+        answers = self._team_of[name].tell(
+            {"measure": name, "calls": calls, "caches": self._caches}
+        )
         return [answer["seconds"] for answer in answers]
 
     def rows(self, num_ranks: int) -> list[CommRow]:
         return [
-            CommRow(num_ranks, self._nbytes, Row(name, tuple(seconds)), fmean(self._means[name]), self._caches)
+            CommRow(
+                num_ranks,
+                self._nbytes,
+                Row(name, tuple(seconds)),
+                fmean(self._means[name]),
+                self._caches,
+            )
             for name, seconds in self._seconds.items()
         ]
 
 
 @contextlib.contextmanager
 def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
-    """The ranks under `allstep run` and, where there is an Open MPI that works, those under mpirun. They end with the context."""
+    """The ranks under `allstep run` and, where there is an Open MPI that works, those under mpirun.
+
+    They end with the context.
+    """
     with contextlib.ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-")))
         rank = run_module("allstep.bench.comm.rank")
@@ -188,7 +230,9 @@ def _teams(num_ranks: int, missing: dict[str, str]) -> Iterator[list[Team]]:
             try:
                 teams.append(start_team("mpirun", mpirun, num_ranks, folder, ending))
             except CommFailed as error:
-                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = f"it fails here: {str(error).splitlines()[-1]}"
+                missing[f"{OPEN_MPI}, {num_ranks} ranks"] = (
+                    f"it fails here: {str(error).splitlines()[-1]}"
+                )
         yield teams
 
 
@@ -201,8 +245,13 @@ def _no_mpi() -> str:
     return "" if find_spec("mpi4py") else "mpi4py is not installed"
 
 
-def start_team(name: str, command: Sequence[str], num_ranks: int, folder: Path, ending: contextlib.ExitStack) -> Team:
-    """Start ranks and wait until all of them have called. The command gets the path of the socket as its last argument."""
+def start_team(
+    name: str, command: Sequence[str], num_ranks: int, folder: Path, ending: contextlib.ExitStack
+) -> Team:
+    """Start ranks and wait until all of them have called.
+
+    The command gets the path of the socket as its last argument.
+    """
     door = ending.enter_context(socket.socket(socket.AF_UNIX))
     path = folder / f"{name}.socket"
     door.bind(str(path))
@@ -227,7 +276,10 @@ def start_team(name: str, command: Sequence[str], num_ranks: int, folder: Path, 
 
 
 def _gather(team: Team, door: socket.socket, num_ranks: int, ending: contextlib.ExitStack) -> None:
-    """A line to every rank, in their order. At the end they are hung up on, and leave by themselves."""
+    """A line to every rank, in their order.
+
+    At the end they are hung up on, and leave by themselves.
+    """
     lines: dict[int, IO[str]] = {}
     started = time.monotonic()
     while len(lines) < num_ranks:
@@ -235,10 +287,13 @@ def _gather(team: Team, door: socket.socket, num_ranks: int, ending: contextlib.
             link, _ = door.accept()
         except TimeoutError:
             if team.process.poll() is not None:
-                raise CommFailed(f"{team.name} ended before its ranks were ready:\n{team.said()}") from None
+                raise CommFailed(
+                    f"{team.name} ended before its ranks were ready:\n{team.said()}"
+                ) from None
             if time.monotonic() - started > _SECONDS_TO_START:
                 raise CommFailed(
-                    f"{len(lines)} of {num_ranks} ranks of {team.name} were ready after {_SECONDS_TO_START:.0f} s:\n{team.said()}"
+                    f"{len(lines)} of {num_ranks} ranks of {team.name} were ready after"
+                    f" {_SECONDS_TO_START:.0f} s:\n{team.said()}"
                 ) from None
             continue
         link.settimeout(_SECONDS_TO_ANSWER)

@@ -1,21 +1,24 @@
-"""One rank of `allstep bench comm`: does what the bench says over a socket, and sleeps there in between.
+"""One rank of `allstep bench comm`: does what the bench says over a socket, and sleeps there in
+between.
 
     python -m allstep.bench.comm.rank torch|mpi SOCKET
 
-`torch` ranks are started by `allstep run` and measure allstep and Gloo, in the same processes and on the same tensor; `mpi` ranks are
-started by mpirun. Both speak the same lines of JSON with the bench::
+`torch` ranks are started by `allstep run` and measure allstep and Gloo, in the same processes and
+on the same tensor; `mpi` ranks are started by mpirun. Both speak the same lines of JSON with the
+bench::
 
-    rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]}
-    bench -> {"prepare": nbytes}                         memory for this size; the last size's is given back
-    rank  -> {"absent": {"allstep, shared": "why"}}      whom this size does not suit
-    bench -> {"measure": "Gloo", "calls": 100, "caches": "hot"}
-    rank  -> {"seconds": [...]}                          of each call; or {"error": "..."} when a sum is wrong
+    rank  -> {"rank": 0, "size": 2, "names": ["allstep, private", "Gloo", ...]} bench -> {"prepare":
+    nbytes}                         memory for this size; the last size's is given back rank  ->
+    {"absent": {"allstep, shared": "why"}}      whom this size does not suit bench -> {"measure":
+    "Gloo", "calls": 100, "caches": "hot"} rank  -> {"seconds": [...]}                          of
+    each call; or {"error": "..."} when a sum is wrong
 
 A rank that waits for a line uses no core, so whoever's turn it is has the machine to itself.
 
-Every sum is checked. The tensor holds 1, 2, ... 61, 1, 2, ... plus the rank; summed in place n times over p ranks it becomes
-(p * that + 0 + 1 + ... + p - 1) * p ** (n - 1), and a block that lands in the wrong place does not fit the pattern. Before that power
-leaves float32 the tensor is filled anew, between two timings.
+Every sum is checked. The tensor holds 1, 2, ... 61, 1, 2, ... plus the rank; summed in place n
+times over p ranks it becomes (p * that + 0 + 1 + ... + p - 1) * p ** (n - 1), and a block that
+lands in the wrong place does not fit the pattern. Before that power leaves float32 the tensor is
+filled anew, between two timings.
 """
 
 import json
@@ -56,7 +59,10 @@ class SumContender(Protocol):
 
 
 class Torch(SumContender):
-    """A process group of torch: allstep's or Gloo's. `empty` may be one for both, so that they work on the same memory."""
+    """A process group of torch: allstep's or Gloo's.
+
+    `empty` may be one for both, so that they work on the same memory.
+    """
 
     def __init__(self, group: Any, empty: Callable[[int], Tensor] = torch.empty) -> None:
         self._group = group
@@ -121,7 +127,9 @@ class CommRank:
                 absent[name] = str(error)
         return absent
 
-    def _measure(self, name: str, calls: int, then: Callable[[], None] = lambda: None) -> list[float]:
+    def _measure(
+        self, name: str, calls: int, then: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """Fill the tensor, do `then`, and time calls one after the other."""
         contender, tensor = self.contenders[name], self._tensors[name]
         call = contender.call(tensor)
@@ -170,7 +178,8 @@ def fill(tensor: Tensor, rank: int) -> None:
 
 
 def check(tensor: Tensor, size: int, turns: int) -> None:
-    """Raises ArithmeticError unless the tensor is what `turns` sums over `size` ranks make of `fill`."""
+    """Raises ArithmeticError unless the tensor is what `turns` sums over `size` ranks make of
+    `fill`."""
     expected = (_pattern() * size + size * (size - 1) // 2) * float(size) ** (turns - 1)
     whole, rest = _rows(tensor)
     for start in range(0, len(whole), 4096):
@@ -208,7 +217,9 @@ def torch_rank() -> CommRank:
     }
     for name in ALGORITHMS:
         options = allstep.comm.Options(algorithm=name)
-        contenders[f"allstep, {name}"] = Torch(dist.new_group(backend="allstep", pg_options=options))
+        contenders[f"allstep, {name}"] = Torch(
+            dist.new_group(backend="allstep", pg_options=options)
+        )
     return CommRank(world.rank, world.size, contenders)
 
 

@@ -1,4 +1,5 @@
-"""What `allstep bench comm` found: seconds of one allreduce by ranks, size and contender, beside the speed that we promise.
+"""What `allstep bench comm` found: seconds of one allreduce by ranks, size and contender, beside
+the speed that we promise.
 
 Ratios are speeds: 3 times Gloo means a third of Gloo's time.
 """
@@ -17,7 +18,8 @@ from allstep.errors import ConfigError
 
 KB, MB = 1 << 10, 1 << 20
 SHARED, PRIVATE, GLOO, OPEN_MPI = "allstep, shared", "allstep, private", "Gloo", "Open MPI"
-# What the caches hold when a call begins: the result of the call before, values that the rank has just written, or none of its tensor.
+# What the caches hold when a call begins: the result of the call before, values that the rank has
+# just written, or none of its tensor.
 CACHES = HOT, WRITTEN, COLD = "hot", "written", "cold"
 REFERENCES = (GLOO, OPEN_MPI)
 FOREMOST = (SHARED, PRIVATE, GLOO, OPEN_MPI)  # first in every table; the others are there for study
@@ -25,7 +27,8 @@ FOREMOST = (SHARED, PRIVATE, GLOO, OPEN_MPI)  # first in every table; the others
 
 @dataclass(frozen=True)
 class Target:
-    """From `least` to `most` bytes on so many ranks, each of ours must be so many times as fast as a reference."""
+    """From `least` to `most` bytes on so many ranks, each of ours must be so many times as fast as
+    a reference."""
 
     num_ranks: int
     least: int
@@ -38,7 +41,9 @@ TARGETS = (
     Target(2, 4 * KB, 64 * KB, {SHARED: {GLOO: 20}, PRIVATE: {GLOO: 12}}),
     Target(2, MB, MB, {SHARED: {OPEN_MPI: 3}, PRIVATE: {GLOO: 3, OPEN_MPI: 0.6}}),
     Target(2, 8 * MB, 8 * MB, {SHARED: {OPEN_MPI: 1.6}, PRIVATE: {GLOO: 3, OPEN_MPI: 0.5}}),
-    Target(2, 32 * MB, 256 * MB, {SHARED: {OPEN_MPI: 3, GLOO: 6}, PRIVATE: {OPEN_MPI: 1.4, GLOO: 2.5}}),
+    Target(
+        2, 32 * MB, 256 * MB, {SHARED: {OPEN_MPI: 3, GLOO: 6}, PRIVATE: {OPEN_MPI: 1.4, GLOO: 2.5}}
+    ),
     Target(4, MB, 1 << 62, {SHARED: {OPEN_MPI: 1.5}, PRIVATE: {GLOO: 1.6}}),
     Target(2, MB, MB, {SHARED: {OPEN_MPI: 1}, PRIVATE: {OPEN_MPI: 0.6}}, (WRITTEN, COLD)),
 )
@@ -46,7 +51,10 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class CommRow:
-    """One contender at one size. `row.seconds`: the median call of each repetition, on its slowest rank; `mean`: over all calls."""
+    """One contender at one size.
+
+    `row.seconds`: the median call of each repetition, on its slowest rank; `mean`: over all calls.
+    """
 
     num_ranks: int
     nbytes: int
@@ -74,12 +82,17 @@ class CommResult:
     def speed(self, row: CommRow, reference: str) -> float | None:
         """How many times as fast as the reference; None where that was not measured."""
         for other in self.rows:
-            if (other.num_ranks, other.nbytes, other.row.name) == (row.num_ranks, row.nbytes, reference):
+            if (other.num_ranks, other.nbytes, other.row.name) == (
+                row.num_ranks,
+                row.nbytes,
+                reference,
+            ):
                 return other.row.median / row.row.median
         return None
 
     def met(self, row: CommRow) -> bool | None:
-        """Whether the row is as fast as we promise; None where we promise nothing, or a reference is missing."""
+        """Whether the row is as fast as we promise; None where we promise nothing, or a reference
+        is missing."""
         speeds = [(self.speed(row, reference), least) for reference, least in row.targets.items()]
         if any(speed is not None and speed < least for speed, least in speeds):
             return False
@@ -90,13 +103,20 @@ class CommResult:
         lines = []
         for row in self.rows:
             if self.met(row) is False:
-                wanted = " and ".join(f"{least:g}x {reference}" for reference, least in row.targets.items())
-                lines.append(f"not met: {row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}: {wanted}")
+                wanted = " and ".join(
+                    f"{least:g}x {reference}" for reference, least in row.targets.items()
+                )
+                lines.append(
+                    f"not met: {row.num_ranks} ranks, {show_size(row.nbytes)}, {row.row.name}:"
+                    f" {wanted}"
+                )
         return lines
 
     def table(self) -> Table:
         """For people."""
-        table = Table("", Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        table = Table(
+            "", Column("", no_wrap=True), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+        )
         table.caption, table.caption_justify = "\n".join(self.unmet()), "left"
         for head in ("median", "min", "max", *(f"x {reference}" for reference in REFERENCES)):
             table.add_column(head, justify="right")
@@ -110,10 +130,18 @@ class CommResult:
         return table
 
     def _cells(self, row: CommRow) -> list[str]:
-        seconds = [show_time(value) for value in (row.row.median, min(row.row.seconds), max(row.row.seconds))]
+        seconds = [
+            show_time(value)
+            for value in (row.row.median, min(row.row.seconds), max(row.row.seconds))
+        ]
         speeds = [self.speed(row, reference) for reference in REFERENCES]
         verdict = {True: "met", False: "not met", None: "-"}[self.met(row)]
-        return [row.row.name, *seconds, *("-" if speed is None else f"{speed:.2f}" for speed in speeds), verdict]
+        return [
+            row.row.name,
+            *seconds,
+            *("-" if speed is None else f"{speed:.2f}" for speed in speeds),
+            verdict,
+        ]
 
     def absences(self) -> list[str]:
         """A line for each contender that is missing from the table."""
@@ -142,7 +170,8 @@ class CommResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Time over size, both in powers of ten; one picture per number of ranks, a line per contender."""
+        """Time over size, both in powers of ten; one picture per number of ranks, a line per
+        contender."""
         from matplotlib.figure import Figure  # takes a while to import
 
         numbers = sorted({row.num_ranks for row in self.rows})
@@ -154,7 +183,8 @@ class CommResult:
         save_plot(figure, file)
 
     def _draw(self, axes: Any, num_ranks: int) -> None:
-        """The foremost in colours with their range as a band; the others as thin lines of one grey, told apart by their dashes."""
+        """The foremost in colours with their range as a band; the others as thin lines of one grey,
+        told apart by their dashes."""
         ours = [row for row in self.rows if row.num_ranks == num_ranks]
         dashes = cycle(("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))))
         for name in dict.fromkeys(row.row.name for row in ours):
@@ -166,7 +196,15 @@ class CommResult:
                 low, high = ([end(row.row.seconds) for row in rows] for end in (min, max))
                 axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
             else:
-                axes.plot(sizes, medians, color="0.5", linewidth=0.8, linestyle=next(dashes), label=name, zorder=1)
+                axes.plot(
+                    sizes,
+                    medians,
+                    color="0.5",
+                    linewidth=0.8,
+                    linestyle=next(dashes),
+                    label=name,
+                    zorder=1,
+                )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("bytes")
@@ -182,10 +220,14 @@ def parse_sizes(text: str) -> list[int]:
 
 def _parse_size(word: str) -> int:
     number = word.upper().removesuffix("B").rstrip("KMG")
-    unit = {"": 1, "K": KB, "M": MB, "G": KB * MB}.get(word.upper().removesuffix("B")[len(number) :], 0)
+    unit = {"": 1, "K": KB, "M": MB, "G": KB * MB}.get(
+        word.upper().removesuffix("B")[len(number) :], 0
+    )
     nbytes = int(number) * unit if number.isdecimal() else 0
     if nbytes < 4 or nbytes % 4:
-        raise ConfigError(f"--sizes: {word!r} is not a size such as 64KB or 1MB, in whole numbers of 4 bytes")
+        raise ConfigError(
+            f"--sizes: {word!r} is not a size such as 64KB or 1MB, in whole numbers of 4 bytes"
+        )
     return nbytes
 
 
@@ -201,7 +243,9 @@ def parse_ranks(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     wrong = [word for word in words if not word.isdecimal() or int(word) < 2]
     if wrong:
-        raise ConfigError(f"--ranks: {wrong[0]!r} is not a number of ranks; a sum needs two at least")
+        raise ConfigError(
+            f"--ranks: {wrong[0]!r} is not a number of ranks; a sum needs two at least"
+        )
     return [int(word) for word in words]
 
 

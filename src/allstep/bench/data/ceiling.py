@@ -1,4 +1,5 @@
-"""What the loader's workers could deliver if nothing were handed over: the ceiling in `allstep bench data`.
+"""What the loader's workers could deliver if nothing were handed over: the ceiling in `allstep
+bench data`.
 
 ```
 loader           plan -> pieces -> queue or socket -> read, decode, crop, flip into batch memory -> assemble -> Batch
@@ -7,9 +8,10 @@ plain processes                                       the same, each in an inter
 ```
 
 Each of N workers fills its own batch memory, over and over, with its share of a shuffled epoch. The
-work is `loading.fill`, the memory is of the loader's own kinds, recycled and touched before the clock
-starts. Threads share the GIL, so they can be slower than processes; both are measured. Neither is
-N times one thread: cores share memory, caches and, on many machines, clock and arithmetic units.
+work is `loading.fill`, the memory is of the loader's own kinds, recycled and touched before the
+clock starts. Threads share the GIL, so they can be slower than processes; both are measured.
+Neither is N times one thread: cores share memory, caches and, on many machines, clock and
+arithmetic units.
 """
 
 import multiprocessing
@@ -51,14 +53,20 @@ def recipe_of(settings: Settings, name: str) -> Recipe:
 class Plain:
     """One worker: fills its part of each batch, in memory that it uses again and again."""
 
-    def __init__(self, recipe: Recipe, batch: int, rank: int, size: int, make: type[Buffer]) -> None:
+    def __init__(
+        self, recipe: Recipe, batch: int, rank: int, size: int, make: type[Buffer]
+    ) -> None:
         self.recipe, self.rank, self.size = recipe, rank, size
-        shape, dtype = fill.picture_shape(self._transform, fill.look(recipe.source, np.arange(len(recipe.source))))
+        shape, dtype = fill.picture_shape(
+            self._transform, fill.look(recipe.source, np.arange(len(recipe.source)))
+        )
         self.piece = _piece(recipe, batch, size)
         nbytes = self.piece * int(np.prod(shape)) * dtype.itemsize
         self._buffers = [make(nbytes) for _ in range(_NUM_BUFFERS)]
         self._outs = [
-            np.frombuffer(memoryview(each.raw), dtype, nbytes // dtype.itemsize).reshape(self.piece, *shape)
+            np.frombuffer(memoryview(each.raw), dtype, nbytes // dtype.itemsize).reshape(
+                self.piece, *shape
+            )
             for each in self._buffers
         ]
         for out in self._outs:
@@ -90,7 +98,8 @@ class Plain:
 
 
 def _piece(recipe: Recipe, batch: int, size: int) -> int:
-    """Samples that are filled at once, as in the loader: blocks of small pictures must fit the cache."""
+    """Samples that are filled at once, as in the loader: blocks of small pictures must fit the
+    cache."""
     like = fill.look(recipe.source, np.arange(len(recipe.source)))
     machinery = Machinery(recipe, Crew(size, "processes", "as asked"), like, None, pin=False)
     return min(machinery.layout(batch).piece, max(1, batch // size))
@@ -124,13 +133,18 @@ def speed_of_processes(recipe: Recipe, settings: Settings, seconds: float) -> fl
         barrier.wait(_SECONDS_TO_START)
         speeds.put(worker.speed(seconds))
 
-    processes = [context.Process(target=run, args=(rank,), daemon=True) for rank in range(settings.num_threads)]
+    processes = [
+        context.Process(target=run, args=(rank,), daemon=True)
+        for rank in range(settings.num_threads)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
         if process.exitcode:
-            raise ChildProcessError(f"a plain process of the benchmark ended with status {process.exitcode}")
+            raise ChildProcessError(
+                f"a plain process of the benchmark ended with status {process.exitcode}"
+            )
     return sum(float(speeds.get()) for _ in processes)
 
 

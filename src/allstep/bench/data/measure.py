@@ -1,14 +1,20 @@
-"""Does the input pipeline keep up? Pictures a second of allstep and of the peers, on the same pictures in the same run.
+"""Does the input pipeline keep up? Pictures a second of allstep and of the peers, on the same
+pictures in the same run.
 
-The pictures are written out once, to a folder that goes away again, in each contender's own form: one file each (torch's DataLoader, DALI),
-tar shards (WebDataset), TFRecords (tf.data and allstep); and packed by `allstep data pack` in two forms that only allstep reads: longer
-side cut to 400 at quality 90, and decoded with the longer side cut to 256. All of it lies in the page cache: this is about work, not disks.
+The pictures are written out once, to a folder that goes away again, in each contender's own form:
+one file each (torch's DataLoader, DALI), tar shards (WebDataset), TFRecords (tf.data and allstep);
+and packed by `allstep data pack` in two forms that only allstep reads: longer side cut to 400 at
+quality 90, and decoded with the longer side cut to 256. All of it lies in the page cache: this is
+about work, not disks.
 
-Each contender is a process of its own (see `reader`) with the same number of threads or worker processes. In a round every contender has a
-turn of some seconds while the others wait with full queues. The first round warms up and does not count. Ratios are taken within a round.
-After each of our own contenders plain threads and processes do the same work without a loader (`ceiling`), for as long.
+Each contender is a process of its own (see `reader`) with the same number of threads or worker
+processes. In a round every contender has a turn of some seconds while the others wait with full
+queues. The first round warms up and does not count. Ratios are taken within a round. After each of
+our own contenders plain threads and processes do the same work without a loader (`ceiling`), for as
+long.
 
-Small pictures (up to 64 pixels a side) are kept decoded; there the work is a crop of the padded picture and a flip.
+Small pictures (up to 64 pixels a side) are kept decoded; there the work is a crop of the padded
+picture and a flip.
 """
 
 import contextlib
@@ -73,11 +79,16 @@ def measure_data(
     max_samples: int = MAX_SAMPLES,
     progress: Progress = lambda text: None,
 ) -> DataResult:
-    """Time everybody `repetitions` times. `progress` is told where we are, NUM_EXTRA times more than there are repetitions."""
+    """Time everybody `repetitions` times.
+
+    `progress` is told where we are, NUM_EXTRA times more than there are repetitions.
+    """
     source = First(open_source(list(where) if len(where) > 1 else where[0]), max_samples)
     with contextlib.ExitStack() as ending:
         folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="allstep-bench-"))
-        settings = prepare(source, Settings(folder, size, batch, num_threads or machine.allowed_cores()), progress)
+        settings = prepare(
+            source, Settings(folder, size, batch, num_threads or machine.allowed_cores()), progress
+        )
         progress("warming up")
         rounds = DataRounds(settings, ending)
         rounds.take(_SECONDS_PER_TURN)
@@ -86,23 +97,36 @@ def measure_data(
             progress(f"round {number} of {repetitions}")
             rounds.take(_SECONDS_PER_TURN)
         progress("stages")
-        stages = {row.name: measure_stages(settings, row.name) for row in rounds.rows() if row.name in FOLDERS}
+        stages = {
+            row.name: measure_stages(settings, row.name)
+            for row in rounds.rows()
+            if row.name in FOLDERS
+        }
     title = where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more"
     sizes = (settings.size, settings.batch, settings.num_threads)
-    return DataResult(title, len(source), *sizes, rounds.rows(), stages, rounds.missing, rounds.alone())
+    return DataResult(
+        title, len(source), *sizes, rounds.rows(), stages, rounds.missing, rounds.alone()
+    )
 
 
 def prepare(source: Source, settings: Settings, progress: Progress) -> Settings:
-    """Writes the pictures out in all forms. What comes back has the size that small pictures really have."""
+    """Writes the pictures out in all forms.
+
+    What comes back has the size that small pictures really have.
+    """
     progress("preparing")
     pixels = _pixels(source, 0)
     if max(pixels.shape[:2]) <= SMALL:
-        settings = Settings(settings.folder, max(pixels.shape[:2]), settings.batch, settings.num_threads)
+        settings = Settings(
+            settings.folder, max(pixels.shape[:2]), settings.batch, settings.num_threads
+        )
         np.save(settings.path / ARRAYS, _stacked(source, pixels.shape))
         _pack(source, settings.path / FOLDERS[RAW], raw=True)
         return settings
     _write_files(source, settings.path / FILES)
-    per_tar = -(-len(source) // (2 * settings.num_threads))  # WebDataset gives whole shards to its workers
+    per_tar = -(
+        -len(source) // (2 * settings.num_threads)
+    )  # WebDataset gives whole shards to its workers
     _pack(source, settings.path / RECORDS)
     _pack(source, settings.path / TARS, to="tar", shard_samples=per_tar)
     _pack(source, settings.path / FOLDERS[PACKED], max_side=400, quality=90)
@@ -115,7 +139,9 @@ def _pixels(source: Source, number: int) -> NDArray[np.uint8]:
     try:
         return decode(source.read(number).data)
     except ValueError as error:
-        raise BadSample(number, source.place(number), f"{error}; `allstep data verify` lists all bad ones") from error
+        raise BadSample(
+            number, source.place(number), f"{error}; `allstep data verify` lists all bad ones"
+        ) from error
 
 
 def _stacked(source: Source, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -125,7 +151,9 @@ def _stacked(source: Source, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         pixels = _pixels(source, number)
         if pixels.shape != shape:
             place, found = source.place(number), f"{pixels.shape[0]}x{pixels.shape[1]}"
-            raise BadSample(number, place, f"expected {shape[0]}x{shape[1]} as the first one, found {found}")
+            raise BadSample(
+                number, place, f"expected {shape[0]}x{shape[1]} as the first one, found {found}"
+            )
         row[:] = pixels
     return pictures
 
@@ -139,7 +167,9 @@ def _write_files(source: Source, folder: Path) -> None:
     for number in range(len(source)):
         content = source.read(number).data
         if isinstance(content, np.ndarray):
-            raise DataError("these pictures are stored decoded; give the benchmark encoded ones, or small ones")
+            raise DataError(
+                "these pictures are stored decoded; give the benchmark encoded ones, or small ones"
+            )
         (folder / f"{number:06}.jpg").write_bytes(content)
 
 
@@ -158,7 +188,9 @@ class DataRounds:
             else:
                 self._start(name, number, settings, ending)
 
-    def _start(self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack) -> None:
+    def _start(
+        self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack
+    ) -> None:
         command = run_module("allstep.bench.data.reader", name, settings.to_json())
         try:
             self._teams[name] = start_team(f"reader-{number}", command, 1, settings.path, ending)
@@ -171,7 +203,9 @@ class DataRounds:
             if name in FOLDERS:
                 self._start_plain(name, number, settings, ending)
 
-    def _start_plain(self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack) -> None:
+    def _start_plain(
+        self, name: str, number: int, settings: Settings, ending: contextlib.ExitStack
+    ) -> None:
         command = run_module("allstep.bench.data.ceiling", name, settings.to_json())
         self._plain[name] = start_team(f"plain-{number}", command, 1, settings.path, ending)
         self._alone[name] = []

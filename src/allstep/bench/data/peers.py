@@ -1,8 +1,8 @@
 """The peers of `allstep bench data`, each written the way its own users write it.
 
-All do the same work: a random resized crop (8 to 100% of the area, 3:4 to 4:3) to a square, a flip by chance, a batch of uint8. Or, for
-small pictures: four pixels of zeros around, a random crop of the old size, a flip. Each is a generator that yields the number of pictures
-of a batch, for ever.
+All do the same work: a random resized crop (8 to 100% of the area, 3:4 to 4:3) to a square, a flip
+by chance, a batch of uint8. Or, for small pictures: four pixels of zeros around, a random crop of
+the old size, a flip. Each is a generator that yields the number of pictures of a batch, for ever.
 """
 
 import io
@@ -23,7 +23,8 @@ FILES, TARS, RECORDS, ARRAYS = "files", "tars", "records", "pictures.npy"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is read and how. size: pixels of a side that come out; num_threads: threads or processes of a contender."""
+    """What is read and how. size: pixels of a side that come out; num_threads: threads or processes
+    of a contender."""
 
     folder: str
     size: int
@@ -52,7 +53,12 @@ def _crop_box(width: int, height: int, random: np.random.Generator) -> tuple[int
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
         wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
-            return int(random.integers(width - wide + 1)), int(random.integers(height - high + 1)), wide, high
+            return (
+                int(random.integers(width - wide + 1)),
+                int(random.integers(height - high + 1)),
+                wide,
+                high,
+            )
     side = min(width, height)
     return (width - side) // 2, (height - side) // 2, side, side
 
@@ -62,7 +68,9 @@ def _with_pillow(content: bytes, size: int, random: np.random.Generator) -> NDAr
 
     picture = Image.open(io.BytesIO(content)).convert("RGB")
     left, top, wide, high = _crop_box(*picture.size, random)
-    picture = picture.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + wide, top + high))
+    picture = picture.resize(
+        (size, size), Image.Resampling.BILINEAR, (left, top, left + wide, top + high)
+    )
     if random.random() < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.array(picture)
@@ -129,7 +137,9 @@ def _shuffled(dataset: Any, settings: Settings) -> Any:
     from torch.utils.data import DataLoader
 
     workers = settings.num_threads
-    return DataLoader(dataset, settings.batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(
+        dataset, settings.batch, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
 
 
 def _webdataset(settings: Settings) -> Iterator[int]:
@@ -143,10 +153,15 @@ def _webdataset(settings: Settings) -> Iterator[int]:
         return torch.from_numpy(pixels.transpose(2, 0, 1))
 
     shards = sorted(str(path) for path in (settings.path / TARS).glob("*.tar"))
-    dataset = webdataset.WebDataset(shards, shardshuffle=False, workersplitter=webdataset.split_by_worker)
+    dataset = webdataset.WebDataset(
+        shards, shardshuffle=False, workersplitter=webdataset.split_by_worker
+    )
     pipeline = dataset.repeat().shuffle(500).to_tuple("jpg", "cls").map_tuple(decode, int)
     loader = DataLoader(
-        pipeline, settings.batch, num_workers=settings.num_threads, persistent_workers=settings.num_threads > 0
+        pipeline,
+        settings.batch,
+        num_workers=settings.num_threads,
+        persistent_workers=settings.num_threads > 0,
     )
     for data, _ in loader:
         yield len(data)
@@ -159,7 +174,10 @@ def _tfdata(settings: Settings) -> Iterator[int]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     import tensorflow as tf
 
-    features = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+    features = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.int64),
+    }
 
     def example(record: Any) -> Any:
         parsed = tf.io.parse_single_example(record, features)
@@ -210,13 +228,19 @@ def _numbers(dataset: Any) -> Iterator[int]:
 def _dali(settings: Settings) -> Iterator[int]:
     from nvidia.dali import fn, pipeline_def, types
 
-    @pipeline_def(batch_size=settings.batch, num_threads=settings.num_threads, device_id=None, seed=0)  # type: ignore[untyped-decorator]
+    @pipeline_def(
+        batch_size=settings.batch, num_threads=settings.num_threads, device_id=None, seed=0
+    )  # type: ignore[untyped-decorator]
     def pipeline() -> Any:
-        content, label = fn.readers.file(file_root=settings.folder, dir_filters=[FILES], random_shuffle=True)
+        content, label = fn.readers.file(
+            file_root=settings.folder, dir_filters=[FILES], random_shuffle=True
+        )
         pixels = fn.decoders.image_random_crop(
             content, random_area=(0.08, 1.0), random_aspect_ratio=(3 / 4, 4 / 3), num_attempts=10
         )
-        pixels = fn.resize(pixels, size=(settings.size, settings.size), interp_type=types.INTERP_LINEAR)
+        pixels = fn.resize(
+            pixels, size=(settings.size, settings.size), interp_type=types.INTERP_LINEAR
+        )
         return fn.flip(pixels, horizontal=fn.random.coin_flip()), label
 
     built = pipeline()
@@ -264,5 +288,9 @@ SMALL_PEERS: Mapping[str, Callable[[Settings], Iterator[int]]] = {
     "DataLoader": _dataloader_small,
     "tf.data": _tfdata_small,
 }
-NEEDS: Mapping[str, str] = {"WebDataset, Pillow": "webdataset", "DALI": "nvidia.dali", "tf.data": "tensorflow"}
+NEEDS: Mapping[str, str] = {
+    "WebDataset, Pillow": "webdataset",
+    "DALI": "nvidia.dali",
+    "tf.data": "tensorflow",
+}
 """Modules without which a peer is missing from the table."""

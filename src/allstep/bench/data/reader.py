@@ -1,9 +1,11 @@
-"""One contender of `allstep bench data`: a process that reads pictures as fast as it can, when it is told to.
+"""One contender of `allstep bench data`: a process that reads pictures as fast as it can, when it
+is told to.
 
     python -m allstep.bench.data.reader NAME SETTINGS SOCKET
 
-It calls the bench through the socket when its first batch is there, and answers each word with how many pictures came in that time. Before
-it counts, it throws away what its queues had gathered while others had their turn.
+It calls the bench through the socket when its first batch is there, and answers each word with how
+many pictures came in that time. Before it counts, it throws away what its queues had gathered while
+others had their turn.
 """
 
 import os
@@ -26,7 +28,8 @@ _LEAST_DISCARD = 4  # batches
 
 
 def operations(settings: Settings) -> tuple[Any, ...]:
-    """What is done to pictures of this size: a random resized crop, or a crop of the padded picture; and a flip."""
+    """What is done to pictures of this size: a random resized crop, or a crop of the padded
+    picture; and a flip."""
     from allstep.data.augment import Flip, PadAndCrop, RandomResizedCrop
 
     size = settings.size
@@ -39,9 +42,15 @@ def _allstep(settings: Settings, name: str) -> Iterator[int]:
 
     source = open_source(str(settings.path / FOLDERS[name]))
     loader = Loader(
-        source, Transform(*operations(settings)), batch=settings.batch, seed=0, workers=settings.num_threads
+        source,
+        Transform(*operations(settings)),
+        batch=settings.batch,
+        seed=0,
+        workers=settings.num_threads,
     )
-    for batch in loader.batches(0, _WITHOUT_END):  # through the ends of epochs, as tf.data's repeat()
+    for batch in loader.batches(
+        0, _WITHOUT_END
+    ):  # through the ends of epochs, as tf.data's repeat()
         yield batch.weight
 
 
@@ -97,7 +106,8 @@ class Reader:
 
 
 SMALL = 64
-"""Pixels of a side up to which pictures are small: kept decoded, and cropped without being resized."""
+"""Pixels of a side up to which pictures are small: kept decoded, and cropped without being resized.
+"""
 
 
 def main(name: str, settings: str, path: str) -> None:

@@ -1,12 +1,16 @@
-"""What `allstep bench data` found: pictures a second of each contender, and of each stage of our own pipeline.
+"""What `allstep bench data` found: pictures a second of each contender, and of each stage of our
+own pipeline.
 
-Ratios are taken round by round: our speed over the peer's in the same round, and the median of those counts. `PROMISES` holds what we
-promise, for pictures of 224x224 on two threads; peers read the originals, we the originals, pictures packed with their longer side cut to
-400, or decoded ones of 256.
+Ratios are taken round by round: our speed over the peer's in the same round, and the median of
+those counts. `PROMISES` holds what we promise, for pictures of 224x224 on two threads; peers read
+the originals, we the originals, pictures packed with their longer side cut to 400, or decoded ones
+of 256.
 
-The stages are measured on one thread, one after the other: `read` takes a record out of its file and checks it, `decode` makes pixels of
-all of it, `augment` crops, resizes and flips pixels, `collate` copies them into a batch, `one picture` is what a thread of the loader
-really does (it decodes only what the crop needs, straight into the batch). The slowest of the first four is the bottleneck.
+The stages are measured on one thread, one after the other: `read` takes a record out of its file
+and checks it, `decode` makes pixels of all of it, `augment` crops, resizes and flips pixels,
+`collate` copies them into a batch, `one picture` is what a thread of the loader really does (it
+decodes only what the crop needs, straight into the batch). The slowest of the first four is the
+bottleneck.
 
 What the loader delivers is also given as a share of what as many plain threads, or plain processes,
 do with the same work in the same round (`ceiling`), and of so many times one thread.
@@ -42,7 +46,8 @@ PROMISED_SIZE, PROMISED_THREADS = 224, 2
 
 @dataclass(frozen=True)
 class DataRow:
-    """One contender. speeds: pictures a second, turn by turn; first: seconds to the first batch; nbytes: memory it took."""
+    """One contender. speeds: pictures a second, turn by turn; first: seconds to the first batch;
+    nbytes: memory it took."""
 
     name: str
     speeds: Sequence[float]
@@ -56,7 +61,8 @@ class DataRow:
 
 @dataclass(frozen=True)
 class DataResult:
-    """All rows, in the order of the table. stages: pictures a second on one thread, of each of our forms."""
+    """All rows, in the order of the table. stages: pictures a second on one thread, of each of our
+    forms."""
 
     where: str
     num_samples: int
@@ -89,9 +95,16 @@ class DataResult:
         return min(STAGES, key=lambda stage: self.stages[name][stage])
 
     def kept(self, row: DataRow) -> dict[str, float]:
-        """The shares of what plain threads, plain processes and so many single threads do that the loader delivers."""
-        alone = {kind: median(_ratios(row.speeds, speeds)) for kind, speeds in self.alone.get(row.name, {}).items()}
-        return {**alone, "times one thread": row.speed / (self.num_threads * self.stages[row.name][WHOLE])}
+        """The shares of what plain threads, plain processes and so many single threads do that the
+        loader delivers."""
+        alone = {
+            kind: median(_ratios(row.speeds, speeds))
+            for kind, speeds in self.alone.get(row.name, {}).items()
+        }
+        return {
+            **alone,
+            "times one thread": row.speed / (self.num_threads * self.stages[row.name][WHOLE]),
+        }
 
     def table(self) -> Group:
         """For people."""
@@ -102,7 +115,9 @@ class DataResult:
 
     def _words(self, row: DataRow) -> str:
         stage = self.bottleneck(row.name)
-        shares = ", ".join(self._share(row.name, kind, share) for kind, share in self.kept(row).items())
+        shares = ", ".join(
+            self._share(row.name, kind, share) for kind, share in self.kept(row).items()
+        )
         return f"{row.name}: {stage}-bound; the loader delivers {shares} alone"
 
     def _share(self, name: str, kind: str, share: float) -> str:
@@ -127,7 +142,9 @@ class DataResult:
 
     def _ratio(self, ours: DataRow, peer: DataRow) -> str:
         ratio, promise = median(self.ratios(ours, peer)), self.promise(ours.name, peer.name)
-        verdict = "" if promise is None else f" ({'met' if ratio >= promise else 'not met'}: {promise:g})"
+        verdict = (
+            "" if promise is None else f" ({'met' if ratio >= promise else 'not met'}: {promise:g})"
+        )
         return f"{ratio:.2f}{verdict}"
 
     def _stages(self) -> Table:
@@ -175,7 +192,10 @@ class DataResult:
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3, color=colours)
         axes.invert_yaxis()
         axes.set_xlabel("pictures a second: median, slowest and quickest turn")
-        axes.set_title(f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or processes")
+        axes.set_title(
+            f"{self.size}x{self.size} out, batch {self.batch}, {self.num_threads} threads or"
+            " processes"
+        )
         save_plot(figure, file)
 
 

@@ -1,27 +1,31 @@
 """How much of a rank's speed is left when ranks train one net together?
 
-====================  ====================================================================================================
-independent copies    every rank trains a net of its own, and nobody talks: 100%
-DDP on Gloo           torch's DistributedDataParallel, as everybody has it
-DDP on allstep        the same, on a group of backend "allstep"
-DistributedOptimizer  `allstep.torch`: Horovod's way
-share_weights         the same with share_weights=True: one copy of the weights for all ranks of the host
-====================  ====================================================================================================
+====================
+====================================================================================================
+independent copies    every rank trains a net of its own, and nobody talks: 100% DDP on Gloo
+torch's DistributedDataParallel, as everybody has it DDP on allstep        the same, on a group of
+backend "allstep" DistributedOptimizer  `allstep.torch`: Horovod's way share_weights         the
+same with share_weights=True: one copy of the weights for all ranks of the host ====================
+====================================================================================================
 
-One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with the same first weights, SGD with
-momentum and weight decay, the same made-up pictures at the same step (see `rank`). Their losses have to be the same too; where they
-part, somebody computes something else, and there is no result. Two numbers have the same sum in either order, so with two ranks all
-losses agree to the end. More ranks may add in another order, and what begins as rounding grows tenfold every few steps (a ResNet turns
-1e-7 into 1e-3 in a dozen): then the first steps have to agree, and later ones may not be far apart.
+One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with
+the same first weights, SGD with momentum and weight decay, the same made-up pictures at the same
+step (see `rank`). Their losses have to be the same too; where they part, somebody computes
+something else, and there is no result. Two numbers have the same sum in either order, so with two
+ranks all losses agree to the end. More ranks may add in another order, and what begins as rounding
+grows tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen): then the first steps have
+to agree, and later ones may not be far apart.
 
-A turn is a few steps, at least `_SECONDS_PER_TURN` of them, behind a barrier. It counts with its slowest rank. The machine's own pace
-changes from minute to minute, so speeds are compared between neighbours only. In a round everybody has a turn, two by two with
-the independent copies in their midst::
+A turn is a few steps, at least `_SECONDS_PER_TURN` of them, behind a barrier. It counts with its
+slowest rank. The machine's own pace changes from minute to minute, so speeds are compared between
+neighbours only. In a round everybody has a turn, two by two with the independent copies in their
+midst::
 
-    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent copies   share_weights
+    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent
+    copies   share_weights
 
-Each is compared with the independent copies beside it. The first round warms up and does not count; a last one, which does not count
-either, is watched (see `result`).
+Each is compared with the independent copies beside it. The first round warms up and does not count;
+a last one, which does not count either, is watched (see `result`).
 """
 
 import contextlib
@@ -45,7 +49,8 @@ REPETITIONS = 9
 NUM_EXTRA = 3  # parts of the run that are no repetition: starting, warming up, watching
 _SECONDS_PER_TURN = 1.0
 _LEAST_STEPS = 3
-_COPIES = 16  # of the weights that a rank may hold: five nets with momentum, gradients, buckets, activations
+# of the weights that a rank may hold: five nets with momentum, gradients, buckets, activations
+_COPIES = 16
 _SAME_LOSS = 1e-5  # relative: what a float32 leaves open
 _NEAR_LOSS = 0.1  # relative: where rounding has had time to grow
 _FIRST_STEPS = 5  # in which it has not
@@ -75,7 +80,10 @@ def measure_step(
     batch: int | None = None,
     progress: Progress = lambda text: None,
 ) -> StepResult:
-    """Time everybody `repetitions` times. batch: pictures of a rank at a step. `progress` is told where we are, NUM_EXTRA times more."""
+    """Time everybody `repetitions` times. batch: pictures of a rank at a step.
+
+    `progress` is told where we are, NUM_EXTRA times more.
+    """
     batch = batch or task_of(model).batch
     _check_memory(model, num_ranks)
     with contextlib.ExitStack() as ending:
@@ -83,7 +91,9 @@ def measure_step(
         rank = run_module("allstep.bench.step.rank", model, str(batch))
         command = run_module("allstep", "run", "-np", str(num_ranks), *rank)
         progress("starting")
-        rounds = StepRounds(start_team("allstep run", command, num_ranks, folder, ending), num_ranks)
+        rounds = StepRounds(
+            start_team("allstep run", command, num_ranks, folder, ending), num_ranks
+        )
         rounds.prepare()
         progress("warming up")
         rounds.warm_up()
@@ -96,16 +106,20 @@ def measure_step(
 
 
 def _check_memory(model: str, num_ranks: int) -> None:
-    needed, free = _COPIES * num_ranks * 4 * task_of(model).num_parameters, machine.memory().available
+    needed, free = (
+        _COPIES * num_ranks * 4 * task_of(model).num_parameters,
+        machine.memory().available,
+    )
     if needed > free:
         raise ConfigError(
-            f"--model {model} --np {num_ranks} needs about {quantities.nbytes(needed)} of memory, {quantities.nbytes(free)} are free: "
-            "take a smaller net or fewer ranks"
+            f"--model {model} --np {num_ranks} needs about {quantities.nbytes(needed)} of memory,"
+            f" {quantities.nbytes(free)} are free: take a smaller net or fewer ranks"
         )
 
 
 def round_of(rivals: Sequence[str]) -> list[tuple[str, ...]]:
-    """A round's turns, in groups of neighbours: two rivals with the independent copies in their midst."""
+    """A round's turns, in groups of neighbours: two rivals with the independent copies in their
+    midst."""
     pairs = [rivals[start : start + 2] for start in range(0, len(rivals), 2)]
     return [(first, ALONE, *second) for first, *second in pairs]
 
@@ -156,7 +170,9 @@ class StepRounds:
             order = {"watch": name, "turn": self._turn, "steps": self.steps}
             if answers := [answer["parts"] for answer in self._tell(name, order)]:
                 parts = dict.fromkeys(part for answer in answers for part in answer)
-                self._seen[name].parts = {part: fmean(answer.get(part, 0.0) for answer in answers) for part in parts}
+                self._seen[name].parts = {
+                    part: fmean(answer.get(part, 0.0) for answer in answers) for part in parts
+                }
 
     def rows(self) -> list[StepRow]:
         return [StepRow(name, **vars(seen)) for name, seen in self._seen.items()]
@@ -183,7 +199,9 @@ class StepRounds:
     def _tell(self, name: str, order: dict[str, Any]) -> list[dict[str, Any]]:
         """The ranks' answers; none when the contender failed on one of them: it is then absent."""
         answers = self._team.tell(order)
-        reasons = "; ".join(dict.fromkeys(answer["failed"] for answer in answers if "failed" in answer))
+        reasons = "; ".join(
+            dict.fromkeys(answer["failed"] for answer in answers if "failed" in answer)
+        )
         if not reasons:
             return answers
         if name == ALONE:
@@ -207,6 +225,7 @@ def check_losses(losses: Mapping[str, Sequence[float]], num_ranks: int) -> None:
             allowed = _SAME_LOSS if num_ranks <= 2 or step <= _FIRST_STEPS else _NEAR_LOSS
             if not abs(one - other) <= allowed * abs(one):  # NaN does not pass
                 raise StepFailed(
-                    f"{first} and {name} do not learn the same: at step {step} their losses are {one:.6f} and {other:.6f}, "
-                    f"which differ by more than {allowed:g} of their size"
+                    f"{first} and {name} do not learn the same: at step {step} their losses are"
+                    f" {one:.6f} and {other:.6f}, which differ by more than {allowed:g} of their"
+                    " size"
                 )

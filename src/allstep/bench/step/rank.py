@@ -1,23 +1,23 @@
-"""One rank of `allstep bench step`: trains with each contender when the bench says so over a socket, and sleeps there in between.
+"""One rank of `allstep bench step`: trains with each contender when the bench says so over a
+socket, and sleeps there in between.
 
     python -m allstep.bench.step.rank MODEL BATCH SOCKET
 
 It is started by `allstep run` and speaks lines of JSON with the bench::
 
-    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]}
-    bench -> {"prepare": "DDP on Gloo"}
-    rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two steps, and takes so much memory
-    bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5}
-    rank  -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready
-    bench -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5}
-    rank  -> {"parts": {"waiting": 0.01, ...}}            seconds of a step that go into working together
-    bench -> {"drop": "DDP on Gloo"}                      it failed somewhere
-    rank  -> {}
+    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]} bench -> {"prepare": "DDP
+    on Gloo"} rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two
+    steps, and takes so much memory bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5} rank
+    -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready bench
+    -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5} rank  -> {"parts": {"waiting": 0.01, ...}}
+    seconds of a step that go into working together bench -> {"drop": "DDP on Gloo"}
+    it failed somewhere rank  -> {}
 
 Whatever goes wrong with a contender is answered by {"failed": why}.
 
-A contender is a function that takes the net and its SGD and gives back what is to be called in their place. All have the same net with
-the same weights, and at the same step of the same turn the same pictures and the same dropout, so that their losses are the same.
+A contender is a function that takes the net and its SGD and gives back what is to be called in
+their place. All have the same net with the same weights, and at the same step of the same turn the
+same pictures and the same dropout, so that their losses are the same.
 """
 
 import os
@@ -34,7 +34,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import allstep.comm
 from allstep.bench.comm.rank import serve
@@ -72,7 +76,9 @@ def _distributed(share_weights: bool) -> Wrap:
         import allstep.torch as hvd
 
         hvd.init()
-        return net, hvd.DistributedOptimizer(sgd, net.named_parameters(), share_weights=share_weights)
+        return net, hvd.DistributedOptimizer(
+            sgd, net.named_parameters(), share_weights=share_weights
+        )
 
     return wrap
 
@@ -105,7 +111,12 @@ class StepRank:
     """Answers the lines of the bench."""
 
     def __init__(
-        self, rank: int, size: int, model: str, batch: int, contenders: Mapping[str, Wrap] = CONTENDERS
+        self,
+        rank: int,
+        size: int,
+        model: str,
+        batch: int,
+        contenders: Mapping[str, Wrap] = CONTENDERS,
     ) -> None:
         self.rank, self.size = rank, size
         self.names = list(contenders)
@@ -113,7 +124,9 @@ class StepRank:
         self._model, self._task, self._batch = model, task_of(model), batch
         self._trainees: dict[str, Trainee] = {}
         self._lessons = Lessons(self._task, rank, size, batch)
-        self._trainees[ALONE] = self._make(_alone)  # what torch keeps for itself from its first step on is nobody's
+        self._trainees[ALONE] = self._make(
+            _alone
+        )  # what torch keeps for itself from its first step on is nobody's
         self._train(ALONE, 0, _STEPS_TO_PREPARE)
         self._drop(ALONE)
 
@@ -130,7 +143,10 @@ class StepRank:
         dist.barrier()
         before = written_nbytes()
         self._trainees[name] = self._make(self._contenders[name])
-        losses = [self._trainees[name].step(*lesson).item() for lesson in self._lessons.of(0, _STEPS_TO_PREPARE)]
+        losses = [
+            self._trainees[name].step(*lesson).item()
+            for lesson in self._lessons.of(0, _STEPS_TO_PREPARE)
+        ]
         dist.barrier()  # all have mapped what they share
         nbytes = written_nbytes() - before
         self._trainees[name].optimizer.zero_grad()
@@ -140,7 +156,9 @@ class StepRank:
         torch.manual_seed(0)
         net = NETS[self._model]()
         # A low rate: rounding then takes longer to grow, and losses can be compared.
-        return Trainee(*wrap(net, torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4)))
+        return Trainee(
+            *wrap(net, torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=5e-4))
+        )
 
     def _train(
         self, name: str, turn: int, steps: int, watching: AbstractContextManager[Any] | None = None
@@ -165,7 +183,8 @@ class StepRank:
 
 
 class Lessons:
-    """Pictures and labels, made up before the clock starts; the same whenever this rank asks for this turn."""
+    """Pictures and labels, made up before the clock starts; the same whenever this rank asks for
+    this turn."""
 
     def __init__(self, task: Task, rank: int, size: int, batch: int) -> None:
         self._task, self._rank, self._size, self._batch = task, rank, size, batch
@@ -191,7 +210,8 @@ class Lessons:
 
 @contextmanager
 def watching(parts: dict[str, float]) -> Iterator[None]:
-    """Adds up where the seconds go: in collectives by what they do, and in the steps of torch's own optimizers."""
+    """Adds up where the seconds go: in collectives by what they do, and in the steps of torch's own
+    optimizers."""
     marks: list[float] = []
 
     def begin(*_: Any) -> None:

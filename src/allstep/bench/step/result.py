@@ -1,16 +1,19 @@
-"""What `allstep bench step` found: how fast ranks train together, beside as many copies that do not know of each other.
+"""What `allstep bench step` found: how fast ranks train together, beside as many copies that do not
+know of each other.
 
-Speeds are shares of the independent copies' speed in the turn beside: 95% means that one part in twenty of the time is lost to working
-together. What is lost is then looked for, in a turn that does not count:
+Speeds are shares of the independent copies' speed in the turn beside: 95% means that one part in
+twenty of the time is lost to working together. What is lost is then looked for, in a turn that does
+not count:
 
-=========  ====================================================================================================================
-waiting    for the other ranks, in a collective
-moving     copying gradients into and out of shared memory
-adding     the sums themselves
-updating   the optimizer's own step on the weights; the independent copies have it too, and share_weights gives each rank a part
-=========  ====================================================================================================================
+=========
+====================================================================================================================
+waiting    for the other ranks, in a collective moving     copying gradients into and out of shared
+memory adding     the sums themselves updating   the optimizer's own step on the weights; the
+independent copies have it too, and share_weights gives each rank a part =========
+====================================================================================================================
 
-They are means over the ranks. What DDP does it does in part while it still computes, so its parts are not all lost. Gloo does not say.
+They are means over the ranks. What DDP does it does in part while it still computes, so its parts
+are not all lost. Gloo does not say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +36,8 @@ TARGET_RANKS = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: a net on pictures of this shape, so many of them at a step of each rank. targets: shares of ALONE's speed."""
+    """What is trained: a net on pictures of this shape, so many of them at a step of each rank.
+    targets: shares of ALONE's speed."""
 
     batch: int
     shape: tuple[int, int, int]
@@ -53,9 +57,10 @@ TASKS: Mapping[str, Task] = {
 class StepRow:
     """One contender.
 
-    seconds: of each turn, on its slowest rank. speeds: of each turn, as a share of the independent copies' in the turn beside.
-    losses: of each step from the first on, the mean over the ranks. nbytes: memory that a rank needs for it, with weights, gradients
-    and optimizer; shared memory counts once for all who share it, and what two contenders have in common (the engine of
+    seconds: of each turn, on its slowest rank. speeds: of each turn, as a share of the independent
+    copies' in the turn beside. losses: of each step from the first on, the mean over the ranks.
+    nbytes: memory that a rank needs for it, with weights, gradients and optimizer; shared memory
+    counts once for all who share it, and what two contenders have in common (the engine of
     `allstep.torch`, some 20 MB) with the first of them. parts: seconds of a step.
     """
 
@@ -105,7 +110,10 @@ class StepResult:
 
     def table(self) -> Group:
         """For people."""
-        title = f"{self.model}, {self.num_ranks} ranks with {self.batch} pictures each, turns of {self.steps} steps"
+        title = (
+            f"{self.model}, {self.num_ranks} ranks with {self.batch} pictures each, turns of"
+            f" {self.steps} steps"
+        )
         return Group(title, self._speeds(), self._parts())
 
     def _speeds(self) -> Table:
@@ -113,17 +121,27 @@ class StepResult:
         for row in self.rows:
             target = self.targets.get(row.name)
             verdict = {True: "met", False: "not met", None: ""}[self.met(row)]
-            shares = [f"{100 * share:.1f}%" for share in (row.speed, min(row.speeds), max(row.speeds))]
+            shares = [
+                f"{100 * share:.1f}%" for share in (row.speed, min(row.speeds), max(row.speeds))
+            ]
             wanted = "-" if target is None else f"{100 * target:g}%"
             images = f"{self.images_per_second(row):.1f}"
-            table.add_row(row.name, images, *shares, wanted, verdict, f"{row.nbytes / (1 << 20):.0f}")
+            table.add_row(
+                row.name, images, *shares, wanted, verdict, f"{row.nbytes / (1 << 20):.0f}"
+            )
         return table
 
     def _parts(self) -> Table:
         table = table_of("ms of a step", "all", "lost", *PARTS)
         for row in self.rows:
-            figures = [self.step_seconds(row), self.lost(row), *(row.parts.get(part) for part in PARTS)]
-            table.add_row(row.name, *("-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures))
+            figures = [
+                self.step_seconds(row),
+                self.lost(row),
+                *(row.parts.get(part) for part in PARTS),
+            ]
+            table.add_row(
+                row.name, *("-" if figure is None else f"{1e3 * figure:.2f}" for figure in figures)
+            )
         return table
 
     def absences(self) -> list[str]:
@@ -156,24 +174,42 @@ class StepResult:
         }
 
     def plot(self, file: Path) -> None:
-        """Bars of the speeds, with a line from the slowest turn to the quickest, and a mark where the target is."""
+        """Bars of the speeds, with a line from the slowest turn to the quickest, and a mark where
+        the target is."""
         from matplotlib.figure import Figure  # takes a while to import
 
         size = (8, 0.6 * len(self.rows) + 1.4)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
-        around = [(100 * (row.speed - min(row.speeds)), 100 * (max(row.speeds) - row.speed)) for row in self.rows]
+        around = [
+            (100 * (row.speed - min(row.speeds)), 100 * (max(row.speeds) - row.speed))
+            for row in self.rows
+        ]
         names, speeds = [row.name for row in self.rows], [100 * row.speed for row in self.rows]
         axes.barh(names, speeds, xerr=list(zip(*around, strict=True)), capsize=3)
-        wanted = {names.index(name): 100 * target for name, target in self.targets.items() if name in names}
-        axes.vlines(list(wanted.values()), [at - 0.4 for at in wanted], [at + 0.4 for at in wanted], colors="C3")
+        wanted = {
+            names.index(name): 100 * target
+            for name, target in self.targets.items()
+            if name in names
+        }
+        axes.vlines(
+            list(wanted.values()),
+            [at - 0.4 for at in wanted],
+            [at + 0.4 for at in wanted],
+            colors="C3",
+        )
         axes.invert_yaxis()
-        axes.set_xlabel("percent of the independent copies' speed: median, slowest and quickest turn; target in red")
+        axes.set_xlabel(
+            "percent of the independent copies' speed: median, slowest and quickest turn; target"
+            " in red"
+        )
         axes.set_title(f"{self.model}, {self.num_ranks} ranks with {self.batch} pictures each")
         save_plot(figure, file)
 
 
 def task_of(model: str) -> Task:
     if model not in TASKS:
-        raise ConfigError(f"--model {model!r}: there is no such net; choose one of {', '.join(TASKS)}")
+        raise ConfigError(
+            f"--model {model!r}: there is no such net; choose one of {', '.join(TASKS)}"
+        )
     return TASKS[model]

@@ -4,7 +4,8 @@ from allstep.launch.horovod import API_VERSION
 
 
 def table() -> str:
-    """The table. allstep speaks for PyTorch, starts its workers itself and carries CPU tensors with Gloo's group and its own."""
+    """The table. allstep speaks for PyTorch, starts its workers itself and carries CPU tensors with
+    Gloo's group and its own."""
     from allstep.hvd import util
 
     parts: dict[str, dict[str, bool | int | None]] = {

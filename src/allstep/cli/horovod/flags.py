@@ -14,7 +14,8 @@ from allstep.cli.horovod.flags_table import FLAGS, Flag
 
 
 def takes_horovod_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with these flags added to its own; their values reach it as one dictionary, `horovod`, of those that were given."""
+    """The verb with these flags added to its own; their values reach it as one dictionary,
+    `horovod`, of those that were given."""
     own = inspect.signature(verb)
 
     @functools.wraps(verb)
@@ -29,4 +30,6 @@ def takes_horovod_flags(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     option = typer.Option(None, *flag.spelled, hidden=True)
-    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=flag.kind | None)
+    return inspect.Parameter(
+        flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=flag.kind | None
+    )

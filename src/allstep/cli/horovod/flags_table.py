@@ -1,11 +1,14 @@
-"""horovodrun's flags, one line each: what a flag is called, what it sets in the workers, and where it stands in a YAML file.
+"""horovodrun's flags, one line each: what a flag is called, what it sets in the workers, and where
+it stands in a YAML file.
 
     horovodrun -np 2 --fusion-threshold-mb 32 --autotune --config-file job.yaml python train.py
                         |
-    HOROVOD_FUSION_THRESHOLD=33554432         only flags that were given are exported; the command line wins over the file
+    HOROVOD_FUSION_THRESHOLD=33554432         only flags that were given are exported; the command
+    line wins over the file
 
-A flag whose mechanism allstep does not have is taken all the same, so that job scripts run unchanged; `idle_line` names it together
-with what happens instead. A flag with neither is acted on in `run.py`.
+A flag whose mechanism allstep does not have is taken all the same, so that job scripts run
+unchanged; `idle_line` names it together with what happens instead. A flag with neither is acted on
+in `run.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +53,13 @@ def _flag(spelled: str, kind: Any, *variables: str, name: str = "", **more: Any)
     names = tuple(spelled.split())
     if kind is bool:
         more = {"written": _switch, **more}
-    return Flag(name or names[-1].partition("/")[0].lstrip("-").replace("-", "_"), names, kind, variables, **more)
+    return Flag(
+        name or names[-1].partition("/")[0].lstrip("-").replace("-", "_"),
+        names,
+        kind,
+        variables,
+        **more,
+    )
 
 
 def _tunable(name: str, kind: Any, variable: str, **more: Any) -> Flag:
@@ -61,7 +70,12 @@ def _tunable(name: str, kind: Any, variable: str, **more: Any) -> Flag:
 def _autotune(name: str, kind: Any, variable: str = "", **more: Any) -> Flag:
     variable = variable or f"HOROVOD_AUTOTUNE_{name.replace('-', '_').upper()}"
     return _flag(
-        f"--autotune-{name}", kind, variable, key=f"autotune.{name.replace('-', '_')}", needs="autotune", **more
+        f"--autotune-{name}",
+        kind,
+        variable,
+        key=f"autotune.{name.replace('-', '_')}",
+        needs="autotune",
+        **more,
     )
 
 
@@ -172,7 +186,9 @@ def variables(values: Mapping[str, Any]) -> dict[str, str]:
         _check(flag, values.get(flag.name), flag.spelled[0].partition("/")[0])
     chosen = [name for name in (*CONTROLLERS, "jsrun") if values.get(name)]
     if len(chosen) > 1:
-        raise ConfigError(f"--{' and --'.join(chosen)} exclude each other; give one of them or none")
+        raise ConfigError(
+            f"--{' and --'.join(chosen)} exclude each other; give one of them or none"
+        )
     return {
         variable: flag.written(values[flag.name])
         for flag in FLAGS
@@ -194,7 +210,8 @@ def _check(flag: Flag, value: Any, said: str) -> None:
 
 
 def idle_line(values: Mapping[str, Any]) -> str:
-    """One line that names the given flags which have no effect here, and what happens instead; empty when there are none."""
+    """One line that names the given flags which have no effect here, and what happens instead;
+    empty when there are none."""
     reasons: dict[str, list[str]] = {}
     for flag in FLAGS:
         value = values.get(flag.name)
@@ -232,7 +249,10 @@ def _load(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"--config-file {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"--config-file {path}: expected sections like `params:`, found {type(document).__name__}")
+        raise ConfigError(
+            f"--config-file {path}: expected sections like `params:`, found"
+            f" {type(document).__name__}"
+        )
     return document
 
 

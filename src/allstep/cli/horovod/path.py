@@ -2,7 +2,8 @@
 
 
 def horovod_path() -> None:
-    """Print the folder to put first on PYTHONPATH, so that scripts written for Horovod run under mpirun, srun or torchrun.
+    """Print the folder to put first on PYTHONPATH, so that scripts written for Horovod run under
+    mpirun, srun or torchrun.
 
     Its bin/ holds horovodrun, for the PATH of job scripts.
     """

@@ -10,8 +10,9 @@ across           0 <-------- slice 0 -------------->  2                         
 all-gather       0, 1: slices 0 and 1                 2, 3: slices 0 and 1       shared memory
 ```
 
-Small tensors cross in one piece, carried by the first rank of each host: for them a message costs more than its bytes. Hosts may
-have different numbers of ranks; see `host_map`. A host with one rank has nothing to do but to cross.
+Small tensors cross in one piece, carried by the first rank of each host: for them a message costs
+more than its bytes. Hosts may have different numbers of ranks; see `host_map`. A host with one rank
+has nothing to do but to cross.
 """
 
 from collections.abc import Sequence
@@ -45,16 +46,26 @@ class Crossing:
             self.lane.all_reduce(flat, combine)
 
     def slices(self, flat: Tensor, num_ranks: int) -> list[Tensor]:
-        """What each of the host's ranks carries: the same on every host, empty for ranks without a lane."""
+        """What each of the host's ranks carries: the same on every host, empty for ranks without a
+        lane."""
         each = -(-flat.numel() // (self.num_slices * 64)) * 64
         parts = list(torch.split(flat, each))
         return parts + [flat[:0]] * (num_ranks - len(parts))
 
 
 def small(
-    arena: Arena, crossing: Crossing, flat: Tensor, places: Sequence[Sequence[Tensor]], combine: Combine, call: Call
+    arena: Arena,
+    crossing: Crossing,
+    flat: Tensor,
+    places: Sequence[Sequence[Tensor]],
+    combine: Combine,
+    call: Call,
 ) -> None:
-    """places: `Arena.small_places`. The first rank of the host adds up, crosses, and leaves the result for the others."""
+    """places:
+
+    `Arena.small_places`. The first rank of the host adds up, crosses, and leaves the result for the
+    others.
+    """
     if arena.size == 1:
         arena.meet(call)
         crossing.get_ready()
@@ -76,7 +87,8 @@ def small(
 
 
 def large(arena: Arena, crossing: Crossing, flat: Tensor, combine: Combine, call: Call) -> None:
-    """Each rank's slice of the sum is made where it lies in the rank's own tensor, and crosses from there."""
+    """Each rank's slice of the sum is made where it lies in the rank's own tensor, and crosses from
+    there."""
     slices = crossing.slices(flat, arena.size)
     mine = slices[arena.rank]
     if arena.size == 1:
@@ -90,8 +102,13 @@ def large(arena: Arena, crossing: Crossing, flat: Tensor, combine: Combine, call
     copying.all_gather(arena, slices, mine, call)
 
 
-def shared(arena: Arena, crossing: Crossing, tensors: Sequence[Tensor], combine: Combine, call: Call) -> None:
-    """tensors: those of the host's ranks, flat, in shared memory. Add up our slice, cross with it, give everybody the sum."""
+def shared(
+    arena: Arena, crossing: Crossing, tensors: Sequence[Tensor], combine: Combine, call: Call
+) -> None:
+    """tensors: those of the host's ranks, flat, in shared memory.
+
+    Add up our slice, cross with it, give everybody the sum.
+    """
     arena.meet(call)
     slices = [crossing.slices(tensor, arena.size)[arena.rank] for tensor in tensors]
     crossing.get_ready()

@@ -1,6 +1,8 @@
-"""Ranks that decide something together, so that bad input ends all of them alike: one line from rank 0, the same exit status from all.
+"""Ranks that decide something together, so that bad input ends all of them alike: one line from
+rank 0, the same exit status from all.
 
-Without this a rank that finds a file missing would raise while the others wait for it in the next collective.
+Without this a rank that finds a file missing would raise while the others wait for it in the next
+collective.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,10 @@ T = TypeVar("T")
 
 
 class EndedElsewhere(SystemExit):
-    """Rank 0 raises a UserError for all ranks; the others exit with its status. A caller that can continue catches both."""
+    """Rank 0 raises a UserError for all ranks; the others exit with its status.
+
+    A caller that can continue catches both.
+    """
 
 
 def rank_0_decides(world: World, decide: Callable[[], T]) -> T:
@@ -28,7 +33,8 @@ def rank_0_decides(world: World, decide: Callable[[], T]) -> T:
 
 
 def everyone(world: World, act: Callable[[], T]) -> T:
-    """What `act` returns on this rank, unless it ends in a UserError on any rank: then all ranks end."""
+    """What `act` returns on this rank, unless it ends in a UserError on any rank: then all ranks
+    end."""
     value, error = _attempt(world, act)
     errors = [error for error in gather(world, error) if error is not None]
     _end_alike(world, errors[0] if errors else None)

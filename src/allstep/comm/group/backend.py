@@ -1,7 +1,9 @@
-"""The name "allstep" in torch.distributed: what `init_process_group("allstep")` and `new_group` call.
+"""The name "allstep" in torch.distributed: what `init_process_group("allstep")` and `new_group`
+call.
 
-torch takes our object for the whole group, whatever else the backend string says, so the group brings its own NCCL for CUDA tensors
-when torch sees a GPU. Both inner backends are registered inside the group, for the callers in C++ that go past Python.
+torch takes our object for the whole group, whatever else the backend string says, so the group
+brings its own NCCL for CUDA tensors when torch sees a GPU. Both inner backends are registered
+inside the group, for the callers in C++ that go past Python.
 """
 
 from collections.abc import Sequence
@@ -22,10 +24,14 @@ from allstep.comm.timeline import timeline
 
 def register() -> None:
     """Make the name known to torch."""
-    dist.Backend.register_backend(NAME, _create_for_torch, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(
+        NAME, _create_for_torch, extended_api=True, devices=["cpu", "cuda"]
+    )
 
 
-def _create_for_torch(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
+def _create_for_torch(
+    options: _DistributedBackendOptions, backend_options: Any = None
+) -> AllstepGroup:
     """torch calls this for the default group and for every new one."""
     if not dist.is_initialized() and not timeline.is_running():
         timeline.begin_if_asked(options.store, options.group_rank, options.group_size)
@@ -34,10 +40,19 @@ def _create_for_torch(options: _DistributedBackendOptions, backend_options: Any 
 
 def create(options: _DistributedBackendOptions, backend_options: Any = None) -> AllstepGroup:
     """One group, on all its ranks at once."""
-    store, rank, size, timeout = options.store, options.group_rank, options.group_size, options.timeout
-    chosen = backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
+    store, rank, size, timeout = (
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+    )
+    chosen = (
+        backend_options if isinstance(backend_options, Options) else Options(nccl=backend_options)
+    )
     names = options.global_ranks_in_group
-    guard = Guard(PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name())
+    guard = Guard(
+        PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name()
+    )
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
     _tell(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
@@ -72,13 +87,20 @@ def create_apart(
 
 
 def _nccl(options: _DistributedBackendOptions, chosen: Any) -> Any:
-    """NCCL connects when it is first used, so a group without GPU work pays nothing. Not run by our tests: no GPU."""
+    """NCCL connects when it is first used, so a group without GPU work pays nothing.
+
+    Not run by our tests: no GPU.
+    """
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
-    nccl_options = chosen if isinstance(chosen, ProcessGroupNCCL.Options) else ProcessGroupNCCL.Options()
+    nccl_options = (
+        chosen if isinstance(chosen, ProcessGroupNCCL.Options) else ProcessGroupNCCL.Options()
+    )
     nccl_options._timeout = options.timeout
     _tell(nccl_options, options)
-    nccl = ProcessGroupNCCL(PrefixStore("nccl/", options.store), options.group_rank, options.group_size, nccl_options)
+    nccl = ProcessGroupNCCL(
+        PrefixStore("nccl/", options.store), options.group_rank, options.group_size, nccl_options
+    )
     nccl._set_sequence_number_for_group()
     return nccl
 

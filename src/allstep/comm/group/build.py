@@ -1,12 +1,15 @@
 """The hosts of a group: which ranks share memory, and the lanes between hosts.
 
-Every rank leaves a card in the group's store; from all cards every rank computes the same picture (`host_map`).
+Every rank leaves a card in the group's store; from all cards every rank computes the same picture
+(`host_map`).
 
-==================  ================================================================================================================
-one host            one arena for all ranks
-several             an arena on each host, and a lane for each slice. When one host cannot share memory, all ranks use Gloo
-one, for study      with an algorithm named, every rank counts as a host of its own: the algorithm carries everything, over Gloo
-==================  ================================================================================================================
+==================
+================================================================================================================
+one host            one arena for all ranks several             an arena on each host, and a lane
+for each slice. When one host cannot share memory, all ranks use Gloo one, for study      with an
+algorithm named, every rank counts as a host of its own: the algorithm carries everything, over Gloo
+==================
+================================================================================================================
 """
 
 import json
@@ -40,10 +43,12 @@ DEFAULT_POOL_MB = 8
 
 @dataclass(frozen=True)
 class Options:
-    """What a group of backend "allstep" can be told: `new_group(backend="allstep", pg_options=Options(algorithm="ring"))`.
+    """What a group of backend "allstep" can be told: `new_group(backend="allstep",
+    pg_options=Options(algorithm="ring"))`.
 
-    algorithm: of the step between hosts: ring, tree, butterfly, star, native or auto. Other than auto, it carries all_reduce on
-    one host as well, instead of shared memory: to study it. nccl: `ProcessGroupNCCL.Options` for CUDA tensors.
+    algorithm: of the step between hosts: ring, tree, butterfly, star, native or auto. Other than
+    auto, it carries all_reduce on one host as well, instead of shared memory: to study it. nccl:
+    `ProcessGroupNCCL.Options` for CUDA tensors.
     """
 
     algorithm: str | None = None
@@ -55,8 +60,8 @@ def join_hosts(
 ) -> LocalMover | None:
     """What the ranks of a group move through memory that they share, and across hosts by slice.
 
-    None when a host cannot share memory: then it is all Gloo's. All ranks agree on which. A rank alone has an arena to itself, which is
-    quicker than Gloo with nobody.
+    None when a host cannot share memory: then it is all Gloo's. All ranks agree on which. A rank
+    alone has an arena to itself, which is quicker than Gloo with nobody.
     """
     start = read_limits().start
     wanted = wanted_algorithm(options.algorithm)
@@ -70,14 +75,18 @@ def join_hosts(
         "algorithm": wanted.name if wanted else "auto",
         "study": wanted is not None and (options.algorithm is not None or _is_alone()),
     }
-    cards = [json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)]
+    cards = [
+        json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)
+    ]
     _check_same_algorithm(cards)
     guard.watch_processes(_neighbours(rank, cards))
     layout = Layout.of(rank, [card["node"] for card in cards])
     if len(layout.hosts) == 1 and all(card["study"] for card in cards):
         layout = Layout.of(rank, [str(each) for each in range(size)])
     arena = _make_arena(store, layout, cards, start, guard)
-    if len(layout.hosts) > 1 and "no" in collect(store, "shared", rank, size, "yes" if arena else "no", start):
+    if len(layout.hosts) > 1 and "no" in collect(
+        store, "shared", rank, size, "yes" if arena else "no", start
+    ):
         return None
     if arena is None:
         return None
@@ -87,7 +96,8 @@ def join_hosts(
 
 
 def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
-    """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+    """The processes of the other ranks of our host, by rank, as far as their pids mean anything to
+    us."""
     own = cards[rank]["node"], namespace() or None
     same = [other for other, card in enumerate(cards) if (card["node"], card["namespace"]) == own]
     return {other: cards[other]["pid"] for other in same if other != rank}
@@ -98,11 +108,17 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
     for rank, card in enumerate(cards):
         named.setdefault(card["algorithm"], []).append(rank)
     if len(named) > 1:
-        told = "; ".join(f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items())
-        raise ConfigError(f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere")
+        told = "; ".join(
+            f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items()
+        )
+        raise ConfigError(
+            f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere"
+        )
 
 
-def _make_arena(store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard) -> Arena | None:
+def _make_arena(
+    store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard
+) -> Arena | None:
     """The memory of our host; None when it cannot be shared."""
     ours = [cards[rank] for rank in layout.neighbours]
     rank, size = layout.local_rank, len(ours)
@@ -112,7 +128,13 @@ def _make_arena(store: Store, layout: Layout, cards: list[dict[str, Any]], start
         segment = Segment(memoryview(mmap.mmap(-1, nbytes)), nbytes)
     else:
         try:
-            segment = share(PrefixStore(f"segment/{layout.host}", store), rank, size, segment_bytes(size, pool), start)
+            segment = share(
+                PrefixStore(f"segment/{layout.host}", store),
+                rank,
+                size,
+                segment_bytes(size, pool),
+                start,
+            )
         except CommError:
             return None
     control, words, *pools = parts(segment, control_bytes(size), size * WORDS, *[pool] * size)
@@ -123,16 +145,24 @@ def _make_arena(store: Store, layout: Layout, cards: list[dict[str, Any]], start
     return Arena(flags, words, pools, min(card["block"] for card in ours))
 
 
-def _make_crossing(store: Store, layout: Layout, timeout: timedelta, options: Options, guard: Guard) -> Crossing:
+def _make_crossing(
+    store: Store, layout: Layout, timeout: timedelta, options: Options, guard: Guard
+) -> Crossing:
     if not layout.lane:
         return Crossing(layout.num_lanes, None)
     lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
     mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
-    return Crossing(layout.num_lanes, Lane(mover, wanted_algorithm(options.algorithm), guard.check_while_waiting))
+    return Crossing(
+        layout.num_lanes,
+        Lane(mover, wanted_algorithm(options.algorithm), guard.check_while_waiting),
+    )
 
 
 def pool_bytes() -> int:
-    """The pool of each rank, for tensors that do not live in shared memory: ALLSTEP_POOL_MB, 8 when not set."""
+    """The pool of each rank, for tensors that do not live in shared memory:
+
+    ALLSTEP_POOL_MB, 8 when not set.
+    """
     text = os.environ.get("ALLSTEP_POOL_MB", str(DEFAULT_POOL_MB))
     try:
         value = float(text)
@@ -149,7 +179,8 @@ def _node() -> str:
 
 
 def _is_alone() -> bool:
-    """Whether the whole world is on one host, so that an algorithm named for everybody can only be meant for study."""
+    """Whether the whole world is on one host, so that an algorithm named for everybody can only be
+    meant for study."""
     return _world().cross_size == 1
 
 

@@ -6,11 +6,12 @@
 local rank  0       1           0       1       2
 lane        0 ------------------0                       carries slice 0 of a tensor across
                     1 -----------------1                carries slice 1
-                                               (none)   the smallest host has two ranks, so there are two lanes
+                                               (none)   the smallest host has two ranks, so there
+                                               are two lanes
 ```
 
-A tensor is cut into as many slices as there are lanes. Every rank with a lane takes its slice across the hosts, all at the same time: the
-bytes on the wire are those of one rank per host.
+A tensor is cut into as many slices as there are lanes. Every rank with a lane takes its slice
+across the hosts, all at the same time: the bytes on the wire are those of one rank per host.
 """
 
 from collections.abc import Sequence
@@ -58,6 +59,9 @@ class Layout:
 
     @property
     def lane(self) -> tuple[int, ...]:
-        """The ranks with our local rank, by host; empty when our host has more ranks than there are lanes."""
+        """The ranks with our local rank, by host; empty when our host has more ranks than there are
+        lanes."""
         local_rank = self.local_rank
-        return tuple(ranks[local_rank] for ranks in self.hosts) if local_rank < self.num_lanes else ()
+        return (
+            tuple(ranks[local_rank] for ranks in self.hosts) if local_rank < self.num_lanes else ()
+        )

@@ -1,7 +1,8 @@
 """`allstep.init()`: from a started process to a rank that can work with the others.
 
-Five steps: detect who we are, find the store that all ranks share, meet there (`joined`), take our share of cores and our GPU, and make
-torch's default process group. One process is a real group, too.
+Five steps: detect who we are, find the store that all ranks share, meet there (`joined`), take our
+share of cores and our GPU, and make torch's default process group. One process is a real group,
+too.
 
 What a process has of all this is one object, a `Session`. It can be closed, and opened again.
 """
@@ -139,7 +140,8 @@ def session() -> Session:
 def init(launcher: str | None = None) -> World:
     """Join the other ranks and return our place among them. A second call returns the same world.
 
-    launcher: which launcher to trust for rank and size, instead of detecting it (see `allstep.world`).
+    launcher: which launcher to trust for rank and size, instead of detecting it (see
+    `allstep.world`).
     """
     return _session.init(launcher)
 
@@ -150,7 +152,8 @@ def shutdown() -> None:
 
 
 def group_for(purpose: str) -> AllstepGroup:
-    """Return a group of all ranks next to torch's default one, the same for each call with this purpose.
+    """Return a group of all ranks next to torch's default one, the same for each call with this
+    purpose.
 
     Operations of one group do not wait for those of another. All ranks ask for it together. It ends
     with `shutdown`.
@@ -177,8 +180,9 @@ def _make_group(joined: Joined) -> bool:
     if dist.is_initialized():
         if dist.get_world_size() != world.size or dist.get_rank() != world.rank:
             raise WorldError(
-                f"torch's default group has rank {dist.get_rank()} of {dist.get_world_size()}, "
-                f"but {world.launcher} says {world.rank} of {world.size}: call allstep.init() instead of init_process_group"
+                f"torch's default group has rank {dist.get_rank()} of {dist.get_world_size()}, but"
+                f" {world.launcher} says {world.rank} of {world.size}: call allstep.init() instead"
+                " of init_process_group"
             )
         return False
     if torch.cuda.is_available():

@@ -1,8 +1,9 @@
-"""How the ranks of a run meet: every rank leaves a card in the store, and reads those of all others.
+"""How the ranks of a run meet: every rank leaves a card in the store, and reads those of all
+others.
 
-The cards make the world exact. A launcher tells each rank its own place, often not the others'; from
-the cards every rank computes the same picture: which ranks share a host, which cores they may use,
-from which interface the other hosts are reached. A rank that does not appear is named.
+The cards make the world exact. A launcher tells each rank its own place, often not the others';
+from the cards every rank computes the same picture: which ranks share a host, which cores they may
+use, from which interface the other hosts are reached. A rank that does not appear is named.
 """
 
 import json
@@ -48,7 +49,10 @@ class Joined:
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
-        """Return a part of the store that is still empty. All ranks ask for the same things in the same order."""
+        """Return a part of the store that is still empty.
+
+        All ranks ask for the same things in the same order.
+        """
         self._used[what] += 1
         return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
 
@@ -63,7 +67,10 @@ class Joined:
         if self.world.rank:
             fresh.set(f"knows/{self.world.rank}", "")
         elif self.world.size > 1:
-            fresh.wait([f"knows/{rank}" for rank in range(1, self.world.size)], timedelta(seconds=self.limits.start))
+            fresh.wait(
+                [f"knows/{rank}" for rank in range(1, self.world.size)],
+                timedelta(seconds=self.limits.start),
+            )
 
     @property
     def nodes(self) -> list[str]:
@@ -72,10 +79,15 @@ class Joined:
 
     @property
     def neighbours(self) -> dict[int, int]:
-        """The processes of the other ranks of our host, by rank, as far as their pids mean anything to us."""
+        """The processes of the other ranks of our host, by rank, as far as their pids mean anything
+        to us."""
         nodes, rank, own = self.nodes, self.world.rank, namespace() or None
         here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
-        return {other: self.cards[other]["pid"] for other in here if self.cards[other]["namespace"] == own}
+        return {
+            other: self.cards[other]["pid"]
+            for other in here
+            if self.cards[other]["namespace"] == own
+        }
 
     def close(self) -> None:
         """Leave the other ranks; the store's connection, and its server if we have it, end."""
@@ -103,7 +115,9 @@ def meet_all(launcher: str | None) -> Joined:
         number = attend(meeting.store, world)
         cards = _meet(world, meeting.store, limits, number)
         meeting.all_here()
-        programs, local_ranks = zip(*((card["program"], card["local_rank"]) for card in cards), strict=True)
+        programs, local_ranks = zip(
+            *((card["program"], card["local_rank"]) for card in cards), strict=True
+        )
         if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
             print_notice(line)
         if meeting.server is not None:
@@ -119,8 +133,11 @@ def meet_all(launcher: str | None) -> Joined:
     return Joined(world, meeting, limits, cards, number, variables)
 
 
-def _wait_for_all(fresh: Store, world: World, store: Store, limits: Limits, word: str = "") -> list[str]:
-    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are named."""
+def _wait_for_all(
+    fresh: Store, world: World, store: Store, limits: Limits, word: str = ""
+) -> list[str]:
+    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are
+    named."""
     started = time.monotonic()
     try:
         return collect(fresh, "rank", world.rank, world.size, word, limits.start)
@@ -151,7 +168,10 @@ def _card(world: World, store: Store) -> dict[str, Any]:
 
 
 def _own_and_stores_address(store: Store) -> list[str]:
-    """Two addresses that lead to other hosts: ours towards the store, and the store's own. Loopback leads nowhere."""
+    """Two addresses that lead to other hosts: ours towards the store, and the store's own.
+
+    Loopback leads nowhere.
+    """
     if not isinstance(store, WireStore):
         return []
     found = [store.client.local_address, store.client.server_address[0]]
@@ -164,26 +184,30 @@ def _absent(missing: list[int], world: World, store: Store, seconds: float) -> s
         host = expected_host(rank, world, store)
         names.append(f"rank {rank} on {host}" if host else f"rank {rank} (nobody told us its host)")
     return (
-        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s: {', '.join(names)}. "
-        "Does every rank call allstep.init(), and did one die before? ALLSTEP_START_TIMEOUT sets the time"
+        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s:"
+        f" {', '.join(names)}. Does every rank call allstep.init(), and did one die before?"
+        " ALLSTEP_START_TIMEOUT sets the time"
     )
 
 
 def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> World:
-    """The world with every number as the cards show it; what the launcher told us of our host must agree with them."""
+    """The world with every number as the cards show it; what the launcher told us of our host must
+    agree with them."""
     exact = places(_nodes(cards), world.launcher)[world.rank]
     told = local_variables(world, env)
     if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
         raise WorldError(
-            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of {world.local_size} on {world.host} "
-            f"({told}), but {exact.local_size} ranks turned up there, of which it is number {exact.local_rank}"
+            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of"
+            f" {world.local_size} on {world.host} ({told}), but {exact.local_size} ranks turned up"
+            f" there, of which it is number {exact.local_rank}"
         )
     return replace(exact, host=world.host)
 
 
 def _nodes(cards: list[dict[str, Any]]) -> list[str]:
-    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank are on different hosts in its eyes
-    (hosts that are simulated on one machine), and its eyes count."""
+    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank
+    are on different hosts in its eyes (hosts that are simulated on one machine), and its eyes
+    count."""
     seen: Counter[tuple[str, int]] = Counter()
     nodes = []
     for card in cards:
@@ -194,12 +218,17 @@ def _nodes(cards: list[dict[str, Any]]) -> list[str]:
 
 
 def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
-    """Threads = our share of the cores that the ranks of this host may use, unless the user set a number."""
+    """Threads = our share of the cores that the ranks of this host may use, unless the user set a
+    number."""
     if _user_set_threads(world):
         return
     nodes = _nodes(cards)
-    masks = [card["cores"] for card, node in zip(cards, nodes, strict=True) if node == nodes[world.rank]]
-    torch.set_num_threads(machine.fair_share(cards[world.rank]["cores"], masks, machine.cpu_quota()))
+    masks = [
+        card["cores"] for card, node in zip(cards, nodes, strict=True) if node == nodes[world.rank]
+    ]
+    torch.set_num_threads(
+        machine.fair_share(cards[world.rank]["cores"], masks, machine.cpu_quota())
+    )
 
 
 def _user_set_threads(world: World) -> bool:
@@ -209,7 +238,8 @@ def _user_set_threads(world: World) -> bool:
 
 
 def _choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, str]:
-    """Tell Gloo and NCCL which interface leads to the other hosts, by variables; return those that were not set before.
+    """Tell Gloo and NCCL which interface leads to the other hosts, by variables; return those that
+    were not set before.
 
     A host's name often resolves to 127.0.1.1 and would mislead them.
     """
@@ -221,11 +251,17 @@ def _choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, st
     ]
     interface: str | None = "lo"
     if others:
-        source = next((source for address in addresses if (source := machine.route_to(address))), None)
+        source = next(
+            (source for address in addresses if (source := machine.route_to(address))), None
+        )
         interface = machine.interface_of(source) if source else None
     if not interface:
         return {}
-    names = ["GLOO_SOCKET_IFNAME"] if interface == "lo" else ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    names = (
+        ["GLOO_SOCKET_IFNAME"]
+        if interface == "lo"
+        else ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    )
     chosen = {name: interface for name in names if name not in os.environ}
     os.environ.update(chosen)
     return chosen

@@ -1,7 +1,8 @@
 """What an operation in shared memory needs, worked out once for each kind of call and kept.
 
-Whether the ranks call the same thing is told by a mark, a checksum of what the operation is in words (`comm.op.describe`). Marks are made
-here for every collective, also for those that Gloo carries.
+Whether the ranks call the same thing is told by a mark, a checksum of what the operation is in
+words (`comm.op.describe`). Marks are made here for every collective, also for those that Gloo
+carries.
 """
 
 import zlib
@@ -37,12 +38,17 @@ class Plan(NamedTuple):
     combine: summing.Combine
     divide: bool
     scaled: bool  # each rank's tensor is first multiplied by a factor of its own
-    shared: tuple[Tensor, ...] = ()  # large and in shared memory: the tensors of the host's ranks, flat
-    blocks: tuple[tuple[Tensor, ...], ...] = ()  # of those, what this rank adds up on one host: `summing.own_blocks`
+    shared: tuple[
+        Tensor, ...
+    ] = ()  # large and in shared memory: the tensors of the host's ranks, flat
+    blocks: tuple[
+        tuple[Tensor, ...], ...
+    ] = ()  # of those, what this rank adds up on one host: `summing.own_blocks`
 
 
 class SharedBlock(NamedTuple):
-    """What one `shared_empty` made: a tensor of the same size on every rank, all of them visible to all."""
+    """What one `shared_empty` made: a tensor of the same size on every rank, all of them visible to
+    all."""
 
     number: int
     parts: Sequence[memoryview]  # by rank
@@ -60,7 +66,10 @@ def can(dtype: torch.dtype, kind: Any) -> bool:
     if kind in _BITWISE:
         return dtype not in _FLOATS
     # a sum of halves may overflow where the mean does not
-    return kind not in (RedOpType.AVG, RedOpType.PREMUL_SUM) or dtype in (torch.float32, torch.float64)
+    return kind not in (RedOpType.AVG, RedOpType.PREMUL_SUM) or dtype in (
+        torch.float32,
+        torch.float64,
+    )
 
 
 def flattened(tensor: Tensor) -> Tensor:
@@ -93,14 +102,24 @@ class Plans:
         self.blocks: dict[int, SharedBlock] = {}
         self.num_blocks = 0
 
-    def find(self, name: str, tensor: Tensor, op: Any, more: str = "", sizes_differ: bool = False) -> Plan | None:
+    def find(
+        self, name: str, tensor: Tensor, op: Any, more: str = "", sizes_differ: bool = False
+    ) -> Plan | None:
         """Return the plan of an operation, or None when shared memory does not do it.
 
         op: torch's reduction; None where there is none. more: what the ranks must agree on besides
         dtype and shape. sizes_differ: the ranks' shapes may, and `more` has what they agree on.
         """
-        # A ReduceOp's hash is its number, and so is its RedOpType's; comparing the objects themselves takes 1 us.
-        key = (name, tensor.dtype, tensor.shape, -1 if op is None else hash(op), more, tensor.layout)
+        # A ReduceOp's hash is its number, and so is its RedOpType's; comparing the objects
+        # themselves takes 1 us.
+        key = (
+            name,
+            tensor.dtype,
+            tensor.shape,
+            -1 if op is None else hash(op),
+            more,
+            tensor.layout,
+        )
         try:
             return self._plans[key]
         except KeyError:
@@ -109,17 +128,31 @@ class Plans:
             plan = self._plans[key] = self._make(name, tensor, kind_of(op), more, sizes_differ)
             return plan
 
-    def _make(self, name: str, tensor: Tensor, kind: Any, more: str, sizes_differ: bool) -> Plan | None:
+    def _make(
+        self, name: str, tensor: Tensor, kind: Any, more: str, sizes_differ: bool
+    ) -> Plan | None:
         if kind == RedOpType.PREMUL_SUM and name != "all_reduce":
             return None
         if tensor.layout != torch.strided or not tensor.numel() or not can(tensor.dtype, kind):
             return None
         if not self._is_one_host and name != "all_reduce":
             return None
-        call = call_of(words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more))
-        small = tensor.numel() * tensor.element_size() <= SMALL and name in ("all_reduce", "reduce", "broadcast")
+        call = call_of(
+            words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more)
+        )
+        small = tensor.numel() * tensor.element_size() <= SMALL and name in (
+            "all_reduce",
+            "reduce",
+            "broadcast",
+        )
         places = self._arena.small_places(tensor.dtype, tensor.numel()) if small else ()
-        return Plan(call, places, COMBINE.get(kind, torch.add), kind == RedOpType.AVG, kind == RedOpType.PREMUL_SUM)
+        return Plan(
+            call,
+            places,
+            COMBINE.get(kind, torch.add),
+            kind == RedOpType.AVG,
+            kind == RedOpType.PREMUL_SUM,
+        )
 
     def add_block(self, parts: Sequence[memoryview], address: int) -> None:
         """Register memory in which every rank has a tensor. All ranks call it in the same order.
@@ -145,7 +178,8 @@ class Plans:
         found = self._plans.get(key)
         if found is None:
             tensors = tuple(
-                torch.frombuffer(part, dtype=tensor.dtype, count=tensor.numel(), offset=offset) for part in block.parts
+                torch.frombuffer(part, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+                for part in block.parts
             )
             where = zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << BLOCK_BITS) - 1) + 1
             call = Call(plan.call.mark | where, plan.call.said)

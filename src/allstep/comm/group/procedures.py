@@ -26,7 +26,9 @@ def meet(arena: Arena, call: Call) -> None:
     arena.meet(call)
 
 
-def small(arena: Arena, flat: Tensor, plan: Plan, scale: float | None = None, keep: bool = True) -> None:
+def small(
+    arena: Arena, flat: Tensor, plan: Plan, scale: float | None = None, keep: bool = True
+) -> None:
     """Reduce a small tensor in place. keep: whether this rank needs the result."""
     if scale is not None:
         flat.mul_(scale)
@@ -72,14 +74,18 @@ def small_broadcast(arena: Arena, flat: Tensor, plan: Plan, root: int) -> None:
         flat.copy_(place)
 
 
-def small_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
+def small_across(
+    way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None
+) -> None:
     """Reduce a small tensor in place, over several hosts."""
     if scale is not None:
         flat.mul_(scale)
     crossing.small(arena, way, flat, plan.places, plan.combine, plan.call)
 
 
-def large_or_shared_across(way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
+def large_or_shared_across(
+    way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None
+) -> None:
     """Reduce a large tensor in place, over several hosts: as `large_or_shared` on one."""
     if scale is not None:
         flat.mul_(scale)

@@ -1,18 +1,22 @@
 """The process group of backend "allstep": torch's calls on one side, our movers on the other.
 
-torch lets a Python class stand in for a whole process group. What it asks of such a class was found by experiment, and each line below
-answers one of the findings:
+torch lets a Python class stand in for a whole process group. What it asks of such a class was found
+by experiment, and each line below answers one of the findings:
 
-* Each collective exists under an old and a new name, and which one torch calls depends on its version and on the caller. Both are here.
-* C++ (DDP, functional collectives, torch.compile) finds our methods by name; those it does not look for it takes from the Backend
-  that is registered inside: a Gloo group for the CPU, an NCCL group for CUDA when there is one.
+* Each collective exists under an old and a new name, and which one torch calls depends on its
+  version and on the caller. Both are here.
+* C++ (DDP, functional collectives, torch.compile) finds our methods by name; those it does not look
+  for it takes from the Backend that is registered inside: a Gloo group for the CPU, an NCCL group
+  for CUDA when there is one.
 * `super().allreduce()` would call our own method again. So the inner backends are called directly.
 * Without a name of its own the group is unusable for FSDP2, DTensor and torch.compile.
 
-The way of one call: `dist.all_reduce(t)` -> `allreduce([t], opts)` here -> CUDA? then NCCL -> `local.all_reduce` (memory shared on this
-host; it may decline) -> `far.all_reduce` (Gloo). See `mover` for the contract. Arguments are checked here (`checks`), so a mover may trust
-them. torch passes tensors and options in several shapes; `torch_arguments` brings them into one and has the signatures of the methods
-that take `*given`. Where time matters, the usual shape is tested for here and costs nothing extra.
+The way of one call: `dist.all_reduce(t)` -> `allreduce([t], opts)` here -> CUDA? then NCCL ->
+`local.all_reduce` (memory shared on this host; it may decline) -> `far.all_reduce` (Gloo). See
+`mover` for the contract. Arguments are checked here (`checks`), so a mover may trust them. torch
+passes tensors and options in several shapes; `torch_arguments` brings them into one and has the
+signatures of the methods that take `*given`. Where time matters, the usual shape is tested for here
+and costs nothing extra.
 """
 
 from collections.abc import Sequence
@@ -49,9 +53,14 @@ NAME = "allstep"
 
 
 class AllstepGroup(ProcessGroup):
-    """A torch process group. Made by `backend.create`; `local` is set by whoever builds the shared memory of the host."""
+    """A torch process group.
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover, guard: Guard) -> None:
+    Made by `backend.create`; `local` is set by whoever builds the shared memory of the host.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover, guard: Guard
+    ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one constructor that works for a subclass
         self.local: Mover | None = None
         self.far: Mover | None = far  # None when the group has been shut down
@@ -86,9 +95,11 @@ class AllstepGroup(ProcessGroup):
         return self._noted(self._carried("all_reduce", (tensor, opts)))
 
     def sum_scaled(self, tensor: Tensor, scale: float) -> None:
-        """Sum over the ranks, of each rank's tensor times its own scale, in place: float32 or float64. Waits for it.
+        """Sum over the ranks, of each rank's tensor times its own scale, in place: float32 or
+        float64. Waits for it.
 
-        All ranks call it together. In shared memory the scale is an argument of the sum; elsewhere it is torch's PREMUL_SUM.
+        All ranks call it together. In shared memory the scale is an argument of the sum; elsewhere
+        it is torch's PREMUL_SUM.
         """
         if self.local is not None and not tensor.is_cuda:
             self.guard.begun += 1
@@ -100,13 +111,19 @@ class AllstepGroup(ProcessGroup):
         opts.asyncOp = False
         self.allreduce([tensor], opts).wait()
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = arguments.COALESCED) -> Work:
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: Any = arguments.COALESCED
+    ) -> Work:
         if tensors[0].is_cuda:
             return self._nccl("allreduce_coalesced", tensors, opts)
         return self._move("all_reduce_coalesced", tensors, opts)
 
     def broadcast(  # type: ignore[override]
-        self, tensors: Sequence[Tensor], opts: Any = arguments.BROADCAST, timeout: timedelta | None = None, **named: Any
+        self,
+        tensors: Sequence[Tensor],
+        opts: Any = arguments.BROADCAST,
+        timeout: timedelta | None = None,
+        **named: Any,
     ) -> Work:
         if type(tensors) is not list or type(opts) is not BroadcastOptions or named:
             tensors, opts = arguments.broadcast(tensors, opts, timeout, **named)
@@ -139,10 +156,15 @@ class AllstepGroup(ProcessGroup):
     ) -> Work:
         """outputs[rank][i] comes from inputs[i] of that rank."""
         per_input = zip(*outputs, strict=True)
-        works = [self.allgather([list(mine)], [tensor], opts) for mine, tensor in zip(per_input, inputs, strict=True)]
+        works = [
+            self.allgather([list(mine)], [tensor], opts)
+            for mine, tensor in zip(per_input, inputs, strict=True)
+        ]
         return Later(works, [tensor for rank in outputs for tensor in rank])
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = arguments.ALL_GATHER) -> Work:
+    def all_gather_single(
+        self, output: Tensor, input: Tensor, opts: AllgatherOptions = arguments.ALL_GATHER
+    ) -> Work:
         if input.is_cuda:
             return self._nccl("_allgather_base", output, input, opts)
         checks.holds_all("all_gather_into_tensor", output, input, self._rank, self._size)
@@ -151,9 +173,15 @@ class AllstepGroup(ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: AllgatherOptions = arguments.ALL_GATHER
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: AllgatherOptions = arguments.ALL_GATHER,
     ) -> Work:
-        works = [self.all_gather_single(output, each, opts) for output, each in zip(outputs, inputs, strict=True)]
+        works = [
+            self.all_gather_single(output, each, opts)
+            for output, each in zip(outputs, inputs, strict=True)
+        ]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -200,15 +228,25 @@ class AllstepGroup(ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def reduce_scatter_single_coalesced(  # type: ignore[override]
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: ReduceScatterOptions = arguments.REDUCE_SCATTER
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: ReduceScatterOptions = arguments.REDUCE_SCATTER,
     ) -> Work:
-        works = [self.reduce_scatter_single(output, each, opts) for output, each in zip(outputs, inputs, strict=True)]
+        works = [
+            self.reduce_scatter_single(output, each, opts)
+            for output, each in zip(outputs, inputs, strict=True)
+        ]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def alltoall(  # type: ignore[override]
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = arguments.ALL_TO_ALL, **named: Any
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any = arguments.ALL_TO_ALL,
+        **named: Any,
     ) -> Work:
         if type(opts) is not AllToAllOptions or named:
             opts = arguments.all_to_all(opts, **named)
@@ -230,10 +268,14 @@ class AllstepGroup(ProcessGroup):
         if type(opts) is not AllToAllOptions or named:
             opts = arguments.all_to_all(opts, **named)
         if input.is_cuda:
-            return self._nccl("alltoall_base", output, input, output_split_sizes, input_split_sizes, opts)
+            return self._nccl(
+                "alltoall_base", output, input, output_split_sizes, input_split_sizes, opts
+            )
         checks.rows("all_to_all_single", output, output_split_sizes, self._rank, self._size)
         checks.rows("all_to_all_single", input, input_split_sizes, self._rank, self._size)
-        return self._move("all_to_all_single", output, input, output_split_sizes, input_split_sizes, opts)
+        return self._move(
+            "all_to_all_single", output, input, output_split_sizes, input_split_sizes, opts
+        )
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
@@ -244,9 +286,13 @@ class AllstepGroup(ProcessGroup):
             return self._nccl("barrier", opts)
         return self._move("barrier", opts)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
         """Names the ranks that do not come: all of them, whatever `wait_all_ranks` says."""
-        wait_for_all(self._store, self.rank(), self.size(), (timeout or self._timeout).total_seconds())
+        wait_for_all(
+            self._store, self.rank(), self.size(), (timeout or self._timeout).total_seconds()
+        )
 
     # Transfers
 
@@ -298,14 +344,16 @@ class AllstepGroup(ProcessGroup):
     def _nccl(self, name: str, *args: Any) -> Work:
         if self.nccl is None:
             raise CommError(
-                f"{name} of a CUDA tensor, but this group has no NCCL: torch was built without it or saw no GPU at start",
+                f"{name} of a CUDA tensor, but this group has no NCCL: torch was built without it"
+                " or saw no GPU at start",
                 rank=self.rank(),
                 op=name,
             )
         work: Work = getattr(self.nccl, name)(*args)
         return work
 
-    # Coalescing: between start and end each operation begins at once as usual; the end returns one Work for all of them.
+    # Coalescing: between start and end each operation begins at once as usual; the end returns one
+    # Work for all of them.
 
     def _noted(self, work: Work | None) -> Work:
         assert work is not None
@@ -371,12 +419,15 @@ class AllstepGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         self.guard.close(self)
-        # A Gloo thread that has just finished an operation needs the interpreter to free its tensors. If the last reference to the group
-        # goes with a C++ object (DDP's reducer), Gloo is torn down with the interpreter held and waits for that thread for ever.
+        # A Gloo thread that has just finished an operation needs the interpreter to free its
+        # tensors. If the last reference to the group
+        # goes with a C++ object (DDP's reducer), Gloo is torn down with the interpreter held and
+        # waits for that thread for ever.
         leave_alone(())
         for backend in self._inner():
             backend.shutdown()
-        # A caller that still has the group gets an error; the memory that the host's ranks shared is released all the same.
+        # A caller that still has the group gets an error; the memory that the host's ranks shared
+        # is released all the same.
         if self.local is not None:
             self.local.close()
         self.local = self.far = None
@@ -385,9 +436,12 @@ class AllstepGroup(ProcessGroup):
         return [self._get_backend(device) for device in self._device_types]
 
     def split_group(self, *_: Any, **__: Any) -> ProcessGroup:
-        raise CommError("split_group is NCCL's alone: use torch.distributed.new_group", op="split_group")
+        raise CommError(
+            "split_group is NCCL's alone: use torch.distributed.new_group", op="split_group"
+        )
 
     def merge_remote_group(self, *_: Any, **__: Any) -> ProcessGroup:
         raise CommError(
-            "merge_remote_group is not supported: form a new group of all the ranks", op="merge_remote_group"
+            "merge_remote_group is not supported: form a new group of all the ranks",
+            op="merge_remote_group",
         )

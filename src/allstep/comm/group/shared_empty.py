@@ -1,8 +1,9 @@
 """Tensors that all ranks of a host can see: collectives use them where they lie.
 
-`shared_empty` is called by all ranks of a group together, like a collective. Each gets a tensor of its own, with a storage of just its
-size (so that saving it saves no more). It is ordinary memory otherwise: views, in-place operations and autograd work on it. The memory is
-free when the tensors of all ranks are gone.
+`shared_empty` is called by all ranks of a group together, like a collective. Each gets a tensor of
+its own, with a storage of just its size (so that saving it saves no more). It is ordinary memory
+otherwise: views, in-place operations and autograd work on it. The memory is free when the tensors
+of all ranks are gone.
 """
 
 import weakref
@@ -21,11 +22,15 @@ from allstep.limits import read_limits
 
 
 def shared_empty(
-    shape: int | Sequence[int], dtype: torch.dtype = torch.float32, group: dist.ProcessGroup | None = None
+    shape: int | Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """An uninitialised tensor on every rank of `group`, which all ranks of the host can see. All ranks call it together.
+    """An uninitialised tensor on every rank of `group`, which all ranks of the host can see. All
+    ranks call it together.
 
-    Where a rank shares no memory with others (one rank on its host, another backend) it is an ordinary tensor, and collectives copy it.
+    Where a rank shares no memory with others (one rank on its host, another backend) it is an
+    ordinary tensor, and collectives copy it.
     """
     size = torch.Size([shape] if isinstance(shape, int) else shape)
     chosen = group if group is not None else dist.distributed_c10d._get_default_group()
@@ -35,10 +40,14 @@ def shared_empty(
     return _in_segment(chosen, local, size, dtype)
 
 
-def _in_segment(group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def _in_segment(
+    group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype
+) -> Tensor:
     nbytes = shape.numel() * dtype.itemsize
     rank, size = local.arena.rank, local.arena.size
-    store = PrefixStore(f"shared/{local.plans.num_blocks}/{local.layout.host}", group.get_group_store())
+    store = PrefixStore(
+        f"shared/{local.plans.num_blocks}/{local.layout.host}", group.get_group_store()
+    )
     try:
         segment = share(store, rank, size, size * rounded(nbytes), read_limits().start)
     except CommError as error:

@@ -55,10 +55,13 @@ _BARRIER = call_of("barrier")
 class LocalMover(Mover):
     """Moves through shared memory what it can; declines the rest.
 
-    layout: which ranks of the group are where. way: to the other hosts when there are several; then all_reduce and barrier are taken.
+    layout: which ranks of the group are where. way: to the other hosts when there are several; then
+    all_reduce and barrier are taken.
     """
 
-    def __init__(self, arena: Arena, layout: Layout, guard: Guard, way: Crossing | None = None) -> None:
+    def __init__(
+        self, arena: Arena, layout: Layout, guard: Guard, way: Crossing | None = None
+    ) -> None:
         self.arena = arena
         self.flags = arena.flags
         self.layout = layout
@@ -71,7 +74,9 @@ class LocalMover(Mover):
         self._guard = guard
         self._small = procedures.small if way is None else partial(procedures.small_across, way)
         self._large_or_shared = (
-            procedures.large_or_shared if way is None else partial(procedures.large_or_shared_across, way)
+            procedures.large_or_shared
+            if way is None
+            else partial(procedures.large_or_shared_across, way)
         )
 
     @cached_property
@@ -102,7 +107,8 @@ class LocalMover(Mover):
         return DONE
 
     def sum_scaled(self, tensor: Tensor, scale: float) -> bool:
-        """The sum over ranks, of each rank's tensor times its own scale, in place; False where this is not ours to do."""
+        """The sum over ranks, of each rank's tensor times its own scale, in place; False where this
+        is not ours to do."""
         plan = self._plan("all_reduce", tensor, _SCALED)
         if plan is None:
             return False
@@ -111,7 +117,9 @@ class LocalMover(Mover):
         self.queue.now(self._all_reduce, tensor, plan, None if scale == 1.0 else scale)
         return True
 
-    def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None:
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: AllreduceOptions
+    ) -> Work | None:
         plans = [self._plan("all_reduce", tensor, opts.reduceOp) for tensor in tensors]
         if any(plan is None for plan in plans):
             return None
@@ -137,29 +145,45 @@ class LocalMover(Mover):
             return None
         return self._do(opts, lambda: self._broadcast(tensor, plan, root), [tensor])
 
-    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions) -> Work | None:
+    def all_gather(
+        self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions
+    ) -> Work | None:
         sizes = f", {[output.numel() for output in outputs]}"
         plan = self._plan("all_gather", tensor, None, sizes, sizes_differ=True)
         if plan is None or not self._fit(outputs, tensor):
             return None
         return self._do(opts, lambda: self._all_gather(outputs, tensor, plan), outputs)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: AllgatherOptions) -> Work | None:
+    def all_gather_single(
+        self, output: Tensor, tensor: Tensor, opts: AllgatherOptions
+    ) -> Work | None:
         plan = self._plan("all_gather_single", tensor, None)
-        if plan is None or output.numel() != self.size * tensor.numel() or output.dtype != tensor.dtype:
+        if (
+            plan is None
+            or output.numel() != self.size * tensor.numel()
+            or output.dtype != tensor.dtype
+        ):
             return None
         return self._do(opts, lambda: self._all_gather_single(output, tensor, plan), [output])
 
-    def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions) -> Work | None:
+    def reduce_scatter(
+        self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions
+    ) -> Work | None:
         sizes = f", {[tensor.numel() for tensor in tensors]}"
         plan = self._plan("reduce_scatter", output, opts.reduceOp, sizes, sizes_differ=True)
         if plan is None or not self._fit(tensors, output):
             return None
         return self._do(opts, lambda: self._reduce_scatter(output, tensors, plan), [output])
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions) -> Work | None:
+    def reduce_scatter_single(
+        self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions
+    ) -> Work | None:
         plan = self._plan("reduce_scatter_single", output, opts.reduceOp)
-        if plan is None or tensor.numel() != self.size * output.numel() or output.dtype != tensor.dtype:
+        if (
+            plan is None
+            or tensor.numel() != self.size * output.numel()
+            or output.dtype != tensor.dtype
+        ):
             return None
         parts = flattened(tensor).view(self.size, -1).unbind()
         return self._do(opts, lambda: self._reduce_scatter(output, parts, plan), [output])
@@ -188,14 +212,19 @@ class LocalMover(Mover):
     def barrier(self, opts: BarrierOptions) -> Work | None:
         if self.way is None:
             return self._do(opts, lambda: self._guarded(_BARRIER, procedures.meet, _BARRIER), [])
-        return self._do(opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), [])
+        return self._do(
+            opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), []
+        )
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
-        """Meet first, so that ranks of a host which call different things find out, whoever then moves the data."""
+        """Meet first, so that ranks of a host which call different things find out, whoever then
+        moves the data."""
         call = call_of(words_of_any(name, args))
         tensor, op = first_tensor(args), getattr(args[-1], "reduceOp", None)
         if tensor is not None and op is not None:
-            recipe_for(op, tensor.dtype, self.size)  # what has no meaning is refused now, not when somebody waits
+            recipe_for(
+                op, tensor.dtype, self.size
+            )  # what has no meaning is refused now, not when somebody waits
 
         def act() -> None:
             with recorder.operation(self.name, call.said):
@@ -213,14 +242,19 @@ class LocalMover(Mover):
         return DONE
 
     def carry_out(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
-        """A procedure of somebody else's, in its turn: `procedure(arena, *args)` on all ranks of the host at once."""
+        """A procedure of somebody else's, in its turn:
+
+        `procedure(arena, *args)` on all ranks of the host at once.
+        """
         self.queue.now(self._guarded, call, procedure, *args)
 
     # How it is done
 
     def _all_reduce(self, tensor: Tensor, plan: Plan, scale: float | None) -> None:
         flat = flattened(tensor)
-        self._guarded(plan.call, self._small if plan.places else self._large_or_shared, flat, plan, scale)
+        self._guarded(
+            plan.call, self._small if plan.places else self._large_or_shared, flat, plan, scale
+        )
         finish(tensor, flat, plan, self.size)
 
     def _reduce(self, tensor: Tensor, plan: Plan, keep: bool) -> None:
@@ -249,7 +283,13 @@ class LocalMover(Mover):
 
     def _all_gather_single(self, output: Tensor, tensor: Tensor, plan: Plan) -> None:
         flat = flattened(output)
-        self._guarded(plan.call, copying.all_gather, flat.view(self.size, -1).unbind(), flattened(tensor), plan.call)
+        self._guarded(
+            plan.call,
+            copying.all_gather,
+            flat.view(self.size, -1).unbind(),
+            flattened(tensor),
+            plan.call,
+        )
         finish(output, flat, plan, self.size)
 
     def _all_to_all_single(self, output: Tensor, tensor: Tensor, plan: Plan) -> None:
@@ -264,7 +304,8 @@ class LocalMover(Mover):
         finish(output, flat, plan, self.size)
 
     def _guarded(self, call: Call, procedure: Callable[..., None], *args: Any) -> None:
-        """Run a procedure, unless the group has failed: then the ranks no longer agree on how far they are."""
+        """Run a procedure, unless the group has failed: then the ranks no longer agree on how far
+        they are."""
         guard = self._guard
         if guard.failure is not None:
             guard.check(Operation(call.said, guard.begun))
@@ -284,7 +325,10 @@ class LocalMover(Mover):
                 procedure(RecordedArena(self.arena), *map(recorded, args))
 
     def _fit(self, by_rank: Sequence[Tensor], own: Tensor) -> bool:
-        """One for each rank, none of them empty, and ours like our own. What does not fit is Gloo's to refuse."""
+        """One for each rank, none of them empty, and ours like our own.
+
+        What does not fit is Gloo's to refuse.
+        """
         if len(by_rank) != self.size or by_rank[self.rank].shape != own.shape:
             return False
         return all(each.numel() and each.dtype == own.dtype for each in by_rank)

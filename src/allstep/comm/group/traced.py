@@ -1,6 +1,8 @@
-"""The pieces of a collective as the timeline sees them: meeting is waiting, combining is adding, crossing is between hosts.
+"""The pieces of a collective as the timeline sees them: meeting is waiting, combining is adding,
+crossing is between hosts.
 
-Each does what the piece itself does. They stand in for it while a timeline is written, so that the collectives need not know of it.
+Each does what the piece itself does. They stand in for it while a timeline is written, so that the
+collectives need not know of it.
 """
 
 from typing import Any
@@ -38,13 +40,17 @@ class RecordedCombine:
 class RecordedCrossing(Crossing):
     """The same way to the other hosts.
 
-    The algorithm gets the reduction itself (Gloo must know which it is), so what it adds up on the way is not told apart.
+    The algorithm gets the reduction itself (Gloo must know which it is), so what it adds up on the
+    way is not told apart.
     """
 
     def carry(self, flat: Tensor, combine: Combine) -> None:
         if self.lane is not None and flat.numel():
-            # The first time this measures the link; all ranks of the lane come to ask, recorded or not.
-            algorithm = recorder.during(BETWEEN_HOSTS, self.lane.algorithm_for, flat.numel() * flat.element_size())
+            # The first time this measures the link; all ranks of the lane come to ask, recorded or
+            # not.
+            algorithm = recorder.during(
+                BETWEEN_HOSTS, self.lane.algorithm_for, flat.numel() * flat.element_size()
+            )
             plain = combine.plain if isinstance(combine, RecordedCombine) else combine
             recorder.during(f"{BETWEEN_HOSTS}: {algorithm.name}", super().carry, flat, plain)
 

@@ -1,7 +1,8 @@
 """Operations and failures in words: what a rank was doing, and why its group is of no more use.
 
-A failure is found by one rank and passed on to the others, so it is written for all of them: `reason` says what happened ("rank 2 is
-gone (its process ended)"), and each rank adds what it was doing itself when it raises the error.
+A failure is found by one rank and passed on to the others, so it is written for all of them:
+`reason` says what happened ("rank 2 is gone (its process ended)"), and each rank adds what it was
+doing itself when it raises the error.
 """
 
 import json
@@ -13,19 +14,24 @@ from typing import Any, NamedTuple
 
 from allstep.errors import CollectiveMismatch, CollectiveTimeout, CommError, PeerLost
 
-_KINDS: dict[str, type[CommError]] = {kind.__name__: kind for kind in (PeerLost, CollectiveTimeout, CommError)}
+_KINDS: dict[str, type[CommError]] = {
+    kind.__name__: kind for kind in (PeerLost, CollectiveTimeout, CommError)
+}
 
 
 class Operation:
     """A collective or transfer, from when somebody begins to wait for it.
 
-    said: it in words, or a function that says it (nobody may ever ask). number: how many collectives this rank had begun with it; 0
-    for a transfer, which other ranks need not take part in. limit: seconds that the call itself was given.
+    said: it in words, or a function that says it (nobody may ever ask). number: how many
+    collectives this rank had begun with it; 0 for a transfer, which other ranks need not take part
+    in. limit: seconds that the call itself was given.
     """
 
     __slots__ = ("_said", "began", "inquiry", "limit", "number", "on_failure", "thread")
 
-    def __init__(self, said: str | Callable[[], str], number: int = 0, limit: float | None = None) -> None:
+    def __init__(
+        self, said: str | Callable[[], str], number: int = 0, limit: float | None = None
+    ) -> None:
         self._said = said
         self.number = number
         self.limit = limit
@@ -50,7 +56,10 @@ class Operation:
 
 
 class Failure(NamedTuple):
-    """Why a group is of no more use. `peer` and `teller` are ranks as the user counts them; `teller` found it out."""
+    """Why a group is of no more use.
+
+    `peer` and `teller` are ranks as the user counts them; `teller` found it out.
+    """
 
     kind: str
     reason: str
@@ -65,14 +74,18 @@ class Failure(NamedTuple):
         first, *rest = self.reason.split("\n")
         message = "\n".join([f"{said}{first}; rank {rank} waited {seconds:.1f} s{told}", *rest])
         name, tensor = op_and_tensor(str(operation)) if operation is not None else (None, None)
-        return _KINDS[self.kind](message, rank=rank, op=name, tensor=tensor, peer=self.peer, seconds=seconds)
+        return _KINDS[self.kind](
+            message, rank=rank, op=name, tensor=tensor, peer=self.peer, seconds=seconds
+        )
 
     def to_json(self, most: int = 1 << 16) -> str:
         """At most so many bytes: the end of a long reason is cut off."""
         text = json.dumps(self._asdict())
         if len(text) <= most:
             return text
-        return self._replace(reason=self.reason[: len(self.reason) * most // len(text) - 1]).to_json(most)
+        return self._replace(
+            reason=self.reason[: len(self.reason) * most // len(text) - 1]
+        ).to_json(most)
 
 
 def from_json(text: str) -> Failure:

@@ -1,19 +1,23 @@
-"""The guard of a group: what is under way on it, whether the others are still there, and how a failure reaches all of them.
+"""The guard of a group: what is under way on it, whether the others are still there, and how a
+failure reaches all of them.
 
-A group owns one guard. The guard knows all connections of the group, which may have several Gloo groups inside, and the memory that it
-shares on this host. Whoever waits tells it what for (`begin`, `end`), and the watch has it `look` twice a second:
+A group owns one guard. The guard knows all connections of the group, which may have several Gloo
+groups inside, and the memory that it shares on this host. Whoever waits tells it what for (`begin`,
+`end`), and the watch has it `look` twice a second:
 
-* Nothing is under way, or not for a second: nothing to do, but to look whether another rank of the host tells of a failure.
-* A connection has ended or is silent (see `sockets`): that rank is lost. A process of this host is lost as soon as it is ending,
-  which is earlier (`allstep.process.liveness`).
-* It takes longer than ALLSTEP_STALL_SECONDS: one rank reports who is missing and what they do (see `stall`). Longer than the group's
-  time-out: it is an error, with the same report.
+* Nothing is under way, or not for a second: nothing to do, but to look whether another rank of the
+  host tells of a failure.
+* A connection has ended or is silent (see `sockets`): that rank is lost. A process of this host is
+  lost as soon as it is ending, which is earlier (`allstep.process.liveness`).
+* It takes longer than ALLSTEP_STALL_SECONDS: one rank reports who is missing and what they do (see
+  `stall`). Longer than the group's time-out: it is an error, with the same report.
 
-**A failure ends the group on all ranks.** The first failure wins. It is left as a word in the store and on the board that the ranks of
-this host share; then all connections of the group are ended. That stops whoever waits on one, here and elsewhere; he finds the word
-of the rank whose connection ended, and passes it on. A rank whose connection ended without a word is dead. One that just leaves (its
-script is over, or `destroy_process_group`) leaves word of that, too: those who still need it get an error from Gloo itself, and the
-others are not disturbed.
+**A failure ends the group on all ranks.** The first failure wins. It is left as a word in the store
+and on the board that the ranks of this host share; then all connections of the group are ended.
+That stops whoever waits on one, here and elsewhere; he finds the word of the rank whose connection
+ended, and passes it on. A rank whose connection ended without a word is dead. One that just leaves
+(its script is over, or `destroy_process_group`) leaves word of that, too: those who still need it
+get an error from Gloo itself, and the others are not disturbed.
 """
 
 import contextlib
@@ -45,7 +49,8 @@ _LEFT = "left"  # the kind of a word that tells of no failure
 
 
 class Board(Protocol):
-    """The memory that ranks of a host share, as far as failures go: a place for a word that all of them see."""
+    """The memory that ranks of a host share, as far as failures go: a place for a word that all of
+    them see."""
 
     def post(self, failure: Failure) -> None: ...
 
@@ -55,8 +60,9 @@ class Board(Protocol):
 class Guard:
     """One per group.
 
-    store: of this group alone. names: the ranks of the group as the user counts them. timeout: seconds after which an operation that
-    waits is an error. begun: the collectives that this rank has called on the group, counted by the group itself.
+    store: of this group alone. names: the ranks of the group as the user counts them. timeout:
+    seconds after which an operation that waits is an error. begun: the collectives that this rank
+    has called on the group, counted by the group itself.
     """
 
     def __init__(
@@ -100,7 +106,8 @@ class Guard:
         self._boards.append(board)
 
     def watch_processes(self, pids: Mapping[int, int]) -> None:
-        """Of the other ranks of this host, by rank: those that end are lost before their connections close."""
+        """Of the other ranks of this host, by rank: those that end are lost before their
+        connections close."""
         self._lives = Lives(pids)
 
     # Operations
@@ -139,7 +146,8 @@ class Guard:
             raise self._error(operation)
 
     def check_while_waiting(self, operation: Operation | None = None) -> None:
-        """`check`, for one who waits for Gloo and cannot know for which rank: also looks at the processes of this host."""
+        """`check`, for one who waits for Gloo and cannot know for which rank: also looks at the
+        processes of this host."""
         lost = self._lives.lost(closely=True)
         if lost is not None and self.failure is None:
             self._look_at_boards()
@@ -147,7 +155,8 @@ class Guard:
         self.check(operation)
 
     def _lost_process(self, rank: int) -> None:
-        """A rank's process has ended; a word in the store tells whether it had left the group before."""
+        """A rank's process has ended; a word in the store tells whether it had left the group
+        before."""
         word = self._words.of([rank]).get(rank)
         if word is not None and word.kind == _LEFT:
             self._lives.forget(rank)
@@ -171,21 +180,27 @@ class Guard:
         if operation.limit is None or operation.seconds < 0.9 * operation.limit:
             return None
         return self._failure(
-            "CollectiveTimeout", f"not over within the {operation.limit:.1f} s that it was given", None
+            "CollectiveTimeout",
+            f"not over within the {operation.limit:.1f} s that it was given",
+            None,
         )
 
     def _unknown(self, error: BaseException) -> Failure:
         return self._failure("CommError", f"Gloo failed: {str(error).partition(chr(10))[0]}", None)
 
     def fail(self, failure: Failure) -> None:
-        """End the group on all ranks. The first failure wins; when this returns there is one, and word of it is out."""
+        """End the group on all ranks.
+
+        The first failure wins; when this returns there is one, and word of it is out.
+        """
         with self._failing:
             if self.failure is not None:
                 return
             self._words.leave(failure)
             for board in self._boards:
                 board.post(failure)
-            self.failure = failure  # whoever waits here raises from now on: the others of this host know of it by then
+            # whoever waits here raises from now on: the others of this host know of it by then
+            self.failure = failure
             for sockets, _ in self._connections:
                 sockets.shut()
         for operation in list(self._under_way.values()):
@@ -218,16 +233,24 @@ class Guard:
     def _gone(self, ranks: Sequence[int], why: str) -> Failure:
         verb = "is" if len(ranks) == 1 else "are"
         return self._failure(
-            "PeerLost", f"{stall.in_words(ranks, self.names)} {verb} gone ({why})", self.names[ranks[0]]
+            "PeerLost",
+            f"{stall.in_words(ranks, self.names)} {verb} gone ({why})",
+            self.names[ranks[0]],
         )
 
     def _lost(self, how: Callable[[Sockets], set[int]]) -> list[int]:
         """Ranks of the group that one of its Gloo groups has lost."""
-        return sorted({ranks[peer] for sockets, ranks in self._connections for peer in how(sockets)})
+        return sorted(
+            {ranks[peer] for sockets, ranks in self._connections for peer in how(sockets)}
+        )
 
     def _reason_of_closing(self, *, peaceful_too: bool = True) -> Failure | None:
         """Why connections have ended: somebody died without a word, or else what a word says."""
-        closed = [rank for rank in self._lost(Sockets.closed) if peaceful_too or rank not in self._gone_in_peace]
+        closed = [
+            rank
+            for rank in self._lost(Sockets.closed)
+            if peaceful_too or rank not in self._gone_in_peace
+        ]
         words = self._words.of(closed)
         dead = [rank for rank in closed if rank not in words]
         if dead:
@@ -236,11 +259,23 @@ class Guard:
         if told:
             return told[0]
         self._gone_in_peace.update(closed)
-        return self._gone(closed, "it has left the group while others need it") if closed and peaceful_too else None
+        return (
+            self._gone(closed, "it has left the group while others need it")
+            if closed and peaceful_too
+            else None
+        )
 
     def _last_sign(self, rank: int) -> str:
-        seconds = max(sockets.silence(ranks.index(rank)) for sockets, ranks in self._connections if rank in ranks)
-        return "its process ended" if seconds < self._limits.lost / 2 else f"no sign of life for {seconds:.0f} s"
+        seconds = max(
+            sockets.silence(ranks.index(rank))
+            for sockets, ranks in self._connections
+            if rank in ranks
+        )
+        return (
+            "its process ended"
+            if seconds < self._limits.lost / 2
+            else f"no sign of life for {seconds:.0f} s"
+        )
 
     # The watch
 
@@ -260,7 +295,11 @@ class Guard:
         if self.begun != self._begun_seen:
             self._begun_seen, self._active_at = self.begun, now
         self._look_at_boards()
-        old = [operation for operation in list(self._under_way.values()) if now - operation.began > self.young]
+        old = [
+            operation
+            for operation in list(self._under_way.values())
+            if now - operation.began > self.young
+        ]
         if not old or self.failure is not None:
             return
         lost = self._lost_now(now)
@@ -276,7 +315,8 @@ class Guard:
 
     def _lost_now(self, now: float) -> Failure | None:
         any_closed = self.any_closed()  # noted with its time, also when we wait on
-        # A rank that is cut off from the store as well gives that two seconds more before it raises.
+        # A rank that is cut off from the store as well gives that two seconds more before it
+        # raises.
         silence = max(_LEAST_SILENCE, 0.6 * self._limits.lost)
         silent = self._lost(lambda sockets: sockets.silent(silence))
         if silent:
@@ -322,11 +362,18 @@ class Guard:
         missing, mute = stall.absent(operation.number, self.rank, answers, self.size)
         late = sorted([*missing, *mute])
         who = stall.in_words(late, self.names) if late else "the others"
-        lines = [f"{who} did not come within {self.timeout:.1f} s", *self._report(operation, answers)[1:]]
-        return self._failure("CollectiveTimeout", "\n".join(lines), self.names[late[0]] if late else None)
+        lines = [
+            f"{who} did not come within {self.timeout:.1f} s",
+            *self._report(operation, answers)[1:],
+        ]
+        return self._failure(
+            "CollectiveTimeout", "\n".join(lines), self.names[late[0]] if late else None
+        )
 
     def _report(self, operation: Operation, answers: Mapping[int, Answer]) -> list[str]:
-        return stall.report(str(operation), operation.seconds, operation.number, self.rank, answers, self.names)
+        return stall.report(
+            str(operation), operation.seconds, operation.number, self.rank, answers, self.names
+        )
 
     def round(self) -> float:
         """Called by the runner: answer questions, and go on with our own."""
@@ -347,7 +394,9 @@ class Guard:
         lines = main_threads_lines()
         if doing is None:
             return Answer(self._host, self.begun, "", time.monotonic() - self._active_at, lines)
-        return Answer(self._host, self.begun, str(doing), doing.seconds, thread_lines(doing.thread) or lines)
+        return Answer(
+            self._host, self.begun, str(doing), doing.seconds, thread_lines(doing.thread) or lines
+        )
 
     # The end
 
@@ -369,7 +418,8 @@ class Guard:
             store.client.abandon()
 
     def _say_goodbye(self) -> None:
-        """Whoever sees our connections end shall know that we went in peace; a failure is told already."""
+        """Whoever sees our connections end shall know that we went in peace; a failure is told
+        already."""
         if self.failure is None:
             name = self.names[self.rank]
             self._words.write(self._failure(_LEFT, f"rank {name} has left the group", name))

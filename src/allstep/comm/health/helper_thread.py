@@ -1,9 +1,10 @@
 """Calls into Gloo that may never come back, made by a thread that can be left behind.
 
-Gloo wakes whoever waits for a message when the connection ends, except when a part of the message has already come (torch 2.13): then he
-waits until the time-out. A thread that is stuck there cannot be freed, so it must not be the caller's. Handing a call over and its result
-back takes some 20 us. Threads are kept and used again, until there is no group any more (`dismiss`); the one whose call did not come
-back is not.
+Gloo wakes whoever waits for a message when the connection ends, except when a part of the message
+has already come (torch 2.13): then he waits until the time-out. A thread that is stuck there cannot
+be freed, so it must not be the caller's. Handing a call over and its result back takes some 20 us.
+Threads are kept and used again, until there is no group any more (`dismiss`); the one whose call
+did not come back is not.
 """
 
 import os
@@ -21,7 +22,8 @@ _idle: list[CallThread] = []
 
 
 def aside(act: Callable[[], Any], check: Callable[[], None]) -> Any:
-    """What `act` returns or raises, or what `check`, asked twenty times a second, raises before that."""
+    """What `act` returns or raises, or what `check`, asked twenty times a second, raises before
+    that."""
     if torch.is_inference_mode_enabled():
         act = torch.inference_mode()(act)  # each thread has a mode of its own
     thread = _free_thread()

@@ -25,7 +25,8 @@ _PROGRAM = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
 
 
 def close_to_strangers(new: Collection[int], connections: Collection[int]) -> int:
-    """Let the listening sockets of a connected Gloo group accept no more; return how many there were.
+    """Let the listening sockets of a connected Gloo group accept no more; return how many there
+    were.
 
     new: files that were opened while the group was made. connections: those that lead to its ranks;
     a group of one rank has none.
@@ -65,7 +66,10 @@ def _drop_all(fd: int) -> bool:
 
 
 def tcp_socket(fd: int) -> socket.socket | None:
-    """Return a duplicate of an open file that is a TCP socket; None for any other. OSError: it is closed."""
+    """Return a duplicate of an open file that is a TCP socket; None for any other.
+
+    OSError: it is closed.
+    """
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
         return None
     sock = socket.socket(fileno=os.dup(fd))

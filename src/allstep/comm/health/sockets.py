@@ -1,23 +1,28 @@
-"""The sockets of a Gloo group: which leads to which rank, and whether the other side is still there.
+"""The sockets of a Gloo group: which leads to which rank, and whether the other side is still
+there.
 
-Gloo does not show its sockets, so we compare the files that are open before and after it connects. Each rank then says through the store
-from where to where its new sockets lead; ours whose far end is the near end of another rank's leads to that rank. Anything else that
-was opened meanwhile (the store's connections, a thread's) matches nobody and is left alone.
+Gloo does not show its sockets, so we compare the files that are open before and after it connects.
+Each rank then says through the store from where to where its new sockets lead; ours whose far end
+is the near end of another rank's leads to that rank. Anything else that was opened meanwhile (the
+store's connections, a thread's) matches nobody and is left alone.
 
 What the kernel knows of a connection (TCP_INFO) tells three states apart:
 
-================  ============================================================================================================
-closed            the process at the other end is gone, or has left the group
-silent            we sent something and no answer came from the other *kernel*: the host or the cable is gone
-open              all else. A process that is stopped, swapped out or busy has a kernel that answers for it: slow is not dead
-================  ============================================================================================================
+================
+============================================================================================================
+closed            the process at the other end is gone, or has left the group silent            we
+sent something and no answer came from the other *kernel*: the host or the cable is gone open all
+else. A process that is stopped, swapped out or busy has a kernel that answers for it: slow is not
+dead ================
+============================================================================================================
 
-So there is no TCP_USER_TIMEOUT here, which also counts a full buffer of a stopped process as death. Who only waits sends nothing:
-keepalive probes do it for him.
+So there is no TCP_USER_TIMEOUT here, which also counts a full buffer of a stopped process as death.
+Who only waits sends nothing: keepalive probes do it for him.
 
-We keep duplicates of the sockets. They live until `close`, whatever Gloo does with its own, and `shut` ends the connection for both
-sides at once: every operation that waits on it fails, here and there. A forked process (a DataLoader worker) would keep the
-connections open after the death of its parent, so it lets go of them, Gloo's included.
+We keep duplicates of the sockets. They live until `close`, whatever Gloo does with its own, and
+`shut` ends the connection for both sides at once: every operation that waits on it fails, here and
+there. A forked process (a DataLoader worker) would keep the connections open after the death of its
+parent, so it lets go of them, Gloo's included.
 """
 
 import json
@@ -59,7 +64,8 @@ _ESTABLISHED = 1
 # Linux takes no more; a limit that a user sets may be longer.
 MOST_KEEPALIVE_SECONDS = 32767
 _MOST_KEEPALIVE_PROBES = 127
-# State, probes, unacked; milliseconds since data was sent and since anything was heard; bytes acknowledged and received.
+# State, probes, unacked; milliseconds since data was sent and since anything was heard; bytes
+# acknowledged and received.
 _INFO = struct.Struct("@B2xB20xI16xI8xI60xQQ")
 
 
@@ -80,7 +86,10 @@ class Sockets:
         return set(ended)
 
     def silent(self, seconds: float) -> set[int]:
-        """The ranks that have owed us an answer for longer than that. Counted from the first call that saw them owe it."""
+        """The ranks that have owed us an answer for longer than that.
+
+        Counted from the first call that saw them owe it.
+        """
         now = time.monotonic()
         found = set()
         for peer, info in self._infos():
@@ -91,7 +100,8 @@ class Sockets:
         return found
 
     def silence(self, peer: int) -> float:
-        """Seconds for which nothing had come from a rank's host when we first saw that its connection had ended."""
+        """Seconds for which nothing had come from a rank's host when we first saw that its
+        connection had ended."""
         return self._silence.get(peer, 0.0)
 
     def nbytes(self) -> int:
@@ -117,7 +127,8 @@ class Sockets:
             link.sock.close()
 
     def let_go(self) -> None:
-        """In a forked process: neither our duplicates nor Gloo's sockets keep a connection of the parent open."""
+        """In a forked process: neither our duplicates nor Gloo's sockets keep a connection of the
+        parent open."""
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for link in self._links:
             if _same_file(
@@ -134,7 +145,8 @@ class Sockets:
 def found(
     create: Callable[[], Any], store: Store, rank: int, size: int, seconds: float, lost: float
 ) -> tuple[Any, Sockets]:
-    """A Gloo group, made by `create` on all ranks at once, and its sockets. lost: seconds of silence after which a host is gone."""
+    """A Gloo group, made by `create` on all ranks at once, and its sockets. lost: seconds of
+    silence after which a host is gone."""
     before = _open_files()
     gloo = create()
     new = _open_files() - before
@@ -152,7 +164,9 @@ def found(
     return gloo, Sockets(links)
 
 
-_Near = dict[int, tuple[Ends, Ends, socket.socket]]  # by Gloo's number: near end, far end, our duplicate
+_Near = dict[
+    int, tuple[Ends, Ends, socket.socket]
+]  # by Gloo's number: near end, far end, our duplicate
 
 
 def _matched(near: _Near, store: Store, rank: int, size: int, seconds: float) -> list[Link]:
@@ -165,12 +179,20 @@ def _matched(near: _Near, store: Store, rank: int, size: int, seconds: float) ->
         if other != rank
         for ours, theirs in json.loads(said)
     }
-    return [Link(owner[ours, theirs], sock, fd) for fd, (ours, theirs, sock) in near.items() if (ours, theirs) in owner]
+    return [
+        Link(owner[ours, theirs], sock, fd)
+        for fd, (ours, theirs, sock) in near.items()
+        if (ours, theirs) in owner
+    ]
 
 
 def _open_files() -> set[int]:
     """Without the one that the listing itself needs: Gloo may be the next to get its number."""
-    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+    return {
+        int(name)
+        for name in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{name}")
+    }
 
 
 def _connections(fds: list[int], store_ports: set[int]) -> _Near:
@@ -214,7 +236,8 @@ def look_at(sock: socket.socket) -> Info:
         )
     except OSError:
         return Info(False, False, 0.0, 0)
-    # Data may stay unacknowledged although each repetition is answered, when the process there does not read: that is no silence.
+    # Data may stay unacknowledged although each repetition is answered, when the process there does
+    # not read: that is no silence.
     # And a kernel whose process does not read lets a probe pass now and then without an answer.
     owes_answer = bool(probes > 1 or (unacked and sent < heard))
     return Info(state == _ESTABLISHED, owes_answer, heard / 1000, acked + received)

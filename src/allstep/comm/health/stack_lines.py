@@ -1,4 +1,5 @@
-"""Where a program is, in its user's own lines: frames of torch, allstep and Python's start-up are left out."""
+"""Where a program is, in its user's own lines: frames of torch, allstep and Python's start-up are
+left out."""
 
 import contextlib
 import os
@@ -13,7 +14,9 @@ from types import FrameType
 import torch
 
 _MOST_LINES = 12
-_OURS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+_OURS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
 _PYTHONS = f"{sysconfig.get_path('stdlib')}{os.sep}"
 
 
@@ -22,7 +25,8 @@ _called = threading.local()
 
 @contextlib.contextmanager
 def called_from(line: str) -> Iterator[None]:
-    """What is done in here was called elsewhere, in this line, or nobody knows where (""): see `callers_line`."""
+    """What is done in here was called elsewhere, in this line, or nobody knows where (""): see
+    `callers_line`."""
     _called.line = line
     try:
         yield
@@ -31,7 +35,10 @@ def called_from(line: str) -> Iterator[None]:
 
 
 def callers_line() -> str:
-    """The line of the user that led here: `train.py:88 in validate: loss = model(batch)`. Empty when it is not known."""
+    """The line of the user that led here:
+
+    `train.py:88 in validate: loss = model(batch)`. Empty when it is not known.
+    """
     if hasattr(_called, "line"):
         return str(_called.line)
     frame: FrameType | None = sys._getframe(1)
@@ -53,13 +60,17 @@ def thread_lines(ident: int | None) -> list[str]:
 
 def _lines(frame: FrameType) -> list[str]:
     found = [entry for entry in traceback.extract_stack(frame) if not _is_internal(entry.filename)]
-    return [f"{_short(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}" for entry in found]
+    return [
+        f"{_short(entry.filename)}:{entry.lineno} in {entry.name}: {entry.line}" for entry in found
+    ]
 
 
 def _is_internal(filename: str) -> bool:
     if filename.startswith((*_OURS, "<frozen")):
         return True
-    return filename.startswith(_PYTHONS) and "-packages" not in filename  # where installed libraries may lie
+    return (
+        filename.startswith(_PYTHONS) and "-packages" not in filename
+    )  # where installed libraries may lie
 
 
 def _short(filename: str) -> str:

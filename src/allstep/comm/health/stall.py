@@ -7,9 +7,10 @@ question/<n>                the n-th question
 answer/<question>/<rank>    what the rank says of itself: an `Answer`
 ```
 
-A question is named after the operation that stalls, so that all ranks that wait in it ask the same one and read the same answers. Each
-rank looks for new questions every few seconds. One that is busy in native code without letting other threads run, or stopped, does
-not answer, and that is an answer, too.
+A question is named after the operation that stalls, so that all ranks that wait in it ask the same
+one and read the same answers. Each rank looks for new questions every few seconds. One that is busy
+in native code without letting other threads run, or stopped, does not answer, and that is an
+answer, too.
 """
 
 import json
@@ -46,7 +47,10 @@ class Questions:
 
     def ask(self, question: str) -> bool:
         """Put a question to all, ourselves included; False when somebody else has."""
-        if self._store.compare_set(f"claim/{question}", "", str(self._rank)) != str(self._rank).encode():
+        if (
+            self._store.compare_set(f"claim/{question}", "", str(self._rank))
+            != str(self._rank).encode()
+        ):
             return False
         self._store.set(f"question/{self._store.add('questions', 1)}", question)
         return True
@@ -55,7 +59,9 @@ class Questions:
         """Those that have come, by rank."""
         keys = {rank: f"answer/{question}/{rank}" for rank in range(self._size)}
         return {
-            rank: Answer(*json.loads(self._store.get(key))) for rank, key in keys.items() if self._store.check([key])
+            rank: Answer(*json.loads(self._store.get(key)))
+            for rank, key in keys.items()
+            if self._store.check([key])
         }
 
 
@@ -65,7 +71,9 @@ class Inquiry:
     def __init__(self, question: str, patience: float) -> None:
         self.question = question
         self.claimed = False
-        self.answers: Mapping[int, Answer] | None = None  # when all have come, or no more are waited for
+        self.answers: Mapping[int, Answer] | None = (
+            None  # when all have come, or no more are waited for
+        )
         self._patience = patience
         self._until: float | None = None
 
@@ -81,19 +89,31 @@ class Inquiry:
 
 
 def report(
-    said: str, seconds: float, number: int, rank: int, answers: Mapping[int, Answer], names: Sequence[int]
+    said: str,
+    seconds: float,
+    number: int,
+    rank: int,
+    answers: Mapping[int, Answer],
+    names: Sequence[int],
 ) -> list[str]:
-    """Lines for people: the first says who is missing, the rest what those do. Ranks of the group; `names` are the user's numbers."""
+    """Lines for people: the first says who is missing, the rest what those do.
+
+    Ranks of the group; `names` are the user's numbers.
+    """
     missing, mute = absent(number, rank, answers, len(names))
     clauses = []
     if missing:
         clauses.append(
-            f"{in_words(missing, names)} of {len(names)} {'has' if len(missing) == 1 else 'have'} not called it"
+            f"{in_words(missing, names)} of {len(names)} {'has' if len(missing) == 1 else 'have'}"
+            " not called it"
         )
     if mute:
         clauses.append(f"{in_words(mute, names)} {'does' if len(mute) == 1 else 'do'} not answer")
     else_said = "all ranks have called it" if number else "the others"
-    lines = [f"rank {names[rank]} has waited {seconds:.0f} s in {said}; {', '.join(clauses) or else_said}"]
+    lines = [
+        f"rank {names[rank]} has waited {seconds:.0f} s in {said};"
+        f" {', '.join(clauses) or else_said}"
+    ]
     for other in sorted([*missing, *mute]) or _others(rank, len(names)):
         lines += _about(f"rank {names[other]}", answers.get(other))
     return lines
@@ -104,10 +124,14 @@ def _about(who: str, answer: Answer | None) -> list[str]:
         return [f"  {who}: does not answer (busy in native code, stopped or cut off)"]
     does = f"in {answer.doing} for" if answer.doing else "in no collective since"
     head = f"  {who} on {answer.host}: {does} {answer.seconds:.0f} s"
-    return [f"{head}; it is at", *(f"    {line}" for line in answer.lines)] if answer.lines else [head]
+    return (
+        [f"{head}; it is at", *(f"    {line}" for line in answer.lines)] if answer.lines else [head]
+    )
 
 
-def absent(number: int, rank: int, answers: Mapping[int, Answer], size: int) -> tuple[list[int], list[int]]:
+def absent(
+    number: int, rank: int, answers: Mapping[int, Answer], size: int
+) -> tuple[list[int], list[int]]:
     """The ranks that have not begun the collective of that number, and those that do not answer."""
     others = _others(rank, size)
     missing = [other for other in others if other in answers and answers[other].begun < number]
@@ -117,7 +141,11 @@ def absent(number: int, rank: int, answers: Mapping[int, Answer], size: int) -> 
 def in_words(ranks: Sequence[int], names: Sequence[int]) -> str:
     """`rank 2`, `ranks 2 and 3`."""
     numbers = [str(names[each]) for each in ranks]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+    return (
+        f"rank {numbers[0]}"
+        if len(numbers) == 1
+        else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+    )
 
 
 def _others(rank: int, size: int) -> list[int]:

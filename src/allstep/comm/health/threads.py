@@ -1,11 +1,14 @@
-"""Two threads per process that look after its groups, started with the first of them and ended with the last.
+"""Two threads per process that look after its groups, started with the first of them and ended with
+the last.
 
-The *watch* ticks twice a second and asks each group to look at itself (`look`). Whatever talks to the store may hang, when the store
-is on a host that is cut off; that is done by the *runner*. Who sends it on an errand waits for a bounded time; if it does not come back
-it is left to itself, and another takes its place. Between errands it goes its rounds (`round`).
+The *watch* ticks twice a second and asks each group to look at itself (`look`). Whatever talks to
+the store may hang, when the store is on a host that is cut off; that is done by the *runner*. Who
+sends it on an errand waits for a bounded time; if it does not come back it is left to itself, and
+another takes its place. Between errands it goes its rounds (`round`).
 
 Both are daemons. At exit they are stopped, because a thread that comes back from C++ into an
-interpreter that is gone takes the process down with it. A forked process has neither: it forgets the groups of its parent.
+interpreter that is gone takes the process down with it. A forked process has neither: it forgets
+the groups of its parent.
 """
 
 import atexit
@@ -148,7 +151,8 @@ class Watch:
                 self.send(lambda: _leave(groups), _LEAVE_SECONDS)
         thread, self._thread = self._thread, None
         for group in groups:
-            group.abandon()  # a runner that hangs comes back, while there is still an interpreter to come back to
+            # a runner that hangs comes back, while there is still an interpreter to come back to
+            group.abandon()
         for act in self._last_acts:
             act()
         self._end_threads(thread, self._runner)

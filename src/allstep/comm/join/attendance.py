@@ -34,7 +34,10 @@ _WORD = re.compile(r"[\w.]+")
 
 
 def attend(store: Store, world: World) -> int:
-    """Return the number of the next meeting of this rank, from 1. WorldError when another process is at it."""
+    """Return the number of the next meeting of this rank, from 1.
+
+    WorldError when another process is at it.
+    """
     number = int(store.add(f"allstep/joins/{world.rank}", 1))
     store.set(_key(world, number), json.dumps([namespace(), os.getpid(), birth(os.getpid())]))
     # A process that was killed between the two lines above has left nothing.
@@ -58,15 +61,19 @@ def program() -> str:
 
 
 def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> str | None:
-    """Return a line about ranks that run different programs; each may name its own rank (`--local_rank=3`).
+    """Return a line about ranks that run different programs; each may name its own rank
+    (`--local_rank=3`).
 
     programs, local_ranks: of all ranks, in their order.
     """
     for rank, other in enumerate(programs):
-        if not _are_alike(programs[0], {"0", str(local_ranks[0])}, other, {str(rank), str(local_ranks[rank])}):
+        if not _are_alike(
+            programs[0], {"0", str(local_ranks[0])}, other, {str(rank), str(local_ranks[rank])}
+        ):
             return (
-                f"rank 0 runs `{programs[0]}`, rank {rank} `{other}`: if these are two programs of one launch, the "
-                "first has ended before it joined on one of them, and the results are of neither"
+                f"rank 0 runs `{programs[0]}`, rank {rank} `{other}`: if these are two programs of"
+                " one launch, the first has ended before it joined on one of them, and the results"
+                " are of neither"
             )
     return None
 
@@ -88,8 +95,9 @@ def _wait_until_gone(world: World, left: Callable[[], bytes]) -> None:
         if time.monotonic() < end:
             continue
         raise WorldError(
-            f"rank {world.rank} has joined already, as process {pid}, which still runs; this is process {os.getpid()}. "
-            "Two programs of one launch cannot be one rank at the same time: let one end first, or launch them apart"
+            f"rank {world.rank} has joined already, as process {pid}, which still runs; this is"
+            f" process {os.getpid()}. Two programs of one launch cannot be one rank at the same"
+            " time: let one end first, or launch them apart"
         )
 
 

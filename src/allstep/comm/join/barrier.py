@@ -1,16 +1,18 @@
 """A barrier that names the ranks which do not come.
 
-torch's `monitored_barrier` belongs to Gloo by name. This one needs nothing but the group's store, so it works on every backend and tells
-something even when the collectives are stuck. Each rank counts its arrivals in the store and leaves a key for this one:
+torch's `monitored_barrier` belongs to Gloo by name. This one needs nothing but the group's store,
+so it works on every backend and tells something even when the collectives are stuck. Each rank
+counts its arrivals in the store and leaves a key for this one:
 
 ```
 allstep/barrier/arrivals/<rank>      how often the rank has come to this group's barrier
 allstep/barrier/<n>/<rank>           its n-th arrival, with the name of its host
 ```
 
-The n-th barrier is passed when all ranks have left their n-th key. An arrival stays, so a rank that gave up does not put the others out of
-step: who comes later passes at once, and the next barrier is the same one for all. Keys of the barrier before are removed by their
-owners: nobody can still be waiting for them.
+The n-th barrier is passed when all ranks have left their n-th key. An arrival stays, so a rank that
+gave up does not put the others out of step: who comes later passes at once, and the next barrier is
+the same one for all. Keys of the barrier before are removed by their owners: nobody can still be
+waiting for them.
 """
 
 import time
@@ -27,7 +29,8 @@ _PREFIX = "allstep/barrier"
 
 
 def barrier(timeout: float | None = None, group: dist.ProcessGroup | None = None) -> None:
-    """Wait until every rank of the group is here; after `timeout` seconds raise `CollectiveTimeout` with the missing ranks.
+    """Wait until every rank of the group is here; after `timeout` seconds raise `CollectiveTimeout`
+    with the missing ranks.
 
     timeout: seconds; by default ALLSTEP_TIMEOUT.
     """
@@ -50,8 +53,11 @@ def host_name() -> str:
         return World.alone().host
 
 
-def wait_for_all(store: Store, rank: int, size: int, seconds: float, names: list[int] | None = None) -> None:
-    """The barrier itself, by ranks of the group; `names` are the numbers under which the user knows them."""
+def wait_for_all(
+    store: Store, rank: int, size: int, seconds: float, names: list[int] | None = None
+) -> None:
+    """The barrier itself, by ranks of the group; `names` are the numbers under which the user knows
+    them."""
     number = store.add(f"{_PREFIX}/arrivals/{rank}", 1)
     keys = [f"{_PREFIX}/{number}/{each}" for each in range(size)]
     store.set(keys[rank], host_name())
@@ -61,7 +67,9 @@ def wait_for_all(store: Store, rank: int, size: int, seconds: float, names: list
     except RuntimeError as error:
         missing = [each for each, key in enumerate(keys) if not store.check([key])]
         if missing:
-            raise _absent(missing, rank, size, names or list(range(size)), store, time.monotonic() - began) from error
+            raise _absent(
+                missing, rank, size, names or list(range(size)), store, time.monotonic() - began
+            ) from error
         if not isinstance(error, dist.DistStoreError):
             raise
     if number > 1:
@@ -72,8 +80,13 @@ def _absent(
     missing: list[int], rank: int, size: int, names: list[int], store: Store, seconds: float
 ) -> CollectiveTimeout:
     who = [f"rank {names[each]} on {_host_of(each, store)}" for each in missing]
-    message = f"barrier: {len(missing)} of {size} ranks did not come within {seconds:.1f} s: {', '.join(who)}"
-    return CollectiveTimeout(message, rank=names[rank], op="barrier", peer=names[missing[0]], seconds=seconds)
+    message = (
+        f"barrier: {len(missing)} of {size} ranks did not come within {seconds:.1f} s:"
+        f" {', '.join(who)}"
+    )
+    return CollectiveTimeout(
+        message, rank=names[rank], op="barrier", peer=names[missing[0]], seconds=seconds
+    )
 
 
 def _host_of(rank: int, store: Store) -> str:

@@ -1,9 +1,10 @@
 """One clock for all hosts: how far ours is from rank 0's.
 
-Processes on one kernel share a clock, whatever hosts the launcher sees. Of the ranks on another kernel the first asks rank 0 for the time
-a few times, through the store, and believes the answer that came back soonest: rank 0 read its clock somewhere between the question and
-the answer, so the middle is off by half of that time at most. The others on that kernel take over its result: ranks that share a clock must
-stay in step to the microsecond.
+Processes on one kernel share a clock, whatever hosts the launcher sees. Of the ranks on another
+kernel the first asks rank 0 for the time a few times, through the store, and believes the answer
+that came back soonest: rank 0 read its clock somewhere between the question and the answer, so the
+middle is off by half of that time at most. The others on that kernel take over its result: ranks
+that share a clock must stay in step to the microsecond.
 """
 
 import json
@@ -26,8 +27,13 @@ class Offset(NamedTuple):
     error: int
 
 
-def offset_to_first(store: Store, rank: int, size: int, seconds: float, clock: Callable[[], int]) -> Offset:
-    """Ours. All ranks call it together; torch's error when one does not come within so many seconds."""
+def offset_to_first(
+    store: Store, rank: int, size: int, seconds: float, clock: Callable[[], int]
+) -> Offset:
+    """Ours.
+
+    All ranks call it together; torch's error when one does not come within so many seconds.
+    """
     kernels = collect(store, "kernel", rank, size, _kernel(), seconds)
     spokesmen = [kernels.index(kernel) for kernel in dict.fromkeys(kernels)]
     ours = kernels.index(kernels[rank])
@@ -36,11 +42,14 @@ def offset_to_first(store: Store, rank: int, size: int, seconds: float, clock: C
             _answer(store, asking, seconds, clock)
     if rank == ours and rank != 0:
         store.set(f"offset/{rank}", json.dumps(_ask(store, rank, seconds, clock)))
-    return Offset(*json.loads(_get(store, f"offset/{ours}", seconds))) if ours != 0 else Offset(0, 0)
+    return (
+        Offset(*json.loads(_get(store, f"offset/{ours}", seconds))) if ours != 0 else Offset(0, 0)
+    )
 
 
 def _kernel() -> str:
-    """The same for processes that share a clock: those of one boot, but for containers with a time of their own."""
+    """The same for processes that share a clock: those of one boot, but for containers with a time
+    of their own."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     time_namespace = Path("/proc/self/ns/time")
     return f"{boot} {time_namespace.readlink() if time_namespace.is_symlink() else ''}"

@@ -1,18 +1,20 @@
 """How the ranks find each other: from a world to a store that all its ranks share.
 
-================  ==========================================================================================================
-started by        the store
-================  ==========================================================================================================
-nobody            a dictionary in this process
-allstep run       the launcher's (ALLSTEP_STORE, ALLSTEP_TOKEN): it outlives every rank
-torchrun          torch's own, by MASTER_ADDR and MASTER_PORT
-others, one host  rank 0 serves one on loopback; a file named by the job in the user's run-time folder says where
-others, several   rank 0 serves one on all its interfaces. The ranks look for it at MASTER_ADDR where that is set; at the first
-hosts             host of the Slurm step; or are told by mpi4py. Else the error asks for MASTER_ADDR
-================  ==========================================================================================================
+================
+==========================================================================================================
+started by        the store ================
+==========================================================================================================
+nobody            a dictionary in this process allstep run       the launcher's (ALLSTEP_STORE,
+ALLSTEP_TOKEN): it outlives every rank torchrun          torch's own, by MASTER_ADDR and MASTER_PORT
+others, one host  rank 0 serves one on loopback; a file named by the job in the user's run-time
+folder says where others, several   rank 0 serves one on all its interfaces. The ranks look for it
+at MASTER_ADDR where that is set; at the first hosts             host of the Slurm step; or are told
+by mpi4py. Else the error asks for MASTER_ADDR ================
+==========================================================================================================
 
-Between several hosts without a launcher of ours there is no private way to hand out a secret, so the token is derived from the job
-unless the user exports ALLSTEP_TOKEN. It then keeps jobs apart, but does not keep out somebody on the cluster who means harm.
+Between several hosts without a launcher of ours there is no private way to hand out a secret, so
+the token is derived from the job unless the user exports ALLSTEP_TOKEN. It then keeps jobs apart,
+but does not keep out somebody on the cluster who means harm.
 """
 
 import contextlib
@@ -89,7 +91,8 @@ def _launchers_store() -> tuple[list[tuple[str, int]], str]:
     missing = [name for name in ("ALLSTEP_STORE", "ALLSTEP_TOKEN") if not os.environ.get(name)]
     if missing:
         raise WorldError(
-            f"ALLSTEP_RANK is set but {' and '.join(missing)} is not: start with `allstep run`, or unset ALLSTEP_RANK"
+            f"ALLSTEP_RANK is set but {' and '.join(missing)} is not: start with `allstep run`, or"
+            " unset ALLSTEP_RANK"
         )
     try:
         return wire.parse_addresses(os.environ["ALLSTEP_STORE"]), os.environ["ALLSTEP_TOKEN"]
@@ -101,19 +104,26 @@ def _torch_store(world: World, limits: Limits) -> Store:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise WorldError(
-            f"RANK={world.rank} and WORLD_SIZE={world.size} are set but {' and '.join(missing)} is not: "
-            "set them to an address and a free port of rank 0's host, or start with torchrun or `allstep run`"
+            f"RANK={world.rank} and WORLD_SIZE={world.size} are set but {' and '.join(missing)} is"
+            " not: set them to an address and a free port of rank 0's host, or start with torchrun"
+            " or `allstep run`"
         )
     _master_port()
     try:
         found: tuple[Store, int, int] = next(
-            rendezvous("env://", rank=world.rank, world_size=world.size, timeout=timedelta(seconds=limits.start))
+            rendezvous(
+                "env://",
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timedelta(seconds=limits.start),
+            )
         )
     except (dist.DistError, OSError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise WorldError(
-            f"rank {world.rank} on {world.host} found no store within {limits.start:.0f} s at MASTER_ADDR:MASTER_PORT = {address}: "
-            f"{str(error).splitlines()[0]}. Rank 0 serves it: is it running, and is the port free and open?"
+            f"rank {world.rank} on {world.host} found no store within {limits.start:.0f} s at"
+            f" MASTER_ADDR:MASTER_PORT = {address}: {str(error).splitlines()[0]}. Rank 0 serves it:"
+            " is it running, and is the port free and open?"
         ) from error
     return found[0]
 
@@ -135,7 +145,8 @@ def runtime_folder() -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise WorldError(
-            f"{folder} must be a folder that belongs to you alone (mode 700): remove it, or set XDG_RUNTIME_DIR"
+            f"{folder} must be a folder that belongs to you alone (mode 700): remove it, or set"
+            " XDG_RUNTIME_DIR"
         )
     return folder
 
@@ -158,7 +169,8 @@ def _serve_by_file(file: Path, limits: Limits) -> Meeting:
 
 
 def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]:
-    """What rank 0 wrote, as soon as a living rank 0 has written it; a file that an earlier, killed run left does not count."""
+    """What rank 0 wrote, as soon as a living rank 0 has written it; a file that an earlier, killed
+    run left does not count."""
     end = time.monotonic() + limits.start
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
@@ -167,8 +179,9 @@ def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]
                 return note
         time.sleep(0.01)
     raise WorldError(
-        f"rank {world.rank} on {world.host} waited {limits.start:.0f} s, but rank 0 did not turn up: it left no {file}. "
-        "Does every rank call allstep.init()? ALLSTEP_START_TIMEOUT sets the time"
+        f"rank {world.rank} on {world.host} waited {limits.start:.0f} s, but rank 0 did not turn"
+        f" up: it left no {file}. Does every rank call allstep.init()? ALLSTEP_START_TIMEOUT sets"
+        " the time"
     )
 
 
@@ -192,13 +205,15 @@ def _between_hosts(world: World, limits: Limits) -> Meeting:
     if told is not None:
         return told
     raise WorldError(
-        f"{world.size} ranks on several hosts under {world.launcher}, and nothing says where rank 0 is: set MASTER_ADDR to a name or "
-        "address of rank 0's host (mpirun -x MASTER_ADDR=...), or install mpi4py, or start with `allstep run -H`"
+        f"{world.size} ranks on several hosts under {world.launcher}, and nothing says where rank 0"
+        " is: set MASTER_ADDR to a name or address of rank 0's host (mpirun -x MASTER_ADDR=...),"
+        " or install mpi4py, or start with `allstep run -H`"
     )
 
 
 def _at_address(address: str, world: World, limits: Limits) -> Meeting:
-    """Rank 0 takes the first free one of a few ports that follow from the job; the others try them all."""
+    """Rank 0 takes the first free one of a few ports that follow from the job; the others try them
+    all."""
     token = os.environ.get("ALLSTEP_TOKEN") or _digest("token", job_of(world)).hex()
     ports = [_master_port()] if os.environ.get("MASTER_PORT") else list(_ports(job_of(world)))
     if world.rank == 0:
@@ -208,8 +223,9 @@ def _at_address(address: str, world: World, limits: Limits) -> Meeting:
         return Meeting(_join([(address, port) for port in ports], token, limits))
     except OSError as error:
         raise WorldError(
-            f"rank {world.rank} on {world.host} did not find rank 0 at {address} within {limits.start:.0f} s ({error}). "
-            "Did rank 0 turn up there? Else set MASTER_ADDR and MASTER_PORT to an address and a free port of its host"
+            f"rank {world.rank} on {world.host} did not find rank 0 at {address} within"
+            f" {limits.start:.0f} s ({error}). Did rank 0 turn up there? Else set MASTER_ADDR and"
+            " MASTER_PORT to an address and a free port of its host"
         ) from error
 
 
@@ -227,7 +243,8 @@ def _serve_at(ports: list[int], token: str) -> wire.Server:
         with contextlib.suppress(OSError):
             return wire.Server(token, "", port)
     raise WorldError(
-        f"rank 0 can listen on none of the ports {', '.join(map(str, ports))}: set MASTER_PORT to a free one"
+        f"rank 0 can listen on none of the ports {', '.join(map(str, ports))}: set MASTER_PORT to a"
+        " free one"
     )
 
 
@@ -236,7 +253,8 @@ def _digest(purpose: str, job: str) -> bytes:
 
 
 def _ports(job: str) -> Iterator[int]:
-    """Ports below those that the kernel hands out by itself, spread by the job so that two jobs on a host rarely collide."""
+    """Ports below those that the kernel hands out by itself, spread by the job so that two jobs on
+    a host rarely collide."""
     seed = _digest("ports", job)
     for index in range(_NUM_PORTS):
         yield 15000 + int.from_bytes(seed[2 * index : 2 * index + 2]) % 17000
@@ -251,7 +269,9 @@ def hosts_of_step() -> list[str]:
         return [nodes]
     try:
         command = ["scontrol", "show", "hostnames", nodes]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return []
 
@@ -288,6 +308,8 @@ def expected_host(rank: int, world: World, store: Store) -> str | None:
         return world.host
     if world.launcher == "slurm" and os.environ.get("SLURM_STEP_TASKS_PER_NODE"):
         counts = tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])
-        layout = [host for host, count in zip(hosts_of_step(), counts, strict=False) for _ in range(count)]
+        layout = [
+            host for host, count in zip(hosts_of_step(), counts, strict=False) for _ in range(count)
+        ]
         return layout[rank] if rank < len(layout) else None
     return None

@@ -1,7 +1,8 @@
 """The launcher's store in the shape that torch.distributed wants.
 
-torch calls a Python store through C++ under two of its names in camel case; both spellings are here. What torch sees of an error
-is the exception itself, so a key that does not come is torch's own `DistStoreError`.
+torch calls a Python store through C++ under two of its names in camel case; both spellings are
+here. What torch sees of an error is the exception itself, so a key that does not come is torch's
+own `DistStoreError`.
 """
 
 from datetime import timedelta
@@ -95,8 +96,11 @@ def root_of(store: Store) -> Store:
     return store
 
 
-def collect(store: Store, prefix: str, rank: int, size: int, word: str, seconds: float) -> list[str]:
-    """Leave our word under `prefix` and our rank; when every rank has, the words of all by rank. torch's error when one is late."""
+def collect(
+    store: Store, prefix: str, rank: int, size: int, word: str, seconds: float
+) -> list[str]:
+    """Leave our word under `prefix` and our rank; when every rank has, the words of all by rank.
+    torch's error when one is late."""
     keys = [f"{prefix}/{other}" for other in range(size)]
     store.set(keys[rank], word)
     store.wait(keys, timedelta(seconds=seconds))

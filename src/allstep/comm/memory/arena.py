@@ -3,15 +3,18 @@
     segment   | flags of all ranks | words of all ranks | pool of rank 0 | pool of rank 1 | ...
     pool      | small place 0 | small place 1 | blocks ...
 
-A rank writes only into its own pool and its own flags, and reads everybody's. `meet` is the one exchange: publish what we have written,
-and go on when everybody has. Whoever uses two places in turn needs nothing else: he who writes into a place again has met the others
-once since they were told to read it, so they have read it.
+A rank writes only into its own pool and its own flags, and reads everybody's. `meet` is the one
+exchange: publish what we have written, and go on when everybody has. Whoever uses two places in
+turn needs nothing else: he who writes into a place again has met the others once since they were
+told to read it, so they have read it.
 
-**Mismatch.** With each exchange goes a mark, a checksum of what the operation is. Ranks that see another mark than their own write down
-what they called and in which line of the program, read what the others called, and raise the same `CollectiveMismatch`. Afterwards
-the group is usable as before.
+**Mismatch.** With each exchange goes a mark, a checksum of what the operation is. Ranks that see
+another mark than their own write down what they called and in which line of the program, read what
+the others called, and raise the same `CollectiveMismatch`. Afterwards the group is usable as
+before.
 
-**Failure.** Behind those words is a board for the guard: a rank that knows why the group has failed posts it there for the others.
+**Failure.** Behind those words is a board for the guard: a rank that knows why the group has failed
+posts it there for the others.
 """
 
 from collections.abc import Sequence
@@ -27,14 +30,19 @@ from allstep.comm.memory.segment import rounded
 from allstep.errors import CollectiveMismatch
 
 SMALL = 64 << 10  # bytes up to which a tensor goes through a small place at once
-_CALL, _BOARD = 1024, 3072  # bytes in which a rank says what it called, and why the group has failed
+_CALL, _BOARD = (
+    1024,
+    3072,
+)  # bytes in which a rank says what it called, and why the group has failed
 WORDS = _CALL + _BOARD
 TURNS = 2
 _BLOCK = 1 << 20  # bytes that stay in the caches while they are staged, added and copied
 _LEAST_BLOCK = 256 << 10  # in a smaller block the exchange takes longer than the sum
 _FRONT = TURNS * SMALL
 _MOST_BLOCKS = 100
-BLOCK_BITS = 20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
+BLOCK_BITS = (
+    20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
+)
 
 
 class Call(NamedTuple):
@@ -54,14 +62,18 @@ def segment_bytes(size: int, pool: int) -> int:
 
 
 def block_bytes(level_2: int | None) -> int:
-    """Size of a block that fits the second-level cache of a core (`level_2` bytes; None: unknown) next to its copy."""
+    """Size of a block that fits the second-level cache of a core (`level_2` bytes; None: unknown)
+    next to its copy."""
     return _BLOCK if level_2 is None else max(_LEAST_BLOCK, min(_BLOCK, level_2 // 2))
 
 
 class Arena:
-    """A rank's view of it. block: bytes of a block that two ranks exchange at a time, the same on both (`block_bytes`)."""
+    """A rank's view of it. block: bytes of a block that two ranks exchange at a time, the same on
+    both (`block_bytes`)."""
 
-    def __init__(self, flags: Flags, words: memoryview, pools: Sequence[memoryview], block: int = _BLOCK) -> None:
+    def __init__(
+        self, flags: Flags, words: memoryview, pools: Sequence[memoryview], block: int = _BLOCK
+    ) -> None:
         self.flags = flags
         self.rank, self.size = flags.rank, flags.size
         self.others = [rank for rank in range(self.size) if rank != self.rank]
@@ -82,12 +94,18 @@ class Arena:
     def small_places(self, dtype: torch.dtype, numel: int) -> tuple[tuple[Tensor, ...], ...]:
         """places[turn][rank], for tensors of at most `SMALL` bytes."""
         return tuple(
-            tuple(torch.frombuffer(pool, dtype=dtype, count=numel, offset=turn * SMALL) for pool in self.pools)
+            tuple(
+                torch.frombuffer(pool, dtype=dtype, count=numel, offset=turn * SMALL)
+                for pool in self.pools
+            )
             for turn in range(TURNS)
         )
 
-    def block_numel(self, dtype: torch.dtype, num_blocks: int, most: int, nbytes: int = _BLOCK) -> int:
-        """Elements of a block when a rank needs `num_blocks` of them a turn: as the caches like it and the pool allows, at most `most`."""
+    def block_numel(
+        self, dtype: torch.dtype, num_blocks: int, most: int, nbytes: int = _BLOCK
+    ) -> int:
+        """Elements of a block when a rank needs `num_blocks` of them a turn: as the caches like it
+        and the pool allows, at most `most`."""
         room = (len(self.pools[0]) - _FRONT) // (TURNS * num_blocks)
         numel = min(nbytes, room) // 64 * 64 // dtype.itemsize
         return max(1, min(numel, -(-most // 64) * 64))
@@ -106,25 +124,39 @@ class Arena:
         nbytes = numel * dtype.itemsize
 
         def at(rank: int, index: int) -> Tensor:
-            return torch.frombuffer(self.pools[rank], dtype=dtype, count=numel, offset=_FRONT + index * nbytes)
+            return torch.frombuffer(
+                self.pools[rank], dtype=dtype, count=numel, offset=_FRONT + index * nbytes
+            )
 
         return [
-            [[at(rank, turn * num_blocks + index) for index in range(num_blocks)] for rank in range(self.size)]
+            [
+                [at(rank, turn * num_blocks + index) for index in range(num_blocks)]
+                for rank in range(self.size)
+            ]
             for turn in range(TURNS)
         ]
 
     def _sort_out(self, call: Call) -> None:
-        """Some rank gave another mark. All ranks are here, since each of them saw one that is not its own."""
+        """Some rank gave another mark.
+
+        All ranks are here, since each of them saw one that is not its own.
+        """
         if len({private_mark(mark) for mark in self.flags.marks()}) == 1:
             raise MixedMemory
         line = callers_line()
         self._write(0, _CALL, f"{call.said} at {line}" if line else call.said)
         self._meet_without_mark(call)
-        table = "\n".join(f"  rank {self._name(rank)}: {self._read(rank * WORDS, _CALL)}" for rank in range(self.size))
+        table = "\n".join(
+            f"  rank {self._name(rank)}: {self._read(rank * WORDS, _CALL)}"
+            for rank in range(self.size)
+        )
         self._meet_without_mark(call)
         op, tensor = op_and_tensor(call.said)
         raise CollectiveMismatch(
-            f"ranks called different collectives:\n{table}", rank=self._name(self.rank), op=op, tensor=tensor
+            f"ranks called different collectives:\n{table}",
+            rank=self._name(self.rank),
+            op=op,
+            tensor=tensor,
         )
 
     def _meet_without_mark(self, call: Call) -> None:

@@ -1,7 +1,7 @@
 """Collectives that only move, in shared memory: broadcast, all_gather, all_to_all.
 
-All of them work in blocks and two turns: block k is put into one half of the pool while the others may still read block k-1 from the
-other; a `meet` stands between.
+All of them work in blocks and two turns: block k is put into one half of the pool while the others
+may still read block k-1 from the other; a `meet` stands between.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,9 @@ def all_gather(arena: Arena, outputs: Sequence[Tensor], flat: Tensor, call: Call
     arena.meet(call)
 
 
-def all_to_all(arena: Arena, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Call) -> None:
+def all_to_all(
+    arena: Arena, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Call
+) -> None:
     """outputs[i] becomes what rank i has for us; all flat and of one size."""
     size, rank, total = arena.size, arena.rank, inputs[0].numel()
     numel = arena.block_numel(inputs[0].dtype, size, total)

@@ -4,19 +4,23 @@ Each rank has a line of its own in the control memory, which only it writes::
 
     | count | mark 0 | mark 1 | asleep | alarm | ...   eight bytes each, one cache line of 128 bytes per rank
 
-`count` only grows. A rank that has written its data adds one to it (`publish`); the others wait until it has reached their own count
-(`wait`). That is all there is: every exchange is "I am this far" and "is everybody this far?". A mark says what the count stands for (which
-operation, on what), so that ranks that do different things find out at once.
+`count` only grows. A rank that has written its data adds one to it (`publish`); the others wait
+until it has reached their own count (`wait`). That is all there is: every exchange is "I am this
+far" and "is everybody this far?". A mark says what the count stands for (which operation, on what),
+so that ranks that do different things find out at once.
 
 Data and flag are separated by a memory fence (`allstep.process.futex`).
 
-How to wait: spin when every rank has a core (a hand-over takes 1 us), then give the core away with `sched_yield`, then sleep in
-the kernel on the count that is missing (`futex`), which lets other threads of this process run. Each sleep is short, so a lost wake-up is a
-delay and never a hang; after each sleep we look whether the missing rank still lives, and ask the guard of the group whether it makes
-sense to wait on. A rank that knows of a failure sounds the alarm: then the others look what it has posted.
+How to wait: spin when every rank has a core (a hand-over takes 1 us), then give the core away with
+`sched_yield`, then sleep in the kernel on the count that is missing (`futex`), which lets other
+threads of this process run. Each sleep is short, so a lost wake-up is a delay and never a hang;
+after each sleep we look whether the missing rank still lives, and ask the guard of the group
+whether it makes sense to wait on. A rank that knows of a failure sounds the alarm: then the others
+look what it has posted.
 
-Whether the missing rank lives: during the first 16 ms its pidfd is enough, which costs next to nothing; after that the flags of its tasks
-are read with each sleep (`liveness`), so that a rank with gigabytes of memory is missed before the kernel has freed them.
+Whether the missing rank lives: during the first 16 ms its pidfd is enough, which costs next to
+nothing; after that the flags of its tasks are read with each sleep (`liveness`), so that a rank
+with gigabytes of memory is missed before the kernel has freed them.
 """
 
 import os
@@ -33,7 +37,8 @@ _COUNT, _MARK, _ASLEEP, _ALARM = 0, 1, 3, 4
 _SPINS = 50  # a few us; who has not come by then may be waiting for our core
 _YIELDS = 50
 _SHORT_NAP, _LONG_NAP = 0.002, 0.05
-# Naps are 2, 3, 4.5, 6.75, 10.1 ms and so on, up to 50. From this length on the flags of the missing rank's tasks are read after each.
+# Naps are 2, 3, 4.5, 6.75, 10.1 ms and so on, up to 50. From this length on the flags of the
+# missing rank's tasks are read after each.
 _FLAGS_NAP = 0.01
 
 
@@ -45,12 +50,19 @@ def control_bytes(size: int) -> int:
 class Flags:
     """The counts and marks of all ranks, seen from one of them.
 
-    pids: the processes of the ranks. spins: how often to look before giving the core away; 0 when there are fewer cores than ranks.
-    guard: of the group, in which the ranks of this host have the numbers `ranks`.
+    pids: the processes of the ranks. spins: how often to look before giving the core away; 0 when
+    there are fewer cores than ranks. guard: of the group, in which the ranks of this host have the
+    numbers `ranks`.
     """
 
     def __init__(
-        self, control: memoryview, rank: int, pids: Sequence[int], spins: int, guard: Guard, ranks: Sequence[int]
+        self,
+        control: memoryview,
+        rank: int,
+        pids: Sequence[int],
+        spins: int,
+        guard: Guard,
+        ranks: Sequence[int],
     ) -> None:
         self.guard, self.ranks = guard, ranks
         self.numbers = control.cast("q")
@@ -63,7 +75,9 @@ class Flags:
         self._fence = new_fence()
         base = address_of(control)
         self._words = [base + other * LINE * 8 for other in range(self.size)]
-        self._lives = {other * LINE: _watched(pid) for other, pid in enumerate(pids) if other != rank}
+        self._lives = {
+            other * LINE: _watched(pid) for other, pid in enumerate(pids) if other != rank
+        }
 
     def publish(self, mark: int) -> None:
         """All that we have written so far is for the others to read: we are one further."""
@@ -124,7 +138,8 @@ class Flags:
             self.guard.end(operation)
 
     def _look_after(self, other: int, operation: Operation, closely: bool) -> None:
-        """Is the missing rank's process still there, and does the guard know a reason to stop? closely: read its tasks' flags."""
+        """Is the missing rank's process still there, and does the guard know a reason to stop?
+        closely: read its tasks' flags."""
         if self.numbers[other] >= self.count:
             return
         life = self._lives[other]
@@ -145,7 +160,10 @@ class Flags:
         return next((line // LINE for line in self._others if self.numbers[line + _ALARM]), None)
 
     def _sleep(self, other: int, seconds: float) -> None:
-        """Until the count of `other` changes, at most so long. The comparison and the falling asleep are one step of the kernel."""
+        """Until the count of `other` changes, at most so long.
+
+        The comparison and the falling asleep are one step of the kernel.
+        """
         seen = self.numbers[other]
         if seen >= self.count:
             return
@@ -163,5 +181,6 @@ def _watched(pid: int) -> Life:
 
 
 def spins_for(num_ranks: int, num_cores: int) -> int:
-    """Spinning helps when the rank that is waited for has a core to run on; otherwise it takes that core away from it."""
+    """Spinning helps when the rank that is waited for has a core to run on; otherwise it takes that
+    core away from it."""
     return _SPINS if num_cores >= num_ranks else 0

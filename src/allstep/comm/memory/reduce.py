@@ -1,10 +1,14 @@
-"""Collectives that add up, in shared memory: all_reduce, reduce, reduce_scatter. The arithmetic is torch's, on views of the pools.
+"""Collectives that add up, in shared memory: all_reduce, reduce, reduce_scatter. The arithmetic is
+torch's, on views of the pools.
 
-**Small** (up to 64 KB): every rank puts its tensor into a small place, meets, and adds up all places by itself. One exchange.
+**Small** (up to 64 KB): every rank puts its tensor into a small place, meets, and adds up all
+places by itself. One exchange.
 
-**Large, two ranks**: both stage a block, meet, and add the other's block to their own tensor in place. One exchange per block.
+**Large, two ranks**: both stage a block, meet, and add the other's block to their own tensor in
+place. One exchange per block.
 
-**Large, more ranks**: in blocks that stay in the caches. Rank i owns slice i of each block. A turn of the pipeline::
+**Large, more ranks**: in blocks that stay in the caches. Rank i owns slice i of each block. A turn
+of the pipeline::
 
     stage block k          my values of the slices that others own -> my pool
     reduce block k-1       my slice: mine + what the others staged -> my pool
@@ -13,14 +17,15 @@
 
 One exchange per block.
 
-**Shared** (`shared_empty`): the tensors of all ranks lie in shared memory already, so nothing is staged. Rank i adds up slice i, block by
-block, and writes the sum into the tensors of all. Two exchanges: all inputs are there; all sums are there.
+**Shared** (`shared_empty`): the tensors of all ranks lie in shared memory already, so nothing is
+staged. Rank i adds up slice i, block by block, and writes the sum into the tensors of all. Two
+exchanges: all inputs are there; all sums are there.
 
-Everything is added in the order of ranks, so the results have the same bits on every rank and in every run, the bits that one process
-would get that adds them up in this order.
+Everything is added in the order of ranks, so the results have the same bits on every rank and in
+every run, the bits that one process would get that adds them up in this order.
 
-Where squared norms are wanted (`squares`), `large` takes them of each block while it is in the cache: `own` of our values before they are
-scaled, `mean` of our part of the sums.
+Where squared norms are wanted (`squares`), `large` takes them of each block while it is in the
+cache: `own` of our values before they are scaled, `mean` of our part of the sums.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +52,12 @@ def add_up(values: Sequence[Tensor], combine: Combine, out: Tensor) -> None:
 
 
 def small(
-    arena: Arena, flat: Tensor, places: Sequence[Sequence[Tensor]], combine: Combine, call: Call, keep: bool = True
+    arena: Arena,
+    flat: Tensor,
+    places: Sequence[Sequence[Tensor]],
+    combine: Combine,
+    call: Call,
+    keep: bool = True,
 ) -> None:
     """places: `Arena.small_places`. keep: whether this rank wants the result."""
     arena.turn = turn = 1 - arena.turn
@@ -74,7 +84,8 @@ def large(
     own: Squares | None = None,
     mean: Squares | None = None,
 ) -> None:
-    """keep: whether this rank wants the result. scale: what its values are first multiplied by, block by block as they pass."""
+    """keep: whether this rank wants the result. scale: what its values are first multiplied by,
+    block by block as they pass."""
     way = _each_for_itself if arena.size == 2 else _by_slices
     way(arena, flat, combine, call, keep, scale, own, mean)
 
@@ -89,7 +100,10 @@ def _each_for_itself(
     own: Squares | None,
     mean: Squares | None,
 ) -> None:
-    """Two ranks: both stage a block, meet, and add the other's to their own. As many bytes as by slices, in two steps, not five."""
+    """Two ranks: both stage a block, meet, and add the other's to their own.
+
+    As many bytes as by slices, in two steps, not five.
+    """
     rank = arena.rank
     numel = arena.block_numel(flat.dtype, 1, flat.numel(), arena.block)
     blocks = arena.blocks(flat.dtype, numel, 1)
@@ -98,7 +112,8 @@ def _each_for_itself(
         _stage(part, values[rank], scale, own)
         arena.meet(call)
         if keep:
-            # Unscaled, our values are also where the sum goes: two streams of memory instead of three.
+            # Unscaled, our values are also where the sum goes: two streams of memory instead of
+            # three.
             if scale is None:
                 values[rank] = part
             combine(values[0], values[1], out=part)
@@ -120,9 +135,13 @@ def _by_slices(
     """The pipeline of the module's docstring."""
     size, rank = arena.size, arena.rank
     numel = arena.block_numel(flat.dtype, size + 1, -(-flat.numel() // size))
-    blocks = arena.blocks(flat.dtype, numel, size + 1)  # one for each owner, and the last for our own sum
+    blocks = arena.blocks(
+        flat.dtype, numel, size + 1
+    )  # one for each owner, and the last for our own sum
     parts = torch.split(flat, numel)
-    slices = [parts[start : start + size] for start in range(0, len(parts), size)]  # [k][owner]; the last may be short
+    slices = [
+        parts[start : start + size] for start in range(0, len(parts), size)
+    ]  # [k][owner]; the last may be short
     for k in range(len(slices) + 1):
         now, before = blocks[k % TURNS], blocks[(k - 1) % TURNS]
         if k < len(slices):
@@ -142,11 +161,14 @@ def _by_slices(
         if k > 0 and keep:
             for owner, part in enumerate(slices[k - 1]):
                 part.copy_(_front(before[owner][size], part))
-    arena.meet(call)  # nobody may stage the next operation while another still copies out of this one
+    arena.meet(
+        call
+    )  # nobody may stage the next operation while another still copies out of this one
 
 
 def _stage(part: Tensor, place: Tensor, scale: float | None, own: Squares | None) -> None:
-    """Scaled on the way: a pass less over the memory, and the input is as it was if the ranks then find that they do not agree."""
+    """Scaled on the way: a pass less over the memory, and the input is as it was if the ranks then
+    find that they do not agree."""
     if own is not None:
         own.add(part)
     if scale is None:
@@ -160,9 +182,14 @@ def _front(place: Tensor, part: Tensor) -> Tensor:
     return place if place.numel() == part.numel() else place[: part.numel()]
 
 
-def _add_up_mine(arena: Arena, mine: Tensor, staged: Sequence[Sequence[Tensor]], combine: Combine) -> None:
+def _add_up_mine(
+    arena: Arena, mine: Tensor, staged: Sequence[Sequence[Tensor]], combine: Combine
+) -> None:
     if mine.numel():
-        values = [mine if rank == arena.rank else _front(staged[rank][arena.rank], mine) for rank in range(arena.size)]
+        values = [
+            mine if rank == arena.rank else _front(staged[rank][arena.rank], mine)
+            for rank in range(arena.size)
+        ]
         add_up(values, combine, _front(staged[arena.rank][arena.size], mine))
 
 
@@ -177,7 +204,8 @@ def shared(arena: Arena, blocks: Sequence[Sequence[Tensor]], combine: Combine, c
 
 
 def own_blocks(tensors: Sequence[Tensor], rank: int) -> tuple[tuple[Tensor, ...], ...]:
-    """The blocks of the slice that a rank owns, [block][rank]. tensors: those of all ranks, flat, in shared memory."""
+    """The blocks of the slice that a rank owns, [block][rank]. tensors: those of all ranks, flat,
+    in shared memory."""
     each = -(-tensors[0].numel() // (len(tensors) * 64)) * 64
     return tuple(_in_blocks([tensor[rank * each : (rank + 1) * each] for tensor in tensors]))
 
@@ -193,8 +221,11 @@ def _in_blocks(values: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(value, step) for value in values), strict=True)
 
 
-def reduce_scatter(arena: Arena, output: Tensor, inputs: Sequence[Tensor], combine: Combine, call: Call) -> None:
-    """inputs[i] is our part of rank i's sum; all flat, sizes may differ between ranks of the group but not between callers.
+def reduce_scatter(
+    arena: Arena, output: Tensor, inputs: Sequence[Tensor], combine: Combine, call: Call
+) -> None:
+    """inputs[i] is our part of rank i's sum; all flat, sizes may differ between ranks of the group
+    but not between callers.
 
     `output` may be the memory of our own input: the sum is made in the pool and copied from there.
     """

@@ -1,16 +1,18 @@
 """Memory that all ranks of a host map.
 
-One rank, the first, makes a segment and says where it is; the others map it, and all agree that they could. Two ways, tried in order:
+One rank, the first, makes a segment and says where it is; the others map it, and all agree that
+they could. Two ways, tried in order:
 
-* `memfd_create`: memory without a name. The others reach it as /proc/<pid>/fd/<n>, so nothing is left behind whatever dies, and a
-  container's small /dev/shm does not matter. A process number may mean another process in another namespace, so the link's name and a
-  random number in the memory itself are checked before it is trusted.
-* a file in /dev/shm, for hosts where /proc does not let us: it is unlinked as soon as all have mapped it. It stays locked until then,
-  and the next start removes unlocked files that a kill left.
+* `memfd_create`: memory without a name. The others reach it as /proc/<pid>/fd/<n>, so nothing is
+  left behind whatever dies, and a container's small /dev/shm does not matter. A process number may
+  mean another process in another namespace, so the link's name and a random number in the memory
+  itself are checked before it is trusted.
+* a file in /dev/shm, for hosts where /proc does not let us: it is unlinked as soon as all have
+  mapped it. It stays locked until then, and the next start removes unlocked files that a kill left.
 
-The memory is reserved (`posix_fallocate`) after a look at what is free, sealed against shrinking and touched at once: a segment that
-does not fit is an error here, never a SIGBUS later. Tensors are made from a memoryview, which pins the map as long as one lives; the map
-is never closed by hand.
+The memory is reserved (`posix_fallocate`) after a look at what is free, sealed against shrinking
+and touched at once: a segment that does not fit is an error here, never a SIGBUS later. Tensors are
+made from a memoryview, which pins the map as long as one lives; the map is never closed by hand.
 
     | nonce, 16 bytes | ... to 4096 | what the segment is for ...
 """
@@ -67,7 +69,13 @@ _Make = Callable[[int, str, contextlib.ExitStack], tuple[int, str]]
 
 
 def _try(
-    store: Store, name: str, rank: int, nbytes: int, seconds: float, make: _Make, cleaning: contextlib.ExitStack
+    store: Store,
+    name: str,
+    rank: int,
+    nbytes: int,
+    seconds: float,
+    make: _Make,
+    cleaning: contextlib.ExitStack,
 ) -> tuple[Segment | None, str]:
     """Make or map it; on failure the reason."""
     try:
@@ -115,7 +123,8 @@ def _make_file(nbytes: int, nonce: str, cleaning: contextlib.ExitStack) -> tuple
 
 
 def _create_locked(path: Path) -> int:
-    """Between making and locking it the sweep of another run may take it for one that a kill left: then once more."""
+    """Between making and locking it the sweep of another run may take it for one that a kill left:
+    then once more."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -139,12 +148,17 @@ def sweep() -> None:
 def _reserve(fd: int, nbytes: int) -> None:
     available = machine.memory().available
     if nbytes + _KEEP_FREE > available:
-        raise OSError(f"{nbytes} bytes of shared memory do not fit into the {available} bytes that are free")
+        raise OSError(
+            f"{nbytes} bytes of shared memory do not fit into the {available} bytes that are free"
+        )
     os.posix_fallocate(fd, 0, nbytes)
 
 
 def _open(path: str, nonce: str, nbytes: int) -> Segment:
-    if path.startswith("/proc/") and (found := str(Path(path).readlink())) != f"/memfd:allstep-{nonce} (deleted)":
+    if (
+        path.startswith("/proc/")
+        and (found := str(Path(path).readlink())) != f"/memfd:allstep-{nonce} (deleted)"
+    ):
         raise OSError(f"{path} is {found}, which is not our memory (another PID namespace?)")
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,17 +1,21 @@
 """Every collective over one Gloo group, with Gloo's own habits hidden.
 
-Gloo, asked directly, sums only eight dtypes, takes a non-contiguous tensor for a contiguous one and sums the wrong elements, leaves partial
-sums in the tensors of ranks that are not the root of a reduce, makes a bool of value 2, refuses uneven sizes, and has transfers
-that cannot be polled. Here instead:
+Gloo, asked directly, sums only eight dtypes, takes a non-contiguous tensor for a contiguous one and
+sums the wrong elements, leaves partial sums in the tensors of ranks that are not the root of a
+reduce, makes a bool of value 2, refuses uneven sizes, and has transfers that cannot be polled. Here
+instead:
 
-* What is only moved travels as bytes, so every dtype does. What is not contiguous is staged and copied back.
+* What is only moved travels as bytes, so every dtype does. What is not contiguous is staged and
+  copied back.
 * What is reduced follows a `Recipe` (see `reduction`).
-* reduce_scatter is all_to_all plus the sum in this process, in rank order: the fewest bytes on the wire, any dtype, any sizes.
-* gather and scatter are transfers to and from the root, so only the root need know all the sizes. An uneven all_gather is one
-  broadcast per rank.
+* reduce_scatter is all_to_all plus the sum in this process, in rank order: the fewest bytes on the
+  wire, any dtype, any sizes.
+* gather and scatter are transfers to and from the root, so only the root need know all the sizes.
+  An uneven all_gather is one broadcast per rank.
 
-Each operation starts in one go: several parts may be under way, but none waits for another, so `async_op` never needs a thread of ours, and
-ranks that wait in different orders cannot block each other.
+Each operation starts in one go: several parts may be under way, but none waits for another, so
+`async_op` never needs a thread of ours, and ranks that wait in different orders cannot block each
+other.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,13 +43,18 @@ from allstep.comm.op.work import Later, Transfer
 
 PRIVATE_TAG = (
     2**31 - 1
-)  # of the transfers inside gather and scatter; a user's send with this very tag would mix with them
+    # of the transfers inside gather and scatter; a user's send with this very tag would mix with
+    # them
+)
 
 _MARGIN = timedelta(seconds=120)
 
 
 class GlooMover(Mover):
-    """All operations. `gloo` is a ProcessGroupGloo, which torch's stubs show without its collectives."""
+    """All operations.
+
+    `gloo` is a ProcessGroupGloo, which torch's stubs show without its collectives.
+    """
 
     def __init__(self, gloo: Any, timeout: timedelta) -> None:
         self.gloo = gloo
@@ -54,7 +63,10 @@ class GlooMover(Mover):
         self.size: int = gloo.size()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of the group: its guard sees to it, and names who is missing. Gloo's own must not come first."""
+        """Of the group: its guard sees to it, and names who is missing.
+
+        Gloo's own must not come first.
+        """
         self._longest = timeout + _MARGIN
         self.gloo._set_default_timeout(
             self._longest
@@ -121,31 +133,55 @@ class GlooMover(Mover):
         own = recipe.prepared(tensor.detach())
         gather_opts = _with_timeout(GatherOptions(), opts)
         gather_opts.rootRank = opts.rootRank
-        parts = [torch.empty_like(own) for _ in range(self.size)] if opts.rootRank == self.rank else []
+        parts = (
+            [torch.empty_like(own) for _ in range(self.size)] if opts.rootRank == self.rank else []
+        )
         work = self.gather(parts, own, gather_opts)
-        return Later([work], [tensor], (lambda: recipe.put(fold(parts, recipe.kind), tensor)) if parts else None)
+        return Later(
+            [work],
+            [tensor],
+            (lambda: recipe.put(fold(parts, recipe.kind), tensor)) if parts else None,
+        )
 
-    def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions) -> Work:
+    def reduce_scatter(
+        self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions
+    ) -> Work:
         recipe = recipe_for(opts.reduceOp, output.dtype, self.size)
         prepared = [recipe.prepared(tensor.detach()) for tensor in tensors]
         outgoing = torch.cat([part.view(-1) for part in prepared])
-        return self._reduce_scattered(output, outgoing, [part.numel() for part in prepared], recipe, opts)
+        return self._reduce_scattered(
+            output, outgoing, [part.numel() for part in prepared], recipe, opts
+        )
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions) -> Work:
+    def reduce_scatter_single(
+        self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions
+    ) -> Work:
         recipe = recipe_for(opts.reduceOp, output.dtype, self.size)
         outgoing = recipe.prepared(tensor.detach()).view(-1)
-        return self._reduce_scattered(output, outgoing, [outgoing.numel() // self.size] * self.size, recipe, opts)
+        return self._reduce_scattered(
+            output, outgoing, [outgoing.numel() // self.size] * self.size, recipe, opts
+        )
 
     def _reduce_scattered(
-        self, output: Tensor, outgoing: Tensor, counts: list[int], recipe: Recipe, opts: ReduceScatterOptions
+        self,
+        output: Tensor,
+        outgoing: Tensor,
+        counts: list[int],
+        recipe: Recipe,
+        opts: ReduceScatterOptions,
     ) -> Work:
-        """So many elements go out to each rank; from each rank comes what it has for us, and we reduce it."""
+        """So many elements go out to each rank; from each rank comes what it has for us, and we
+        reduce it."""
         received = torch.empty(self.size, counts[self.rank], dtype=outgoing.dtype)
         nbytes = [count * outgoing.element_size() for count in counts]
         incoming = [nbytes[self.rank]] * self.size
         all_opts = _with_timeout(AllToAllOptions(), opts)
-        work = self.gloo.alltoall_base(_bytes(received), _bytes(outgoing), incoming, nbytes, all_opts)
-        return Later([work], [output], lambda: recipe.put(fold(received.unbind(0), recipe.kind), output))
+        work = self.gloo.alltoall_base(
+            _bytes(received), _bytes(outgoing), incoming, nbytes, all_opts
+        )
+        return Later(
+            [work], [output], lambda: recipe.put(fold(received.unbind(0), recipe.kind), output)
+        )
 
     # Moves
 
@@ -161,7 +197,9 @@ class GlooMover(Mover):
         work = self.gloo.allgather([[data for data, _ in staged]], [_bytes(tensor)], opts)
         return Later([work], outputs, _all_of(finish for _, finish in staged))
 
-    def _all_gather_uneven(self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions) -> Work:
+    def _all_gather_uneven(
+        self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions
+    ) -> Work:
         own = tensor.detach().clone()
         works = []
         for root, output in enumerate(outputs):
@@ -189,7 +227,9 @@ class GlooMover(Mover):
         works = [self.send(tensors[peer], peer, PRIVATE_TAG) for peer in self._others()]
         return Later(works, [output], lambda: _copy(tensors[root], output), opts.timeout)
 
-    def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions) -> Work:
+    def all_to_all(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions
+    ) -> Work:
         return self._exchange(outputs, tensors, opts)
 
     def all_to_all_single(
@@ -201,7 +241,10 @@ class GlooMover(Mover):
         opts: AllToAllOptions,
     ) -> Work:
         data, finish = _staged(output, fill=False)
-        incoming, outgoing = self._row_bytes(output, output_splits), self._row_bytes(tensor, input_splits)
+        incoming, outgoing = (
+            self._row_bytes(output, output_splits),
+            self._row_bytes(tensor, input_splits),
+        )
         work = self.gloo.alltoall_base(data, _bytes(tensor), incoming, outgoing, opts)
         return Later([work], [output], finish)
 
@@ -211,15 +254,21 @@ class GlooMover(Mover):
         splits = splits or [num_rows // self.size] * self.size
         return [split * (_nbytes(tensor) // max(num_rows, 1)) for split in splits]
 
-    def _exchange(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions) -> Work:
+    def _exchange(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions
+    ) -> Work:
         """tensors[i] goes to rank i, outputs[i] comes from it."""
         outgoing = torch.cat([_bytes(tensor) for tensor in tensors])
         incoming = torch.empty(sum(map(_nbytes, outputs)), dtype=torch.uint8)
         splits = [_nbytes(output) for output in outputs]
-        work = self.gloo.alltoall_base(incoming, outgoing, splits, [_nbytes(tensor) for tensor in tensors], opts)
+        work = self.gloo.alltoall_base(
+            incoming, outgoing, splits, [_nbytes(tensor) for tensor in tensors], opts
+        )
 
         def unpack() -> None:
-            for piece, output in zip(torch.split_with_sizes(incoming, splits), outputs, strict=True):
+            for piece, output in zip(
+                torch.split_with_sizes(incoming, splits), outputs, strict=True
+            ):
                 _from_bytes(piece, output)
 
         return Later([work], outputs, unpack)
@@ -253,7 +302,8 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the elements lie in memory as they are read: row by row, no conjugation or minus sign to be applied."""
+    """Whether the elements lie in memory as they are read: row by row, no conjugation or minus sign
+    to be applied."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -266,7 +316,10 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _as_bytes(plain: Tensor) -> Tensor:
-    """A view. Not `view(-1)`: a tensor of one element counts as contiguous whatever its stride, and keeps it."""
+    """A view.
+
+    Not `view(-1)`: a tensor of one element counts as contiguous whatever its stride, and keeps it.
+    """
     return plain.detach().as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
@@ -278,11 +331,14 @@ def _from_bytes(data: Tensor, target: Tensor) -> None:
 
 
 def _copy(source: Tensor, target: Tensor) -> None:
-    target.detach().copy_(source.detach().view(target.shape) if source.is_contiguous() else source.detach())
+    target.detach().copy_(
+        source.detach().view(target.shape) if source.is_contiguous() else source.detach()
+    )
 
 
 def _staged(tensor: Tensor, fill: bool = True) -> tuple[Tensor, Callable[[], None] | None]:
-    """Bytes that a result can be written into, and how it then gets into `tensor` (None: it is there)."""
+    """Bytes that a result can be written into, and how it then gets into `tensor` (None: it is
+    there)."""
     if _is_plain(tensor):
         return _as_bytes(tensor), None
     stage = torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -27,10 +27,16 @@ _TRANSFERS = ("send", "recv", "recv_any")
 def connected(
     store: Store, rank: int, size: int, timeout: timedelta, guard: Guard, ranks: Sequence[int] = ()
 ) -> GlooMover:
-    """A Gloo group whose connections the guard watches over. ranks: what its ranks are in the guard's group, where they differ."""
+    """A Gloo group whose connections the guard watches over. ranks: what its ranks are in the
+    guard's group, where they differ."""
     limits = read_limits()
     gloo, sockets = found(
-        lambda: ProcessGroupGloo(store, rank, size, timeout=timeout), store, rank, size, limits.start, limits.lost
+        lambda: ProcessGroupGloo(store, rank, size, timeout=timeout),
+        store,
+        rank,
+        size,
+        limits.start,
+        limits.lost,
     )
     guard.watch_over(gloo, sockets, ranks)
     return GlooMover(gloo, timeout)
@@ -83,7 +89,10 @@ def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
 
 
 class Guarded(Underway):
-    """The Work of such an operation. An error of Gloo ends the group and is raised as what it means: `PeerLost`, for one."""
+    """The Work of such an operation.
+
+    An error of Gloo ends the group and is raised as what it means: `PeerLost`, for one.
+    """
 
     def __init__(self, inner: Work, guard: Guard, operation: Operation) -> None:
         super().__init__()
@@ -92,7 +101,10 @@ class Guarded(Underway):
         self._operation = operation
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """timeout: of the caller. When it is over he gets `CollectiveTimeout`, and the operation goes on."""
+        """timeout: of the caller.
+
+        When it is over he gets `CollectiveTimeout`, and the operation goes on.
+        """
         if self._error is not None:
             raise self._error
         until = time.monotonic() + timeout.total_seconds() if timeout else None
@@ -100,7 +112,10 @@ class Guarded(Underway):
             with self._guard.waiting(self._operation):
                 aside(self._inner.wait, lambda: self._check(until))
         except _Impatient:
-            said = f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait` was given"
+            said = (
+                f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait`"
+                " was given"
+            )
             raise CollectiveTimeout(said, rank=self._guard.names[self._guard.rank]) from None
         except BaseException as error:
             self._error = error

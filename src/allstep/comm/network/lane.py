@@ -1,7 +1,9 @@
-"""One rank's way across the hosts: the ranks of the same local number, one on each host, and how they sum a slice.
+"""One rank's way across the hosts: the ranks of the same local number, one on each host, and how
+they sum a slice.
 
-The algorithm is the one that the user names, or the cheapest by its formula on the link as it was measured. Measuring takes some tens of
-milliseconds and is done with the first sum, on all lanes at the same moment: so each finds the share of the wire that it will have.
+The algorithm is the one that the user names, or the cheapest by its formula on the link as it was
+measured. Measuring takes some tens of milliseconds and is done with the first sum, on all lanes at
+the same moment: so each finds the share of the wire that it will have.
 """
 
 from collections.abc import Callable
@@ -15,9 +17,14 @@ from allstep.comm.network.gloo import GlooMover
 
 
 class Lane:
-    """A Gloo group of one rank per host. wanted: None for automatic. check: raises when the whole group has failed."""
+    """A Gloo group of one rank per host. wanted:
 
-    def __init__(self, mover: GlooMover, wanted: Algorithm | None, check: Callable[[], None]) -> None:
+    None for automatic. check: raises when the whole group has failed.
+    """
+
+    def __init__(
+        self, mover: GlooMover, wanted: Algorithm | None, check: Callable[[], None]
+    ) -> None:
         self.mover = mover
         self._check = check
         self.size = mover.size

@@ -1,4 +1,7 @@
-"""What the arguments of a collective must be, looked at before any data moves. Ours say which rank was given what."""
+"""What the arguments of a collective must be, looked at before any data moves.
+
+Ours say which rank was given what.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +14,9 @@ def one_for_each_rank(name: str, tensors: Sequence[Tensor], rank: int, size: int
     """A list of tensors has one for each rank of the group."""
     if len(tensors) != size:
         raise CollectiveMismatch(
-            f"{name} on rank {rank} got {len(tensors)} tensors, but the group has {size} ranks", rank=rank, op=name
+            f"{name} on rank {rank} got {len(tensors)} tensors, but the group has {size} ranks",
+            rank=rank,
+            op=name,
         )
 
 
@@ -19,7 +24,8 @@ def fits(name: str, tensor: Tensor, place: Tensor, rank: int) -> None:
     """What goes in has the dtype and size of the place where it comes out."""
     if place.dtype != tensor.dtype or place.numel() != tensor.numel():
         raise CollectiveMismatch(
-            f"{name} on rank {rank}: what goes in is {shape(tensor)}, but its place is {shape(place)}",
+            f"{name} on rank {rank}: what goes in is {shape(tensor)}, but its place is"
+            f" {shape(place)}",
             rank=rank,
             op=name,
         )
@@ -29,7 +35,9 @@ def holds_all(name: str, whole: Tensor, share: Tensor, rank: int, size: int) -> 
     """The large tensor is the shares of all ranks."""
     if whole.dtype != share.dtype or whole.numel() != share.numel() * size:
         raise CollectiveMismatch(
-            f"{name} on rank {rank}: {shape(whole)} is not {size} times {shape(share)}", rank=rank, op=name
+            f"{name} on rank {rank}: {shape(whole)} is not {size} times {shape(share)}",
+            rank=rank,
+            op=name,
         )
 
 
@@ -40,7 +48,8 @@ def rows(name: str, tensor: Tensor, splits: Sequence[int], rank: int, size: int)
         return
     if len(splits) != size or sum(splits) != found:
         raise CollectiveMismatch(
-            f"{name} on rank {rank}: {shape(tensor)} cannot be split by rows {list(splits) or 'equally'} between {size} ranks",
+            f"{name} on rank {rank}: {shape(tensor)} cannot be split by rows"
+            f" {list(splits) or 'equally'} between {size} ranks",
             rank=rank,
             op=name,
         )

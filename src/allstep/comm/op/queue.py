@@ -1,11 +1,14 @@
 """The order of the operations of one group, and who carries them out.
 
-Operations of a group run one after the other, in the order in which they were called: all ranks then do the same thing at the same time. A
-call that waits is carried out by the caller itself, at once. One that does not wait (`async_op=True`, DDP's buckets) is put in line; a
-thread of the group, started when it is first needed, carries out what stands there, unless somebody comes to wait and does it
-himself: whoever waits drives. The thread sleeps when the line is empty and never spins with the interpreter held. It ends with `close`.
+Operations of a group run one after the other, in the order in which they were called: all ranks
+then do the same thing at the same time. A call that waits is carried out by the caller itself, at
+once. One that does not wait (`async_op=True`, DDP's buckets) is put in line; a thread of the group,
+started when it is first needed, carries out what stands there, unless somebody comes to wait and
+does it himself: whoever waits drives. The thread sleeps when the line is empty and never spins with
+the interpreter held. It ends with `close`.
 
-With ALLSTEP_DEBUG=1 an operation in line remembers which line of the program called it, for messages about it; that costs some 10 us.
+With ALLSTEP_DEBUG=1 an operation in line remembers which line of the program called it, for
+messages about it; that costs some 10 us.
 """
 
 import os
@@ -59,7 +62,10 @@ class Queue:
             self._carry_out_line()
 
     def close(self) -> None:
-        """End the thread, after the operations in line. Those must be over, or fail by themselves: it waits a second for them."""
+        """End the thread, after the operations in line.
+
+        Those must be over, or fail by themselves: it waits a second for them.
+        """
         self._is_closed = True
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -80,7 +86,9 @@ class Queue:
 class InLine(Underway):
     """An operation that is carried out later."""
 
-    def __init__(self, queue: Queue, act: Callable[[], None], tensors: Sequence[Tensor], line: str) -> None:
+    def __init__(
+        self, queue: Queue, act: Callable[[], None], tensors: Sequence[Tensor], line: str
+    ) -> None:
         super().__init__(tensors)
         self._queue = queue
         self._act: Callable[[], None] | None = act
@@ -112,7 +120,8 @@ class InLine(Underway):
         return True
 
     def get_future(self) -> Future[Any]:
-        """The value, or the error: raised in a callback, since DDP would take an exception put into a future for tensors."""
+        """The value, or the error: raised in a callback, since DDP would take an exception put into
+        a future for tensors."""
         first: Future[Any] = Future()
         with self._promising:
             over = self._over

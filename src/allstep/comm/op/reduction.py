@@ -1,19 +1,23 @@
-"""The arithmetic of reductions: every operation on every dtype that torch can add, told in terms of the few that a carrier knows.
+"""The arithmetic of reductions: every operation on every dtype that torch can add, told in terms of
+the few that a carrier knows.
 
-A carrier (Gloo, or our own shared memory) knows sum, product, minimum, maximum and the bit-wise ones on `NATIVE` dtypes. Whatever else is
-asked becomes a `Recipe`: turn the tensor into one that the carrier knows (`before`), reduce that, and turn the result back (`after`; the
-copy into the user's tensor then casts).
+A carrier (Gloo, or our own shared memory) knows sum, product, minimum, maximum and the bit-wise
+ones on `NATIVE` dtypes. Whatever else is asked becomes a `Recipe`: turn the tensor into one that
+the carrier knows (`before`), reduce that, and turn the result back (`after`; the copy into the
+user's tensor then casts).
 
-================  =================================================================================================================
-asked             done
-================  =================================================================================================================
-bool              in uint8 as 0 and 1. Sum is "or", product is "and", as torch adds and multiplies bools
-int16, uint*      in the next wider integer (uint64: in int64, same bits), cut off at the end: wraps as the narrow type would
-complex           sum and mean of real and imaginary parts. A product needs whole numbers: all gathered, multiplied here (`by_hand`)
-AVG, floats       sum, then one division. Half precision is summed in float32 and rounded once
-AVG, integers     sum in int64, then division towards zero, as NCCL does
-PREMUL_SUM        each rank's tensor times the factor, then the sum. Half precision as above. Integers need a whole factor
-================  =================================================================================================================
+================
+=================================================================================================================
+asked             done ================
+=================================================================================================================
+bool              in uint8 as 0 and 1. Sum is "or", product is "and", as torch adds and multiplies
+bools int16, uint*      in the next wider integer (uint64: in int64, same bits), cut off at the end:
+wraps as the narrow type would complex           sum and mean of real and imaginary parts. A product
+needs whole numbers: all gathered, multiplied here (`by_hand`) AVG, floats       sum, then one
+division. Half precision is summed in float32 and rounded once AVG, integers     sum in int64, then
+division towards zero, as NCCL does PREMUL_SUM        each rank's tensor times the factor, then the
+sum. Half precision as above. Integers need a whole factor ================
+=================================================================================================================
 """
 
 from collections.abc import Callable, Sequence
@@ -42,12 +46,21 @@ NATIVE = {
     torch.int32,
     torch.int64,
 }
-_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
-_EXACT = {  # in what a mean or a scaled sum is computed, where the dtype itself would overflow or round at each step
+_WIDER = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}
+# in what a mean or a scaled sum is computed, where the dtype itself would overflow or round at each
+# step
+_EXACT = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.complex32: torch.complex64,
-    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32), torch.int64),
+    **dict.fromkeys(
+        (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32), torch.int64
+    ),
 }
 _ON_BOOL = {SUM: MAX, PRODUCT: MIN, MIN: MIN, MAX: MAX, BAND: BAND, BOR: BOR, BXOR: BXOR}
 _COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
@@ -67,7 +80,10 @@ Step = Callable[[Tensor], Tensor]
 
 
 class Recipe(NamedTuple):
-    """How to reduce: `kind` on what `before` makes of the tensor (None: on the tensor itself), `after` on the result."""
+    """How to reduce:
+
+    `kind` on what `before` makes of the tensor (None: on the tensor itself), `after` on the result.
+    """
 
     kind: Kind
     before: Step | None = None
@@ -81,7 +97,9 @@ class Recipe(NamedTuple):
 
     def prepared(self, tensor: Tensor) -> Tensor:
         """A contiguous tensor for the carrier. May share the memory of `tensor`."""
-        return (self.before(tensor) if self.before else tensor.resolve_conj().resolve_neg()).contiguous()
+        return (
+            self.before(tensor) if self.before else tensor.resolve_conj().resolve_neg()
+        ).contiguous()
 
     def put(self, reduced: Tensor, target: Tensor) -> None:
         """Write the result into the user's tensor, unless it is there already."""
@@ -91,7 +109,10 @@ class Recipe(NamedTuple):
 
 
 def recipe_for(op: Any, dtype: torch.dtype, size: int) -> Recipe:
-    """How `size` ranks reduce tensors of a dtype. Raises `CommError` where the operation has no meaning for it."""
+    """How `size` ranks reduce tensors of a dtype.
+
+    Raises `CommError` where the operation has no meaning for it.
+    """
     kind = op.op
     if kind == PREMUL_SUM:
         return _scaled(op.factor, dtype)
@@ -108,7 +129,8 @@ def _recipe(kind: Kind, dtype: torch.dtype, size: int) -> Recipe:
         return _complex(kind, dtype, size)
     if dtype not in NATIVE and dtype not in _WIDER:
         raise CommError(
-            f"torch cannot add {dtype}, so {kind.name} of it cannot be reduced: cast it first", op=kind.name
+            f"torch cannot add {dtype}, so {kind.name} of it cannot be reduced: cast it first",
+            op=kind.name,
         )
     if kind in BITWISE and dtype.is_floating_point:
         raise _meaningless(kind, dtype)
@@ -118,16 +140,24 @@ def _recipe(kind: Kind, dtype: torch.dtype, size: int) -> Recipe:
         MIN,
         MAX,
     ):  # as signed numbers, with the top bit turned, they have the same order
-        return Recipe(kind, lambda tensor: tensor.to(torch.int64) ^ _TOP_BIT, lambda tensor: tensor ^ _TOP_BIT)
+        return Recipe(
+            kind, lambda tensor: tensor.to(torch.int64) ^ _TOP_BIT, lambda tensor: tensor ^ _TOP_BIT
+        )
     return Recipe(kind, _cast(_WIDER[dtype]) if dtype in _WIDER else None)
 
 
 def _mean(dtype: torch.dtype, size: int) -> Recipe:
     if dtype.is_floating_point:
-        return Recipe(SUM, _cast(_EXACT.get(dtype, dtype), copy=False), lambda total: total.div_(size))
+        return Recipe(
+            SUM, _cast(_EXACT.get(dtype, dtype), copy=False), lambda total: total.div_(size)
+        )
     if dtype is torch.uint64:
-        raise CommError("AVG of torch.uint64: the sum does not fit into 64 bits: use int64 or float64", op="AVG")
-    return Recipe(SUM, _cast(torch.int64), lambda total: torch.div(total, size, rounding_mode="trunc"))
+        raise CommError(
+            "AVG of torch.uint64: the sum does not fit into 64 bits: use int64 or float64", op="AVG"
+        )
+    return Recipe(
+        SUM, _cast(torch.int64), lambda total: torch.div(total, size, rounding_mode="trunc")
+    )
 
 
 def _complex(kind: Kind, dtype: torch.dtype, size: int) -> Recipe:
@@ -135,7 +165,9 @@ def _complex(kind: Kind, dtype: torch.dtype, size: int) -> Recipe:
     if kind == SUM:
         return Recipe(SUM, _parts, _joined)
     if kind == AVG:
-        return Recipe(SUM, lambda tensor: _parts(tensor.to(exact)), lambda total: _joined(total) / size)
+        return Recipe(
+            SUM, lambda tensor: _parts(tensor.to(exact)), lambda total: _joined(total) / size
+        )
     if kind == PRODUCT:
         return Recipe(PRODUCT, _cast(exact), by_hand=True)
     raise _meaningless(kind, dtype)
@@ -152,7 +184,9 @@ def _joined(tensor: Tensor) -> Tensor:
 def _scaled(factor: float | Tensor, dtype: torch.dtype) -> Recipe:
     """PREMUL_SUM. Not cached: the factor changes from call to call."""
     if dtype in _COMPLEX:
-        return Recipe(SUM, lambda tensor: _parts(tensor.to(_EXACT.get(dtype, dtype)) * factor), _joined)
+        return Recipe(
+            SUM, lambda tensor: _parts(tensor.to(_EXACT.get(dtype, dtype)) * factor), _joined
+        )
     if dtype.is_floating_point and dtype in NATIVE:
         return Recipe(SUM, lambda tensor: tensor.to(_EXACT.get(dtype, dtype)) * factor)
     if dtype is torch.bool or (dtype not in NATIVE and dtype not in _WIDER):
@@ -160,7 +194,9 @@ def _scaled(factor: float | Tensor, dtype: torch.dtype) -> Recipe:
     number = factor.item() if isinstance(factor, Tensor) else factor
     if int(number) != number:
         raise CommError(
-            f"PREMUL_SUM of {dtype} needs a whole factor, not {number}: cast to a float dtype first", op="PREMUL_SUM"
+            f"PREMUL_SUM of {dtype} needs a whole factor, not {number}: cast to a float dtype"
+            " first",
+            op="PREMUL_SUM",
         )
     return Recipe(SUM, lambda tensor: tensor.to(torch.int64) * int(number))
 
@@ -174,7 +210,8 @@ def _meaningless(kind: Kind, dtype: torch.dtype) -> CommError:
 
 
 def fold(parts: Sequence[Tensor], kind: Kind) -> Tensor:
-    """Reduce the ranks' tensors, in the order given and into the first of them: same order, same bits."""
+    """Reduce the ranks' tensors, in the order given and into the first of them: same order, same
+    bits."""
     combine, total = FOLD[kind], parts[0]
     for part in parts[1:]:
         combine(total, part, out=total)

@@ -1,16 +1,19 @@
 """The seam between torch's process group and whatever moves the data.
 
-`AllstepGroup` (torch's names, torch's argument shapes) asks its movers in turn: first `local`, the memory that ranks of one host share,
-then `far`, Gloo. A mover does an operation and returns its Work, or returns None: "not mine". This class does nothing at all, so a mover
-implements what it is good at and inherits the rest. What all ranks answer must agree: they must decide by what they have in common
-(operation, shape, dtype), never by a rank's own state.
+`AllstepGroup` (torch's names, torch's argument shapes) asks its movers in turn: first `local`, the
+memory that ranks of one host share, then `far`, Gloo. A mover does an operation and returns its
+Work, or returns None: "not mine". This class does nothing at all, so a mover implements what it is
+good at and inherits the rest. What all ranks answer must agree: they must decide by what they have
+in common (operation, shape, dtype), never by a rank's own state.
 
-`opts` are torch's own option objects: `timeout`, `asyncOp`, and where it makes sense `reduceOp` and `rootRank` (a rank of this group).
-They are handed on unread, because each look into them costs 0.1 to 0.3 us. `asyncOp` false means that the caller waits at once, so the
-mover may do all the work before it returns (`work.DONE`). When it is true (also when C++ calls: DDP, functional collectives) the caller may
-ask the Work for the tensors (`work.Done(tensors)`).
+`opts` are torch's own option objects: `timeout`, `asyncOp`, and where it makes sense `reduceOp` and
+`rootRank` (a rank of this group). They are handed on unread, because each look into them costs 0.1
+to 0.3 us. `asyncOp` false means that the caller waits at once, so the mover may do all the work
+before it returns (`work.DONE`). When it is true (also when C++ calls: DDP, functional collectives)
+the caller may ask the Work for the tensors (`work.Done(tensors)`).
 
-Tensors are on the CPU. They may be non-contiguous, empty, zero-dimensional, sparse (all_reduce only) and may require gradients.
+Tensors are on the CPU. They may be non-contiguous, empty, zero-dimensional, sparse (all_reduce
+only) and may require gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +39,10 @@ class Mover:
     """Moves nothing: every operation is somebody else's."""
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
-        """A collective that this mover declined: `start` has the next mover begin it. Here one may look whether all ranks call it."""
+        """A collective that this mover declined:
+
+        `start` has the next mover begin it. Here one may look whether all ranks call it.
+        """
         return start()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -52,7 +58,9 @@ class Mover:
         """The sum of each rank's tensor times its own scale, in place; whether it was done."""
         return False
 
-    def all_reduce_coalesced(self, tensors: Sequence[Tensor], opts: AllreduceOptions) -> Work | None:
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: AllreduceOptions
+    ) -> Work | None:
         """Several tensors at once, dtypes mixed as they come."""
         return None
 
@@ -63,11 +71,15 @@ class Mover:
         """The tensors of the other ranks keep their values."""
         return None
 
-    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions) -> Work | None:
+    def all_gather(
+        self, outputs: Sequence[Tensor], tensor: Tensor, opts: AllgatherOptions
+    ) -> Work | None:
         """One output per rank; their sizes may differ."""
         return None
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: AllgatherOptions) -> Work | None:
+    def all_gather_single(
+        self, output: Tensor, tensor: Tensor, opts: AllgatherOptions
+    ) -> Work | None:
         """`tensor` may be a part of `output` (FSDP2 does that)."""
         return None
 
@@ -75,19 +87,27 @@ class Mover:
         """`outputs` is empty on all ranks but the root; sizes may differ."""
         return None
 
-    def scatter(self, output: Tensor, tensors: Sequence[Tensor], opts: ScatterOptions) -> Work | None:
+    def scatter(
+        self, output: Tensor, tensors: Sequence[Tensor], opts: ScatterOptions
+    ) -> Work | None:
         """`tensors` is empty on all ranks but the root; sizes may differ."""
         return None
 
-    def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions) -> Work | None:
+    def reduce_scatter(
+        self, output: Tensor, tensors: Sequence[Tensor], opts: ReduceScatterOptions
+    ) -> Work | None:
         """One tensor for each rank; their sizes may differ."""
         return None
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions) -> Work | None:
+    def reduce_scatter_single(
+        self, output: Tensor, tensor: Tensor, opts: ReduceScatterOptions
+    ) -> Work | None:
         """`output` may be a part of `tensor`."""
         return None
 
-    def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions) -> Work | None:
+    def all_to_all(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], opts: AllToAllOptions
+    ) -> Work | None:
         return None
 
     def all_to_all_single(

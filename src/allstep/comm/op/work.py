@@ -2,11 +2,13 @@
 
 Rules, each found by experiment (torch 2.13):
 
-* C++ (DDP, functional collectives) calls only `wait` and `get_future` of a Work that is written in Python. Python callers use the rest.
-* The value of the future is the list of tensors. Never None, and never an exception put there with `set_exception`: DDP takes either
-  for tensors and the process crashes. An error is raised: from the method, from `wait`, or inside a callback given to `then`.
-* Making a Work costs 0.5 us, a future 2 us. So a synchronous call that has succeeded returns the one shared `DONE`, and a future is made
-  when somebody asks for it.
+* C++ (DDP, functional collectives) calls only `wait` and `get_future` of a Work that is written in
+  Python. Python callers use the rest.
+* The value of the future is the list of tensors. Never None, and never an exception put there with
+  `set_exception`: DDP takes either for tensors and the process crashes. An error is raised: from
+  the method, from `wait`, or inside a callback given to `then`.
+* Making a Work costs 0.5 us, a future 2 us. So a synchronous call that has succeeded returns the
+  one shared `DONE`, and a future is made when somebody asks for it.
 
 ```
 DONE       the operation is over; nobody will ask for its tensors
@@ -80,7 +82,10 @@ def completed(tensors: list[Tensor]) -> Future[Any]:
 
 
 class Underway(Done):
-    """An operation that may still fail. The error is kept for whoever asks later; a subclass says how it waits and when it is over."""
+    """An operation that may still fail.
+
+    The error is kept for whoever asks later; a subclass says how it waits and when it is over.
+    """
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__(tensors)
@@ -99,8 +104,9 @@ class Underway(Done):
 class Later(Underway):
     """Parts that are under way, and what is left to do in this process when they are through.
 
-    Parts are Works of Gloo or our own. Nothing runs in the background on their behalf: whoever waits, asks or is called back by the
-    future runs `finish`. A Work that nobody waits for is never finished, as torch's contract has it.
+    Parts are Works of Gloo or our own. Nothing runs in the background on their behalf: whoever
+    waits, asks or is called back by the future runs `finish`. A Work that nobody waits for is never
+    finished, as torch's contract has it.
     """
 
     def __init__(
@@ -121,14 +127,19 @@ class Later(Underway):
             try:
                 part.wait(timeout or self._timeout)
             except BaseException as error:
-                if part.is_completed():  # else the caller's patience is over, and the operation is not
+                if (
+                    part.is_completed()
+                ):  # else the caller's patience is over, and the operation is not
                     self._error = error
                 raise
         self._end()
         return True
 
     def _end(self) -> None:
-        """Parts are through: do what is left, once. The lock makes a second thread wait until it is done."""
+        """Parts are through: do what is left, once.
+
+        The lock makes a second thread wait until it is done.
+        """
         with self._lock:
             if self._finish is not None:
                 with torch.no_grad():
@@ -161,12 +172,17 @@ class Later(Underway):
 class Transfer(Later):
     """One send or receive of Gloo.
 
-    Gloo's own Work for these has no future, says "not completed" until somebody has waited, and must be waited for exactly once.
-    So the first who asks without wanting to wait (`is_completed`, `get_future`) starts a thread that does; later callers join it.
+    Gloo's own Work for these has no future, says "not completed" until somebody has waited, and
+    must be waited for exactly once. So the first who asks without wanting to wait (`is_completed`,
+    `get_future`) starts a thread that does; later callers join it.
     """
 
     def __init__(
-        self, inner: Work, tensor: Tensor, timeout: timedelta, finish: Callable[[], None] | None = None
+        self,
+        inner: Work,
+        tensor: Tensor,
+        timeout: timedelta,
+        finish: Callable[[], None] | None = None,
     ) -> None:
         super().__init__((), (tensor,), finish, timeout)
         self._inner = inner
@@ -193,7 +209,9 @@ class Transfer(Later):
 
     def _watch(self) -> None:
         if self._watcher is None and not self._over:
-            self._watcher = threading.Thread(target=self._watched, name="allstep transfer", daemon=True)
+            self._watcher = threading.Thread(
+                target=self._watched, name="allstep transfer", daemon=True
+            )
             self._watcher.start()
 
     def _watched(self) -> None:
@@ -210,7 +228,9 @@ class Transfer(Later):
         if self._future is None:
             first: Future[Any] = Future()
             self._future = first.then(self._value)
-            threading.Thread(target=self._fulfil, args=(first,), name="allstep transfer", daemon=True).start()
+            threading.Thread(
+                target=self._fulfil, args=(first,), name="allstep transfer", daemon=True
+            ).start()
         return self._future
 
     def _fulfil(self, future: Future[Any]) -> None:

@@ -1,12 +1,14 @@
 """The timeline as a file: Chrome's trace format, which Perfetto and chrome://tracing read.
 
-A JSON array with one event per line. A rank is a "process", a group of ranks a "thread" of it; an operation is an event with a beginning
-and a length (`"ph": "X"`), and so are the spans within it. Times are microseconds since the timeline began, on rank 0's clock.
+A JSON array with one event per line. A rank is a "process", a group of ranks a "thread" of it; an
+operation is an event with a beginning and a length (`"ph": "X"`), and so are the spans within it.
+Times are microseconds since the timeline began, on rank 0's clock.
 
-The array may lack its closing bracket: the viewers accept that, so the file of a run that was killed is good up to its last line. It is
-written in whole lines, also when the disk fills up.
+The array may lack its closing bracket: the viewers accept that, so the file of a run that was
+killed is good up to its last line. It is written in whole lines, also when the disk fills up.
 
-`Chrome` makes the lines of one rank, `TraceFile` writes lines. Another format is another class like `Chrome`.
+`Chrome` makes the lines of one rank, `TraceFile` writes lines. Another format is another class like
+`Chrome`.
 """
 
 import contextlib
@@ -22,7 +24,9 @@ import torch
 from allstep.comm.timeline.recorder import RecordedOperation, spans
 from allstep.errors import ConfigError
 
-_WORDS = re.compile(r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?")  # see op.describe
+_WORDS = re.compile(
+    r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?"
+)  # see op.describe
 
 
 class Chrome:
@@ -50,7 +54,14 @@ class Chrome:
     def left_out(self, count: int, now: int) -> str:
         """A note that operations are missing before this moment."""
         name = f"{count} operations are missing: they came faster than they could be written"
-        event = {"name": name, "ph": "i", "s": "p", "ts": self.time(now), "pid": self._rank, "tid": 0}
+        event = {
+            "name": name,
+            "ph": "i",
+            "s": "p",
+            "ts": self.time(now),
+            "pid": self._rank,
+            "tid": 0,
+        }
         return json.dumps(event) + ",\n"
 
     def _lines(self, operation: RecordedOperation) -> Iterable[str]:
@@ -58,8 +69,14 @@ class Chrome:
             yield self._introduce_track(operation.group)
         tid = self._tracks[operation.group]
         name, details = described(operation.said)
-        args = {**details, "group": operation.group, **({"error": operation.error} if operation.error else {})}
-        yield self._span(name, "operation", operation.marks[0][0], operation.ended, tid, json.dumps(args))
+        args = {
+            **details,
+            "group": operation.group,
+            **({"error": operation.error} if operation.error else {}),
+        }
+        yield self._span(
+            name, "operation", operation.marks[0][0], operation.ended, tid, json.dumps(args)
+        )
         for kind, start, end in spans(operation):
             yield self._span(kind, "part", start, end, tid, "{}")
 
@@ -70,12 +87,16 @@ class Chrome:
     def _span(self, name: str, category: str, start: int, end: int, tid: int, args: str) -> str:
         # Written out, because json.dumps of the whole takes four times as long.
         return (
-            f'{{"name": "{name}", "cat": "{category}", "ph": "X", "ts": {self.time(start):.3f}, '
-            f'"dur": {(end - start) / 1e3:.3f}, "pid": {self._rank}, "tid": {tid}, "args": {args}}},\n'
+            f'{{"name": "{name}", "cat": "{category}", "ph": "X", "ts": {self.time(start):.3f},'
+            f' "dur": {(end - start) / 1e3:.3f}, "pid": {self._rank}, "tid": {tid}, "args":'
+            f" {args}}},\n"
         )
 
     def _about(self, name: str, args: dict[str, Any], tid: int = 0) -> str:
-        return json.dumps({"name": name, "ph": "M", "pid": self._rank, "tid": tid, "args": args}) + ",\n"
+        return (
+            json.dumps({"name": name, "ph": "M", "pid": self._rank, "tid": tid, "args": args})
+            + ",\n"
+        )
 
     def time(self, nanoseconds: int) -> float:
         """A moment of this rank's clock as the trace counts it."""

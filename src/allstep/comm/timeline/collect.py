@@ -1,11 +1,13 @@
 """How the lines of all ranks come into one file.
 
-A thread on every rank takes what the recorder has, twice a second and at the end. Rank 0's writes its own lines and those it finds in
-the store; the others' put theirs there, but not when the last few chunks were not taken yet. A recorder that is not emptied counts what
-it leaves out. So neither the store nor a rank's memory fills up, however slow rank 0 is.
+A thread on every rank takes what the recorder has, twice a second and at the end. Rank 0's writes
+its own lines and those it finds in the store; the others' put theirs there, but not when the last
+few chunks were not taken yet. A recorder that is not emptied counts what it leaves out. So neither
+the store nor a rank's memory fills up, however slow rank 0 is.
 
-At the end rank 0 waits a moment for the last lines of the others, but not for the dead. A disk that fills up ends the timeline on all
-ranks with a line on standard error; a store that is gone ends it quietly, since the run goes with it. Neither stops the run.
+At the end rank 0 waits a moment for the last lines of the others, but not for the dead. A disk that
+fills up ends the timeline on all ranks with a line on standard error; a store that is gone ends it
+quietly, since the run goes with it. Neither stops the run.
 """
 
 import contextlib
@@ -112,7 +114,9 @@ class Writer(Part):
     def __init__(self, chrome: Chrome, room: Store, size: int, file: TraceFile) -> None:
         super().__init__(chrome, room)
         self._file = file
-        self._num_taken = dict.fromkeys(range(1, size), 0)  # chunks, of the ranks that have not ended
+        self._num_taken = dict.fromkeys(
+            range(1, size), 0
+        )  # chunks, of the ranks that have not ended
 
     def _put(self, lines: str) -> None:
         try:
@@ -147,7 +151,10 @@ class Writer(Part):
             self._put(zlib.decompress(self._room.get(key)).decode())
             self._room.delete_key(key)
             self._num_taken[rank] += 1
-        if self._room.check([_end(rank)]) and int(self._room.get(_end(rank))) == self._num_taken[rank]:
+        if (
+            self._room.check([_end(rank)])
+            and int(self._room.get(_end(rank))) == self._num_taken[rank]
+        ):
             del self._num_taken[rank]
 
     def _tell_others(self) -> None:

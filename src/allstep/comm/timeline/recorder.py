@@ -1,14 +1,16 @@
-"""What this rank does in its collectives, noted as it happens: the part of the timeline that the collectives see.
+"""What this rank does in its collectives, noted as it happens: the part of the timeline that the
+collectives see.
 
-An operation is a row of marks. At each mark one kind of doing ends and another begins, so the kinds fill the operation without gap or
-overlap::
+An operation is a row of marks. At each mark one kind of doing ends and another begins, so the kinds
+fill the operation without gap or overlap::
 
     all_reduce   | moving | waiting          | adding | moving |
                  began    meet                                 ended
 
-What nobody says otherwise is moving. `during(kind, act, ...)` calls `act` and marks before and after; it may be nested, and what was going
-on before goes on afterwards. A thread carries out one operation at a time, and one operation is carried out by one thread, so the
-operation under way is found by thread: whoever waits or adds need not be told of it.
+What nobody says otherwise is moving. `during(kind, act, ...)` calls `act` and marks before and
+after; it may be nested, and what was going on before goes on afterwards. A thread carries out one
+operation at a time, and one operation is carried out by one thread, so the operation under way is
+found by thread: whoever waits or adds need not be told of it.
 
 `active` is None as long as no timeline is written; a collective looks there once.
 """
@@ -33,7 +35,8 @@ _thread = threading.local()  # .running: the operation that this thread carries 
 
 
 class RecordedOperation(NamedTuple):
-    """One collective of a group, as this rank carried it out. said: the call in words. error: the name of what it raised, or empty."""
+    """One collective of a group, as this rank carried it out. said: the call in words. error: the
+    name of what it raised, or empty."""
 
     group: str
     said: str
@@ -59,7 +62,10 @@ class Running:
 
 
 class Recorder:
-    """Keeps operations that have ended until somebody takes them. When nobody does, it counts what it leaves out."""
+    """Keeps operations that have ended until somebody takes them.
+
+    When nobody does, it counts what it leaves out.
+    """
 
     def __init__(self, most: int = MOST_OPERATIONS) -> None:
         self._most = most
@@ -103,13 +109,17 @@ def operation(group: str, said: str) -> AbstractContextManager[Running | None]:
 
 
 def during(kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """`Running.during` of the operation that this thread carries out; a plain call when none is recorded."""
+    """`Running.during` of the operation that this thread carries out; a plain call when none is
+    recorded."""
     running: Running | None = getattr(_thread, "running", None)
     return act(*args, **named) if running is None else running.during(kind, act, *args, **named)
 
 
 def spans(operation: RecordedOperation) -> Iterator[tuple[str, int, int]]:
-    """(kind, start, end) one after the other, from the beginning to the end. What is very short belongs to the span before it."""
+    """(kind, start, end) one after the other, from the beginning to the end.
+
+    What is very short belongs to the span before it.
+    """
     start, kind = operation.marks[0]
     ends = [*(at for at, _ in operation.marks[1:]), operation.ended]
     for (at, doing), end in zip(operation.marks, ends, strict=True):

@@ -1,4 +1,5 @@
-"""The timeline: one trace of every collective on every rank (`ALLSTEP_TIMELINE=FILE`, or `start_timeline` and `stop_timeline`).
+"""The timeline: one trace of every collective on every rank (`ALLSTEP_TIMELINE=FILE`, or
+`start_timeline` and `stop_timeline`).
 
 ```
 rank 1   collectives -> recorder -> thread: lines -> store, timeline/<n>/1/<chunk> --.
@@ -6,11 +7,13 @@ rank 2   collectives -> recorder -> thread: lines -> store, timeline/<n>/2/<chun
 rank 0   collectives -> recorder -> thread: lines -----------------------------------'
 ```
 
-A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them (`chrome_trace`), on rank 0's clock
-(`clocks`), and brings them to the file (`collect`). Here it starts and ends.
+A collective only notes times (`recorder`). Twice a second a thread of each rank makes lines of them
+(`chrome_trace`), on rank 0's clock (`clocks`), and brings them to the file (`collect`). Here it
+starts and ends.
 
-Rank 0 asks for a timeline and its word counts for all, so a variable that does not reach every host does no harm. A file that cannot be
-written is an error on all ranks, at the start. Nothing that goes wrong later stops the run.
+Rank 0 asks for a timeline and its word counts for all, so a variable that does not reach every host
+does no harm. A file that cannot be written is an error on all ranks, at the start. Nothing that
+goes wrong later stops the run.
 """
 
 import atexit
@@ -50,19 +53,26 @@ _process = _TimelineState()
 
 
 def start_timeline(path: str | os.PathLike[str]) -> None:
-    """Write every collective from now on to `path`, a file on rank 0's host. All ranks call it together; rank 0's path counts."""
+    """Write every collective from now on to `path`, a file on rank 0's host.
+
+    All ranks call it together; rank 0's path counts.
+    """
     if not dist.is_initialized():
         raise WorldError("start_timeline needs a process group: call allstep.init() first")
     if _process.running is not None:
         raise ConfigError(
-            f"start_timeline({os.fspath(path)!r}): one is being written already; call stop_timeline() first"
+            f"start_timeline({os.fspath(path)!r}): one is being written already; call"
+            " stop_timeline() first"
         )
     group = dist.distributed_c10d._get_default_group()
     begin(os.fspath(path), group.get_group_store(), dist.get_rank(), dist.get_world_size())
 
 
 def stop_timeline() -> None:
-    """End the timeline; on rank 0 the file is whole afterwards. All ranks call it together. Nothing happens when there is none."""
+    """End the timeline; on rank 0 the file is whole afterwards.
+
+    All ranks call it together. Nothing happens when there is none.
+    """
     if _process.running is not None:
         ended, _process.running = _process.running, None
         atexit.unregister(stop_timeline)
@@ -75,7 +85,8 @@ def is_running() -> bool:
 
 
 def begin_if_asked(store: Store, rank: int, size: int) -> None:
-    """Whoever makes the default group calls this: a timeline starts when rank 0's ALLSTEP_TIMELINE says so."""
+    """Whoever makes the default group calls this: a timeline starts when rank 0's ALLSTEP_TIMELINE
+    says so."""
     stop_timeline()  # of a default group that is gone
     room = _new_room(store)
     if rank == 0:
@@ -86,7 +97,10 @@ def begin_if_asked(store: Store, rank: int, size: int) -> None:
 
 
 def begin(path: str, store: Store, rank: int, size: int) -> None:
-    """All ranks of `store` together. Raises the same error on all of them when rank 0 cannot write the file."""
+    """All ranks of `store` together.
+
+    Raises the same error on all of them when rank 0 cannot write the file.
+    """
     seconds, room = read_limits().start, _new_room(store)
     file = _open(path, room) if rank == 0 else None
     try:

@@ -1,4 +1,5 @@
-"""Operations on pictures, one idea per file; `operation` says what an operation is, `docs/augmentation.md` has the table of them."""
+"""Operations on pictures, one idea per file; `operation` says what an operation is,
+`docs/augmentation.md` has the table of them."""
 
 from allstep.data.augment.color import Brightness, ColourJitter, Contrast, Hue, Saturation
 from allstep.data.augment.erase import Cutout, Erase

@@ -1,6 +1,7 @@
 """Brightness, contrast, saturation and hue, as Pillow's ImageEnhance and torchvision define them.
 
-With a factor f and each pixel p, out = base + f * (p - base), cut off at 0 and 255, fractions dropped; f = 1 changes nothing, and
+With a factor f and each pixel p, out = base + f * (p - base), cut off at 0 and 255, fractions
+dropped; f = 1 changes nothing, and
 
 | | base |
 |---|---|
@@ -8,10 +9,11 @@ With a factor f and each pixel p, out = base + f * (p - base), cut off at 0 and 
 | Contrast | the mean of the grey picture, rounded: one level for the whole picture |
 | Saturation | the grey of the pixel itself |
 
-where grey = 0.299 R + 0.587 G + 0.114 B (ITU-R 601). Of a grey picture, saturation and hue change nothing. `Hue` turns the hue of HSV
-by a share of the circle.
+where grey = 0.299 R + 0.587 G + 0.114 B (ITU-R 601). Of a grey picture, saturation and hue change
+nothing. `Hue` turns the hue of HSV by a share of the circle.
 
-`Brightness(0.4)` draws f evenly from 0.6 to 1.4, `Brightness((0.8, 1.1))` from that range. `Hue(0.1)` draws the turn from -0.1 to 0.1.
+`Brightness(0.4)` draws f evenly from 0.6 to 1.4, `Brightness((0.8, 1.1))` from that range.
+`Hue(0.1)` draws the turn from -0.1 to 0.1.
 """
 
 from itertools import permutations
@@ -82,7 +84,8 @@ class Saturation(_Colour):
     """Colours drawn away from the pixel's own grey, or towards it."""
 
     def change(self, picture: Picture, figure: float) -> Picture:
-        """As OpenCV's weighted sum, which rounds where Pillow drops fractions: one level apart at most."""
+        """As OpenCV's weighted sum, which rounds where Pillow drops fractions: one level apart at
+        most."""
         if picture.shape[2] == 1:
             return picture
         grey = cv2.cvtColor(_grey(picture), cv2.COLOR_GRAY2RGB)
@@ -105,12 +108,22 @@ class Hue(_Colour):
 
 
 class ColourJitter(InPlace):
-    """Brightness, contrast, saturation and hue in an order that is drawn for each picture, as torchvision's ColorJitter."""
+    """Brightness, contrast, saturation and hue in an order that is drawn for each picture, as
+    torchvision's ColorJitter."""
 
     def __init__(
-        self, brightness: Strength = 0.0, contrast: Strength = 0.0, saturation: Strength = 0.0, hue: Strength = 0.0
+        self,
+        brightness: Strength = 0.0,
+        contrast: Strength = 0.0,
+        saturation: Strength = 0.0,
+        hue: Strength = 0.0,
     ) -> None:
-        self.brightness, self.contrast, self.saturation, self.hue = brightness, contrast, saturation, hue
+        self.brightness, self.contrast, self.saturation, self.hue = (
+            brightness,
+            contrast,
+            saturation,
+            hue,
+        )
         self._parts = Brightness(brightness), Contrast(contrast), Saturation(saturation), Hue(hue)
         self._orders = tuple(permutations(range(4)))
 
@@ -136,6 +149,7 @@ def _grey(picture: Picture) -> Picture:
 
 
 def _looked_up(picture: Picture, base: int, factor: float) -> Picture:
-    """base + factor * (p - base) of every pixel p, in Pillow's arithmetic: single precision, fractions dropped."""
+    """base + factor * (p - base) of every pixel p, in Pillow's arithmetic: single precision,
+    fractions dropped."""
     table = np.clip(base + np.float32(factor) * (_LEVELS - base), 0, 255).astype(np.uint8)
     return np.asarray(cv2.LUT(picture, table), np.uint8).reshape(picture.shape)

@@ -19,7 +19,8 @@ def cropped(
     out: Picture | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> Picture:
-    """Return the part that `frame` takes with this sample's random numbers `row`, in the frame's size.
+    """Return the part that `frame` takes with this sample's random numbers `row`, in the frame's
+    size.
 
     Args:
         data: an encoded image, or an array (height, width[, channels]).
@@ -28,5 +29,7 @@ def cropped(
     Raises:
         ValueError: `data` is not an image, a broken one, or too large.
     """
-    picture, box = decode_part(data, partial(frame.region, row=row), frame.size, channels, max_pixels)
+    picture, box = decode_part(
+        data, partial(frame.region, row=row), frame.size, channels, max_pixels
+    )
     return cut_out(picture, box, frame.size, out)

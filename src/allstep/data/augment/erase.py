@@ -1,7 +1,8 @@
 """Painting a part of the picture over, so that a net cannot lean on one detail.
 
-`Cutout` (DeVries and Taylor 2017): a square of fixed size around any pixel, cut off at the border. `Erase` (random erasing, Zhong et
-al. 2017): with probability `p` a rectangle of random area and aspect, wholly inside.
+`Cutout` (DeVries and Taylor 2017): a square of fixed size around any pixel, cut off at the border.
+`Erase` (random erasing, Zhong et al. 2017): with probability `p` a rectangle of random area and
+aspect, wholly inside.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ class _Painter(InPlace):
 
 
 class Cutout(_Painter):
-    """A square of `size` pixels around any pixel of the picture becomes `value` (one level, or one per channel)."""
+    """A square of `size` pixels around any pixel of the picture becomes `value` (one level, or one
+    per channel)."""
 
     num_draws = 2
 
@@ -51,10 +53,11 @@ class Cutout(_Painter):
 
 
 class Erase(_Painter):
-    """With probability `p`, a rectangle of `area` (share of the picture's) and `aspect` (height / width) becomes `value`.
+    """With probability `p`, a rectangle of `area` (share of the picture's) and `aspect` (height /
+    width) becomes `value`.
 
-    As torchvision's RandomErasing: area uniform, aspect uniform in its logarithm, ten tries to find one smaller than the picture, else
-    nothing. `value` is on the scale of the pixels, 0 to 255.
+    As torchvision's RandomErasing: area uniform, aspect uniform in its logarithm, ten tries to find
+    one smaller than the picture, else nothing. `value` is on the scale of the pixels, 0 to 255.
     """
 
     num_draws = 2 * _TRIES + 3
@@ -72,12 +75,16 @@ class Erase(_Painter):
         self.value = _level(value)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: ten heights and ten widths, as shares of the root of the picture's area; where, as shares of the room; 1 for "do"."""
+        """Columns: ten heights and ten widths, as shares of the root of the picture's area; where,
+        as shares of the room; 1 for "do"."""
         table = draws.uniform(stream, self.num_draws)
         area = self.area[0] + table[:, :_TRIES] * (self.area[1] - self.area[0])
         low, high = np.log(self.aspect)
         aspect = np.exp(low + table[:, _TRIES : 2 * _TRIES] * (high - low))
-        table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES] = np.sqrt(area * aspect), np.sqrt(area / aspect)
+        table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES] = (
+            np.sqrt(area * aspect),
+            np.sqrt(area / aspect),
+        )
         table[:, -1] = table[:, -1] < self.p
         return table
 
@@ -97,5 +104,7 @@ class Erase(_Painter):
 def _level(value: int | Sequence[int]) -> int | tuple[int, ...]:
     levels = (value,) if isinstance(value, int) else tuple(value)
     if not levels or not all(isinstance(level, int) and 0 <= level <= 255 for level in levels):
-        raise ConfigError(f"what is painted is a level from 0 to 255, or one for each channel, not {value!r}")
+        raise ConfigError(
+            f"what is painted is a level from 0 to 255, or one for each channel, not {value!r}"
+        )
     return value if isinstance(value, int) else levels

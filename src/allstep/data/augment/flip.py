@@ -1,7 +1,8 @@
 """Mirroring left and right.
 
-With a coin, a sample is seen the same way round in two epochs as often as not. Alternating (Jordan 2024, "94% on CIFAR-10 in 3.29
-seconds") it is flipped in every second epoch, so that two epochs always show both:
+With a coin, a sample is seen the same way round in two epochs as often as not. Alternating (Jordan
+2024, "94% on CIFAR-10 in 3.29 seconds") it is flipped in every second epoch, so that two epochs
+always show both:
 
 ```
 epoch            0  1  2  3  4

@@ -1,7 +1,7 @@
 """Crops that begin a chain: which part of a picture is taken, and the size it comes out with.
 
-A `Frame` only says where to look, from the picture's size and this sample's random numbers. So the decoder can be told before it
-starts, and what lies outside need not be decoded.
+A `Frame` only says where to look, from the picture's size and this sample's random numbers. So the
+decoder can be told before it starts, and what lies outside need not be decoded.
 
 ```
 RandomResizedCrop(224)    a random part, 8 to 100% of the area, aspect 3:4 to 4:3, stretched to 224 x 224
@@ -41,10 +41,11 @@ class Frame(Operation):
 
 
 class RandomResizedCrop(Frame):
-    """A random part of the picture, stretched to `size`: of `area` (share of the picture's) and `aspect` (width / height).
+    """A random part of the picture, stretched to `size`: of `area` (share of the picture's) and
+    `aspect` (width / height).
 
-    As torchvision's: area uniform, aspect uniform in its logarithm, ten tries to find a part that fits, then the largest part in the
-    middle whose aspect is allowed.
+    As torchvision's: area uniform, aspect uniform in its logarithm, ten tries to find a part that
+    fits, then the largest part in the middle whose aspect is allowed.
     """
 
     num_draws = 2 * _TRIES + 2
@@ -60,13 +61,17 @@ class RandomResizedCrop(Frame):
         self.aspect = check_range("the aspect of RandomResizedCrop", aspect, 1e-3, 1e3)
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """Columns: ten widths and ten heights, as shares of the root of the picture's area; then where, as shares of the room."""
+        """Columns: ten widths and ten heights, as shares of the root of the picture's area; then
+        where, as shares of the room."""
         table = draws.uniform(stream, self.num_draws)
         areas, aspects = table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES]
         area = self.area[0] + areas * (self.area[1] - self.area[0])
         low, high = np.log(self.aspect)
         aspect = np.exp(low + aspects * (high - low))
-        table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES] = np.sqrt(area * aspect), np.sqrt(area / aspect)
+        table[:, :_TRIES], table[:, _TRIES : 2 * _TRIES] = (
+            np.sqrt(area * aspect),
+            np.sqrt(area / aspect),
+        )
         return table
 
     def region(self, height: int, width: int, row: Floats) -> Region:
@@ -77,7 +82,8 @@ class RandomResizedCrop(Frame):
             w, h = round(root * numbers[attempt]), round(root * numbers[_TRIES + attempt])
             if 0 < w <= width and 0 < h <= height:
                 top, left = (
-                    int(share * (room + 1)) for share, room in zip(numbers[-2:], (height - h, width - w), strict=True)
+                    int(share * (room + 1))
+                    for share, room in zip(numbers[-2:], (height - h, width - w), strict=True)
                 )
                 return Region(top, left, h, w)
         return self._middle(height, width)
@@ -90,16 +96,20 @@ class RandomResizedCrop(Frame):
 
 
 class CentreCrop(Frame):
-    """The middle of the picture, for evaluation: as if its shorter side became `shorter` and `size` were cut out of that.
+    """The middle of the picture, for evaluation: as if its shorter side became `shorter` and `size`
+    were cut out of that.
 
-    `shorter` is `size` / 0.875 when nobody says: 256 for 224. The part is whole pixels of the stored picture, scaled once.
+    `shorter` is `size` / 0.875 when nobody says: 256 for 224. The part is whole pixels of the
+    stored picture, scaled once.
     """
 
     def __init__(self, size: int | tuple[int, int], shorter: int | None = None) -> None:
         self.size = check_size("the size of CentreCrop", size)
         self.shorter = round(max(self.size) / 0.875) if shorter is None else shorter
         if self.shorter < max(self.size):
-            raise ConfigError(f"CentreCrop cannot cut {self.size} out of a shorter side of {self.shorter} pixels")
+            raise ConfigError(
+                f"CentreCrop cannot cut {self.size} out of a shorter side of {self.shorter} pixels"
+            )
 
     def region(self, height: int, width: int, row: Floats) -> Region:
         """The middle of every picture."""

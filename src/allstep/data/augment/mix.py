@@ -6,13 +6,15 @@ cutmix   data_i = data_i, but inside a box data_j; lam_i = share outside it   Yu
 both     target_i = lam_i * target_i + (1 - lam_i) * target_j                 (n, num_classes), float
 ```
 
-j is the sample before i in the batch (before the first comes the last): the order is random already. **A batch here is the share of one
-worker**, so these two are the only operations whose outcome depends on the number of workers. lam and the box belong to (seed,
-epoch, sample), like all random numbers.
+j is the sample before i in the batch (before the first comes the last): the order is random
+already. **A batch here is the share of one worker**, so these two are the only operations whose
+outcome depends on the number of workers. lam and the box belong to (seed, epoch, sample), like all
+random numbers.
 
-lam is drawn from Beta(alpha, alpha) by inverting its distribution function. That is tabulated once: with x = s^(1/alpha) / 2, the
-lower half of the distribution is an integral over s of (1 - x)^(alpha - 1), which is smooth, while the density itself is infinite at 0
-for alpha < 1. The upper half is its mirror image.
+lam is drawn from Beta(alpha, alpha) by inverting its distribution function. That is tabulated once:
+with x = s^(1/alpha) / 2, the lower half of the distribution is an integral over s of (1 - x)^(alpha
+- 1), which is smooth, while the density itself is infinite at 0 for alpha < 1. The upper half is
+its mirror image.
 """
 
 from copy import copy
@@ -46,14 +48,18 @@ class _Mix:
         """The same for a set of so many classes."""
         if num_classes is None:
             name = type(self).__name__
-            raise ConfigError(f"{name} must know the number of classes: {name}({self.alpha}, num_classes=...)")
+            raise ConfigError(
+                f"{name} must know the number of classes: {name}({self.alpha}, num_classes=...)"
+            )
         same = copy(self)  # with its table, which takes longer to make than a batch
         same.num_classes = num_classes
         return same
 
     def lam(self, shares: Floats) -> Floats:
         """Beta(alpha, alpha) from uniform numbers."""
-        below = 0.5 * np.interp(np.minimum(shares, 1 - shares), *self._below_half) ** (1 / self.alpha)
+        below = 0.5 * np.interp(np.minimum(shares, 1 - shares), *self._below_half) ** (
+            1 / self.alpha
+        )
         return np.where(shares < 0.5, below, 1 - below)
 
     def __repr__(self) -> str:
@@ -70,40 +76,58 @@ class _Mix:
             return target.float()
         assert self.num_classes is not None
         if target.ndim != 1:
-            raise ConfigError(f"{self!r} mixes targets that are one class each, (n,), not {tuple(target.shape)}")
+            raise ConfigError(
+                f"{self!r} mixes targets that are one class each, (n,), not {tuple(target.shape)}"
+            )
         known = target.numel() and target.device.type == "cpu"  # elsewhere to look is to wait
         if known and not 0 <= int(target.min()) <= int(target.max()) < self.num_classes:
-            raise ConfigError(f"{self!r}: the targets {int(target.min())} to {int(target.max())} are not all classes")
+            raise ConfigError(
+                f"{self!r}: the targets {int(target.min())} to {int(target.max())} are not all"
+                " classes"
+            )
         return one_hot(target.long(), self.num_classes).float()
 
 
 class Mixup(_Mix):
-    """Blends each picture with the one before it. Gives float pictures on the scale 0 to 255 and targets (n, num_classes).
+    """Blends each picture with the one before it. Gives float pictures on the scale 0 to 255 and
+    targets (n, num_classes).
 
     `num_classes` may be left out where the loader's source knows its classes.
     """
 
-    def __call__(self, data: Tensor, target: Tensor, draws: Draws, stream: str) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, data: Tensor, target: Tensor, draws: Draws, stream: str
+    ) -> tuple[Tensor, Tensor]:
         """Mixed data and target."""
-        lam = torch.from_numpy(self.lam(draws.uniform(stream, 1)[:, 0]).astype(np.float32)).to(data.device)
+        lam = torch.from_numpy(self.lam(draws.uniform(stream, 1)[:, 0]).astype(np.float32)).to(
+            data.device
+        )
         share = lam.view(-1, 1, 1, 1)
         pictures = data if data.is_floating_point() else data.float()
-        return torch.lerp(pictures.roll(1, 0), pictures, share.to(pictures.dtype)), self._mixed_target(target, lam)
+        return torch.lerp(
+            pictures.roll(1, 0), pictures, share.to(pictures.dtype)
+        ), self._mixed_target(target, lam)
 
 
 class Cutmix(_Mix):
-    """Puts a box of the picture before it into each picture. Pictures keep their type; targets become (n, num_classes).
+    """Puts a box of the picture before it into each picture. Pictures keep their type; targets
+    become (n, num_classes).
 
-    The box has 1 - lam of the area and the picture's aspect, lies around any pixel, and is cut off at the border; the target counts what
-    is left of it. `num_classes` may be left out where the loader's source knows its classes.
+    The box has 1 - lam of the area and the picture's aspect, lies around any pixel, and is cut off
+    at the border; the target counts what is left of it. `num_classes` may be left out where the
+    loader's source knows its classes.
     """
 
-    def __call__(self, data: Tensor, target: Tensor, draws: Draws, stream: str) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, data: Tensor, target: Tensor, draws: Draws, stream: str
+    ) -> tuple[Tensor, Tensor]:
         """Mixed data and target."""
         height, width = data.shape[-2:]
         table = draws.uniform(stream, 3)
         side = np.sqrt(1 - self.lam(table[:, 0]))
-        rows, columns = (_inside(table[:, 1 + i], side, length) for i, length in enumerate((height, width)))
+        rows, columns = (
+            _inside(table[:, 1 + i], side, length) for i, length in enumerate((height, width))
+        )
         lam = 1 - rows.sum(1) * columns.sum(1) / (height * width)
         box = torch.from_numpy(rows[:, None, :, None] & columns[:, None, None, :]).to(data.device)
         share = torch.from_numpy(lam.astype(np.float32)).to(data.device)
@@ -111,7 +135,8 @@ class Cutmix(_Mix):
 
 
 def _inside(shares: Floats, side: Floats, length: int) -> NDArray[np.bool_]:
-    """Which of `length` pixels lie in an interval of `side` (share of the length) around the pixel at `shares`: (n, length)."""
+    """Which of `length` pixels lie in an interval of `side` (share of the length) around the pixel
+    at `shares`: (n, length)."""
     centre, extent = np.floor(shares * length), np.floor(side * length)
     first = centre - extent // 2
     pixel = np.arange(length)

@@ -1,6 +1,8 @@
-"""Levels 0 to 255 become the numbers that a net likes: (level / 255 - mean) / std, for each channel.
+"""Levels 0 to 255 become the numbers that a net likes: (level / 255 - mean) / std, for each
+channel.
 
-It is the last step on a batch and runs on the batch's device: bytes travel there, a quarter of what floats would take.
+It is the last step on a batch and runs on the batch's device: bytes travel there, a quarter of what
+floats would take.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,28 +15,42 @@ from allstep.errors import ConfigError
 
 
 class Normalise:
-    """`mean` and `std` of each channel on the scale 0 to 1, as torchvision's Normalize has them; one number does for all channels."""
+    """`mean` and `std` of each channel on the scale 0 to 1, as torchvision's Normalize has them;
+    one number does for all channels."""
 
     on_batches = True
 
     def __init__(
-        self, mean: float | Sequence[float], std: float | Sequence[float], dtype: torch.dtype = torch.float32
+        self,
+        mean: float | Sequence[float],
+        std: float | Sequence[float],
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.mean, self.std, self.dtype = _figures(mean), _figures(std), dtype
         if max(self.mean) > 1:
             raise ConfigError(
-                f"the mean of Normalise is on the scale 0 to 1, not {self.mean}: divide it and the std by 255"
+                f"the mean of Normalise is on the scale 0 to 1, not {self.mean}: divide it and the"
+                " std by 255"
             )
         if min(self.std) <= 0:
             raise ConfigError(f"the std of Normalise must be above 0, not {self.std}")
         if len(self.mean) != len(self.std):
-            raise ConfigError(f"Normalise has {len(self.mean)} means but {len(self.std)} standard deviations")
+            raise ConfigError(
+                f"Normalise has {len(self.mean)} means but {len(self.std)} standard deviations"
+            )
 
-    def __call__(self, data: Tensor, target: Tensor, draws: Draws, stream: str) -> tuple[Tensor, Tensor]:
-        """`data` (n, channels, height, width) on the scale 0 to 255, of any type; the target is left alone."""
+    def __call__(
+        self, data: Tensor, target: Tensor, draws: Draws, stream: str
+    ) -> tuple[Tensor, Tensor]:
+        """`data` (n, channels, height, width) on the scale 0 to 255, of any type; the target is
+        left alone."""
         if len(self.mean) not in (1, data.shape[1]):
-            raise ConfigError(f"{self!r} has {len(self.mean)} channels, the pictures have {data.shape[1]}")
-        mean, std = (torch.tensor(x, device=data.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
+            raise ConfigError(
+                f"{self!r} has {len(self.mean)} channels, the pictures have {data.shape[1]}"
+            )
+        mean, std = (
+            torch.tensor(x, device=data.device).view(1, -1, 1, 1) for x in (self.mean, self.std)
+        )
         return (data - mean * 255).mul_(1 / (std * 255)).to(self.dtype), target
 
     def __repr__(self) -> str:
@@ -43,7 +59,9 @@ class Normalise:
 
 def _figures(value: float | Sequence[float]) -> tuple[float, ...]:
     try:
-        figures = tuple(float(figure) for figure in (value if isinstance(value, Iterable) else (value,)))
+        figures = tuple(
+            float(figure) for figure in (value if isinstance(value, Iterable) else (value,))
+        )
     except (TypeError, ValueError):
         raise ConfigError(f"Normalise takes numbers, one for each channel, not {value!r}") from None
     if not figures:

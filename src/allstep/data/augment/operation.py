@@ -6,7 +6,8 @@ one(picture, row)        -> picture            one picture (height, width, chann
 many(pictures, table)    -> pictures | None    n equal small pictures at once; None: "one by one, please"
 ```
 
-A picture is uint8 and belongs to the operation: it may be changed in place and handed back. `many` gives bit for bit what `one` gives.
+A picture is uint8 and belongs to the operation: it may be changed in place and handed back. `many`
+gives bit for bit what `one` gives.
 """
 
 import operator
@@ -28,7 +29,8 @@ class Operation:
     """Whether other threads run while it works."""
 
     def draw(self, draws: Draws, stream: str) -> Floats:
-        """What this operation wants to know of a batch: plain uniform numbers, unless it makes something of them here."""
+        """What this operation wants to know of a batch: plain uniform numbers, unless it makes
+        something of them here."""
         return draws.uniform(stream, self.num_draws)
 
     def one(self, picture: Picture, row: Floats) -> Picture:
@@ -36,7 +38,8 @@ class Operation:
         return picture
 
     def many(self, pictures: Picture, table: Floats) -> Picture | None:
-        """The same for n pictures (n, height, width, channels) and their rows; None where there is no quicker way than one by one."""
+        """The same for n pictures (n, height, width, channels) and their rows; None where there is
+        no quicker way than one by one."""
         return None
 
     def resizes(self) -> tuple[int, int] | None:
@@ -47,12 +50,16 @@ class Operation:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._arguments().items())})"
 
     def _arguments(self) -> dict[str, Any]:
-        """The arguments as the user would write them; public attributes unless a class says otherwise."""
+        """The arguments as the user would write them; public attributes unless a class says
+        otherwise."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 class InPlace(Operation):
-    """An operation that changes a picture where it lies. Of small pictures, too, it does one after the other."""
+    """An operation that changes a picture where it lies.
+
+    Of small pictures, too, it does one after the other.
+    """
 
     def many(self, pictures: Picture, table: Floats) -> Picture | None:
         """By `one`, but without the rest of the way that a single picture goes."""
@@ -68,14 +75,18 @@ def check_share(what: str, value: float) -> float:
     return float(value)
 
 
-def check_range(what: str, pair: tuple[float, float], low: float, high: float) -> tuple[float, float]:
+def check_range(
+    what: str, pair: tuple[float, float], low: float, high: float
+) -> tuple[float, float]:
     """`pair`, which must be (smaller, larger) within `low` and `high`."""
     try:
         first, second = (float(value) for value in pair)
     except (TypeError, ValueError):
         raise ConfigError(f"{what} is a pair (smallest, largest), not {pair!r}") from None
     if not low <= first <= second <= high:
-        raise ConfigError(f"{what} must be (smallest, largest) within {low} and {high}, not {pair!r}")
+        raise ConfigError(
+            f"{what} must be (smallest, largest) within {low} and {high}, not {pair!r}"
+        )
     return first, second
 
 
@@ -93,11 +104,17 @@ def check_whole(what: str, value: int, low: int, high: int) -> int:
 def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) of a size that was given as one number or two."""
     try:
-        height, width = (operator.index(side) for side in (size if isinstance(size, Iterable) else (size, size)))
+        height, width = (
+            operator.index(side) for side in (size if isinstance(size, Iterable) else (size, size))
+        )
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise ConfigError(f"{what} is a number of pixels, or (height, width), not {cut(repr(size))}")
+        raise ConfigError(
+            f"{what} is a number of pixels, or (height, width), not {cut(repr(size))}"
+        )
     if height * width > MAX_PIXELS:
-        raise ConfigError(f"{what}: expected at most {MAX_PIXELS:,} pixels in all, found {cut(repr(size))}")
+        raise ConfigError(
+            f"{what}: expected at most {MAX_PIXELS:,} pixels in all, found {cut(repr(size))}"
+        )
     return height, width

@@ -28,11 +28,14 @@ _NUMPY_MODES = {"zero": "constant", "reflect": "reflect"}
 
 
 class PadAndCrop(Operation):
-    """Pads by `pad` pixels on all sides, then cuts `size` out at random; without a `size`, that of the picture."""
+    """Pads by `pad` pixels on all sides, then cuts `size` out at random; without a `size`, that of
+    the picture."""
 
     num_draws = 2
 
-    def __init__(self, size: int | tuple[int, int] | None = None, pad: int = 4, mode: str = "zero") -> None:
+    def __init__(
+        self, size: int | tuple[int, int] | None = None, pad: int = 4, mode: str = "zero"
+    ) -> None:
         if mode not in _MODES:
             raise ConfigError(f"PadAndCrop has no mode {mode!r}; {did_you_mean(mode, _MODES)}")
         self.size = None if size is None else check_size("the size of PadAndCrop", size)
@@ -42,7 +45,9 @@ class PadAndCrop(Operation):
         """One picture: always new memory."""
         (height, width), tops, lefts = self._places(picture.shape[:2], row[None])
         pad, top, left = self.pad, int(tops[0]), int(lefts[0])
-        padded = np.asarray(cv2.copyMakeBorder(picture, pad, pad, pad, pad, _MODES[self.mode], value=(0, 0, 0, 0)))
+        padded = np.asarray(
+            cv2.copyMakeBorder(picture, pad, pad, pad, pad, _MODES[self.mode], value=(0, 0, 0, 0))
+        )
         padded = padded.reshape(*padded.shape[:2], picture.shape[2])
         return padded[top : top + height, left : left + width].astype(np.uint8)
 
@@ -51,7 +56,9 @@ class PadAndCrop(Operation):
         pad = self.pad
         (height, width), tops, lefts = self._places(pictures.shape[1:3], table)
         borders = [(0, 0), (pad, pad), (pad, pad), (0, 0)]
-        return _windows(_padded(pictures, borders, self.mode), height, width)[np.arange(len(pictures)), tops, lefts]
+        return _windows(_padded(pictures, borders, self.mode), height, width)[
+            np.arange(len(pictures)), tops, lefts
+        ]
 
     def resizes(self) -> tuple[int, int] | None:
         """`size`, when there is one."""

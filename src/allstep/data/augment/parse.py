@@ -1,6 +1,8 @@
-"""Transforms as they are written in a config or on the command line: "RandomResizedCrop(224), Flip()", or a name from `PRESETS`.
+"""Transforms as they are written in a config or on the command line: "RandomResizedCrop(224),
+Flip()", or a name from `PRESETS`.
 
-The text is read as Python's own syntax but not run: only names that are known, called with plain values.
+The text is read as Python's own syntax but not run: only names that are known, called with plain
+values.
 
 | | known names | gives |
 |---|---|---|
@@ -50,7 +52,11 @@ class _Call(NamedTuple):
 
 
 def spelled(
-    text: str, *, channels: int = 3, shape: Shape | None = None, batch: Sequence[BatchOperation] = ()
+    text: str,
+    *,
+    channels: int = 3,
+    shape: Shape | None = None,
+    batch: Sequence[BatchOperation] = (),
 ) -> Transform:
     """The transform that `text` spells; the rest is `Transform`'s."""
     written = PRESETS.get(text.strip(), text)
@@ -60,7 +66,8 @@ def spelled(
 
 
 def spelled_mix(text: str) -> list[BatchOperation]:
-    """The operations on whole batches that `text` ("Mixup(0.2), Cutmix(1.0)") spells, one after the other."""
+    """The operations on whole batches that `text` ("Mixup(0.2), Cutmix(1.0)") spells, one after the
+    other."""
     from allstep.data.augment import mix  # needs torch
 
     return [call.made(mix) for call in check_mix(text)]
@@ -71,7 +78,9 @@ def check_mix(text: str) -> list[_Call]:
     return _calls(text, MIXES, (), "Mixup(0.2), Cutmix(1.0)")
 
 
-def _calls(text: str, known: Collection[str], presets: Collection[str], example: str) -> list[_Call]:
+def _calls(
+    text: str, known: Collection[str], presets: Collection[str], example: str
+) -> list[_Call]:
     if text.strip() == "none":
         return []
     try:
@@ -98,12 +107,15 @@ def _call(node: ast.expr, known: Collection[str], presets: Collection[str]) -> _
         arguments = [ast.literal_eval(each) for each in call.args]
         named = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
     except (TypeError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"{text}: expected plain values in the brackets: numbers, texts, True or False") from error
+        raise ConfigError(
+            f"{text}: expected plain values in the brackets: numbers, texts, True or False"
+        ) from error
     return _Call(text, name, arguments, named)
 
 
 def _instead(name: str, known: Collection[str]) -> str:
-    """What to do about a name that is not known here; an operation of the other kind is told where it belongs."""
+    """What to do about a name that is not known here; an operation of the other kind is told where
+    it belongs."""
     if name in MIXES:
         return f"{name} works on whole batches: write it in data.mix"
     if name in _PICTURES:

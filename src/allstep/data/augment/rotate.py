@@ -1,7 +1,7 @@
 """Turning a picture about its middle.
 
-As Pillow's `Image.rotate(angle, BILINEAR)`: a positive angle turns against the clock, the size stays, and what comes in from outside
-has the level `fill`.
+As Pillow's `Image.rotate(angle, BILINEAR)`: a positive angle turns against the clock, the size
+stays, and what comes in from outside has the level `fill`.
 """
 
 import cv2
@@ -14,7 +14,8 @@ from allstep.errors import ConfigError
 
 
 class Rotate(InPlace):
-    """Turns by an angle drawn evenly from -`degrees` to `degrees`, or from a range (smallest, largest)."""
+    """Turns by an angle drawn evenly from -`degrees` to `degrees`, or from a range (smallest,
+    largest)."""
 
     num_draws = 1
 
@@ -35,6 +36,8 @@ class Rotate(InPlace):
         height, width, channels = picture.shape
         middle = (width - 1) / 2, (height - 1) / 2  # OpenCV counts from pixel centres
         matrix = cv2.getRotationMatrix2D(middle, float(row[0]), 1.0)
-        turned = cv2.warpAffine(picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderValue=(self.fill,) * 4)
+        turned = cv2.warpAffine(
+            picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderValue=(self.fill,) * 4
+        )
         picture[...] = np.asarray(turned).reshape(height, width, channels)
         return picture

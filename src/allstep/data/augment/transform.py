@@ -1,19 +1,23 @@
-"""A chain of operations, as the loader uses it: random numbers for a batch, then each picture into its place.
+"""A chain of operations, as the loader uses it: random numbers for a batch, then each picture into
+its place.
 
 ```
 draw(seed, epoch, samples) ----------------------> Draws        once per batch, vectorised
                                                      |
-stored bytes or array --one(data, out, draws, row)---+--> out   (height, width, channels) uint8, a place in the batch's memory
-equal small arrays ------many(data, out, draws)------+--> out   (n, height, width, channels): many at once, where all can
+stored bytes or array --one(data, out, draws, row)---+--> out   (height, width, channels) uint8, a
+place in the batch's memory equal small arrays ------many(data, out, draws)------+--> out   (n,
+height, width, channels): many at once, where all can
                                                      |
-batch on its device --on_batch(data, target, draws)--+--> data, target    mixup, cutmix, normalisation
-```
+batch on its device --on_batch(data, target, draws)--+--> data, target    mixup, cutmix,
+normalisation ```
 
-When the first operation is a crop (`Frame`), decoding and cropping are one step, and what lies outside the crop is not decoded where
-the format allows that. Later operations work where the picture lies.
+When the first operation is a crop (`Frame`), decoding and cropping are one step, and what lies
+outside the crop is not decoded where the format allows that. Later operations work where the
+picture lies.
 
-Random numbers belong to (seed, epoch, sample) and to the operation's name, so neither the worker nor the number of workers changes a
-picture, and adding an operation leaves the draws of the others as they were.
+Random numbers belong to (seed, epoch, sample) and to the operation's name, so neither the worker
+nor the number of workers changes a picture, and adding an operation leaves the draws of the others
+as they were.
 """
 
 from collections import Counter
@@ -42,16 +46,23 @@ Shape = tuple[int, int, int]
 class BatchOperation(Protocol):
     """An operation on a whole batch, on the device where the batch is."""
 
-    def __call__(self, data: "Tensor", target: "Tensor", draws: Draws, stream: str) -> tuple["Tensor", "Tensor"]:
-        """The batch after this step: `data` (n, channels, height, width), `target` (n,) or (n, classes)."""
+    def __call__(
+        self, data: "Tensor", target: "Tensor", draws: Draws, stream: str
+    ) -> tuple["Tensor", "Tensor"]:
+        """The batch after this step:
+
+        `data` (n, channels, height, width), `target` (n,) or (n, classes).
+        """
 
 
 class Transform:
-    """From what a source stores to what a model is fed: `Transform(RandomResizedCrop(224), Flip(), batch=[Normalise(mean, std)])`.
+    """From what a source stores to what a model is fed: `Transform(RandomResizedCrop(224), Flip(),
+    batch=[Normalise(mean, std)])`.
 
-    `operations` are those of `allstep.data.augment` and functions of yours: `f(picture)` or `f(picture, rng)`, uint8 array (height,
-    width, channels) in and out. `batch` works on whole batches, on their device. `channels` is 3 (RGB) or 1 (grey). `shape` is
-    needed only when a function of yours changes the size. Pictures of more than `max_pixels` are bad samples.
+    `operations` are those of `allstep.data.augment` and functions of yours: `f(picture)` or
+    `f(picture, rng)`, uint8 array (height, width, channels) in and out. `batch` works on whole
+    batches, on their device. `channels` is 3 (RGB) or 1 (grey). `shape` is needed only when a
+    function of yours changes the size. Pictures of more than `max_pixels` are bad samples.
     """
 
     shape: Shape | None
@@ -59,7 +70,8 @@ class Transform:
     releases_gil: bool
     """False as soon as a user's function is among the operations."""
     num_classes: int | None = None
-    """How many classes there are, for mixup and cutmix that were not told; what a loader's source knows is used else."""
+    """How many classes there are, for mixup and cutmix that were not told; what a loader's source
+    knows is used else."""
 
     def __init__(
         self,
@@ -79,7 +91,11 @@ class Transform:
         self.releases_gil = all(operation.releases_gil for operation in self.operations)
         self._streams = _streams(self.operations)
         self._batch_streams = _streams(self.batch)
-        self._first = self.operations[0] if self.operations and isinstance(self.operations[0], Frame) else None
+        self._first = (
+            self.operations[0]
+            if self.operations and isinstance(self.operations[0], Frame)
+            else None
+        )
 
     def draw(self, seed: int, epoch: int, samples: NDArray[np.int64]) -> Draws:
         """All random numbers of a batch at once; row i belongs to `samples[i]`."""
@@ -89,7 +105,10 @@ class Transform:
         return Draws(seed, epoch, draws.samples, parameters)
 
     def one(self, data: Any, out: Picture, draws: Draws, row: int) -> None:
-        """Writes one sample into `out` (height, width, channels). ValueError when `data` is not a picture that can be decoded."""
+        """Writes one sample into `out` (height, width, channels).
+
+        ValueError when `data` is not a picture that can be decoded.
+        """
         picture = self._decoded(data, out, draws, row)
         for number in range(self._first is not None, len(self.operations)):
             operation = self.operations[number]
@@ -101,8 +120,11 @@ class Transform:
             self._place(picture, out)
 
     def many(self, data: NDArray[Any], out: Picture, draws: Draws) -> bool:
-        """Writes a block of equal small pictures into `out` (n, height, width, channels); False, and `out` unused: use `one`."""
-        if data.dtype != np.uint8 or any(type(each).many is Operation.many for each in self.operations):
+        """Writes a block of equal small pictures into `out` (n, height, width, channels); False,
+        and `out` unused: use `one`."""
+        if data.dtype != np.uint8 or any(
+            type(each).many is Operation.many for each in self.operations
+        ):
             return False
         pictures = data[..., None] if data.ndim == 3 else data
         if pictures.ndim != 4 or pictures.shape[3] != out.shape[3]:
@@ -138,7 +160,8 @@ class Transform:
         return (*sizes[-1], self.channels) if sizes else None
 
     def _decoded(self, data: Any, out: Picture, draws: Draws, row: int) -> Picture:
-        """The picture after decoding and, where the first operation is one, the first crop; ours to change."""
+        """The picture after decoding and, where the first operation is one, the first crop; ours to
+        change."""
         if self._first is None:
             return decode(data, out.shape[2], self.max_pixels)
         into = out if out.shape[:2] == self._first.size else None
@@ -167,7 +190,10 @@ class Transform:
             calls = [each for each in self.operations if isinstance(each, Call)]
             room = f"{picture.shape}, the batch has room for {out.shape}"
             if calls:
-                raise ConfigError(f"after {calls[-1]!r} a picture is {room}: give Transform the shape that comes out")
+                raise ConfigError(
+                    f"after {calls[-1]!r} a picture is {room}: give Transform the shape that"
+                    " comes out"
+                )
             raise ValueError(f"a picture is {room}: let the transform begin with a crop or Resize")
         out[...] = picture
 
@@ -187,13 +213,16 @@ def _batch_operation(each: Any) -> BatchOperation:
     if isinstance(each, Operation):
         raise ConfigError(f"{each!r} works on pictures, not on batches: put it before `batch=`")
     if isinstance(each, type) or not callable(each):
-        raise ConfigError(f"{each!r} is not an operation on batches; Normalise, Mixup and Cutmix are")
+        raise ConfigError(
+            f"{each!r} is not an operation on batches; Normalise, Mixup and Cutmix are"
+        )
     batch_operation: BatchOperation = each
     return batch_operation
 
 
 def _streams(operations: Iterable[Any]) -> tuple[str, ...]:
-    """A name for the random numbers of each operation: its own, and a count from the second of a kind on."""
+    """A name for the random numbers of each operation: its own, and a count from the second of a
+    kind on."""
     seen: Counter[str] = Counter()
     names = []
     for operation in operations:

@@ -1,7 +1,7 @@
 """A user's own function as a step of a transform.
 
-`f(picture)` or `f(picture, rng)`: uint8 array (height, width, channels) in, the same kind out, of any size. `rng` is a
-`numpy.random.Generator` of this sample's own at this epoch.
+`f(picture)` or `f(picture, rng)`: uint8 array (height, width, channels) in, the same kind out, of
+any size. `rng` is a `numpy.random.Generator` of this sample's own at this epoch.
 """
 
 import inspect
@@ -33,7 +33,9 @@ class Call(Operation):
         try:
             result = self.function(*arguments)
         except ValueError as error:  # which a loader takes for a picture that cannot be decoded
-            raise RuntimeError(f"{self!r} failed on a picture of shape {picture.shape}: {error}") from error
+            raise RuntimeError(
+                f"{self!r} failed on a picture of shape {picture.shape}: {error}"
+            ) from error
         return self._checked(result)
 
     def __repr__(self) -> str:
@@ -49,7 +51,9 @@ class Call(Operation):
                 if isinstance(result, np.ndarray)
                 else type(result).__name__
             )
-            raise ConfigError(f"{self!r} gave a {kind}; a step gives a uint8 array (height, width, channels)")
+            raise ConfigError(
+                f"{self!r} gave a {kind}; a step gives a uint8 array (height, width, channels)"
+            )
         return result
 
 
@@ -61,12 +65,15 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
     if len(needed) > 2:
-        raise ConfigError(f"{function!r} wants {len(needed)} arguments; a step is f(picture) or f(picture, rng)")
+        raise ConfigError(
+            f"{function!r} wants {len(needed)} arguments; a step is f(picture) or f(picture, rng)"
+        )
     return len(needed) == 2 or (len(places) > 1 and places[1].name in ("rng", "generator"))
 
 
 def _pickled(function: Callable[..., Any]) -> bytes:
-    """Plain pickle where another process can find the function by its name, else the function itself."""
+    """Plain pickle where another process can find the function by its name, else the function
+    itself."""
     if getattr(function, "__module__", None) != "__main__":
         try:
             return pickle.dumps(function)

@@ -2,9 +2,10 @@
 
 Pillow decides some things otherwise than the rest of `image`, and this module puts them right:
 
-* A TIFF is turned as its orientation asks. Here it is turned back: orientation is ignored everywhere.
-* Values of more than 8 bits are cut off at 255. Here the upper 8 of 16 bits stay. Pixels of 32 bits and
-  floats have no range that a file states, so they are refused.
+* A TIFF is turned as its orientation asks. Here it is turned back: orientation is ignored
+  everywhere.
+* Values of more than 8 bits are cut off at 255. Here the upper 8 of 16 bits stay. Pixels of 32 bits
+  and floats have no range that a file states, so they are refused.
 * The size of a TIFF's tiles is not limited, though memory is taken for a whole one.
 """
 
@@ -20,7 +21,8 @@ from allstep.data.image.limit import check_size
 from allstep.data.image.pixels import Picture
 from allstep.data.image.size import opened
 
-# What is wrong with a picture is in the error about it, or does no harm: notices of damaged EXIF data,
+# What is wrong with a picture is in the error about it, or does no harm: notices of damaged EXIF
+# data,
 # and of sizes that exceed Pillow's own limit.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 _MODES = {1: "L", 3: "RGB"}

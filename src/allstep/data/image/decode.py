@@ -1,4 +1,5 @@
-"""From what a source stores to a picture: uint8 (height, width, channels), 3 channels RGB or 1 grey.
+"""From what a source stores to a picture: uint8 (height, width, channels), 3 channels RGB or 1
+grey.
 
 | first bytes | by | when that fails |
 |---|---|---|
@@ -13,10 +14,11 @@ are refused. The orientation that a camera wrote into EXIF is ignored everywhere
 than `max_pixels` is refused by its header, before memory is taken for it (`limit`, `size`); arrays
 are in memory already.
 
-OpenCV's own threads are switched off when this module is imported, for the whole process: loaders have a thread for each core already.
-simplejpeg and OpenCV let other Python threads run while they work. What OpenCV logs of broken pictures
-is switched off, too (the error says it), unless OPENCV_LOG_LEVEL asks for it. libpng's own lines go straight
-to standard error and stay, but for those about color profiles (`png`).
+OpenCV's own threads are switched off when this module is imported, for the whole process: loaders
+have a thread for each core already. simplejpeg and OpenCV let other Python threads run while they
+work. What OpenCV logs of broken pictures is switched off, too (the error says it), unless
+OPENCV_LOG_LEVEL asks for it. libpng's own lines go straight to standard error and stay, but for
+those about color profiles (`png`).
 """
 
 import os
@@ -69,10 +71,11 @@ def decode_part(
     channels: int,
     max_pixels: int,
 ) -> tuple[Picture, Box]:
-    """Return an image that holds the part which `region_of(height, width)` names, and where in it that part is.
+    """Return an image that holds the part which `region_of(height, width)` names, and where in it
+    that part is.
 
-    The part is to become `size`: a JPEG may be decoded at a half, a quarter or an eighth. The image may be
-    the data itself, or memory that the thread's next call writes over.
+    The part is to become `size`: a JPEG may be decoded at a half, a quarter or an eighth. The image
+    may be the data itself, or memory that the thread's next call writes over.
 
     Raises:
         ValueError: `data` is not an image, a broken one, or too large.
@@ -98,7 +101,9 @@ def _bytes(data: Any) -> memoryview:
     try:
         code = memoryview(data).cast("B")
     except TypeError:
-        raise ValueError(f"{type(data).__name__} is neither an encoded picture nor an array of pixels") from None
+        raise ValueError(
+            f"{type(data).__name__} is neither an encoded picture nor an array of pixels"
+        ) from None
     if len(code) > MAX_NBYTES:
         raise ValueError(f"too large: {len(code)} bytes, expected at most {MAX_NBYTES}")
     return code
@@ -108,13 +113,17 @@ def _with_channels(data: Any, channels: int) -> Picture:
     """An array as (height, width, channels): grey repeated, or RGB made grey."""
     picture: Picture = data[..., None] if data.ndim == 2 else data
     if picture.dtype != np.uint8 or picture.ndim != 3:
-        raise ValueError(f"a stored picture is uint8 (height, width, channels), not {data.dtype} {data.shape}")
+        raise ValueError(
+            f"a stored picture is uint8 (height, width, channels), not {data.dtype} {data.shape}"
+        )
     if picture.shape[2] == channels:
         return picture
     if picture.shape[2] == 1:
         return np.repeat(picture, channels, axis=2)
     if picture.shape[2] == 3 and channels == 1:
-        return np.asarray(cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY), np.uint8)[..., None]
+        return np.asarray(
+            cv2.cvtColor(np.ascontiguousarray(picture), cv2.COLOR_RGB2GRAY), np.uint8
+        )[..., None]
     raise ValueError(f"a picture of {picture.shape[2]} channels cannot be given as {channels}")
 
 

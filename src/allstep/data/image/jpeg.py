@@ -4,20 +4,22 @@
 header -> which part? -> cut the file down to its rows -> decode them, reduced by 1, 2, 4 or 8, into the thread's own memory
 ```
 
-**Cut.** Undoing the entropy code is most of a decoder's work (about two thirds at ImageNet's sizes), so the rows that the crop does
-not need are taken out of the file first: see `jpeg_cut`.
+**Cut.** Undoing the entropy code is most of a decoder's work (about two thirds at ImageNet's
+sizes), so the rows that the crop does not need are taken out of the file first: see `jpeg_cut`.
 
-**Reduced.** A crop that is at least twice as large as what it will become is decoded at 1/2, 1/4 or 1/8 of its size: the decoder then
-computes (nearly) the means of pixels, which is what a good reduction does with them anyway.
+**Reduced.** A crop that is at least twice as large as what it will become is decoded at 1/2, 1/4 or
+1/8 of its size: the decoder then computes (nearly) the means of pixels, which is what a good
+reduction does with them anyway.
 
-**Faults.** A file that ends too early, or whose code is broken, is an error. libjpeg would go on and fill up with grey, and OpenCV hands
-that out without a word; so every complaint counts here. libjpeg passes on only the first complaint about a picture. Where we cut
-rows off below, "extraneous bytes before marker 0xd9" (the end) is what it has to say; when that comes first, the kept rows had no
-fault. Complaints about a whole file that leave its picture whole make it `Odd`: Pillow then decides, which bears with them but does
-notice a missing end.
+**Faults.** A file that ends too early, or whose code is broken, is an error. libjpeg would go on
+and fill up with grey, and OpenCV hands that out without a word; so every complaint counts here.
+libjpeg passes on only the first complaint about a picture. Where we cut rows off below, "extraneous
+bytes before marker 0xd9" (the end) is what it has to say; when that comes first, the kept rows had
+no fault. Complaints about a whole file that leave its picture whole make it `Odd`: Pillow then
+decides, which bears with them but does notice a missing end.
 
-Accurate arithmetic throughout: libjpeg's quick one is 3% faster and off by more than one level on average. Orientation in EXIF is
-ignored, as torchvision ignores it.
+Accurate arithmetic throughout: libjpeg's quick one is 3% faster and off by more than one level on
+average. Orientation in EXIF is ignored, as torchvision ignores it.
 """
 
 import re
@@ -33,16 +35,23 @@ from allstep.data.image.limit import MAX_PIXELS, check_size
 from allstep.data.image.pixels import Picture, Region
 from allstep.data.image.resize import Box, reduction
 
-_BROKEN = re.compile("premature end|bad huffman|corrupt|empty jpeg|instead of rst|arithmetic", re.IGNORECASE)
+_BROKEN = re.compile(
+    "premature end|bad huffman|corrupt|empty jpeg|instead of rst|arithmetic", re.IGNORECASE
+)
 _HARMLESS = re.compile("extraneous bytes before marker")
 _CUT_OFF = re.compile("extraneous bytes before marker 0xd9")
 _KINDS = {1: "GRAY", 3: "RGB"}
-_MARGIN = 2  # rows around the crop that smoothly enlarged colour, and a stretch that begins between pixels, look at
-_KEPT = 64 << 20  # bytes of scratch memory that a thread keeps; more than that is taken anew each time
+# rows around the crop that smoothly enlarged colour, and a stretch that begins between pixels, look
+# at
+_MARGIN = 2
+_KEPT = (
+    64 << 20
+)  # bytes of scratch memory that a thread keeps; more than that is taken anew each time
 
 
 class _Scratch(threading.local):
-    """A thread's memory for decoded pictures: the first touch of fresh memory costs more than decoding into it."""
+    """A thread's memory for decoded pictures: the first touch of fresh memory costs more than
+    decoding into it."""
 
     memory = np.empty(0, np.uint8)
 
@@ -79,10 +88,11 @@ def decode_part(
     channels: int,
     max_pixels: int = MAX_PIXELS,
 ) -> tuple[Picture, Box]:
-    """A picture that holds the part which `region_of(height, width)` names, and where in it: as stored, or reduced by 2, 4 or 8.
+    """A picture that holds the part which `region_of(height, width)` names, and where in it: as
+    stored, or reduced by 2, 4 or 8.
 
-    The part is to become `size`. The picture lies in memory that the thread's next call writes over. Odd when others should try,
-    ValueError when it is broken or too large.
+    The part is to become `size`. The picture lies in memory that the thread's next call writes
+    over. Odd when others should try, ValueError when it is broken or too large.
     """
     header = _checked_header(data, max_pixels)
     region = region_of(header.height, header.width)
@@ -97,7 +107,9 @@ def decode_part(
         except ValueError as error:
             raise _judged(error) from None
     top = region.top - rows.top
-    return picture, Box(top / factor, region.left / factor, region.height / factor, region.width / factor)
+    return picture, Box(
+        top / factor, region.left / factor, region.height / factor, region.width / factor
+    )
 
 
 def _checked_header(data: memoryview, max_pixels: int) -> Header:
@@ -121,7 +133,9 @@ def _cut_decoded(rows: Cut, width: int, channels: int, factor: int) -> Picture |
 
 def _decode_into(memory: Picture, rows: Cut) -> None:
     height, width, channels = memory.shape
-    simplejpeg.decode_jpeg(rows.code, _KINDS[channels], min_height=height, min_width=width, buffer=memory)
+    simplejpeg.decode_jpeg(
+        rows.code, _KINDS[channels], min_height=height, min_width=width, buffer=memory
+    )
 
 
 def _memory(rows: Cut, width: int, channels: int, factor: int) -> Picture:

@@ -1,10 +1,12 @@
 """A JPEG cut down to the rows of a crop, without decoding it.
 
-**Below the crop.** A decoder must begin at the top, but it stops at the height that the header names. A copy of the bytes with another
-height there, a whole number of coded rows, costs only the rows that count. The kept rows are the same bit for bit.
+**Below the crop.** A decoder must begin at the top, but it stops at the height that the header
+names. A copy of the bytes with another height there, a whole number of coded rows, costs only the
+rows that count. The kept rows are the same bit for bit.
 
-**Above it too**, where restart markers (RST0 ... RST7, round and round) follow whole rows: there the code begins afresh. The copy then
-has the rows of the crop only, and its markers are numbered anew.
+**Above it too**, where restart markers (RST0 ... RST7, round and round) follow whole rows: there
+the code begins afresh. The copy then has the rows of the crop only, and its markers are numbered
+anew.
 
 ```
 height 48  SOS row0 RST0 row1 RST1 row2 RST2 row3 RST3 row4 RST4 row5 EOI
@@ -36,7 +38,8 @@ class Cut(NamedTuple):
 
 
 def cut(data: memoryview, header: Header, region: Region, margin: int = 2) -> Cut | None:
-    """`data` cut down to what `region` and `margin` rows around it need; None when there is nothing to gain or it cannot be done."""
+    """`data` cut down to what `region` and `margin` rows around it need; None when there is nothing
+    to gain or it cannot be done."""
     if not header.one_scan or bytes(data[-2:]) != _EOI:
         return None
     step = header.mcu[0]
@@ -62,18 +65,30 @@ def _between_restarts(data: memoryview, header: Header, first: int, last: int) -
     per_row = max(1, units // header.restart)  # markers to a row
     if header.restart * per_row != units * rows_each:
         return None  # they fall within rows
-    first, last, num = first // rows_each, -(-last // rows_each), -(-num_rows // rows_each)  # now in steps of rows_each
+    first, last, num = (
+        first // rows_each,
+        -(-last // rows_each),
+        -(-num_rows // rows_each),
+    )  # now in steps of rows_each
     edges = _edges(data, header.rows_at)
     if last - first == num or len(edges) != num * per_row + 1:
         return None
     top = first * rows_each * header.mcu[0]
     height = min(header.height, last * rows_each * header.mcu[0]) - top
     code = _with_height(data[: header.rows_at], header, height)
-    return Cut(top, height, code + _renumbered(data, edges[first * per_row : last * per_row + 1]), rest=False)
+    return Cut(
+        top,
+        height,
+        code + _renumbered(data, edges[first * per_row : last * per_row + 1]),
+        rest=False,
+    )
 
 
 def _edges(data: memoryview, begin: int) -> NDArray[np.int64]:
-    """Where the stretches between restart markers begin; the last edge is what would follow EOI. (0xFF in code is 0xFF 0x00.)"""
+    """Where the stretches between restart markers begin; the last edge is what would follow EOI.
+
+    (0xFF in code is 0xFF 0x00.)
+    """
     code = np.frombuffer(data, np.uint8)[begin:]
     found = np.flatnonzero(code[:-1] == 0xFF)
     markers = found[(code[found + 1] & 0xF8) == 0xD0]

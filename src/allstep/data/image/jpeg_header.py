@@ -2,11 +2,12 @@
 
 ```
 SOI | APPn ... | DQT | SOF0: precision, height, width, components | DHT | [DRI: interval] | SOS | rows of blocks ..... | EOI
-                             ^^^^^^ height_at                                                     ^ rows_at
+                             ^^^^^^ height_at                                                     ^
+                             rows_at
 ```
 
-Segments are a marker (0xFF and a kind) and a length of two bytes that counts itself. Read in Python from the first hundreds of bytes:
-a microsecond or two.
+Segments are a marker (0xFF and a kind) and a length of two bytes that counts itself. Read in Python
+from the first hundreds of bytes: a microsecond or two.
 """
 
 import re
@@ -14,9 +15,12 @@ from typing import NamedTuple
 
 _SOF = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 _SOS, _DRI = 0xDA, 0xDD
-_PIXELS_PER_BYTE = 512  # more cannot be coded: one bit for each block of 8 x 8, of which colour may have a quarter
+_PIXELS_PER_BYTE = (
+    512  # more cannot be coded: one bit for each block of 8 x 8, of which colour may have a quarter
+)
 
-# A progressive picture has about 10 scans. Each walks over all blocks, even if it codes nothing in 160 bytes.
+# A progressive picture has about 10 scans. Each walks over all blocks, even if it codes nothing in
+# 160 bytes.
 _MAX_SCANS = 200
 _SCAN = re.compile(b"\xff\xda")
 
@@ -31,7 +35,8 @@ class Header(NamedTuple):
     height: int
     width: int
     mcu: tuple[int, int]
-    """(height, width) in pixels of the unit in which all components are coded: 8 or 16 each, mostly."""
+    """(height, width) in pixels of the unit in which all components are coded: 8 or 16 each,
+    mostly."""
     one_scan: bool
     """Whether each row is coded once, from the top down, and not in several passes."""
     restart: int
@@ -46,8 +51,12 @@ def read_header(data: memoryview) -> Header:
         header = _read(data)
     except IndexError:
         raise Odd(f"no rows follow within its {len(data)} bytes") from None
-    if header.height * header.width > _PIXELS_PER_BYTE * len(data):  # said before anybody takes memory for it
-        raise ValueError(f"broken JPEG: {header.height} x {header.width} pixels cannot be in {len(data)} bytes")
+    if header.height * header.width > _PIXELS_PER_BYTE * len(
+        data
+    ):  # said before anybody takes memory for it
+        raise ValueError(
+            f"broken JPEG: {header.height} x {header.width} pixels cannot be in {len(data)} bytes"
+        )
     return header
 
 
@@ -81,8 +90,11 @@ def _read(data: memoryview) -> Header:
     return _header(*frame, num_scanned=data[at + 4], restart=restart, rows_at=end)
 
 
-def _header(kind: int, height_at: int, frame: bytes, num_scanned: int, restart: int, rows_at: int) -> Header:
-    """`frame`: precision, height, width, number of components, then (name, sampling, table) of each."""
+def _header(
+    kind: int, height_at: int, frame: bytes, num_scanned: int, restart: int, rows_at: int
+) -> Header:
+    """`frame`: precision, height, width, number of components, then (name, sampling, table) of
+    each."""
     height, width, num = (frame[1] << 8) | frame[2], (frame[3] << 8) | frame[4], frame[5]
     sampling = frame[7::3]
     factors = [side for each in sampling for side in (each >> 4, each & 15)]
@@ -90,6 +102,10 @@ def _header(kind: int, height_at: int, frame: bytes, num_scanned: int, restart: 
     if not usual or not all(1 <= factor <= 4 for factor in factors):
         raise Odd(f"{height} x {width} pixels of {frame[0]} bits in {num} components")
     # A component alone is never interleaved: its unit is 8 x 8 whatever its factors say.
-    mcu = (8, 8) if num == 1 else (8 * max(s & 15 for s in sampling), 8 * max(s >> 4 for s in sampling))
+    mcu = (
+        (8, 8)
+        if num == 1
+        else (8 * max(s & 15 for s in sampling), 8 * max(s >> 4 for s in sampling))
+    )
     one_scan = _SOF[kind] != "progressive" and num_scanned == num
     return Header(height, width, mcu, one_scan, restart, height_at, rows_at)

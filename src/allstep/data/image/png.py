@@ -34,7 +34,9 @@ def check_chunks(code: memoryview) -> None:
     for start, end, kind in _chunks(code):
         stated = int.from_bytes(code[start : start + 4], "big")
         if stated - (end - start) > _MOST_MISSING:
-            raise ValueError(f"broken picture: the chunk {kind!r} states {stated} bytes, {end - start} are left")
+            raise ValueError(
+                f"broken picture: the chunk {kind!r} states {stated} bytes, {end - start} are left"
+            )
 
 
 def without_profile(code: memoryview) -> memoryview:
@@ -46,7 +48,10 @@ def without_profile(code: memoryview) -> memoryview:
 
 
 def _chunks(code: memoryview) -> Iterator[tuple[int, int, bytes]]:
-    """Yield where each chunk starts and ends, and its kind. A cut one at the end is as long as it is."""
+    """Yield where each chunk starts and ends, and its kind.
+
+    A cut one at the end is as long as it is.
+    """
     start = len(_SIGNATURE)
     while start < len(code):
         end = start + _OVERHEAD + int.from_bytes(code[start : start + 4], "big")

@@ -1,8 +1,9 @@
 """Stretching a part of a picture to a size.
 
-Bilinear, as OpenCV, tf.data and torchvision (on tensors, without antialiasing) do it: pixel centres are aligned, four neighbours are
-weighted. That looks at too few pixels when a picture becomes less than half as large, so it is first reduced by 2, 4, 8 ..., each
-pixel the mean of its square, as long as that leaves at least the size wanted. (OpenCV's own mean over areas of any size takes ten
+Bilinear, as OpenCV, tf.data and torchvision (on tensors, without antialiasing) do it: pixel centres
+are aligned, four neighbours are weighted. That looks at too few pixels when a picture becomes less
+than half as large, so it is first reduced by 2, 4, 8 ..., each pixel the mean of its square, as
+long as that leaves at least the size wanted. (OpenCV's own mean over areas of any size takes ten
 times as long.)
 """
 
@@ -24,12 +25,15 @@ class Box(NamedTuple):
 
 
 def reduction(height: float, width: float, size: tuple[int, int]) -> int:
-    """By what (1, 2, 4, 8 ...) a part of this height and width may be reduced and still be no smaller than `size`."""
+    """By what (1, 2, 4, 8 ...) a part of this height and width may be reduced and still be no
+    smaller than `size`."""
     ratio = int(min(height / size[0], width / size[1]))
     return 1 << max(0, ratio.bit_length() - 1)
 
 
-def cut_out(picture: Picture, box: Box, size: tuple[int, int], out: Picture | None = None) -> Picture:
+def cut_out(
+    picture: Picture, box: Box, size: tuple[int, int], out: Picture | None = None
+) -> Picture:
     """The part `box` of `picture` as `size` (height, width); written to `out` when given."""
     if all(float(edge).is_integer() for edge in box):
         top, left, height, width = (int(edge) for edge in box)
@@ -37,18 +41,25 @@ def cut_out(picture: Picture, box: Box, size: tuple[int, int], out: Picture | No
     down, right = box.height / size[0], box.width / size[1]  # pixels there for one pixel here
     matrix = np.array([[right, 0, box.left + right / 2 - 0.5], [0, down, box.top + down / 2 - 0.5]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    done = cv2.warpAffine(picture, matrix, size[::-1], dst=_dense(out), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    done = cv2.warpAffine(
+        picture, matrix, size[::-1], dst=_dense(out), flags=flags, borderMode=cv2.BORDER_REPLICATE
+    )
     return _put(np.asarray(done, np.uint8).reshape(*size, picture.shape[2]), out)
 
 
 def resized(picture: Picture, size: tuple[int, int], out: Picture | None = None) -> Picture:
-    """`picture` (height, width, channels) as `size` (height, width); written to `out` when given. Never a view of `picture`."""
+    """`picture` (height, width, channels) as `size` (height, width); written to `out` when given.
+
+    Never a view of `picture`.
+    """
     height, width, channels = picture.shape
     by = reduction(height, width, size)
     if by > 1:
         return cut_out(_reduced(picture, by), Box(0, 0, height / by, width / by), size, out)
     done = cv2.resize(picture, size[::-1], dst=_dense(out), interpolation=cv2.INTER_LINEAR)
-    return _put(np.asarray(done, np.uint8).reshape(*size, channels), out)  # OpenCV drops a single channel
+    return _put(
+        np.asarray(done, np.uint8).reshape(*size, channels), out
+    )  # OpenCV drops a single channel
 
 
 def _reduced(picture: Picture, by: int) -> Picture:

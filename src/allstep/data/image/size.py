@@ -6,9 +6,9 @@
 | PNG, GIF, BMP, WebP | fixed places, read here (Pillow takes memory for a whole WebP when it opens one) |
 | TIFF, PPM and all others | Pillow, which reads headers when it opens a file and pixels later |
 
-Pillow opens only the formats listed here: of those that it knows besides, EPS would start another program.
-Its own limit (a warning from 89 million pixels on, an error from 179 million on) does not count here,
-and stays as it is for everything else in the process.
+Pillow opens only the formats listed here: of those that it knows besides, EPS would start another
+program. Its own limit (a warning from 89 million pixels on, an error from 179 million on) does not
+count here, and stays as it is for everything else in the process.
 """
 
 import io
@@ -40,7 +40,9 @@ def opened(code: Any) -> Image.Image:
     try:
         return _opened(code)
     except UnidentifiedImageError:
-        raise ValueError(f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}") from None
+        raise ValueError(
+            f"not a picture: {len(code)} bytes that begin with {bytes(code[:8])!r}"
+        ) from None
     # Pillow's plugins raise OSError, ValueError, EOFError ... for broken headers.
     except Exception as error:
         raise ValueError(f"broken picture: {error}") from None

@@ -8,8 +8,9 @@ stored        epoch 0      epoch 1      ...
 +--------+    +--------+   +--------+
 ```
 
-The pictures are those that training with the same seed sees, before the batch part of a transform (mixup, normalisation). A sample that
-cannot be delivered gets an empty place and the reason for its title.
+The pictures are those that training with the same seed sees, before the batch part of a transform
+(mixup, normalisation). A sample that cannot be delivered gets an empty place and the reason for its
+title.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,9 @@ def save(image: "Image.Image", path: Path) -> None:
     try:
         image.save(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(
+            f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def sheet_size(cell: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
@@ -57,12 +60,17 @@ def sheet_size(cell: tuple[int, int], rows: int, columns: int) -> tuple[int, int
     return BAND + rows * (BAND + cell[0] + GAP) + GAP, GAP + (1 + columns) * (cell[1] + GAP)
 
 
-def _row(source: Source, transform: Transform, number: int, columns: int, seed: int) -> tuple[str, list[Picture]]:
+def _row(
+    source: Source, transform: Transform, number: int, columns: int, seed: int
+) -> tuple[str, list[Picture]]:
     """Title and pictures of one sample."""
     try:
         sample = source.read(number)
         stored = decode(sample.data, max_pixels=transform.max_pixels)
-        pictures = [_augmented(transform, sample.data, stored.shape, number, epoch, seed) for epoch in range(columns)]
+        pictures = [
+            _augmented(transform, sample.data, stored.shape, number, epoch, seed)
+            for epoch in range(columns)
+        ]
     except BadSample as error:
         return f"{number}: {error.reason}", []
     except ValueError as error:
@@ -70,7 +78,9 @@ def _row(source: Source, transform: Transform, number: int, columns: int, seed: 
     return f"{number}: {_class(source, sample.target)}", [stored, *pictures]
 
 
-def _augmented(transform: Transform, data: Any, stored: tuple[int, ...], number: int, epoch: int, seed: int) -> Picture:
+def _augmented(
+    transform: Transform, data: Any, stored: tuple[int, ...], number: int, epoch: int, seed: int
+) -> Picture:
     out = np.zeros((*(transform.shape or stored)[:2], transform.channels), np.uint8)
     transform.one(data, out, transform.draw(seed, epoch, np.array([number])), 0)
     return out
@@ -91,14 +101,18 @@ def _cell(pictures: Sequence[Picture]) -> tuple[int, int]:
     return height * times, width * times
 
 
-def _draw(rows: Sequence[tuple[str, list[Picture]]], cell: tuple[int, int], columns: int) -> "Image.Image":
+def _draw(
+    rows: Sequence[tuple[str, list[Picture]]], cell: tuple[int, int], columns: int
+) -> "Image.Image":
     from PIL import Image, ImageDraw
 
     height, width = sheet_size(cell, len(rows), columns)
     image = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(image)
     lefts = [GAP + column * (cell[1] + GAP) for column in range(columns + 1)]
-    for left, text in zip(lefts, ["stored", *(f"epoch {epoch}" for epoch in range(columns))], strict=True):
+    for left, text in zip(
+        lefts, ["stored", *(f"epoch {epoch}" for epoch in range(columns))], strict=True
+    ):
         draw.text((left, 2), text, fill=_INK)
     for number, (title, pictures) in enumerate(rows):
         top = BAND + number * (BAND + cell[0] + GAP)

@@ -1,8 +1,10 @@
-"""Indexes and checksums made now, rather than when a training run needs them (`allstep data index`).
+"""Indexes and checksums made now, rather than when a training run needs them (`allstep data
+index`).
 
-Opening a source writes the indexes it lacks. TFRecords hold a checksum for each record; files in folders and tars, idx files and CIFAR-10's
-do not. For those a CRC32C of each sample can be stored: it says nothing about damage before, but finds every change after it, until new
-ones are stored. Where they cannot be written, that is an error.
+Opening a source writes the indexes it lacks. TFRecords hold a checksum for each record; files in
+folders and tars, idx files and CIFAR-10's do not. For those a CRC32C of each sample can be stored:
+it says nothing about damage before, but finds every change after it, until new ones are stored.
+Where they cannot be written, that is an error.
 """
 
 from pathlib import Path
@@ -17,7 +19,8 @@ from allstep.errors import DataError
 
 
 def store_checksums(source: Source, where: str | Path, progress: Progress | None = None) -> bool:
-    """Stores a CRC32C of each sample of `source`, opened at `where`; False where its format has one already."""
+    """Stores a CRC32C of each sample of `source`, opened at `where`; False where its format has one
+    already."""
     if isinstance(source, IdxSource | CifarSource):
         source.index_checksums(progress)
     elif isinstance(source, FolderSource):
@@ -28,5 +31,7 @@ def store_checksums(source: Source, where: str | Path, progress: Progress | None
     elif isinstance(source, TFRecordSource):
         return False
     else:
-        raise DataError(f"{where}: samples of a {type(source).__name__} have no place for checksums")
+        raise DataError(
+            f"{where}: samples of a {type(source).__name__} have no place for checksums"
+        )
     return True

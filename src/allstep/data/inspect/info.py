@@ -1,7 +1,9 @@
-"""What is in a source: how many samples, files and bytes, which sizes and formats of pictures, how many of each class.
+"""What is in a source: how many samples, files and bytes, which sizes and formats of pictures, how
+many of each class.
 
-Images are looked at by their headers, and only a few hundred of them, spread over the set. Classes are counted over all samples; a
-TFRecord source keeps the labels in its index, so that the second count is quick.
+Images are looked at by their headers, and only a few hundred of them, spread over the set. Classes
+are counted over all samples; a TFRecord source keeps the labels in its index, so that the second
+count is quick.
 """
 
 from collections import Counter
@@ -52,7 +54,8 @@ class Info:
     pictures: ImageSummary
     num_classes: int
     classes: tuple[tuple[str, int], ...]
-    """Name and number of samples of each class, in the order of the labels; empty where samples have no class numbers."""
+    """Name and number of samples of each class, in the order of the labels; empty where samples
+    have no class numbers."""
     num_unlabelled: int
     labels: str
     """How labels are stored, and how names are numbered."""
@@ -89,7 +92,10 @@ def info(source: Source, where: str) -> Info:
 
 
 def files_of(source: Source) -> list[str]:
-    """The files that the samples lie in, each once. Samples of one file follow each other, so where both ends are in one file, all are."""
+    """The files that the samples lie in, each once.
+
+    Samples of one file follow each other, so where both ends are in one file, all are.
+    """
     found: dict[str, None] = {}
     pieces = [(0, len(source) - 1)] if len(source) else []
     while pieces:
@@ -110,7 +116,9 @@ def look_at(source: Source, count: int = _LOOKED_AT) -> ImageSummary:
     good = [each for each in seen if each is not None]
     heights, widths = ([size[axis] for _, size in good if size] for axis in (0, 1))
     formats = dict(Counter(kind for kind, _ in good).most_common())
-    return ImageSummary(len(seen), len(seen) - len(good), formats, _spread(heights), _spread(widths))
+    return ImageSummary(
+        len(seen), len(seen) - len(good), formats, _spread(heights), _spread(widths)
+    )
 
 
 def _look(source: Source, number: int) -> tuple[str, tuple[int, ...]] | None:

@@ -1,6 +1,8 @@
-"""Checks every sample of a source: its checksum, its label, and that its picture can be decoded, all of it.
+"""Checks every sample of a source: its checksum, its label, and that its picture can be decoded,
+all of it.
 
-A sample is good when a loader would deliver it. Bad ones are listed with file, offset and reason, in the order of the samples.
+A sample is good when a loader would deliver it. Bad ones are listed with file, offset and reason,
+in the order of the samples.
 """
 
 from collections.abc import Callable
@@ -30,16 +32,25 @@ class Verified:
 
 
 def verify(
-    source: Source, *, jobs: int | None = None, progress: Told | None = None, max_pixels: int = MAX_PIXELS
+    source: Source,
+    *,
+    jobs: int | None = None,
+    progress: Told | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Verified:
-    """Reads and decodes all samples of `source` with `jobs` threads (one for each core, unless given).
+    """Reads and decodes all samples of `source` with `jobs` threads (one for each core, unless
+    given).
 
     Pictures of more than `max_pixels` are bad, and not decoded.
     """
     bad: list[BadSample] = []
 
     def check(piece: tuple[int, int]) -> tuple[int, list[BadSample]]:
-        found = [problem for number in range(*piece) if (problem := what_is_wrong(source, number, max_pixels))]
+        found = [
+            problem
+            for number in range(*piece)
+            if (problem := what_is_wrong(source, number, max_pixels))
+        ]
         return piece[1], found
 
     with closing(ordered(check, chunks(len(source), _CHUNK), jobs or default_jobs())) as checked:

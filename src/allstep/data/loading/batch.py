@@ -35,13 +35,14 @@ class Batch:
 
 
 def pictures_first(pictures: NDArray[Any]) -> torch.Tensor:
-    """(n, height, width, channels) as torch likes it, (n, channels, height, width), in the same memory."""
+    """(n, height, width, channels) as torch likes it, (n, channels, height, width), in the same
+    memory."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2)
 
 
 class Mover:
-    """Takes tensors to a device. From pinned memory the copy runs beside the computation, and until it is done the memory is held:
-    freed earlier, it would be filled anew under the copy's hands."""
+    """Takes tensors to a device. From pinned memory the copy runs beside the computation, and until
+    it is done the memory is held: freed earlier, it would be filled anew under the copy's hands."""
 
     def __init__(self, device: torch.device | str | None) -> None:
         self.device = torch.device(device) if device is not None else torch.device("cpu")
@@ -65,7 +66,9 @@ class Mover:
             done = self._stream.record_event()
         current.wait_event(done)
         moved.record_stream(current)
-        self._held = [(event, held) for event, held in self._held if not event.query()] + [(done, tensor)]
+        self._held = [(event, held) for event, held in self._held if not event.query()] + [
+            (done, tensor)
+        ]
         return moved
 
 

@@ -6,9 +6,9 @@
         dataset.set_epoch(epoch)
         for data, target in loader: ...
 
-The pictures are those of `Loader` with the same seed, bit for bit: random numbers belong to (seed, epoch, sample), whoever draws them. The
-transform's batch part (mixup, normalisation) is left to the caller: `transform.on_batch`. A bad sample is an error here, since a Dataset
-cannot skip one.
+The pictures are those of `Loader` with the same seed, bit for bit: random numbers belong to (seed,
+epoch, sample), whoever draws them. The transform's batch part (mixup, normalisation) is left to the
+caller: `transform.on_batch`. A bad sample is an error here, since a Dataset cannot skip one.
 """
 
 from typing import Any
@@ -25,10 +25,18 @@ from allstep.data.sources.source import BadSample, Source
 
 
 class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
-    """Samples by index: `(data, target)`, data as uint8 (channels, height, width), or the source's array without a transform."""
+    """Samples by index:
+
+    `(data, target)`, data as uint8 (channels, height, width), or the source's array without a
+    transform.
+    """
 
     def __init__(
-        self, source: Source, transform: Transform | None = None, seed: int = 0, numbers: Numbers | None = None
+        self,
+        source: Source,
+        transform: Transform | None = None,
+        seed: int = 0,
+        numbers: Numbers | None = None,
     ) -> None:
         self.source, self.transform, self.seed = source, transform, seed
         self.numbers = None if numbers is None else some_of(numbers, len(source))
@@ -45,7 +53,8 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
         return int(self._epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on the pictures of that epoch, in all worker processes; call it between two epochs."""
+        """From now on the pictures of that epoch, in all worker processes; call it between two
+        epochs."""
         self._epoch[0] = epoch
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
@@ -53,7 +62,11 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
             raise IndexError(f"the dataset has samples 0 to {len(self) - 1}, not {index}")
         number = index if self.numbers is None else int(self.numbers[index])
         sample = self.source.read(number)
-        target = sample.target if not isinstance(sample.target, np.ndarray) else torch.from_numpy(sample.target)
+        target = (
+            sample.target
+            if not isinstance(sample.target, np.ndarray)
+            else torch.from_numpy(sample.target)
+        )
         if self.transform is None:
             return torch.tensor(sample.data), target
         return self._made(self.transform, number, sample.data), target
@@ -64,14 +77,21 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
         shape, dtype = self._picture
         out = np.empty((1, *shape), dtype)
         try:
-            transform.one(data, out[0], transform.draw(self.seed, self.epoch, np.array([number])), 0)
+            transform.one(
+                data, out[0], transform.draw(self.seed, self.epoch, np.array([number])), 0
+            )
         except ValueError as error:
             raise BadSample(number, self.source.place(number), str(error)) from error
         return pictures_first(out)[0]
 
 
 def as_dataset(
-    source: Source, transform: Transform | None = None, *, seed: int = 0, numbers: Numbers | None = None
+    source: Source,
+    transform: Transform | None = None,
+    *,
+    seed: int = 0,
+    numbers: Numbers | None = None,
 ) -> SourceDataset:
-    """`source` with `transform` as a map-style Dataset; `set_epoch` before each epoch, `numbers` for some of the samples only."""
+    """`source` with `transform` as a map-style Dataset; `set_epoch` before each epoch, `numbers`
+    for some of the samples only."""
     return SourceDataset(source, transform, seed, numbers)

@@ -1,12 +1,15 @@
-"""The work on samples: read, decode, augment into batch memory. The same function runs in threads, in worker processes and in a loop.
+"""The work on samples: read, decode, augment into batch memory. The same function runs in threads,
+in worker processes and in a loop.
 
 ```
 samples (numbers) --source.block + transform.many--> out, all at once       where samples are small arrays of one shape
-                  --source.read, transform.one-----> out[row], one by one   everywhere else, and when one of a block is bad
+                  --source.read, transform.one-----> out[row], one by one   everywhere else, and
+                  when one of a block is bad
 ```
 
-A sample that cannot be read or decoded becomes a `BadSample` in `Rows.bad`; its row in `out` is undefined and `drop_bad` closes the gap.
-Without a transform nothing is decoded: arrays come as they are.
+A sample that cannot be read or decoded becomes a `BadSample` in `Rows.bad`; its row in `out` is
+undefined and `drop_bad` closes the gap. Without a transform nothing is decoded: arrays come as they
+are.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,12 +73,17 @@ def fill(
     draws: Draws | None,
     stopped: Callable[[], bool] = never,
 ) -> Rows:
-    """Fills `out`, row i with `samples[i]` and `draws` row i. Raises `Stopped` soon after `stopped()` says so."""
+    """Fills `out`, row i with `samples[i]` and `draws` row i.
+
+    Raises `Stopped` soon after `stopped()` says so.
+    """
     rows = _fill_block(recipe, samples, out, draws) if recipe.blocks else None
     return rows or _fill_one_by_one(recipe, samples, out, draws, stopped)
 
 
-def _fill_block(recipe: Recipe, samples: Numbers, out: NDArray[Any] | None, draws: Draws | None) -> Rows | None:
+def _fill_block(
+    recipe: Recipe, samples: Numbers, out: NDArray[Any] | None, draws: Draws | None
+) -> Rows | None:
     block = recipe.source.block(samples)
     if block is None:
         return None
@@ -85,7 +93,11 @@ def _fill_block(recipe: Recipe, samples: Numbers, out: NDArray[Any] | None, draw
 
 
 def _fill_one_by_one(
-    recipe: Recipe, samples: Numbers, out: NDArray[Any] | None, draws: Draws | None, stopped: Callable[[], bool]
+    recipe: Recipe,
+    samples: Numbers,
+    out: NDArray[Any] | None,
+    draws: Draws | None,
+    stopped: Callable[[], bool],
 ) -> Rows:
     kept: list[Any] | None = [] if out is None else None
     rows = Rows(target=[], data=kept, fields={name: [] for name in recipe.fields})
@@ -140,12 +152,14 @@ def stack(values: Sequence[Any], like: Any, what: str) -> NDArray[Any]:
     except ValueError as error:
         shapes = sorted({np.shape(value) for value in values})
         raise DataError(
-            f"the {what} of a batch do not stack: they have the shapes {', '.join(map(str, shapes[:4]))}; "
-            f"a transform that ends at one size, or `fields=`, which may be lists, can deliver them"
+            f"the {what} of a batch do not stack: they have the shapes"
+            f" {', '.join(map(str, shapes[:4]))}; a transform that ends at one size, or `fields=`,"
+            " which may be lists, can deliver them"
         ) from error
     if array.dtype.kind not in "biufc":
         raise DataError(
-            f"the {what} are {type(values[0]).__name__}, which no tensor holds; deliver them with `fields=`"
+            f"the {what} are {type(values[0]).__name__}, which no tensor holds; deliver them with"
+            " `fields=`"
         )
     return array
 
@@ -170,24 +184,37 @@ def look(source: Source, numbers: Numbers) -> Sample | None:
 
 
 def check_fit(recipe: Recipe, like: Sample | None) -> None:
-    """ConfigError when what was asked for is wrong for a sample that is good, and so, by all appearances, for every one."""
+    """ConfigError when what was asked for is wrong for a sample that is good, and so, by all
+    appearances, for every one."""
     if like is None:
         return
     missing = [name for name in recipe.fields if name not in like.fields]
     if missing:
         there = ", ".join(map(repr, sorted(like.fields))) or "none"
-        raise ConfigError(f"the samples have no feature {missing[0]!r}; further features that they have: {there}")
-    if recipe.transform is not None and isinstance(like.data, np.ndarray) and like.data.dtype != np.uint8:
         raise ConfigError(
-            f"a transform works on pictures of uint8, and the samples are {like.data.dtype} arrays of shape {like.data.shape}: "
-            "store them as uint8, or leave the transform out and change the batches yourself"
+            f"the samples have no feature {missing[0]!r}; further features that they have: {there}"
+        )
+    if (
+        recipe.transform is not None
+        and isinstance(like.data, np.ndarray)
+        and like.data.dtype != np.uint8
+    ):
+        raise ConfigError(
+            f"a transform works on pictures of uint8, and the samples are {like.data.dtype} arrays"
+            f" of shape {like.data.shape}: store them as uint8, or leave the transform out and"
+            " change the batches yourself"
         )
 
 
 def gives_blocks(source: Source, transform: Transform | None, numbers: Numbers) -> bool:
-    """Whether many samples can be had at once, and made ready at once: some are tried. Those that are bad say nothing."""
+    """Whether many samples can be had at once, and made ready at once: some are tried.
+
+    Those that are bad say nothing.
+    """
     some = numbers[:: max(1, len(numbers) // _TRIED)][:_TRIED]
-    good = [number for number in some.tolist() if isinstance(source.block(np.array([number])), Block)]
+    good = [
+        number for number in some.tolist() if isinstance(source.block(np.array([number])), Block)
+    ]
     block = source.block(np.array(good)) if good else None
     if block is None or transform is None:
         return block is not None
@@ -199,14 +226,16 @@ def gives_blocks(source: Source, transform: Transform | None, numbers: Numbers) 
     return transform.many(block.data, out, transform.draw(0, 0, np.array(good)))
 
 
-def picture_shape(transform: Transform, like: Sample | None) -> tuple[tuple[int, int, int], np.dtype[Any]]:
+def picture_shape(
+    transform: Transform, like: Sample | None
+) -> tuple[tuple[int, int, int], np.dtype[Any]]:
     """Shape and type of a picture in batch memory."""
     if transform.shape is not None:
         return transform.shape, np.dtype(np.uint8)
     if like is None or not isinstance(like.data, np.ndarray) or like.data.ndim not in (2, 3):
         raise ConfigError(
-            "the transform does not say how large its pictures are, and the samples are not arrays of one shape: "
-            "begin it with RandomResizedCrop(224), or another crop or resize"
+            "the transform does not say how large its pictures are, and the samples are not arrays"
+            " of one shape: begin it with RandomResizedCrop(224), or another crop or resize"
         )
     height, width, *channels = like.data.shape
     return (height, width, channels[0] if channels else 1), np.dtype(like.data.dtype)

@@ -1,20 +1,24 @@
-"""Batches for training: this rank's share of each global batch, read, decoded and augmented ahead of time.
+"""Batches for training: this rank's share of each global batch, read, decoded and augmented ahead
+of time.
 
 ```
 order.plan          which samples, batch after batch           pure functions of (seed, epoch, position)
    |
-share.Share         a share on its way, cut into pieces        rows in recycled batch memory (memory)
+share.Share         a share on its way, cut into pieces        rows in recycled batch memory
+(memory)
    |
-machinery           threads, or processes, fill the pieces     some shares ahead, no more (prefetch, fill, workers, workers_process)
+machinery           threads, or processes, fill the pieces     some shares ahead, no more (prefetch,
+fill, workers, workers_process)
    |
 loader.Loader       bad samples out (quarantine), to the device, the transform's batch part
    |
 Batch
 ```
 
-Position counts samples of the run and is the loader's whole state: `for batch in loader` goes on where a run with any number of workers
-stopped. It counts what was delivered, not what was read ahead. Within an epoch every sample comes once, and a sample that is bad leaves its
-batch one smaller, so neither moves the others.
+Position counts samples of the run and is the loader's whole state: `for batch in loader` goes on
+where a run with any number of workers stopped. It counts what was delivered, not what was read
+ahead. Within an epoch every sample comes once, and a sample that is bad leaves its batch one
+smaller, so neither moves the others.
 """
 
 import logging
@@ -51,11 +55,12 @@ _LOG = logging.getLogger("allstep.data")
 class Loader:
     """Reads `source` in an order that is keyed by `seed` and the epoch, and gives out batches.
 
-    `batch` counts the samples of all workers together; `batch_per_worker` is the other way to say it. `seed=None` keeps the samples
-    as they lie (evaluation). `numbers` restricts the loader to some samples of the source. `partition` is explained in `order`.
-    `workers` threads or processes (`kind`) fill at most `ahead` batches ahead of time; "auto" measures. Bad samples are skipped and
-    listed in the file `quarantine`, up to `budget` of them; with `strict` the first is an error. `fields` names further features to
-    deliver. Batches come on `device`.
+    `batch` counts the samples of all workers together; `batch_per_worker` is the other way to say
+    it. `seed=None` keeps the samples as they lie (evaluation). `numbers` restricts the loader to
+    some samples of the source. `partition` is explained in `order`. `workers` threads or processes
+    (`kind`) fill at most `ahead` batches ahead of time; "auto" measures. Bad samples are skipped
+    and listed in the file `quarantine`, up to `budget` of them; with `strict` the first is an
+    error. `fields` names further features to deliver. Batches come on `device`.
     """
 
     def __init__(
@@ -101,7 +106,10 @@ class Loader:
 
     @property
     def batch(self) -> int:
-        """Samples of one global batch. A new value counts from the next batch on, also within an epoch."""
+        """Samples of one global batch.
+
+        A new value counts from the next batch on, also within an epoch.
+        """
         return self._batch
 
     @batch.setter
@@ -112,7 +120,10 @@ class Loader:
 
     @property
     def position(self) -> int:
-        """Samples of the run that were delivered, over all workers. It may be set; a loop that is under way then ends."""
+        """Samples of the run that were delivered, over all workers.
+
+        It may be set; a loop that is under way then ends.
+        """
         return self._position
 
     @position.setter
@@ -121,7 +132,8 @@ class Loader:
 
     @property
     def num_bad(self) -> int:
-        """Samples that this worker found bad and skipped, with those of an earlier run's list that it goes on with."""
+        """Samples that this worker found bad and skipped, with those of an earlier run's list that
+        it goes on with."""
         return self._quarantine.num_bad
 
     def __len__(self) -> int:
@@ -129,7 +141,10 @@ class Loader:
         return -(-self.num_samples // self.batch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from `position` to the end of its epoch; `position` moves along. A loop in which somebody else moves it ends."""
+        """The batches from `position` to the end of its epoch; `position` moves along.
+
+        A loop in which somebody else moves it ends.
+        """
         if not self.num_samples:
             return
         with closing(self._stream(self.position, self._epoch_end(self.position))) as stream:
@@ -141,12 +156,15 @@ class Loader:
                     return
 
     def batches(self, position: int = 0, stop: int | None = None) -> Iterator[Batch]:
-        """The batches from `position` to `stop` of the run, for those who keep the position themselves.
+        """The batches from `position` to `stop` of the run, for those who keep the position
+        themselves.
 
         When nobody says, `stop` is the end of the epoch that `position` is in.
         """
         position = _not_negative("position", position)
-        return self._only_batches(position, self._epoch_end(position) if stop is None else _whole("stop", stop))
+        return self._only_batches(
+            position, self._epoch_end(position) if stop is None else _whole("stop", stop)
+        )
 
     def _only_batches(self, position: int, stop: int) -> Iterator[Batch]:
         with closing(self._stream(position, stop)) as stream:
@@ -159,20 +177,29 @@ class Loader:
         return {"position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where a loader of the same set, with any number of workers and any batch, was when `state` was taken."""
+        """Goes on where a loader of the same set, with any number of workers and any batch, was
+        when `state` was taken."""
         for name, ours in self._identity().items():
             if state.get(name, ours) != ours:
                 raise DataError(
-                    f"the loader's state was saved with {name}={state[name]!r}, this loader has {name}={ours!r}: "
-                    f"its position {state['position']} would name other samples; use the set and the seed of the earlier run"
+                    f"the loader's state was saved with {name}={state[name]!r}, this loader has"
+                    f" {name}={ours!r}: its position {state['position']} would name other samples;"
+                    " use the set and the seed of the earlier run"
                 )
         self.position = state["position"]
 
     def describe(self) -> str:
         """One line: what is read, in which batches, by whom."""
         steps = "as they are" if self.transform is None else repr(self.transform)
-        mine = f", of which this worker is {self._world.rank} of {self._world.size}" if self._world.size > 1 else ""
-        return f"{self.num_samples} samples in batches of {self.batch}{mine}; {steps}; {self._machinery().crew}"
+        mine = (
+            f", of which this worker is {self._world.rank} of {self._world.size}"
+            if self._world.size > 1
+            else ""
+        )
+        return (
+            f"{self.num_samples} samples in batches of {self.batch}{mine}; {steps};"
+            f" {self._machinery().crew}"
+        )
 
     def close(self) -> None:
         """Ends worker processes, if there are any. They also end with the loader."""
@@ -184,10 +211,17 @@ class Loader:
         return (position // self.num_samples + 1) * self.num_samples if self.num_samples else 0
 
     def _identity(self) -> dict[str, Any]:
-        return {"num_samples": self.num_samples, "seed": self.seed, "partition": self._reader.partition}
+        return {
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "partition": self._reader.partition,
+        }
 
     def _stream(self, position: int, stop: int) -> Generator[tuple[Batch, int], None, None]:
-        """Batches, each with the position after it. What was read ahead is dropped when the size of batches changes."""
+        """Batches, each with the position after it.
+
+        What was read ahead is dropped when the size of batches changes.
+        """
         whole_epoch = WholeEpoch(self.num_samples)
         while self.num_samples and position < stop:
             size = self.batch
@@ -202,7 +236,9 @@ class Loader:
                     if self.batch != size:
                         break
 
-    def _shares(self, position: int, stop: int, size: int) -> Generator[tuple[Span, Filled], None, None]:
+    def _shares(
+        self, position: int, stop: int, size: int
+    ) -> Generator[tuple[Span, Filled], None, None]:
         machinery = self._machinery()
         layout = machinery.layout(-(-size // self._world.size))
         plan = order.plan(self._reader, position, stop, size)
@@ -236,13 +272,16 @@ class Loader:
         data = _as_it_is(filled.data) if self.transform is None else pictures_first(filled.data)
         data, target = self._mover(data), self._mover(to_tensor(filled.target))
         if self.transform is not None and filled.draws is not None:
-            data, target = self.transform.on_batch(data, target, filled.draws, len(self.source.classes) or None)
+            data, target = self.transform.on_batch(
+                data, target, filled.draws, len(self.source.classes) or None
+            )
         weight = len(filled.samples)
         return Batch(data, target, filled.samples, weight, span.epoch, span.position, filled.fields)
 
 
 def _as_it_is(array: Any) -> torch.Tensor:
-    """An array of the source's as a tensor: in the machine's byte order, and not the source's own memory."""
+    """An array of the source's as a tensor: in the machine's byte order, and not the source's own
+    memory."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(native if native.flags.writeable else native.copy())
 
@@ -250,7 +289,10 @@ def _as_it_is(array: Any) -> torch.Tensor:
 def _checked(count: int | str, kind: str, ahead: int | None) -> int | str:
     workers.check(count, kind)
     if ahead is not None and ahead < 1:
-        raise ConfigError(f"at least 1 batch is made ready ahead of time, not {ahead}; without any of it: workers=0")
+        raise ConfigError(
+            f"at least 1 batch is made ready ahead of time, not {ahead}; without any of it:"
+            " workers=0"
+        )
     return count
 
 
@@ -258,14 +300,19 @@ def _reader(n: int, seed: int | None, world: World, partition: Partition) -> Rea
     if partition not in ("share", "whole"):
         raise ConfigError(f"partition is 'share' or 'whole', not {partition!r}")
     if partition == "whole" and seed is None:
-        raise ConfigError("partition='whole' gives each worker an order of its own, so it needs a seed")
+        raise ConfigError(
+            "partition='whole' gives each worker an order of its own, so it needs a seed"
+        )
     return Reader(n, seed, world.rank, world.size, partition)
 
 
 def _global_batch(batch: int | None, per_worker: int | None, size: int) -> int:
     if (batch is None) == (per_worker is None):
         given = f"batch={batch} and batch_per_worker={per_worker}"
-        raise ConfigError(f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'} there")
+        raise ConfigError(
+            f"give the size of a batch in one way: {given} are {'both' if batch else 'neither'}"
+            " there"
+        )
     return batch if batch is not None else _whole("batch_per_worker", per_worker) * size
 
 
@@ -279,5 +326,7 @@ def _whole(name: str, value: Any) -> int:
 
 def _not_negative(name: str, value: Any) -> int:
     if (number := _whole(name, value)) < 0:
-        raise ConfigError(f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}")
+        raise ConfigError(
+            f"{name} counts samples from the beginning of the run, from 0 on; it cannot be {number}"
+        )
     return number

@@ -1,7 +1,8 @@
 """Memory for batches, used again when nobody holds the batch any more.
 
-Fresh memory costs: the kernel clears each page at its first touch, about as long as a resize of a picture takes to fill it. So a batch's
-memory comes back to a free list when the last array, tensor or view of it is gone, and never before:
+Fresh memory costs: the kernel clears each page at its first touch, about as long as a resize of a
+picture takes to fill it. So a batch's memory comes back to a free list when the last array, tensor
+or view of it is gone, and never before:
 
 ```
 buffer (ours)  <--memoryview--  array  <--- slices, torch.from_numpy(...), tensor views (all keep the array alive)
@@ -9,9 +10,9 @@ buffer (ours)  <--memoryview--  array  <--- slices, torch.from_numpy(...), tenso
       +---------free list----------+  a weak reference says when the array is gone
 ```
 
-numpy shortens chains of views to their first owner, but not beyond an array that was made from a memoryview: every view holds that one.
-Three kinds of buffer: plain, pinned (for a GPU), and shared with other processes (a memfd: no name, so nothing is left in /dev/shm
-whatever happens).
+numpy shortens chains of views to their first owner, but not beyond an array that was made from a
+memoryview: every view holds that one. Three kinds of buffer: plain, pinned (for a GPU), and shared
+with other processes (a memfd: no name, so nothing is left in /dev/shm whatever happens).
 """
 
 import mmap
@@ -63,7 +64,8 @@ class SharedBuffer(Buffer):
         except OSError as error:
             os.close(self.fd)
             raise AllstepError(
-                f"no memory for a batch of {nbytes} bytes: {error.strerror}; a smaller batch or `ahead` may help"
+                f"no memory for a batch of {nbytes} bytes: {error.strerror}; a smaller batch or"
+                " `ahead` may help"
             ) from error
         self.alive.add(self.number)
         weakref.finalize(self, _let_go, self.fd, self.number).atexit = False
@@ -74,7 +76,8 @@ def _check_room(nbytes: int) -> None:
     available = machine.memory().available
     if nbytes > available:
         raise AllstepError(
-            f"no memory for a batch of {nbytes} bytes: {available} are available; a smaller batch or `ahead` may help"
+            f"no memory for a batch of {nbytes} bytes: {available} are available; a smaller batch"
+            " or `ahead` may help"
         )
 
 
@@ -90,7 +93,10 @@ class _Lease(weakref.ref[NDArray[np.uint8]]):
 
 
 class Memory:
-    """Lends buffers and takes them back. `keep` free ones are kept at most; `make` makes a new one of so many bytes."""
+    """Lends buffers and takes them back.
+
+    `keep` free ones are kept at most; `make` makes a new one of so many bytes.
+    """
 
     def __init__(self, keep: int, make: Callable[[int], Buffer] = Buffer) -> None:
         self.keep, self._make = keep, make
@@ -109,7 +115,8 @@ class Memory:
         return buffer, array[:nbytes].view(dtype).reshape(shape)
 
     def _note(self, buffer: Buffer, array: NDArray[np.uint8]) -> None:
-        # The callback is a C function: Python code there would swallow a Ctrl-C that comes while it runs, and may run in any thread.
+        # The callback is a C function: Python code there would swallow a Ctrl-C that comes while it
+        # runs, and may run in any thread.
         lease = _Lease(array, self._returned.append)
         lease.buffer = buffer
         self._lent[id(lease)] = lease

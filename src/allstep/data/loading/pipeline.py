@@ -1,4 +1,5 @@
-"""What a loader makes ready at its first batch and uses until its end: the recipe, who works on it, memory, and worker processes.
+"""What a loader makes ready at its first batch and uses until its end: the recipe, who works on it,
+memory, and worker processes.
 
 ```
 Machinery.layout(share)   how a share is cut up and where it lies
@@ -22,20 +23,28 @@ from allstep.data.order import Span
 from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError
 
-# Samples handed to a thread at once, at most: microseconds of handing out against milliseconds of decoding.
+# Samples handed to a thread at once, at most: microseconds of handing out against milliseconds of
+# decoding.
 _PIECE = 16
-# The same for a process. A question and its answer take 0.2 ms of this process's time, so they must be few.
+# The same for a process. A question and its answer take 0.2 ms of this process's time, so they must
+# be few.
 _PIECE_SENT = 64
-# Pieces that there should be for each process when all shares are under way: those it was sent, and one to follow.
+# Pieces that there should be for each process when all shares are under way: those it was sent, and
+# one to follow.
 _PIECES_EACH = DEPTH + 1
-PATIENCE = 1.0  # seconds until processes that are stuck in a sample are ended: starting others takes about as long
-_BLOCK = 400_000  # bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in fresh pages
+# seconds until processes that are stuck in a sample are ended: starting others takes about as long
+PATIENCE = 1.0
+# bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in
+# fresh pages
+_BLOCK = 400_000
 
 
 class Machinery:
     """`like` is some sample, `ahead` as the user gave it, and memory is pinned with `pin`."""
 
-    def __init__(self, recipe: Recipe, crew: Crew, like: Sample | None, ahead: int | None, *, pin: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, crew: Crew, like: Sample | None, ahead: int | None, *, pin: bool
+    ) -> None:
         self.pid = os.getpid()
         self.recipe, self.crew, self.like = recipe, crew, like
         self.ahead = ahead or max(2, min(8, crew.count + 1 if recipe.blocks else 3))
@@ -55,7 +64,8 @@ class Machinery:
         return ShareLayout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
 
     def _piece(self, share: int) -> int:
-        """Samples of a piece: blocks that fit the cache; all, where arrays are only copied; else few, for all workers to have some."""
+        """Samples of a piece: blocks that fit the cache; all, where arrays are only copied; else
+        few, for all workers to have some."""
         if self.recipe.blocks and self.picture is not None:
             return max(1, _BLOCK // (math.prod(self.picture) * self.dtype.itemsize))
         if self.recipe.blocks:
@@ -65,7 +75,8 @@ class Machinery:
         return max(1, min(_PIECE, share // (2 * max(1, self.crew.count))))
 
     def _piece_sent(self, share: int) -> int:
-        """As few pieces as keep all processes busy over the shares under way, all of about one size."""
+        """As few pieces as keep all processes busy over the shares under way, all of about one
+        size."""
         num_samples = share * (self.ahead + 1)
         largest = max(1, min(_PIECE_SENT, num_samples // (_PIECES_EACH * max(1, self.crew.count))))
         return -(-share // -(-share // largest)) if share else 1
@@ -75,10 +86,14 @@ class Machinery:
         if not self.crew.count:
             return prefetch.one_after_the_other(shares, workers.work_here)
         if self.crew.kind == "threads":
-            return prefetch.ahead_of_time(shares, [workers.begin_here] * self.crew.count, self.ahead)
+            return prefetch.ahead_of_time(
+                shares, [workers.begin_here] * self.crew.count, self.ahead
+            )
         return self._run_in_processes(shares)
 
-    def _run_in_processes(self, shares: Iterator[Share]) -> Generator[tuple[Span, Filled], None, None]:
+    def _run_in_processes(
+        self, shares: Iterator[Share]
+    ) -> Generator[tuple[Span, Filled], None, None]:
         """By processes of an earlier loop that are free; a loop inside a loop has its own."""
         processes = next((crew for crew in self._processes if crew.free and not crew.broken), None)
         if processes is None:
@@ -87,7 +102,9 @@ class Machinery:
         processes.free = False
         try:
             begins = [link.begin for link in processes.links]
-            yield from prefetch.ahead_of_time(shares, begins, self.ahead, DEPTH, processes.cancel, PATIENCE)
+            yield from prefetch.ahead_of_time(
+                shares, begins, self.ahead, DEPTH, processes.cancel, PATIENCE
+            )
         finally:
             processes.free = True
             if processes.broken:

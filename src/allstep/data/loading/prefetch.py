@@ -1,4 +1,5 @@
-"""Works ahead of whoever uses the batches: threads fill the pieces of the next shares, in the order in which they will be wanted.
+"""Works ahead of whoever uses the batches: threads fill the pieces of the next shares, in the order
+in which they will be wanted.
 
 ```
 consumer    next() --tops up--> shares under way (at most `ahead` beyond the one in use)       back-pressure: no more are begun
@@ -8,11 +9,12 @@ consumer    next() --tops up--> shares under way (at most `ahead` beyond the one
             oldest share  <----------------------------------'
 ```
 
-A thread does the work itself or sends the piece to its process and waits (`begin` is given). Waiting costs no time: the queue and the
-events block in the kernel without the GIL. A process is sent up to `depth` pieces: a thread
-that sleeps takes 0.1 to 0.2 ms to wake on a virtual machine, and meanwhile the process works on
-the next piece. Threads live as long as one iteration. They end when it does, whatever ends it: its last
-batch, `break`, an exception, Ctrl-C, or the garbage collector. Each looks between two samples whether it should.
+A thread does the work itself or sends the piece to its process and waits (`begin` is given).
+Waiting costs no time: the queue and the events block in the kernel without the GIL. A process is
+sent up to `depth` pieces: a thread that sleeps takes 0.1 to 0.2 ms to wake on a virtual machine,
+and meanwhile the process works on the next piece. Threads live as long as one iteration. They end
+when it does, whatever ends it: its last batch, `break`, an exception, Ctrl-C, or the garbage
+collector. Each looks between two samples whether it should.
 
 An error of a share is raised when its turn comes, after the batches before it were delivered.
 """
@@ -32,7 +34,9 @@ from allstep.data.loading.share import Filled, Share
 from allstep.data.order import Span
 from allstep.errors import AllstepError
 
-PATIENCE = 5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
+PATIENCE = (
+    5.0  # seconds that a thread may take to notice that it is over: as long as one sample takes
+)
 Work = Callable[[Share, slice, "Stop"], Rows]
 Finish = Callable[[], Rows]
 Begin = Callable[[Share, slice, "Stop"], Finish]
@@ -49,7 +53,9 @@ class Stop:
         return self.now
 
 
-def one_after_the_other(shares: Iterator[Share], work: Work) -> Generator[tuple[Span, Filled], None, None]:
+def one_after_the_other(
+    shares: Iterator[Share], work: Work
+) -> Generator[tuple[Span, Filled], None, None]:
     """Without any threads: each share is filled when it is asked for."""
     stop = Stop()
     for share in shares:
@@ -66,7 +72,8 @@ def ahead_of_time(
     on_stop: Callable[[], None] = lambda: None,
     patience: float | None = None,
 ) -> Generator[tuple[Span, Filled], None, None]:
-    """The shares in their order, filled by one thread for each of `begins`, `depth` pieces at a time.
+    """The shares in their order, filled by one thread for each of `begins`, `depth` pieces at a
+    time.
 
     `on_stop` hears of the end before threads are awaited, for `patience` seconds at most.
     """
@@ -93,7 +100,9 @@ def ahead_of_time(
 class _Crew:
     """The threads of one iteration."""
 
-    def __init__(self, begins: Sequence[Begin], depth: int, on_stop: Callable[[], None], patience: float) -> None:
+    def __init__(
+        self, begins: Sequence[Begin], depth: int, on_stop: Callable[[], None], patience: float
+    ) -> None:
         self._pid, self._patience = os.getpid(), patience
         self._stop, self._on_stop = Stop(), on_stop
         self._queue: SimpleQueue[tuple[Share, slice] | None] = SimpleQueue()
@@ -119,8 +128,8 @@ class _Crew:
         """A forked process has a copy of this object, but none of the threads."""
         if os.getpid() != self._pid:
             raise AllstepError(
-                f"this iteration over a loader belongs to process {self._pid}, of which this process ({os.getpid()}) is a fork: "
-                "begin a new `for batch in loader` here"
+                f"this iteration over a loader belongs to process {self._pid}, of which this"
+                f" process ({os.getpid()}) is a fork: begin a new `for batch in loader` here"
             )
 
     def close(self) -> None:
@@ -134,12 +143,16 @@ class _Crew:
         self._on_stop()
         limit = time.monotonic() + self._patience
         for thread in self._threads:
-            if thread is not threading.current_thread():  # the garbage collector may run in any of them
+            if (
+                thread is not threading.current_thread()
+            ):  # the garbage collector may run in any of them
                 thread.join(max(0.0, limit - time.monotonic()))
         _CREWS.discard(self)
 
 
-def _run(queue: "SimpleQueue[tuple[Share, slice] | None]", begin: Begin, stop: Stop, depth: int) -> None:
+def _run(
+    queue: "SimpleQueue[tuple[Share, slice] | None]", begin: Begin, stop: Stop, depth: int
+) -> None:
     """Begins pieces until `depth` are under way or none is there, then finishes the oldest."""
     begun: deque[tuple[Share, slice, Finish]] = deque()
     over = False

@@ -1,19 +1,22 @@
-"""Worker processes, as the loader sees them: each is driven by one thread of `prefetch`, over one socket.
+"""Worker processes, as the loader sees them: each is driven by one thread of `prefetch`, over one
+socket.
 
 ```
 thread i  --piece: samples, place in batch memory (the memory itself, a file descriptor, when it is new)-->  process i (workers_main)
-          <--targets, fields, bad samples; or the error with its traceback----------------------------------
+          <--targets, fields, bad samples; or the error with its
+          traceback----------------------------------
 ```
 
 A process is sent the next piece before it has answered the last (`DEPTH`), so that it need not wait
 for this process to wake up between two pieces. Answers come in the order of the questions.
 
-Pictures never pass through the socket: the process writes them into the batch memory that both map. Recipe and functions are sent by
-cloudpickle, so functions of a script or a notebook need no module and no `if __name__ == "__main__"`. One number in shared memory
-says up to which piece everything is cancelled; processes look at it between two samples.
+Pictures never pass through the socket: the process writes them into the batch memory that both map.
+Recipe and functions are sent by cloudpickle, so functions of a script or a notebook need no module
+and no `if __name__ == "__main__"`. One number in shared memory says up to which piece everything is
+cancelled; processes look at it between two samples.
 
-A process ends when its socket does or its parent dies (it watches both). One that was killed is an error at once, since the socket
-ends with it.
+A process ends when its socket does or its parent dies (it watches both). One that was killed is an
+error at once, since the socket ends with it.
 """
 
 import math
@@ -46,11 +49,19 @@ DEPTH = 2
 # sent to an idle process only: one that is itself waiting for us to take an answer would not read.
 _ROOM = 32 << 10
 _GRACE = 2.0  # seconds that a process has to end by itself
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
 
 
 class Processes:
-    """`num` worker processes for one recipe. They serve one iteration at a time; `free` says that there is none."""
+    """`num` worker processes for one recipe.
+
+    They serve one iteration at a time; `free` says that there is none.
+    """
 
     def __init__(self, recipe: Recipe, num: int) -> None:
         self.free = True
@@ -66,7 +77,8 @@ class Processes:
 
     @property
     def broken(self) -> bool:
-        """Whether one of them is dead, or, between two iterations, stuck in a piece that nobody wants any more."""
+        """Whether one of them is dead, or, between two iterations, stuck in a piece that nobody
+        wants any more."""
         return any(link.busy or link.process.poll() is not None for link in self.links)
 
     def serial(self) -> int:
@@ -118,7 +130,8 @@ class Link:
     def begin(self, share: Share, piece: slice, stop: Stop) -> Finish:
         """Has a piece filled by the process; what comes back waits for that."""
         serial = self._serial()
-        # Asked after the number was taken: `cancel` comes after the stop, and so knows all numbers that are under way.
+        # Asked after the number was taken: `cancel` comes after the stop, and so knows all numbers
+        # that are under way.
         if stop():
             raise Stopped
         question, fds = self._question(share, piece, serial)
@@ -179,11 +192,15 @@ class Link:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE)
         code = self.process.returncode
-        how = f"was killed by {_signal(-code)}" if code is not None and code < 0 else f"ended with status {code}"
+        how = (
+            f"was killed by {_signal(-code)}"
+            if code is not None and code < 0
+            else f"ended with status {code}"
+        )
         hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
         return (
-            f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it worked on the samples {samples}{hint}; "
-            "workers=0 runs the same in this process"
+            f"worker process {self._number} of the loader (pid {self.process.pid}) {how} while it"
+            f" worked on the samples {samples}{hint}; workers=0 runs the same in this process"
         )
 
     def hang_up(self) -> None:
@@ -232,7 +249,8 @@ def _pickled(recipe: Recipe) -> bytes:
         operations = recipe.transform.operations if recipe.transform else ()
         culprit = next((each for each in operations if cannot_travel(each)), recipe.source)
         raise ConfigError(
-            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' needs no sending"
+            f"{culprit!r} cannot be sent to worker processes: {error}; kind='threads' needs no"
+            " sending"
         ) from error
     return payload
 
@@ -251,7 +269,10 @@ class Cell:
         return value
 
     def write(self, value: int) -> None:
-        """Sets it; eight bytes that are aligned are written at once. Nobody hears of it after `close`."""
+        """Sets it; eight bytes that are aligned are written at once.
+
+        Nobody hears of it after `close`.
+        """
         if self.fd >= 0:
             _LENGTH.pack_into(self._map, 0, value)
 
@@ -293,9 +314,14 @@ def _exactly(sock: socket.socket, nbytes: int) -> bytes:
 
 def _start(theirs: socket.socket) -> "subprocess.Popen[bytes]":
     fd = theirs.fileno()
-    code = f"import sys; sys.path[:] = {sys.path!r}; from allstep.data.loading.worker_process import main; main({fd}, {os.getpid()})"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from allstep.data.loading.worker_process import"
+        f" main; main({fd}, {os.getpid()})"
+    )
     env = {**os.environ, **dict.fromkeys(_ONE_THREAD, "1")}
-    return subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], stdin=subprocess.DEVNULL, env=env)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], pass_fds=[fd], stdin=subprocess.DEVNULL, env=env
+    )
 
 
 def _signal(number: int) -> str:
@@ -315,7 +341,8 @@ def _opened(answer: dict[str, Any], pid: int) -> Rows:
 
 
 def _rebuilt(answer: dict[str, Any], pid: int) -> BaseException:
-    """The process's error with its traceback as a note; one that cannot be pickled is told by its last line."""
+    """The process's error with its traceback as a note; one that cannot be pickled is told by its
+    last line."""
     try:
         error = pickle.loads(answer["error"])
     except Exception:

@@ -2,12 +2,14 @@
 
 Each goes as one line of JSON into the quarantine list, where a list was asked for:
 
-    {"number": 17, "file": "train-00003.tfrecord", "offset": 91023, "reason": "the checksum of the data is wrong", "epoch": 0}
+    {"number": 17, "file": "train-00003.tfrecord", "offset": 91023, "reason": "the checksum of the
+    data is wrong", "epoch": 0}
 
-A sample that is bad again in a later epoch is listed and counted once; so is one that an earlier run wrote into the same list, which
-therefore counts in the budget of a run that resumes. The list is opened for each line, so that it is whole after a
-kill; a disk that is full is a warning, since the run can do without the list. Each rank writes a file of its own: rank 0 the one that
-was named, rank 3 one called `quarantine-rank3.jsonl`.
+A sample that is bad again in a later epoch is listed and counted once; so is one that an earlier
+run wrote into the same list, which therefore counts in the budget of a run that resumes. The list
+is opened for each line, so that it is whole after a kill; a disk that is full is a warning, since
+the run can do without the list. Each rank writes a file of its own: rank 0 the one that was named,
+rank 3 one called `quarantine-rank3.jsonl`.
 """
 
 import json
@@ -52,7 +54,8 @@ class Quarantine:
         return len(self._numbers)
 
     def note(self, bad: BadSample, epoch: int) -> None:
-        """Counts one, if it is new; raises DataError when there are too many, also when that was said before."""
+        """Counts one, if it is new; raises DataError when there are too many, also when that was
+        said before."""
         if bad.number not in self._numbers:
             self._add(bad)
             self._write(bad, epoch)
@@ -76,28 +79,47 @@ class Quarantine:
                 file.write(f"{line}\n".encode())
         except OSError as error:
             self._can_write = False
-            message = f"{self.path}: bad samples can no longer be listed: {error.strerror or error}; the run goes on"
+            message = (
+                f"{self.path}: bad samples can no longer be listed: {error.strerror or error}; the"
+                " run goes on"
+            )
             warnings.warn(escaped(message), RuntimeWarning, stacklevel=2)
 
     def _too_many(self) -> str:
         first = "; ".join(str(bad) for bad in self._first)
-        where = f"all are listed in {self.path}" if self._can_write else "`quarantine=` names a file for a list of all"
-        advice = "`allstep data verify` checks the whole set, and a larger `budget` lets the run go on without them"
-        return f"{self.num_bad} samples are bad, more than the {self.budget} allowed; the first: {first}; {where}; {advice}"
+        where = (
+            f"all are listed in {self.path}"
+            if self._can_write
+            else "`quarantine=` names a file for a list of all"
+        )
+        advice = (
+            "`allstep data verify` checks the whole set, and a larger `budget` lets the run go on"
+            " without them"
+        )
+        return (
+            f"{self.num_bad} samples are bad, more than the {self.budget} allowed; the first:"
+            f" {first}; {where}; {advice}"
+        )
 
 
 class WholeEpoch:
-    """Notices when a whole epoch had nothing good for this worker: that is no damage, something is wrong with all samples.
+    """Notices when a whole epoch had nothing good for this worker: that is no damage, something is
+    wrong with all samples.
 
-    A worker of many has few samples of a small set, and all of them may be bad while others go on; so it takes `_FEW` of them, or
-    all there are.
+    A worker of many has few samples of a small set, and all of them may be bad while others go on;
+    so it takes `_FEW` of them, or all there are.
     """
 
     def __init__(self, n: int) -> None:
-        self._n, self._good, self._bad = n, 1, 0  # an epoch that was entered half-way counts as good
+        self._n, self._good, self._bad = (
+            n,
+            1,
+            0,
+        )  # an epoch that was entered half-way counts as good
 
     def check(self, start: int, stop: int, bad: Sequence[BadSample], good: int) -> None:
-        """After a global batch that went from `start` to `stop` of its epoch; DataError when it was the last and nothing was good."""
+        """After a global batch that went from `start` to `stop` of its epoch; DataError when it was
+        the last and nothing was good."""
         if start == 0:
             self._good = self._bad = 0
         self._good += good
@@ -105,21 +127,31 @@ class WholeEpoch:
         if stop == self._n and not self._good and self._bad >= min(self._n, _FEW):
             last = f"; the last: {bad[-1]}" if bad else ""
             raise DataError(
-                f"none of the {self._bad} samples of an epoch was good{last}; `allstep data verify` lists them"
+                f"none of the {self._bad} samples of an epoch was good{last}; `allstep data verify`"
+                " lists them"
             )
 
 
 def _listed(path: Path) -> Iterator[BadSample]:
-    """What a list has already, once each; lines that are not ours or were torn by a kill say nothing."""
+    """What a list has already, once each; lines that are not ours or were torn by a kill say
+    nothing."""
     seen = set()
     try:
-        lines = read_regular(path, MAX_JSON).decode(errors="replace").splitlines() if path.is_file() else []
+        lines = (
+            read_regular(path, MAX_JSON).decode(errors="replace").splitlines()
+            if path.is_file()
+            else []
+        )
     except OSError:
         return
     for line in lines:
         try:
             fields = json.loads(line)
-            bad = BadSample(int(fields["number"]), Place(str(fields["file"]), fields["offset"]), str(fields["reason"]))
+            bad = BadSample(
+                int(fields["number"]),
+                Place(str(fields["file"]), fields["offset"]),
+                str(fields["reason"]),
+            )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         if bad.number not in seen:

@@ -1,4 +1,5 @@
-"""One rank's share of a global batch on its way: cut into pieces that workers fill in any order, then put together.
+"""One rank's share of a global batch on its way: cut into pieces that workers fill in any order,
+then put together.
 
 ```
 samples   | 0 1 2 3 4 5 6 7 | 8 9 ...        | ...      |     pieces: few samples each, so that handing one out costs little
@@ -49,16 +50,21 @@ class Filled:
 
 
 class Share:
-    """Pieces are filled by `put(piece, rows)`, once each; `wait` then gives what `assemble` made of them."""
+    """Pieces are filled by `put(piece, rows)`, once each; `wait` then gives what `assemble` made of
+    them."""
 
     def __init__(self, recipe: Recipe, layout: ShareLayout, span: Span, samples: Numbers) -> None:
         self.recipe, self.layout, self.span, self.samples = recipe, layout, span, samples
         size = max(1, layout.piece)
-        self.pieces = [slice(i, min(i + size, len(samples))) for i in range(0, len(samples), size)] or [slice(0, 0)]
+        self.pieces = [
+            slice(i, min(i + size, len(samples))) for i in range(0, len(samples), size)
+        ] or [slice(0, 0)]
         self.buffer: Buffer | None = None
         self.out: NDArray[Any] | None = None
         if layout.picture is not None:
-            self.buffer, self.out = layout.memory.take((len(samples), *layout.picture), layout.dtype)
+            self.buffer, self.out = layout.memory.take(
+                (len(samples), *layout.picture), layout.dtype
+            )
         self._rows: list[Rows | None] = [None] * len(self.pieces)
         self._missing = len(self.pieces)
         self._draws: Draws | None = None
@@ -73,7 +79,8 @@ class Share:
         return self._error is not None
 
     def draws(self, piece: slice) -> Draws | None:
-        """The random numbers of a piece; those of the whole share are drawn together, by whoever comes first."""
+        """The random numbers of a piece; those of the whole share are drawn together, by whoever
+        comes first."""
         with self._lock:
             if self._draws is None:
                 self._draws = self.recipe.draw(self.span.epoch, self.samples)
@@ -135,7 +142,10 @@ class Share:
             data=self._data(parts, rows),
             target=self._target(parts),
             samples=self.samples if keep is None else self.samples[keep],
-            fields={name: fill.stack_field([value for part in parts for value in part.fields[name]]) for name in names},
+            fields={
+                name: fill.stack_field([value for part in parts for value in part.fields[name]])
+                for name in names
+            },
             bad=[bad[row] for row in rows],
             draws=draws,
         )

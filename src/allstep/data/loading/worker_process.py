@@ -1,4 +1,7 @@
-"""What a worker process of the loader runs: fills pieces until the loader hangs up. `processes` is the other side."""
+"""What a worker process of the loader runs: fills pieces until the loader hangs up.
+
+`processes` is the other side.
+"""
 
 import mmap
 import os
@@ -22,7 +25,9 @@ from allstep.process.liveness import Life, life_of
 
 def main(fd: int, parent: int) -> None:
     """Runs until the socket `fd` ends or the process `parent` is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the loader stops us when it means to
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the loader stops us when it means to
     sock = socket.socket(fileno=fd)
     _end_with(sock, parent)
     try:
@@ -36,7 +41,8 @@ def main(fd: int, parent: int) -> None:
 
 
 def _end_with(sock: socket.socket, parent: int) -> None:
-    """A thread that ends this process, whatever it is doing, as soon as the loader hangs up or its process dies."""
+    """A thread that ends this process, whatever it is doing, as soon as the loader hangs up or its
+    process dies."""
     try:
         life = life_of(parent)
     except OSError:
@@ -83,7 +89,13 @@ class Worker:
     def _fill(self, recipe: Recipe, question: dict[str, Any], fds: list[int]) -> Rows:
         samples, serial = question["samples"], question["serial"]
         out = self._rows(question, fds) if "buffer" in question else None
-        return fill(recipe, samples, out, recipe.draw(question["epoch"], samples), lambda: self._cell.read() >= serial)
+        return fill(
+            recipe,
+            samples,
+            out,
+            recipe.draw(question["epoch"], samples),
+            lambda: self._cell.read() >= serial,
+        )
 
     def _rows(self, question: dict[str, Any], fds: list[int]) -> NDArray[Any]:
         for number in question["forget"]:
@@ -91,7 +103,11 @@ class Worker:
         for fd in fds:
             self._maps[question["buffer"]] = mmap.mmap(fd, question["nbytes"])
             os.close(fd)
-        raw, dtype, shape = self._maps[question["buffer"]], np.dtype(question["dtype"]), question["shape"]
+        raw, dtype, shape = (
+            self._maps[question["buffer"]],
+            np.dtype(question["dtype"]),
+            question["shape"],
+        )
         return np.frombuffer(raw, dtype, int(np.prod(shape)), question["offset"]).reshape(shape)
 
 
@@ -106,7 +122,8 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def _use_one_thread() -> None:
-    """Processes are as many as there are cores; threads within them would only get in each other's way."""
+    """Processes are as many as there are cores; threads within them would only get in each other's
+    way."""
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(1)
     if "torch" in sys.modules:

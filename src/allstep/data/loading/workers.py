@@ -1,11 +1,13 @@
-"""Who fills the batches: nobody but the caller, threads, or processes; chosen by what was asked for, else by measurement.
+"""Who fills the batches: nobody but the caller, threads, or processes; chosen by what was asked
+for, else by measurement.
 
-Threads share everything and start at once, but only one of them runs Python at a time. Our own operations spend their time in C
-without the GIL, but between two of them a thread needs it again: one that finds it taken sleeps, and waking up takes longer than the
-Python that it waited for. A user's function may hold the GIL; and where pictures are stored decoded, little is left but Python.
+Threads share everything and start at once, but only one of them runs Python at a time. Our own
+operations spend their time in C without the GIL, but between two of them a thread needs it again:
+one that finds it taken sleeps, and waking up takes longer than the Python that it waited for. A
+user's function may hold the GIL; and where pictures are stored decoded, little is left but Python.
 
-So some samples are made ready by one thread and by two, and from the two times follows which share of
-the work runs alone (Amdahl), and what each of `count` threads would deliver:
+So some samples are made ready by one thread and by two, and from the two times follows which share
+of the work runs alone (Amdahl), and what each of `count` threads would deliver:
 
 ```
 two threads need 0.50 of the time of one     0% alone      each of 2 delivers 100%, of 8  100%
@@ -13,10 +15,10 @@ two threads need 0.50 of the time of one     0% alone      each of 2 delivers 10
                  0.65                        30%                               77%         32%
 ```
 
-Processes do the work unless each thread delivers `_WORTH` of what it does alone. A set
-of fewer than `ENOUGH` samples is not worth starting processes for, except for a user's function. Blocks of small arrays go to one thread,
-or to processes that can open the source themselves. Where arrays are only copied out of memory there is nothing to share out: the caller
-does it by the way.
+Processes do the work unless each thread delivers `_WORTH` of what it does alone. A set of fewer
+than `ENOUGH` samples is not worth starting processes for, except for a user's function. Blocks of
+small arrays go to one thread, or to processes that can open the source themselves. Where arrays are
+only copied out of memory there is nothing to share out: the caller does it by the way.
 """
 
 import os
@@ -43,8 +45,10 @@ Kind = Literal["auto", "threads", "processes"]
 ENOUGH = 256  # samples to try the choice with
 _SECONDS = 0.05  # that a measurement should last: less says nothing, more keeps the user waiting
 _ROUNDS = 3
-_LIGHT = 1e6  # bytes that may be sent to each process: the description of a source, but not arrays in memory
-# Of what it does alone each thread must deliver this share. Processes deliver all, and cost 35 MB and 0.3 s each.
+# bytes that may be sent to each process: the description of a source, but not arrays in memory
+_LIGHT = 1e6
+# Of what it does alone each thread must deliver this share. Processes deliver all, and cost 35 MB
+# and 0.3 s each.
 _WORTH = 0.9
 
 
@@ -62,7 +66,8 @@ class Crew:
 
 
 def cores_per_rank(local_size: int) -> int:
-    """Cores for each of `local_size` ranks: all that we may use when we are bound to no more than our share, else our share."""
+    """Cores for each of `local_size` ranks: all that we may use when we are bound to no more than
+    our share, else our share."""
     total = machine.cpu_quota() or os.cpu_count() or 1
     return max(1, min(machine.allowed_cores(), int(total // local_size)))
 
@@ -97,17 +102,24 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
     if efficiency(part, count) >= _WORTH:
         return Crew(count, "threads", why)
     if reason := cannot_travel(recipe):
-        return Crew(count, "threads", f"{why}, but the transform or the source cannot be sent to processes: {reason}")
+        return Crew(
+            count,
+            "threads",
+            f"{why}, but the transform or the source cannot be sent to processes: {reason}",
+        )
     return Crew(count, "processes", why)
 
 
 def _for_blocks(num_threads: int, num_processes: int, recipe: Recipe, numbers: Numbers) -> Crew:
-    """Blocks of small pictures are many short calls of numpy: a second thread only takes the GIL from the first."""
+    """Blocks of small pictures are many short calls of numpy: a second thread only takes the GIL
+    from the first."""
     if len(numbers) < ENOUGH:
         return Crew(num_threads, "threads", "a small set")
     if cannot_travel(recipe, _LIGHT):
         return Crew(
-            num_threads, "threads", "threads hinder each other at blocks, and the source is no light thing to send"
+            num_threads,
+            "threads",
+            "threads hinder each other at blocks, and the source is no light thing to send",
         )
     return Crew(num_processes, "processes", "threads hinder each other at blocks")
 
@@ -121,15 +133,17 @@ def efficiency(part: float, count: int) -> float:
 def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:
     """How long two threads need for some samples, as part of the time that one needs.
 
-    All passes fill the same memory from the same part of the source, touched before: page faults and
-    first reads run without the GIL, and would let two threads look better than they are later on.
+    All passes fill the same memory from the same part of the source, touched before: page faults
+    and first reads run without the GIL, and would let two threads look better than they are later
+    on.
     """
     room = _room(recipe, numbers[:ENOUGH])
     whole = slice(0, _enough(recipe, numbers, room))
     middle = (whole.stop + 1) // 2
     halves = [slice(0, middle), slice(middle, whole.stop)]
     rounds = [
-        (_seconds(recipe, numbers, room, [whole]), _seconds(recipe, numbers, room, halves)) for _ in range(_ROUNDS)
+        (_seconds(recipe, numbers, room, [whole]), _seconds(recipe, numbers, room, halves))
+        for _ in range(_ROUNDS)
     ]
     # The shortest of each: what no other process disturbed.
     alone, together = min(one for one, _ in rounds), min(two for _, two in rounds)
@@ -137,7 +151,10 @@ def time_of_two_threads(recipe: Recipe, numbers: Numbers) -> float:
 
 
 def _enough(recipe: Recipe, numbers: Numbers, room: NDArray[Any] | None) -> int:
-    """How many samples last long enough to be timed. The first, which may import and open things, does not count."""
+    """How many samples last long enough to be timed.
+
+    The first, which may import and open things, does not count.
+    """
     most = min(len(numbers), ENOUGH)
     _seconds(recipe, numbers, room, [slice(0, 1)])
     num = min(4, most)
@@ -146,15 +163,20 @@ def _enough(recipe: Recipe, numbers: Numbers, room: NDArray[Any] | None) -> int:
     return num
 
 
-def _seconds(recipe: Recipe, numbers: Numbers, room: NDArray[Any] | None, parts: list[slice]) -> float:
+def _seconds(
+    recipe: Recipe, numbers: Numbers, room: NDArray[Any] | None, parts: list[slice]
+) -> float:
     """The time of one thread for each of `parts` of the samples.
 
-    A thread alone is not charged the time in which other programs had its core: on a busy machine two
-    threads get twice as much of the cores as one, and would seem to help even where they cannot.
+    A thread alone is not charged the time in which other programs had its core: on a busy machine
+    two threads get twice as much of the cores as one, and would seem to help even where they
+    cannot.
     """
     waited: list[float] = []
     threads = [
-        threading.Thread(target=_try, args=(recipe, numbers[part], None if room is None else room[part], waited))
+        threading.Thread(
+            target=_try, args=(recipe, numbers[part], None if room is None else room[part], waited)
+        )
         for part in parts
     ]
     started = time.perf_counter()
@@ -183,7 +205,8 @@ def seconds_in_run_queue() -> float:
 
 
 def _room(recipe: Recipe, samples: Numbers) -> NDArray[Any] | None:
-    """Memory for the pictures of `samples`; None where they have none or it cannot be known how large they are."""
+    """Memory for the pictures of `samples`; None where they have none or it cannot be known how
+    large they are."""
     if recipe.transform is None:
         return None
     try:

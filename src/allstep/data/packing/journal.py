@@ -1,13 +1,15 @@
-"""The journal of a packing, `pack.jsonl` in the target folder: what is to be packed, and which shards are done.
+"""The journal of a packing, `pack.jsonl` in the target folder: what is to be packed, and which
+shards are done.
 
 ```
 {"plan": {"options": {...}, "origin": {...}, "num_shards": 12, "mean_nbytes": 107400}}                   first line
 {"shard": 3, "file": "x-00003-of-00012.tfrecord", "nbytes": 127800123, "samples": 1190, "bad": [...]}    one for each shard that is done
 ```
 
-A line is written after its shard got its name, so a shard counts when its line is there and its file has that size; a kill in between costs
-one shard, which is packed again, to the same bytes. A line that a kill or a full disk cut short is taken away before the next one is
-written. While a packing runs it holds a lock on the journal, so two cannot meet in one folder.
+A line is written after its shard got its name, so a shard counts when its line is there and its
+file has that size; a kill in between costs one shard, which is packed again, to the same bytes. A
+line that a kill or a full disk cut short is taken away before the next one is written. While a
+packing runs it holds a lock on the journal, so two cannot meet in one folder.
 """
 
 import json
@@ -94,7 +96,8 @@ class Journal:
         self._sync()
 
     def remove_parts(self) -> None:
-        """Removes what a killed packing left half written; the lock says that nobody writes them now."""
+        """Removes what a killed packing left half written; the lock says that nobody writes them
+        now."""
         for path in self.folder.glob(f".*{PART}"):
             path.unlink(missing_ok=True)
 
@@ -114,7 +117,8 @@ class Journal:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             path = self.folder / NAME
             raise DataError(
-                f"{path}: is not a journal that this version can read ({error}); pack into another folder"
+                f"{path}: is not a journal that this version can read ({error}); pack into another"
+                " folder"
             ) from error
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -125,7 +129,9 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         rest = memoryview(json.dumps(line).encode() + b"\n")
-        while rest:  # a disk that is nearly full takes a part of it, and says so only at the next part
+        while (
+            rest
+        ):  # a disk that is nearly full takes a part of it, and says so only at the next part
             rest = rest[self._file.write(rest) :]
         self._sync()
 
@@ -136,7 +142,8 @@ class Journal:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Journal]:
-    """The journal of `folder`, made when there is none; gone again if nothing was planned in the end."""
+    """The journal of `folder`, made when there is none; gone again if nothing was planned in the
+    end."""
     path = folder / NAME
     _check_folder(folder, path)
     made = _make(folder)
@@ -160,7 +167,9 @@ def _check_folder(folder: Path, journal: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; a packed set is one")
     if folder.is_dir() and not journal.exists() and (strange := _strange(folder)):
-        there = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+        there = ", ".join(strange[:3]) + (
+            f" and {len(strange) - 3} more" if len(strange) > 3 else ""
+        )
         raise DataError(f"{folder}: holds other files ({there}); pack into a new or empty folder")
 
 

@@ -1,8 +1,9 @@
 """A map over many items by threads, whose results come in the order of the items.
 
-Decoding, encoding and checksums let go of Python's lock, so threads use all cores, and nothing has to be pickled. (OpenCV's own threads
-are switched off by `decode`.) At most `ahead` items are under way or waiting to be taken, however slow the taker is. A taker that
-stops early (an error, Ctrl-C) waits only for the items that are being worked on.
+Decoding, encoding and checksums let go of Python's lock, so threads use all cores, and nothing has
+to be pickled. (OpenCV's own threads are switched off by `decode`.) At most `ahead` items are under
+way or waiting to be taken, however slow the taker is. A taker that stops early (an error, Ctrl-C)
+waits only for the items that are being worked on.
 """
 
 import os

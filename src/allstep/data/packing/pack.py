@@ -3,18 +3,21 @@
 ```
 source --read--> recode (threads, in chunks) --> records in order --> .x-00000-of-00012.tfrecord.part
                                                                         | fsync, rename
-                                                                      x-00000-of-00012.tfrecord --> its index --> a line in pack.jsonl
+                                                                      x-00000-of-00012.tfrecord -->
+                                                                      its index --> a line in
+                                                                      pack.jsonl
 ```
 
-Threads make the bytes, one writer puts them down in the plan's order: the same bytes whatever the number of threads. The folder in the end:
+Threads make the bytes, one writer puts them down in the plan's order: the same bytes whatever the
+number of threads. The folder in the end:
 
     x-00000-of-00012.tfrecord ...    the shards, each with a hidden index beside it
     classes.txt                      names of the classes, one a line, where they are known
     quarantine.jsonl                 samples that were left out, one a line, where there were any
     pack.jsonl                       the journal: options, source, shards
 
-The parts: `plan` decides which sample goes where, `journal` remembers what is done, `picture` makes pictures smaller,
-`record` makes bytes of samples, `ordered` has the threads.
+The parts: `plan` decides which sample goes where, `journal` remembers what is done, `picture` makes
+pictures smaller, `record` makes bytes of samples, `ordered` has the threads.
 """
 
 import json
@@ -69,9 +72,11 @@ def pack(
     budget: int | None = None,
     progress: Told | None = None,
 ) -> Outcome:
-    """Packs `source`, which was opened at `where`, into the folder `target`; goes on where an earlier call with the same options stopped.
+    """Packs `source`, which was opened at `where`, into the folder `target`; goes on where an
+    earlier call with the same options stopped.
 
-    `budget` is how many samples may be bad (the larger of 100 and 0.1% of the set, unless given), none with `strict`.
+    `budget` is how many samples may be bad (the larger of 100 and 0.1% of the set, unless given),
+    none with `strict`.
     """
     source = with_all_features(source)
     # That a name cannot be stored is better known now than when all shards are written.
@@ -83,9 +88,15 @@ def pack(
             journal.clear()
         journal.remove_parts()
         jobs = jobs or default_jobs()
-        plan = _agreed(journal, origin, options) or _new_plan(journal, source, origin, options, jobs)
+        plan = _agreed(journal, origin, options) or _new_plan(
+            journal, source, origin, options, jobs
+        )
         before = len(journal.done)
-        _write_shards(journal, _Packer(source, plan, jobs), _Tally(plan, most, journal.done.values(), progress))
+        _write_shards(
+            journal,
+            _Packer(source, plan, jobs),
+            _Tally(plan, most, journal.done.values(), progress),
+        )
         return _finish(journal, source, before)
 
 
@@ -97,10 +108,14 @@ def _agreed(journal: Journal, origin: Origin, options: Options) -> Plan | None:
     again = "give --overwrite to pack anew, or another folder"
     if plan.options != options:
         before, now = asdict(plan.options), asdict(options)
-        differ = ", ".join(f"{key} {before[key]}, now {now[key]}" for key in now if before[key] != now[key])
+        differ = ", ".join(
+            f"{key} {before[key]}, now {now[key]}" for key in now if before[key] != now[key]
+        )
         raise DataError(f"{journal.folder}: was packed with other options ({differ}); {again}")
     if plan.origin != origin:
-        raise DataError(f"{journal.folder}: was packed from {_difference(plan.origin, origin)}; {again}")
+        raise DataError(
+            f"{journal.folder}: was packed from {_difference(plan.origin, origin)}; {again}"
+        )
     return plan
 
 
@@ -112,7 +127,9 @@ def _difference(before: Origin, now: Origin) -> str:
     return f"{now.where} before that was changed"
 
 
-def _new_plan(journal: Journal, source: Source, origin: Origin, options: Options, jobs: int) -> Plan:
+def _new_plan(
+    journal: Journal, source: Source, origin: Origin, options: Options, jobs: int
+) -> Plan:
     """Packs a few samples on trial, to know how large the shards will be, and writes the plan down."""
     trial = _Packer(source, Plan(options, origin, 1, 0), jobs)
     numbers = spread(len(source), min(256, max(8, len(source) // 16)))
@@ -122,7 +139,9 @@ def _new_plan(journal: Journal, source: Source, origin: Origin, options: Options
         sizes += [len(made)] if isinstance(made, bytes) else []
         problems += [made] if isinstance(made, BadSample) else []
     if not sizes:
-        raise DataError(f"{origin.where}: of {len(numbers)} samples looked at none can be packed; {problems[0]}")
+        raise DataError(
+            f"{origin.where}: of {len(numbers)} samples looked at none can be packed; {problems[0]}"
+        )
     mean = sum(sizes) / len(sizes)
     plan = Plan(options, origin, num_shards(options, len(source), mean), round(mean))
     journal.begin(plan)
@@ -172,7 +191,9 @@ class _Packer:
         shard, start, stop = piece
         made = [self.one(int(number)) for number in self.plan.numbers(start, stop)]
         records = [each for each in made if isinstance(each, bytes)]
-        return _Chunk(shard, records, [Bad.of(each) for each in made if isinstance(each, BadSample)])
+        return _Chunk(
+            shard, records, [Bad.of(each) for each in made if isinstance(each, BadSample)]
+        )
 
 
 @dataclass
@@ -198,9 +219,12 @@ class _Tally:
             self.progress(self.count, self.plan.origin.num_samples)
         if len(self.bad) > self.most:
             first = "; ".join(
-                f"sample {each.number} ({each.file} at byte {each.offset}): {each.reason}" for each in self.bad[:_SHOWN]
+                f"sample {each.number} ({each.file} at byte {each.offset}): {each.reason}"
+                for each in self.bad[:_SHOWN]
             )
-            raise DataError(f"{len(self.bad)} bad samples of {self.count}, {self.most} are allowed; {first}")
+            raise DataError(
+                f"{len(self.bad)} bad samples of {self.count}, {self.most} are allowed; {first}"
+            )
 
 
 def _write_shards(journal: Journal, packer: _Packer, tally: _Tally) -> None:
@@ -209,7 +233,9 @@ def _write_shards(journal: Journal, packer: _Packer, tally: _Tally) -> None:
             journal.add(_write_shard(journal.folder, packer.plan, shard, of_shard, tally))
 
 
-def _write_shard(folder: Path, plan: Plan, shard: int, of_shard: Iterable[_Chunk], tally: _Tally) -> Done:
+def _write_shard(
+    folder: Path, plan: Plan, shard: int, of_shard: Iterable[_Chunk], tally: _Tally
+) -> Done:
     form, path = FORMS[plan.options.to], folder / plan.file(shard)
     num_samples, bad = 0, []
     with write_whole(path, sync=True) as file:
@@ -231,7 +257,9 @@ def _finish(journal: Journal, source: Source, before: int) -> Outcome:
     if source.classes:
         _write_beside(journal.folder / CLASSES, (f"{name}\n" for name in source.classes))
     if bad:
-        _write_beside(journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad))
+        _write_beside(
+            journal.folder / QUARANTINE, (f"{json.dumps(asdict(each))}\n" for each in bad)
+        )
     num_samples, nbytes = sum(done.samples for done in shards), sum(done.nbytes for done in shards)
     return Outcome(journal.folder, num_samples, len(shards), before, nbytes, bad)
 

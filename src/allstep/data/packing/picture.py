@@ -6,13 +6,14 @@ JPEG          decoded, made smaller, JPEG        its own bytes
 PNG, WebP     decoded, made smaller, the same    its own bytes
 GIF, BMP, TIFF, PBM, PGM, PPM
               decoded, made smaller, PNG         its own bytes
-others        decoded, made smaller, PNG         PNG: no tar has a suffix for them that every reader knows
-array         made smaller, PNG                  PNG
-```
+others        decoded, made smaller, PNG         PNG: no tar has a suffix for them that every reader
+knows array         made smaller, PNG                  PNG ```
 
-With `format="jpeg"` (or png, webp) all others become that, too; with `raw=True` everything becomes pixels. A picture that keeps its
-bytes is not decoded, only its header is read: `allstep data verify` decodes all. The longer side counts; pictures only ever become
-smaller, by averaging over areas (OpenCV's INTER_AREA). JPEG is decoded at a fraction of its size where that is still large enough.
+With `format="jpeg"` (or png, webp) all others become that, too; with `raw=True` everything becomes
+pixels. A picture that keeps its bytes is not decoded, only its header is read: `allstep data
+verify` decodes all. The longer side counts; pictures only ever become smaller, by averaging over
+areas (OpenCV's INTER_AREA). JPEG is decoded at a fraction of its size where that is still large
+enough.
 """
 
 from dataclasses import dataclass
@@ -62,7 +63,10 @@ _WEBP_AND_JPEG = range(1, 101)
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """A picture as it goes into a shard: `content` is encoded as `kind`, or pixels when that is "raw"."""
+    """A picture as it goes into a shard:
+
+    `content` is encoded as `kind`, or pixels when that is "raw".
+    """
 
     content: Any
     shape: tuple[int, ...]
@@ -89,12 +93,19 @@ class Recoding:
         if self.quality not in _WEBP_AND_JPEG:
             raise ConfigError(f"--quality is 1 to 100, not {self.quality}")
         if self.max_pixels < 1:
-            raise ConfigError(f"--max-pixels is a number of pixels from 1 on, not {self.max_pixels}")
+            raise ConfigError(
+                f"--max-pixels is a number of pixels from 1 on, not {self.max_pixels}"
+            )
         if self.raw and self.format != "keep":
-            raise ConfigError(f"--raw stores pixels, --format {self.format} encodes them; give one of the two")
+            raise ConfigError(
+                f"--raw stores pixels, --format {self.format} encodes them; give one of the two"
+            )
 
     def __call__(self, data: Any) -> StoredImage:
-        """What `data`, an encoded picture or an array, becomes. ValueError when it is no picture."""
+        """What `data`, an encoded picture or an array, becomes.
+
+        ValueError when it is no picture.
+        """
         if isinstance(data, np.ndarray) and data.ndim > 1:
             picture = _checked(data)
             return self._store(picture, "png", self._scaled((picture.shape[0], picture.shape[1])))
@@ -107,7 +118,8 @@ class Recoding:
         return self._store(_decode(data, kind, smaller, self.max_pixels), kind, smaller)
 
     def _scaled(self, size: Size) -> Size:
-        """The size it becomes: longer side at most `max_side`, proportions as near as whole pixels allow."""
+        """The size it becomes: longer side at most `max_side`, proportions as near as whole pixels
+        allow."""
         longer = max(size)
         if self.max_side is None or longer <= self.max_side:
             return size
@@ -142,14 +154,18 @@ def size_of(data: Any, kind: str) -> Size:
     try:
         return header_size(data)
     except ValueError as error:
-        raise ValueError("is not a picture of any format we know" if kind == "other" else f"{kind}: {error}") from error
+        raise ValueError(
+            "is not a picture of any format we know" if kind == "other" else f"{kind}: {error}"
+        ) from error
 
 
 def _checked(array: NDArray[Any]) -> NDArray[np.uint8]:
     """The array as (height, width, 1 or 3 channels)."""
     picture = array[..., None] if array.ndim == 2 else array
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3):
-        raise ValueError(f"expected uint8 (height, width[, 1 or 3]), found {array.dtype} {array.shape}")
+        raise ValueError(
+            f"expected uint8 (height, width[, 1 or 3]), found {array.dtype} {array.shape}"
+        )
     return picture
 
 

@@ -4,12 +4,14 @@
 options + source --> Plan: which samples go into which shard, and what each shard is called
 ```
 
-Shards have equal numbers of samples (to within one). How many of them are needed for shards of about `shard_mb` follows from the size
-that a few hundred samples, spread over the set, take when they are packed. So a plan depends on the source and the options alone,
-never on the number of threads, and a packing that was stopped goes on with the same plan.
+Shards have equal numbers of samples (to within one). How many of them are needed for shards of
+about `shard_mb` follows from the size that a few hundred samples, spread over the set, take when
+they are packed. So a plan depends on the source and the options alone, never on the number of
+threads, and a packing that was stopped goes on with the same plan.
 
-`Origin` is what the source is recognised by: its place, number of samples, and a digest of where up to 4,096 samples lie in it with
-the sizes and times of their files; of a source whose labels are names, also the order of its classes.
+`Origin` is what the source is recognised by: its place, number of samples, and a digest of where up
+to 4,096 samples lie in it with the sizes and times of their files; of a source whose labels are
+names, also the order of its classes.
 """
 
 import json
@@ -56,10 +58,13 @@ class Options:
             raise ConfigError(f"--to {self.to}: {did_you_mean(self.to, FORMS)}")
         if self.raw and self.to != "tfrecord":
             raise ConfigError(
-                f"--raw is for TFRecord shards, not for --to {self.to}: tar has no place for a picture's size"
+                f"--raw is for TFRecord shards, not for --to {self.to}: tar has no place for a"
+                " picture's size"
             )
         if not 0 < self.shard_mb < math.inf:
-            raise ConfigError(f"--shard-mb {self.shard_mb:g}: expected a number of megabytes, more than 0")
+            raise ConfigError(
+                f"--shard-mb {self.shard_mb:g}: expected a number of megabytes, more than 0"
+            )
         if self.shard_samples is not None and self.shard_samples < 1:
             raise ConfigError(f"--shard-samples {self.shard_samples}: expected 1 or more")
         if not self.name or "/" in self.name or self.name.startswith("."):
@@ -103,7 +108,9 @@ class Plan:
         """Numbers, in the source, of the samples at positions `start` to `stop` of the packed set."""
         positions = np.arange(start, stop)
         seed = self.options.shuffle
-        return positions if seed is None else permute(positions, self.origin.num_samples, "pack", seed)
+        return (
+            positions if seed is None else permute(positions, self.origin.num_samples, "pack", seed)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `from_json` takes."""
@@ -113,7 +120,10 @@ class Plan:
     def from_json(content: Mapping[str, Any]) -> "Plan":
         """The plan that `to_json` was called on. KeyError or TypeError when it is none of ours."""
         return Plan(
-            Options(**content["options"]), Origin(**content["origin"]), content["num_shards"], content["mean_nbytes"]
+            Options(**content["options"]),
+            Origin(**content["origin"]),
+            content["num_shards"],
+            content["mean_nbytes"],
         )
 
 
@@ -125,7 +135,9 @@ def origin_of(source: Source, where: str) -> Origin:
     stamp = cache(_stamp)
     for number in spread(len(source), _PROBES):
         place = source.place(number)
-        digest.update(json.dumps([place.file, place.offset, stamp(place.file)], sort_keys=True).encode())
+        digest.update(
+            json.dumps([place.file, place.offset, stamp(place.file)], sort_keys=True).encode()
+        )
     if source.labeling.is_named:
         # Names are packed as numbers: a folder must not hold shards of two numberings.
         digest.update(json.dumps(source.classes).encode())
@@ -145,12 +157,16 @@ def num_shards(options: Options, num_samples: int, mean_nbytes: float) -> int:
     else:
         wanted = num_samples * mean_nbytes / (options.shard_mb * 1e6)
     if wanted > MAX_SHARDS:  # which may be so many that no whole number can be made of it
-        raise ConfigError(f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold more")
+        raise ConfigError(
+            f"{wanted:.0f} shards of that size are needed, more than {MAX_SHARDS}: let a shard hold"
+            " more"
+        )
     return max(1, min(math.ceil(wanted), num_samples))
 
 
 def _stamp(file: str) -> Mapping[str, Any]:
-    """Arrays and synthetic samples lie in no file, and a file that is gone is no reason to refuse: reading will say so."""
+    """Arrays and synthetic samples lie in no file, and a file that is gone is no reason to refuse:
+    reading will say so."""
     try:
         return stamp_of(file)
     except DataError:

@@ -8,8 +8,9 @@
 | origin | `filename` | | |
 | others | by their names | | `00000017.json`: what JSON can hold |
 
-Raw records hold nothing else, so that pictures of one size differ in pixels and label only and can be read many at once. All of it
-depends on the sample alone: no time, user or machine goes into a shard.
+Raw records hold nothing else, so that pictures of one size differ in pixels and label only and can
+be read many at once. All of it depends on the sample alone: no time, user or machine goes into a
+shard.
 """
 
 import json
@@ -63,7 +64,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Form:
-    """A kind of shard: how its files are called, what a sample becomes, what ends a file, and who writes its index."""
+    """A kind of shard: how its files are called, what a sample becomes, what ends a file, and who
+    writes its index."""
 
     suffix: str
     record: Callable[[Item], bytes]
@@ -76,8 +78,17 @@ def tfrecord_record(item: Item) -> bytes:
     """One record with an Example in it."""
     picture, target = item.picture, item.sample.target
     if picture.kind == "raw":
-        return frame(encode({"image/raw": picture.content, "image/shape": list(picture.shape), "label": target}))
-    features = {"image": picture.content, "shape": list(picture.shape), "label": target, "filename": filename(item)}
+        return frame(
+            encode(
+                {"image/raw": picture.content, "image/shape": list(picture.shape), "label": target}
+            )
+        )
+    features = {
+        "image": picture.content,
+        "shape": list(picture.shape),
+        "label": target,
+        "filename": filename(item),
+    }
     others = {name: _feature(value) for name, value in _others(item.sample).items()}
     return frame(encode({**others, **features}))
 
@@ -94,21 +105,29 @@ def tar_record(item: Item) -> bytes:
     known = others.pop("json", {})
     if others or known:
         plain = {name: _plain(value) for name, value in others.items()}
-        members["json"] = json.dumps({**plain, **known} if isinstance(known, dict) else known, sort_keys=True).encode()
-    return b"".join(_member(f"{key}.{extension}", content) for extension, content in members.items())
+        members["json"] = json.dumps(
+            {**plain, **known} if isinstance(known, dict) else known, sort_keys=True
+        ).encode()
+    return b"".join(
+        _member(f"{key}.{extension}", content) for extension, content in members.items()
+    )
 
 
 def filename(item: Item) -> bytes:
-    """The name a sample had, as the system has it: the feature, else its file, else file and number where a file has many."""
+    """The name a sample had, as the system has it: the feature, else its file, else file and number
+    where a file has many."""
     for name in ("filename", "image/filename", "__key__"):
         if (known := item.sample.fields.get(name)) is not None:
             return known if isinstance(known, bytes) else os.fsencode(str(known))
     path = PurePosixPath(item.place.file)
-    return os.fsencode(path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}")
+    return os.fsencode(
+        path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}"
+    )
 
 
 def _others(sample: Sample) -> dict[str, Any]:
-    """Further features, by name; those that describe the stored bytes are made anew, or were true of others."""
+    """Further features, by name; those that describe the stored bytes are made anew, or were true
+    of others."""
     return {name: value for name, value in sample.fields.items() if name not in _MADE_ANEW}
 
 
@@ -129,7 +148,9 @@ def _feature(value: Any) -> Any:
 def _member(name: str, content: Any) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(content), 0o644
-    return b"".join((info.tobuf(tarfile.USTAR_FORMAT), content, bytes(-len(content) % tarfile.BLOCKSIZE)))
+    return b"".join(
+        (info.tobuf(tarfile.USTAR_FORMAT), content, bytes(-len(content) % tarfile.BLOCKSIZE))
+    )
 
 
 def _tar_end(nbytes: int) -> bytes:
@@ -139,6 +160,8 @@ def _tar_end(nbytes: int) -> bytes:
 
 
 FORMS: Mapping[str, Form] = {
-    "tfrecord": Form(".tfrecord", tfrecord_record, lambda nbytes: b"", lambda path: tfrecord.Shard(str(path))),
+    "tfrecord": Form(
+        ".tfrecord", tfrecord_record, lambda nbytes: b"", lambda path: tfrecord.Shard(str(path))
+    ),
     "tar": Form(".tar", tar_record, _tar_end, lambda path: tar.Shard(str(path), True, None)),
 }

@@ -1,7 +1,8 @@
 """What a packer reads: TFRecords with all their features, any other source as it is.
 
-A loader needs picture and label and looks for nothing else. A set that is packed anew should keep the rest, too: file names, boxes, texts.
-They go into `Sample.fields`, whichever of them a record happens to have.
+A loader needs picture and label and looks for nothing else. A set that is packed anew should keep
+the rest, too: file names, boxes, texts. They go into `Sample.fields`, whichever of them a record
+happens to have.
 """
 
 from typing import Any
@@ -30,7 +31,11 @@ class AllFeatures(Source):
         except ValueError as error:
             raise BadSample(number, self.place(number), str(error)) from error
         mine = self._layout.own
-        return Sample(sample.data, sample.target, {name: _plain(v) for name, v in others.items() if name not in mine})
+        return Sample(
+            sample.data,
+            sample.target,
+            {name: _plain(v) for name, v in others.items() if name not in mine},
+        )
 
     def place(self, number: int) -> Place:
         return self._records.place(number)
@@ -41,7 +46,11 @@ class AllFeatures(Source):
 
 def with_all_features(source: Source) -> Source:
     """The source that a packer should read instead of `source`."""
-    return AllFeatures(source) if isinstance(source, TFRecordSource) and source.layout.features else source
+    return (
+        AllFeatures(source)
+        if isinstance(source, TFRecordSource) and source.layout.features
+        else source
+    )
 
 
 def _plain(values: Any) -> Any:

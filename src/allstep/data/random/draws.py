@@ -3,14 +3,16 @@
 ```
 seed, epoch ---blake2b--> key ---+
                                  |
-sample number -------------------+--hash--> the sample's own 64 bits --+--hash--> bits of column 0, 1, 2 ... -> [0, 1)
+sample number -------------------+--hash--> the sample's own 64 bits --+--hash--> bits of column 0,
+1, 2 ... -> [0, 1)
                                                                        |
 stream ("Flip", "Erase:1") ---blake2b--> key --------------------------+
 ```
 
-A number depends on (seed, epoch, sample, stream, column) and on nothing else: not on the worker, nor on the batch in which a sample
-comes, nor on what other operations draw. The hash is the finaliser of splitmix64, and a row is splitmix64's own sequence from the
-sample's bits on, so a whole batch costs a dozen calls of numpy: a `numpy.random.Generator` for each sample would cost ten
+A number depends on (seed, epoch, sample, stream, column) and on nothing else: not on the worker,
+nor on the batch in which a sample comes, nor on what other operations draw. The hash is the
+finaliser of splitmix64, and a row is splitmix64's own sequence from the sample's bits on, so a
+whole batch costs a dozen calls of numpy: a `numpy.random.Generator` for each sample would cost ten
 microseconds apiece. Who wants one anyway (a user's function) gets it from `generator`, keyed alike.
 """
 
@@ -32,7 +34,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's step: odd, and its bits 
 class Draws:
     """The random numbers of one batch: row i belongs to `samples[i]`.
 
-    `parameters` holds what the operations of a transform made of their numbers, one table (n, k) for each operation.
+    `parameters` holds what the operations of a transform made of their numbers, one table (n, k)
+    for each operation.
     """
 
     seed: int

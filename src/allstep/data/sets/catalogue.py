@@ -14,7 +14,12 @@ from pathlib import Path
 
 from allstep.errors import ConfigError, did_you_mean
 
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 _FILES_OF: Mapping[str, tuple[str, ...]] = {"idx": FILES, "cifar": CIFAR_FILES}
 
@@ -37,7 +42,10 @@ class NamedSet:
     folders: tuple[Path, ...] = ()
     home: str | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of each file's unpacked content: Debian's gzip files differ from the home's, what is in them does not."""
+    """Of each file's unpacked content:
+
+    Debian's gzip files differ from the home's, what is in them does not.
+    """
     hint: str = ""
     layout: str = "idx"
     archive: Archive | None = None
@@ -58,10 +66,18 @@ NAMED: Mapping[str, NamedSet] = {
         folders=(Path("/usr/share/datasets/fashion-mnist"),),
         home="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         sha256={
-            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            "train-images-idx3-ubyte": (
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"
+            ),
+            "train-labels-idx1-ubyte": (
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"
+            ),
+            "t10k-images-idx3-ubyte": (
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"
+            ),
+            "t10k-labels-idx1-ubyte": (
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"
+            ),
         },
         nbytes=dict(zip(FILES, (47_040_016, 60_008, 7_840_016, 10_008), strict=True)),
         hint="on Debian: apt install dataset-fashion-mnist",
@@ -86,7 +102,9 @@ NAMED: Mapping[str, NamedSet] = {
         hint="allstep data get cifar10 --from FOLDER brings it from elsewhere",
         layout="cifar",
         archive=Archive(
-            "cifar-10-binary.tar.gz", "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", 170_052_171
+            "cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            170_052_171,
         ),
         classes=(
             *("airplane", "automobile", "bird", "cat", "deer"),

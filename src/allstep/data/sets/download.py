@@ -1,4 +1,5 @@
-"""Brings the files of a named set into a folder: from another folder, from a URL, or from the set's home.
+"""Brings the files of a named set into a folder: from another folder, from a URL, or from the set's
+home.
 
 ```
 origin                          has                                          what happens
@@ -8,10 +9,10 @@ http(s)://.../NAME.tar.gz       the archive itself                           dow
 ```
 
 Every file goes to a temporary name first and is renamed when the SHA-256 of its content is right. A
-second call only brings what is missing, after a look at what is there: a file with the right name and
-other content may be the user's own, so it is refused, neither taken for good nor written over. Nothing
-is downloaded, copied or unpacked beyond its known size and 1%. One process at a time fills a folder,
-and removes what a killed one left half written.
+second call only brings what is missing, after a look at what is there: a file with the right name
+and other content may be the user's own, so it is refused, neither taken for good nor written over.
+Nothing is downloaded, copied or unpacked beyond its known size and 1%. One process at a time fills
+a folder, and removes what a killed one left half written.
 """
 
 import lzma
@@ -30,29 +31,51 @@ from allstep.files.whole import clear_left
 _CHUNK = 1 << 20
 # Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains
 # of extended headers.
-_BROKEN_ARCHIVE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError)
-_NAMES = {"idx": "classes.txt", "cifar": "batches.meta.txt"}  # where a source of that layout looks for names of classes
+_BROKEN_ARCHIVE = (
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,
+    ValueError,
+    RecursionError,
+)
+_NAMES = {
+    "idx": "classes.txt",
+    "cifar": "batches.meta.txt",
+}  # where a source of that layout looks for names of classes
 
 
-def get(wanted: NamedSet, folder: Path, origin: str | Path | None = None, progress: Progress | None = None) -> None:
+def get(
+    wanted: NamedSet,
+    folder: Path,
+    origin: str | Path | None = None,
+    progress: Progress | None = None,
+) -> None:
     """Fills `folder` with the files of `wanted` that it lacks.
 
     `origin` is a folder or URL; else a folder where this system keeps the set, else the set's home.
     """
     origin = origin or _near(wanted) or wanted.home
     if origin is None:
-        raise DataError(f"{wanted.title} has no home on the web; give the folder or URL that has it")
+        raise DataError(
+            f"{wanted.title} has no home on the web; give the folder or URL that has it"
+        )
     with locked(folder):
         _remove_parts(wanted, folder)
         _check_there(wanted, folder)
-        if is_whole(wanted, folder):  # another worker may have been here while we waited for the lock
+        if is_whole(
+            wanted, folder
+        ):  # another worker may have been here while we waited for the lock
             return
         if str(origin).startswith(("http://", "https://")):
             _from_web(wanted, folder, str(origin), progress)
         else:
             _from_folder(wanted, folder, Path(origin), progress)
         if wanted.classes:
-            (folder / _NAMES[wanted.layout]).write_text("".join(f"{name}\n" for name in wanted.classes))
+            (folder / _NAMES[wanted.layout]).write_text(
+                "".join(f"{name}\n" for name in wanted.classes)
+            )
 
 
 def _remove_parts(wanted: NamedSet, folder: Path) -> None:
@@ -75,9 +98,17 @@ def _check_there(wanted: NamedSet, folder: Path) -> None:
             try:
                 with _opened(path) as file:
                     known = wanted.nbytes.get(name)
-                    check(file, wanted.sha256.get(name), str(path), unpack=path.suffix == ".gz", nbytes=known)
+                    check(
+                        file,
+                        wanted.sha256.get(name),
+                        str(path),
+                        unpack=path.suffix == ".gz",
+                        nbytes=known,
+                    )
             except DataError as error:
-                raise DataError(f"{error}; remove it, or choose another folder for {wanted.title}") from error
+                raise DataError(
+                    f"{error}; remove it, or choose another folder for {wanted.title}"
+                ) from error
 
 
 def _near(wanted: NamedSet) -> Path | None:
@@ -89,13 +120,26 @@ def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | Non
         for name in _missing(wanted, folder):
             target = folder / f"{name}.gz"
             known = wanted.nbytes.get(name)
-            fetch(f"{url}{name}.gz", target, sha256=wanted.sha256[name], nbytes=known, progress=progress, unpack=True)
+            fetch(
+                f"{url}{name}.gz",
+                target,
+                sha256=wanted.sha256[name],
+                nbytes=known,
+                progress=progress,
+                unpack=True,
+            )
         return
     if not url.endswith((".tar.gz", ".tgz")):
         url = f"{url.removesuffix('/')}/{wanted.archive.name}"
     packed = _packed(wanted, folder)
     try:
-        fetch(url, packed, sha256=wanted.archive.sha256, nbytes=wanted.archive.nbytes, progress=progress)
+        fetch(
+            url,
+            packed,
+            sha256=wanted.archive.sha256,
+            nbytes=wanted.archive.nbytes,
+            progress=progress,
+        )
         _unpack(wanted, folder, packed, url)
     finally:
         packed.unlink(missing_ok=True)
@@ -103,14 +147,22 @@ def _from_web(wanted: NamedSet, folder: Path, url: str, progress: Progress | Non
 
 def _from_folder(wanted: NamedSet, folder: Path, origin: Path, progress: Progress | None) -> None:
     if not origin.is_dir():
-        raise DataError(f"{origin}: is not a folder" if origin.exists() else f"{origin}: no such folder")
+        raise DataError(
+            f"{origin}: is not a folder" if origin.exists() else f"{origin}: no such folder"
+        )
     if wanted.archive and (origin / wanted.archive.name).is_file() and not is_whole(wanted, origin):
         _unpack(wanted, folder, origin / wanted.archive.name, str(origin / wanted.archive.name))
         return
     for name in _missing(wanted, folder):
         path = either(origin, name) or not_there(origin, name)
         with _opened(path) as file:
-            _store(file, folder / path.name, str(path), wanted.sha256.get(name), wanted.nbytes.get(name))
+            _store(
+                file,
+                folder / path.name,
+                str(path),
+                wanted.sha256.get(name),
+                wanted.nbytes.get(name),
+            )
         if progress:
             progress(path.name, path.stat().st_size, path.stat().st_size)
 
@@ -127,13 +179,24 @@ def not_there(folder: Path, name: str) -> Path:
 
 
 def _unpack(wanted: NamedSet, folder: Path, packed: Path, origin: str) -> None:
-    """Takes the set's files out of an archive, by their names alone: nothing in it can say where they go."""
+    """Takes the set's files out of an archive, by their names alone: nothing in it can say where
+    they go."""
     try:
         with tarfile.open(packed, "r:*") as archive:
             for member in archive:
                 name = Path(member.name).name
-                if member.isfile() and name in wanted.files and (file := archive.extractfile(member)):
-                    _store(file, folder / name, f"{origin}: {name}", wanted.sha256[name], wanted.nbytes.get(name))
+                if (
+                    member.isfile()
+                    and name in wanted.files
+                    and (file := archive.extractfile(member))
+                ):
+                    _store(
+                        file,
+                        folder / name,
+                        f"{origin}: {name}",
+                        wanted.sha256[name],
+                        wanted.nbytes.get(name),
+                    )
     except _BROKEN_ARCHIVE as error:
         raise DataError(f"{origin}: is not a whole archive ({str(error)[:200]})") from error
     if lacking := _missing(wanted, folder):
@@ -149,13 +212,17 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def _store(file: IO[bytes], target: Path, origin: str, sha256: str | None, nbytes: int | None) -> None:
+def _store(
+    file: IO[bytes], target: Path, origin: str, sha256: str | None, nbytes: int | None
+) -> None:
     """Copies `file` to `target`, which appears whole and with the right content or not at all."""
     size, limit = 0, most(nbytes)
     with writing(target) as copy:
         while chunk := file.read(_CHUNK):
             size += len(chunk)
             if limit is not None and size > limit:
-                raise DataError(f"{origin}: is too large: expected at most {limit} bytes, found {size} or more")
+                raise DataError(
+                    f"{origin}: is too large: expected at most {limit} bytes, found {size} or more"
+                )
             copy.write(chunk)
         check(copy, sha256, origin, unpack=target.suffix == ".gz", nbytes=nbytes)

@@ -9,9 +9,10 @@
 | says nothing for `timeout` seconds, or less than 60 KB in a minute | an error |
 | sends no complete header within a minute, redirects included | an error |
 
-The bytes go to a temporary file beside the target, are checked, and are then renamed (`whole`). A cut connection, a server that stops
-talking and a wrong checksum all end in a `DataError` within seconds, with nothing left behind. `locked` keeps the workers of one
-host from downloading the same thing at once: the first one does, the others wait and then find it there.
+The bytes go to a temporary file beside the target, are checked, and are then renamed (`whole`). A
+cut connection, a server that stops talking and a wrong checksum all end in a `DataError` within
+seconds, with nothing left behind. `locked` keeps the workers of one host from downloading the same
+thing at once: the first one does, the others wait and then find it there.
 """
 
 import gzip
@@ -41,7 +42,8 @@ _WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<?xml", b"<!--")
 
 _Result = TypeVar("_Result")
 Progress = Callable[[str, int, int | None], None]
-"""Told, as a download goes on: the file's name, bytes so far, bytes in all (None when the server does not say)."""
+"""Told, as a download goes on: the file's name, bytes so far, bytes in all (None when the server
+does not say)."""
 
 
 def fetch(
@@ -57,9 +59,9 @@ def fetch(
     """Downloads `url` to `target` if the SHA-256 of its content is `sha256`.
 
     With `unpack` the checksum is that of the content unpacked by gzip: packing the same file again
-    changes the packed bytes. `nbytes` is the known size of that content; no more than 1% above it is
-    downloaded. `timeout` is the longest silence in seconds, from the connection on; a slow but steady
-    server may take longer.
+    changes the packed bytes. `nbytes` is the known size of that content; no more than 1% above it
+    is downloaded. `timeout` is the longest silence in seconds, from the connection on; a slow but
+    steady server may take longer.
     """
     with writing(target) as file:
         for chunk in _chunks(url, target.name, progress, timeout, most(nbytes)):
@@ -77,7 +79,8 @@ def most(nbytes: int | None) -> int | None:
 
 @contextmanager
 def writing(target: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which becomes `target` when all went well; what the system refuses is a DataError."""
+    """A file to write to, which becomes `target` when all went well; what the system refuses is a
+    DataError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with write_whole(target, sync=True) as file:
@@ -89,9 +92,15 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def check(
-    file: IO[bytes], expected: str | None, origin: str, *, unpack: bool = False, nbytes: int | None = None
+    file: IO[bytes],
+    expected: str | None,
+    origin: str,
+    *,
+    unpack: bool = False,
+    nbytes: int | None = None,
 ) -> None:
-    """Raises DataError unless the content of `file`, from its beginning, has the SHA-256 `expected`; None is right with any.
+    """Raises DataError unless the content of `file`, from its beginning, has the SHA-256
+    `expected`; None is right with any.
 
     `nbytes` is the size of the right content: of more than that and 1% nothing is read.
     """
@@ -100,7 +109,11 @@ def check(
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{origin}: is not a whole gzip file ({error})") from error
     if expected is not None and found != expected:
-        sizes = f" ({nbytes} bytes), found {found} ({size} bytes)" if nbytes is not None else f", found {found}"
+        sizes = (
+            f" ({nbytes} bytes), found {found} ({size} bytes)"
+            if nbytes is not None
+            else f", found {found}"
+        )
         raise DataError(f"{origin}: wrong content: expected SHA-256 {expected}{sizes}")
 
 
@@ -126,13 +139,17 @@ def locked(folder: Path, timeout: float = 600.0) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(lock.locked(folder / ".lock", timeout))
         except lock.LockTaken as error:
-            raise DataError(f"{folder}: another process has been filling it for {timeout:.0f} s") from error
+            raise DataError(
+                f"{folder}: another process has been filling it for {timeout:.0f} s"
+            ) from error
         except OSError as error:
             raise DataError(f"{folder}: cannot be written: {error.strerror or error}") from error
         yield
 
 
-def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limit: int | None) -> Iterator[bytes]:
+def _chunks(
+    url: str, name: str, progress: Progress | None, timeout: float, limit: int | None
+) -> Iterator[bytes]:
     """The bytes at `url`, up to `limit` of them; whatever goes wrong is a DataError of one line."""
     done, total = 0, None
     try:
@@ -154,7 +171,9 @@ def _chunks(url: str, name: str, progress: Progress | None, timeout: float, limi
         error.close()  # it holds the connection
         raise DataError(f"{url}: the server answers {error.code} {_line(error.reason)}") from error
     except (OSError, HTTPException) as error:
-        raise DataError(f"{url}: cannot be downloaded: {_line(_reason(error))}, after {done} bytes") from error
+        raise DataError(
+            f"{url}: cannot be downloaded: {_line(_reason(error))}, after {done} bytes"
+        ) from error
     except ValueError as error:  # what urllib raises for an address that cannot be
         raise DataError(f"{_line(url)}: is no address of a file: {_line(error)}") from error
     if total is not None and done != total:
@@ -215,7 +234,10 @@ class _Pace:
 
 def _check_amount(url: str, nbytes: int, limit: int | None) -> None:
     if limit is not None and nbytes > limit:
-        raise DataError(f"{url}: the server sends too much: expected at most {limit} bytes, found {nbytes} or more")
+        raise DataError(
+            f"{url}: the server sends too much: expected at most {limit} bytes, found {nbytes} or"
+            " more"
+        )
 
 
 def _check_no_web_page(url: str, head: bytes) -> None:
@@ -228,7 +250,8 @@ def _check_no_web_page(url: str, head: bytes) -> None:
 
 @contextmanager
 def _impatient_resolver() -> Iterator[None]:
-    """The system's resolver gives up after 2 s a name server: a socket's time-out does not count while a name is looked up."""
+    """The system's resolver gives up after 2 s a name server: a socket's time-out does not count
+    while a name is looked up."""
     before = os.environ.get("RES_OPTIONS")
     os.environ["RES_OPTIONS"] = f"{before or ''} timeout:2 attempts:1".strip()
     try:
@@ -243,7 +266,11 @@ def _impatient_resolver() -> Iterator[None]:
 def _length(response: HTTPResponse) -> int | None:
     header = response.headers.get("Content-Length")
     # Of a number that is no size of a file nothing is known; int() refuses thousands of digits.
-    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 20 else None
+    return (
+        int(header)
+        if header and header.isascii() and header.isdigit() and len(header) < 20
+        else None
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -1,13 +1,18 @@
 """Named data sets: where they are found, and their pictures in memory.
 
-The files of a set (`sets`) are looked for in this order, and the first place that has all of them is taken:
+The files of a set (`sets`) are looked for in this order, and the first place that has all of them
+is taken:
 
-1. the folder the user gave (`--data`): then nothing else will do, and what is missing or wrong there is an error;
+1. the folder the user gave (`--data`): then nothing else will do, and what is missing or wrong
+   there is an error;
 2. our cache folder (`ALLSTEP_CACHE`, else the user's cache folder);
-3. folders where the system keeps the set (Debian's package `dataset-fashion-mnist`), or this package's own for the digits;
-4. the set's home on the web, downloaded into the cache (`download`); only content with the right SHA-256 gets there.
+3. folders where the system keeps the set (Debian's package `dataset-fashion-mnist`), or this
+   package's own for the digits;
+4. the set's home on the web, downloaded into the cache (`download`); only content with the right
+   SHA-256 gets there.
 
-`find` answers where, `load` reads and checks. Neither needs torch, so a launcher can say what is wrong before any worker starts.
+`find` answers where, `load` reads and checks. Neither needs torch, so a launcher can say what is
+wrong before any worker starts.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +30,18 @@ from allstep.data.sets.http import Progress
 from allstep.data.sources import cifar, idx
 from allstep.errors import DataError
 
-__all__ = ["FILES", "NAMED", "Found", "ImageSet", "NamedSet", "Pictures", "cache_folder", "find", "load", "named_set"]
+__all__ = [
+    "FILES",
+    "NAMED",
+    "Found",
+    "ImageSet",
+    "NamedSet",
+    "Pictures",
+    "cache_folder",
+    "find",
+    "load",
+    "named_set",
+]
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Pictures:
-    """A labelled part of a set: `images` (n, height, width) or (n, height, width, channels); `labels` (n,), int64."""
+    """A labelled part of a set:
+
+    `images` (n, height, width) or (n, height, width, channels); `labels` (n,), int64.
+    """
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
@@ -83,7 +102,9 @@ def find(wanted: NamedSet, folder: Path | None = None, progress: Progress | None
         get(wanted, places[0], progress=progress)
         return _found_in(wanted, places[0])
     except DataError as error:
-        hint = f" ({wanted.hint}, or give --data FOLDER)" if wanted.hint else " (give --data FOLDER)"
+        hint = (
+            f" ({wanted.hint}, or give --data FOLDER)" if wanted.hint else " (give --data FOLDER)"
+        )
         raise DataError(f"{wanted.title} is not in {looked}, and {error}{hint}") from error
 
 
@@ -92,8 +113,12 @@ def load(found: Found) -> ImageSet:
     train, test = _READ[found.layout](found.files)
     num_classes = int(train.labels.max()) + 1
     if test.labels.max() >= num_classes:
-        raise DataError(f"{found.files[-1]}: expected labels 0 to {num_classes - 1}, found {test.labels.max()}")
-    classes = found.classes if len(found.classes) == num_classes else ()  # the user's folder may hold another set
+        raise DataError(
+            f"{found.files[-1]}: expected labels 0 to {num_classes - 1}, found {test.labels.max()}"
+        )
+    classes = (
+        found.classes if len(found.classes) == num_classes else ()
+    )  # the user's folder may hold another set
     return ImageSet(train, test, num_classes, classes)
 
 
@@ -103,7 +128,10 @@ def _read_idx(files: tuple[Path, ...]) -> tuple[Pictures, Pictures]:
     test = _pictures(test_images, test_labels)
     if train.images.shape[1:] != test.images.shape[1:]:
         expected, size = train.images.shape[1:], test.images.shape[1:]
-        raise DataError(f"{test_images}: expected pictures of {expected} as in {train_images.name}, found {size}")
+        raise DataError(
+            f"{test_images}: expected pictures of {expected} as in {train_images.name}, found"
+            f" {size}"
+        )
     return train, test
 
 
@@ -112,25 +140,35 @@ def _read_cifar(files: tuple[Path, ...]) -> tuple[Pictures, Pictures]:
     return Pictures(*cifar.read(train)), Pictures(*cifar.read([test]))
 
 
-_READ: Mapping[str, Callable[[tuple[Path, ...]], tuple[Pictures, Pictures]]] = {"idx": _read_idx, "cifar": _read_cifar}
+_READ: Mapping[str, Callable[[tuple[Path, ...]], tuple[Pictures, Pictures]]] = {
+    "idx": _read_idx,
+    "cifar": _read_cifar,
+}
 
 
 def _pictures(images: Path, labels: Path) -> Pictures:
     pictures, numbers = idx.read_pair(images, labels)
     if pictures.ndim not in (3, 4):
-        raise DataError(f"{images}: expected pictures with 3 or 4 dimensions, found shape {pictures.shape}")
+        raise DataError(
+            f"{images}: expected pictures with 3 or 4 dimensions, found shape {pictures.shape}"
+        )
     if not len(pictures):
         raise DataError(f"{images}: has no pictures")
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:
         raise DataError(
-            f"{labels}: expected labels that are whole numbers from 0 on, found {numbers.dtype} from {numbers.min()} on"
+            f"{labels}: expected labels that are whole numbers from 0 on, found {numbers.dtype}"
+            f" from {numbers.min()} on"
         )
-    native = pictures.astype(pictures.dtype.newbyteorder("="), copy=False)  # bytes stay where they are, mapped or not
+    native = pictures.astype(
+        pictures.dtype.newbyteorder("="), copy=False
+    )  # bytes stay where they are, mapped or not
     return Pictures(native, numbers.astype(np.int64))
 
 
 def _found_in(wanted: NamedSet, folder: Path) -> Found:
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: is not a folder")
+        raise DataError(
+            f"{folder}: no such folder" if not folder.exists() else f"{folder}: is not a folder"
+        )
     files = tuple(either(folder, name) or not_there(folder, name) for name in wanted.files)
     return Found(wanted.name, wanted.title, folder, files, wanted.layout, wanted.classes)

@@ -1,4 +1,5 @@
-"""Sets that are arrays, in memory or mapped: numpy arrays, pairs of idx files, CIFAR-10's binary files.
+"""Sets that are arrays, in memory or mapped: numpy arrays, pairs of idx files, CIFAR-10's binary
+files.
 
 ```
 ArraySource(data, target)        data (n, height, width[, channels]) or whatever n samples are; target (n, ...)
@@ -6,10 +7,11 @@ IdxSource(images, labels)        the two files of an MNIST-like set, mapped thro
 CifarSource(where)               data_batch_1.bin ...: per record one label byte, then 1,024 red, 1,024 green and 1,024 blue bytes
 ```
 
-All three are rows in one or more parts; a block is one fancy indexing of each part. CIFAR's colours lie plane by plane; they are put
-behind each other (height, width, channels) when a block is made, so the mapped files are never copied whole. None of these formats has a
-checksum of its own: `index_checksums` (`allstep data index --checksum`) stores a CRC32C per sample beside the file, and from then on every
-sample that is read is held against it, also after the file was changed.
+All three are rows in one or more parts; a block is one fancy indexing of each part. CIFAR's colours
+lie plane by plane; they are put behind each other (height, width, channels) when a block is made,
+so the mapped files are never copied whole. None of these formats has a checksum of its own:
+`index_checksums` (`allstep data index --checksum`) stores a CRC32C per sample beside the file, and
+from then on every sample that is read is held against it, also after the file was changed.
 
 Where the number of classes is known, a sample with another label than 0..classes-1 is a BadSample.
 """
@@ -26,7 +28,13 @@ from numpy.typing import NDArray
 from allstep.data.sources import cifar, idx
 from allstep.data.sources.checksum import crc32c
 from allstep.data.sources.files import Stamp, check_unchanged, local_path, stamp_of
-from allstep.data.sources.index import Index, Progress, not_as_stored, stored_checksums, write_somewhere
+from allstep.data.sources.index import (
+    Index,
+    Progress,
+    not_as_stored,
+    stored_checksums,
+    write_somewhere,
+)
 from allstep.data.sources.shards import Where, list_shards
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
 from allstep.errors import DataError
@@ -40,10 +48,15 @@ _MOST_CLASSES = 256
 
 
 class _Rows(Source):
-    """Samples that are the rows of `parts`, one part after the other; `names` says what each part is, a file or a word."""
+    """Samples that are the rows of `parts`, one part after the other; `names` says what each part
+    is, a file or a word."""
 
     def __init__(
-        self, parts: list[NDArray[Any]], names: list[str], target: NDArray[Any], classes: tuple[str, ...]
+        self,
+        parts: list[NDArray[Any]],
+        names: list[str],
+        target: NDArray[Any],
+        classes: tuple[str, ...],
     ) -> None:
         self._parts, self._names, self.target, self.classes = parts, names, target, tuple(classes)
         self._begins = np.cumsum([0, *map(len, parts)])
@@ -58,18 +71,24 @@ class _Rows(Source):
         stored = self._parts[part][row]
         target = self.target[number]
         if self._crcs is not None and (found := _crc(stored, target)) != self._crcs[number]:
-            raise BadSample(number, self.place(number), not_as_stored(found, int(self._crcs[number])))
+            raise BadSample(
+                number, self.place(number), not_as_stored(found, int(self._crcs[number]))
+            )
         if self._has_wrong(target):
             reason = f"its label is {target}, expected 0 to {self._num_classes - 1}"
             raise BadSample(number, self.place(number), reason)
-        return Sample(self._pictures(stored[None])[0], target.item() if target.ndim == 0 else target)
+        return Sample(
+            self._pictures(stored[None])[0], target.item() if target.ndim == 0 else target
+        )
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
         for number in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
             self._locate(number)
         stored = self._gather(numbers)
         target = self.target[numbers]
-        if self._crcs is not None and any(map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())):
+        if self._crcs is not None and any(
+            map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())
+        ):
             return None
         return None if self._has_wrong(target) else Block(self._pictures(stored), target)
 
@@ -81,11 +100,17 @@ class _Rows(Source):
         if self.target.ndim != 1 or self.target.dtype.kind not in "iu":
             return np.full(len(self), -1, np.int64)
         labels = self.target.astype(np.int64)
-        return np.where((labels < 0) | (labels >= self._num_classes), -1, labels) if self._num_classes else labels
+        return (
+            np.where((labels < 0) | (labels >= self._num_classes), -1, labels)
+            if self._num_classes
+            else labels
+        )
 
     def index_checksums(self, progress: Progress | None = None) -> None:
         """Stores a CRC32C of each sample as it is now; for sets in files."""
-        for name, part, begin in zip(self._names, self._parts, self._begins[:-1].tolist(), strict=True):
+        for name, part, begin in zip(
+            self._names, self._parts, self._begins[:-1].tolist(), strict=True
+        ):
             target = self.target[begin : begin + len(part)]
             index = _crc_index(name, part, target, progress)
             write_somewhere(name, KIND, index, must=True)
@@ -99,17 +124,28 @@ class _Rows(Source):
         found = [stored_checksums(name, KIND) for name in self._names]
         stored = [index["crc"] for index in found if index]
         if len(stored) == len(self._names):
-            self._crcs = np.concatenate([self._fitted(crcs, part) for part, crcs in enumerate(stored)])
+            self._crcs = np.concatenate(
+                [self._fitted(crcs, part) for part, crcs in enumerate(stored)]
+            )
 
     def _fitted(self, crcs: NDArray[np.uint32], part: int) -> NDArray[np.uint32]:
-        """As many checksums as a part has rows now: rows that were added since get one of what they hold."""
+        """As many checksums as a part has rows now: rows that were added since get one of what they
+        hold."""
         rows, begin = self._parts[part], int(self._begins[part])
         added = [_crc(rows[row], self.target[begin + row]) for row in range(len(crcs), len(rows))]
         return np.concatenate([crcs[: len(rows)], np.array(added, np.uint32)])
 
     def _has_wrong(self, target: NDArray[Any]) -> bool:
-        """Whether a label of these names no class. Targets that are no class numbers are never wrong."""
-        if not self._num_classes or self.target.ndim != 1 or target.dtype.kind not in "iu" or not target.size:
+        """Whether a label of these names no class.
+
+        Targets that are no class numbers are never wrong.
+        """
+        if (
+            not self._num_classes
+            or self.target.ndim != 1
+            or target.dtype.kind not in "iu"
+            or not target.size
+        ):
             return False
         return bool(target.min() < 0 or target.max() >= self._num_classes)
 
@@ -137,7 +173,9 @@ class _Rows(Source):
 class ArraySource(_Rows):
     """Samples that are the rows of `data`, with the rows of `target`."""
 
-    def __init__(self, data: Any, target: Any, *, classes: tuple[str, ...] = (), name: str = "an array") -> None:
+    def __init__(
+        self, data: Any, target: Any, *, classes: tuple[str, ...] = (), name: str = "an array"
+    ) -> None:
         data, target = np.asanyarray(data), np.asanyarray(target)
         if not data.ndim or not target.ndim or len(data) != len(target):
             found = f"data of shape {data.shape} and target of shape {target.shape}"
@@ -153,12 +191,16 @@ class ArraySource(_Rows):
 class IdxSource(_Rows):
     """The samples of two idx files, pictures and labels."""
 
-    def __init__(self, images: str | Path, labels: str | Path, *, classes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, images: str | Path, labels: str | Path, *, classes: tuple[str, ...] = ()
+    ) -> None:
         self._pair = (str(images), str(labels))
         self._stamps = [stamp_of(name) for name in self._pair]
         pictures, numbers = idx.read_pair(local_path(images), local_path(labels))
         if numbers.dtype.kind not in "iu":
-            raise DataError(f"{labels}: expected labels that are whole numbers, found {numbers.dtype}")
+            raise DataError(
+                f"{labels}: expected labels that are whole numbers, found {numbers.dtype}"
+            )
         super().__init__([pictures], [str(images)], numbers.astype(np.int64), classes)
         self._header = 4 + 4 * pictures.ndim
         self._use_checksums()
@@ -173,18 +215,23 @@ class IdxSource(_Rows):
 
 
 class CifarSource(_Rows):
-    """The samples of CIFAR-10's binary files, as its authors publish them; a folder means its training files."""
+    """The samples of CIFAR-10's binary files, as its authors publish them; a folder means its
+    training files."""
 
     def __init__(self, where: Where, *, classes: tuple[str, ...] | None = None) -> None:
         names = list_shards(
-            where, lambda name: name.startswith("data_batch") and name.endswith(".bin"), "data_batch_*.bin"
+            where,
+            lambda name: name.startswith("data_batch") and name.endswith(".bin"),
+            "data_batch_*.bin",
         )
         if isinstance(where, str | Path) and local_path(where).is_dir():
             self.notes = _check_batches(where, names)
         self._stamps = [stamp_of(local_path(name)) for name in names]
         parts = [cifar.rows(local_path(name)) for name in names]
         target = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
-        super().__init__(parts, names, target, _cifar_classes(names[0]) if classes is None else classes)
+        super().__init__(
+            parts, names, target, _cifar_classes(names[0]) if classes is None else classes
+        )
         self._num_classes = len(self.classes) or cifar.NUM_CLASSES
         self._use_checksums()
 
@@ -196,15 +243,19 @@ class CifarSource(_Rows):
 
 
 def _check_batches(folder: str | Path, names: Sequence[str]) -> tuple[str, ...]:
-    """DataError when one of the files in a folder is missing; a note where there are fewer than are published."""
+    """DataError when one of the files in a folder is missing; a note where there are fewer than are
+    published."""
     found = {int(match[1]) for name in names if (match := _BATCH.search(name))}
     missing = sorted(set(range(1, max(found, default=0) + 1)) - found)
     if missing:
         raise DataError(
-            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or name the files to read by a pattern: "
-            f"'{folder}/data_batch_*.bin'"
+            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or name the files to read"
+            f" by a pattern: '{folder}/data_batch_*.bin'"
         )
-    few = f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files that CIFAR-10 is published in"
+    few = (
+        f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files that CIFAR-10 is"
+        " published in"
+    )
     return (few,) if 0 < len(found) < _NUM_BATCHES else ()
 
 
@@ -214,10 +265,15 @@ def _cifar_classes(name: str) -> tuple[str, ...]:
     try:
         text = read_regular(beside, _MAX_NAMES_NBYTES).decode() if os.path.lexists(beside) else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{beside}: expected names of classes in UTF-8, found {error}; remove or mend it") from error
+        raise DataError(
+            f"{beside}: expected names of classes in UTF-8, found {error}; remove or mend it"
+        ) from error
     # A label is one byte.
     if len(names := text.split()) > _MOST_CLASSES:
-        raise DataError(f"{beside}: names {len(names)} classes, expected at most {_MOST_CLASSES}; remove or mend it")
+        raise DataError(
+            f"{beside}: names {len(names)} classes, expected at most {_MOST_CLASSES}; remove or"
+            " mend it"
+        )
     return tuple(names)
 
 
@@ -227,7 +283,9 @@ def _crc(row: NDArray[Any], target: Any) -> int:
     return crc32c(picture) ^ crc32c(np.asarray(target).tobytes() + b"label")
 
 
-def _crc_index(name: str, part: NDArray[Any], target: NDArray[Any], progress: Progress | None) -> Index:
+def _crc_index(
+    name: str, part: NDArray[Any], target: NDArray[Any], progress: Progress | None
+) -> Index:
     crcs, stamp = np.empty(len(part), np.uint32), stamp_of(name)
     for row, stored in enumerate(part):
         crcs[row] = _crc(stored, target[row])

@@ -1,6 +1,8 @@
-"""CRC32C (Castagnoli), the checksum of TFRecord files and of our own indexes, of anything with the buffer protocol, without a copy.
+"""CRC32C (Castagnoli), the checksum of TFRecord files and of our own indexes, of anything with the
+buffer protocol, without a copy.
 
-`masked` is TFRecord's form of it: rotated and moved by a constant, so that the checksum of bytes that hold checksums is still a good one.
+`masked` is TFRecord's form of it: rotated and moved by a constant, so that the checksum of bytes
+that hold checksums is still a good one.
 """
 
 from typing import Any
@@ -13,7 +15,9 @@ _MASK_DELTA = 0xA282EAD8
 
 def crc32c(content: Any) -> int:
     """CRC32C of the bytes of `content`."""
-    if not isinstance(content, bytes | np.ndarray):  # the library takes no memoryview, but an array over one
+    if not isinstance(
+        content, bytes | np.ndarray
+    ):  # the library takes no memoryview, but an array over one
         content = np.frombuffer(content, np.uint8) if len(content) else b""
     return int(google_crc32c.value(content))
 

@@ -7,7 +7,8 @@ byte 0          the label, 0..9
 2049 .. 3072    blue
 ```
 
-A file is a whole number of such rows, so its length is all that can be checked; `sets` knows the SHA-256 of the published files.
+A file is a whole number of such rows, so its length is all that can be checked; `sets` knows the
+SHA-256 of the published files.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ def rows(path: Path) -> NDArray[np.uint8]:
     """The rows (n, 3073) of one file, memory-mapped."""
     file = LocalFile(path)
     if not file.size or file.size % ROW:
-        raise DataError(f"{path}: expected rows of {ROW} bytes, found {file.size} bytes: {file.size / ROW:.2f} rows")
+        raise DataError(
+            f"{path}: expected rows of {ROW} bytes, found {file.size} bytes: {file.size / ROW:.2f}"
+            " rows"
+        )
     return np.frombuffer(file.view, np.uint8).reshape(-1, ROW)
 
 
@@ -50,5 +54,7 @@ def _labels(path: Path, rows: NDArray[np.uint8]) -> NDArray[np.int64]:
     labels = rows[:, 0].astype(np.int64)
     if labels.max() >= NUM_CLASSES:
         row = int(labels.argmax())
-        raise DataError(f"{path}: expected labels 0 to {NUM_CLASSES - 1}, found {labels[row]} in row {row}")
+        raise DataError(
+            f"{path}: expected labels 0 to {NUM_CLASSES - 1}, found {labels[row]} in row {row}"
+        )
     return labels

@@ -5,8 +5,9 @@ open_file("x.tfrecord")          -> LocalFile     read() is a view of the mapped
 open_file("s3://bucket/x.tar")   -> RemoteFile    read() asks for just that range, through fsspec
 ```
 
-Both know their `size` and a `stamp`, by which an index notices that the file is no longer the one it was made for: size and time of the
-last change for a local file, size and the server's ETag (or time) for a remote one. Both are read from many threads at once.
+Both know their `size` and a `stamp`, by which an index notices that the file is no longer the one
+it was made for: size and time of the last change for a local file, size and the server's ETag (or
+time) for a remote one. Both are read from many threads at once.
 """
 
 import os
@@ -28,9 +29,10 @@ PROTOCOLS = (
     *("file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"),
     *("hf", "hdfs", "webhdfs", "memory"),
 )
-"""Protocols of URLs that are opened. fsspec knows more, and some of them read a URL as instructions:
-`reference://` opens further URLs that it finds in a file, `ssh://` and `dask://` connect to hosts. A
-config may come from another person, so only those that name one file of a store are used."""
+"""Protocols of URLs that are opened. fsspec knows more, and some of them read a URL as
+instructions: `reference://` opens further URLs that it finds in a file, `ssh://` and `dask://`
+connect to hosts. A config may come from another person, so only those that name one file of a store
+are used."""
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError)
 _PATIENCE = 30.0
 """Seconds after which a range that a web server sends too slowly is not asked for again."""
@@ -114,7 +116,9 @@ def is_absent(where: str | Path, error: BaseException | None) -> bool:
     if not is_remote(where):
         return not os.path.lexists(local_path(where)) and isinstance(error, FileNotFoundError)
     # Stores that may not be listed refuse what they do not have: S3's answer is 403.
-    return isinstance(error, FileNotFoundError | PermissionError) or getattr(error, "status", None) in (403, 404, 410)
+    return isinstance(error, FileNotFoundError | PermissionError) or getattr(
+        error, "status", None
+    ) in (403, 404, 410)
 
 
 def stamp_of(where: str | Path) -> Stamp:
@@ -128,11 +132,13 @@ def stamp_of(where: str | Path) -> Stamp:
 
 
 def check_unchanged(names: Sequence[str], before: Sequence[Stamp], now: Sequence[Stamp]) -> None:
-    """An error, when one of the files is not the one it was `before`: numbers of samples could then mean others in another process."""
+    """An error, when one of the files is not the one it was `before`: numbers of samples could then
+    mean others in another process."""
     for name, old, new in zip(names, before, now, strict=True):
         if old != new:
             raise DataError(
-                f"{name}: was changed after it was opened (it was {dict(old)}, is {dict(new)}); start again"
+                f"{name}: was changed after it was opened (it was {dict(old)}, is {dict(new)});"
+                " start again"
             )
 
 
@@ -150,7 +156,9 @@ def local_path(where: str | Path) -> Path:
     """The path of a local file, given as such or as `file://`."""
     if is_remote(where):
         kinds = "behind a URL only TFRecord and tar files are read"
-        raise DataError(f"{where}: {kinds}; copy it to this machine (then `allstep data pack` makes such files)")
+        raise DataError(
+            f"{where}: {kinds}; copy it to this machine (then `allstep data pack` makes such files)"
+        )
     return Path(str(where).removeprefix("file://")).expanduser()
 
 
@@ -202,10 +210,16 @@ def _remote_stamp(url: str, system: Any, path: str) -> Stamp:
         raise DataError(f"{url}: {reason_of(error)}") from error
     if info.get("size") is None:
         raise DataError(
-            f"{url}: the server does not say how long it is, so it cannot be read by ranges; copy it here first"
+            f"{url}: the server does not say how long it is, so it cannot be read by ranges; copy"
+            " it here first"
         )
     version = next(
-        (info[key] for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created") if info.get(key)), ""
+        (
+            info[key]
+            for key in ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
+            if info.get(key)
+        ),
+        "",
     )
     return {"size": _size(url, info["size"]), "version": str(version)}
 
@@ -216,7 +230,9 @@ def _size(url: str, told: Any) -> int:
     except (ValueError, TypeError, OverflowError):
         size = -1
     if size < 0:
-        raise DataError(f"{url}: expected the server to give its size in bytes, found {str(told)[:40]!r}")
+        raise DataError(
+            f"{url}: expected the server to give its size in bytes, found {str(told)[:40]!r}"
+        )
     return size
 
 

@@ -8,10 +8,12 @@ root/                       classes: cat, dog (by name)
   .allstep-index            paths and classes of all files
 ```
 
-Millions of files take minutes to list, so that is done once: the index holds every path, the names of all folders and when each of them
-was last changed. A file that is added, removed or renamed changes its folder's time, and the next opening lists anew. A file whose content
-changes does not: it is read when its turn comes, and what it holds is then what counts. Files have no checksum; `checksum=True` stores a
-CRC32C of each in the index, and every read is held against it, also of a file that was replaced; `again=True` stores new ones.
+Millions of files take minutes to list, so that is done once: the index holds every path, the names
+of all folders and when each of them was last changed. A file that is added, removed or renamed
+changes its folder's time, and the next opening lists anew. A file whose content changes does not:
+it is read when its turn comes, and what it holds is then what counts. Files have no checksum;
+`checksum=True` stores a CRC32C of each in the index, and every read is held against it, also of a
+file that was replaced; `again=True` stores new ones.
 """
 
 import os
@@ -48,7 +50,21 @@ PICTURES = (
 )
 # What usually lies beside pictures. Other files that are left out may be meant as pictures.
 _NO_PICTURES = (
-    *(".txt", ".md", ".html", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".log", ".npy", ".npz"),
+    *(
+        ".txt",
+        ".md",
+        ".html",
+        ".json",
+        ".jsonl",
+        ".csv",
+        ".tsv",
+        ".xml",
+        ".yaml",
+        ".yml",
+        ".log",
+        ".npy",
+        ".npz",
+    ),
     *(".mat", ".pkl", ".db", ".ini", ".py", ".sh", ".zip", ".tar", ".gz", ".allstep-index"),
 )
 _MOST_ENDINGS = 5
@@ -80,7 +96,8 @@ class FolderSource(Source):
         self.notes = tuple(left_out_notes(str(root), index.extra.get("left_out")))
         if not len(self):
             raise DataError(
-                f"{root}: its {len(self.classes)} class folders hold no pictures ({', '.join(self._suffixes)})"
+                f"{root}: its {len(self.classes)} class folders hold no pictures"
+                f" ({', '.join(self._suffixes)})"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -101,7 +118,9 @@ class FolderSource(Source):
         try:
             data = read_regular(path, MAX_NBYTES)
         except OSError as error:
-            raise BadSample(number, Place(str(path)), f"cannot be read: {error.strerror or error}") from error
+            raise BadSample(
+                number, Place(str(path)), f"cannot be read: {error.strerror or error}"
+            ) from error
         if self._crcs is not None and (found := crc32c(data)) != self._crcs[number]:
             raise BadSample(number, Place(str(path)), not_as_stored(found, int(self._crcs[number])))
         return Sample(data, int(self._target[number]))
@@ -126,20 +145,31 @@ class FolderSource(Source):
 
     def _index(self, checksum: bool, again: bool, progress: Progress | None) -> Index:
         def build() -> Index:
-            return self._build(checksum, None if again else stored_checksums(self._root, KIND), progress)
+            return self._build(
+                checksum, None if again else stored_checksums(self._root, KIND), progress
+            )
 
         needs = ("crc",) if checksum else ()
-        return indexed(self._root, KIND, self._stamp_now, build, needs=needs, again=again, must_write=again)
+        return indexed(
+            self._root, KIND, self._stamp_now, build, needs=needs, again=again, must_write=again
+        )
 
     def _stamp_now(self) -> Stamp:
-        """The stamp of what is there now, as far as the folders that an index knows can tell; no listing but of the root."""
+        """The stamp of what is there now, as far as the folders that an index knows can tell; no
+        listing but of the root."""
         for place in index_places(self._root):
             if kept := read_index(place, KIND):
-                return self._stamp({name: _changed(self._root / name) for name in kept.stamp.get("folders", ())})
+                return self._stamp(
+                    {name: _changed(self._root / name) for name in kept.stamp.get("folders", ())}
+                )
         return {}
 
     def _stamp(self, folders: dict[str, int]) -> Stamp:
-        return {"suffixes": list(self._suffixes), "classes": _classes(self._root), "folders": folders}
+        return {
+            "suffixes": list(self._suffixes),
+            "classes": _classes(self._root),
+            "folders": folders,
+        }
 
     def _build(self, checksum: bool, before: Index | None, progress: Progress | None) -> Index:
         folders: dict[str, int] = {}
@@ -148,7 +178,10 @@ class FolderSource(Source):
         classes = _classes(self._root)
         left_out: Counter[str] = Counter()
         for label, name in enumerate(classes):
-            found = sorted(os.fsencode(path) for path in _files(self._root, name, self._suffixes, folders, left_out))
+            found = sorted(
+                os.fsencode(path)
+                for path in _files(self._root, name, self._suffixes, folders, left_out)
+            )
             paths += found
             labels += [label] * len(found)
             if progress:
@@ -160,9 +193,13 @@ class FolderSource(Source):
         }
         if checksum or before:
             columns["crc"] = self._checksums(paths, _by_path(before) if before else {}, progress)
-        return Index(columns, {"classes": classes, "left_out": dict(left_out)}, self._stamp(folders))
+        return Index(
+            columns, {"classes": classes, "left_out": dict(left_out)}, self._stamp(folders)
+        )
 
-    def _checksums(self, paths: list[bytes], before: dict[bytes, int], progress: Progress | None) -> NDArray[np.uint32]:
+    def _checksums(
+        self, paths: list[bytes], before: dict[bytes, int], progress: Progress | None
+    ) -> NDArray[np.uint32]:
         """Those that were stored `before`, and for files that are new since, of what they hold now."""
         crcs = np.zeros(len(paths), np.uint32)
         for row, path in enumerate(paths):
@@ -179,14 +216,20 @@ class FolderSource(Source):
 def _classes(root: Path) -> list[str]:
     try:
         with os.scandir(root) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+            return sorted(
+                entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()
+            )
     except OSError as error:
         # Of an entry: a link that leads to itself.
         raise DataError(f"{error.filename or root}: {error.strerror or error}") from error
 
 
 def _files(
-    root: Path, folder: str, suffixes: tuple[str, ...], folders: dict[str, int], left_out: Counter[str]
+    root: Path,
+    folder: str,
+    suffixes: tuple[str, ...],
+    folders: dict[str, int],
+    left_out: Counter[str],
 ) -> Iterator[str]:
     """Yield the paths, from `root` on, of all pictures in `folder`, at any depth.
 
@@ -215,14 +258,19 @@ def _files(
 
 
 def left_out_notes(root: str, endings: Any) -> Iterator[str]:
-    """Yield a note on files that may be meant as pictures and have other endings than those that are read.
+    """Yield a note on files that may be meant as pictures and have other endings than those that
+    are read.
 
     endings: how many files have each, as counted; from an index, which may hold anything.
     """
     given = endings.items() if isinstance(endings, dict) else ()
-    counts = Counter({ending: n for ending, n in given if ending not in _NO_PICTURES and isinstance(n, int)})
+    counts = Counter(
+        {ending: n for ending, n in given if ending not in _NO_PICTURES and isinstance(n, int)}
+    )
     if counts:
-        some = [f"{ending or 'none'} ({number})" for ending, number in counts.most_common(_MOST_ENDINGS)]
+        some = [
+            f"{ending or 'none'} ({number})" for ending, number in counts.most_common(_MOST_ENDINGS)
+        ]
         more = f" and {len(counts) - _MOST_ENDINGS} more" if len(counts) > _MOST_ENDINGS else ""
         yield (
             f"{root}: {counts.total()} files are left out, by the ends of their names: "
@@ -239,7 +287,8 @@ def _changed(folder: Path) -> int:
 
 
 def _wait_until_settled(folder: Path) -> None:
-    """A folder changed twice within a tick of the file system's clock keeps its time: list it only when a later change would show."""
+    """A folder changed twice within a tick of the file system's clock keeps its time: list it only
+    when a later change would show."""
     while 0 <= time.time_ns() - _changed(folder) < _TICK_NS:
         time.sleep(0.005)
 
@@ -248,7 +297,9 @@ def _by_path(index: Index) -> dict[bytes, int]:
     paths = index["paths"].tobytes()
     return {
         paths[start:end]: crc
-        for (start, end), crc in zip(pairwise(index["offset"].tolist()), index["crc"].tolist(), strict=True)
+        for (start, end), crc in zip(
+            pairwise(index["offset"].tolist()), index["crc"].tolist(), strict=True
+        )
     }
 
 
@@ -256,7 +307,9 @@ def _reopen(root: str, suffixes: tuple[str, ...], before: tuple[int, int]) -> Fo
     source = FolderSource(root, suffixes=suffixes)
     if (now := source._fingerprint()) != before:
         counts = (
-            f"it had {before[0]} pictures and has {now[0]}" if now[0] != before[0] else "its files have other names"
+            f"it had {before[0]} pictures and has {now[0]}"
+            if now[0] != before[0]
+            else "its files have other names"
         )
         raise DataError(f"{root}: was changed after it was opened: {counts}; start again")
     return source

@@ -8,8 +8,9 @@ byte 3      number of dimensions d
 rest        the elements, big-endian, the last dimension fastest
 ```
 
-`read` gives back an array: memory-mapped for a plain file (ranks of one host then share the pages), unpacked into memory for a `.gz`.
-Whatever is wrong with a file becomes a `DataError` that names it, with the bytes expected and found.
+`read` gives back an array: memory-mapped for a plain file (ranks of one host then share the pages),
+unpacked into memory for a `.gz`. Whatever is wrong with a file becomes a `DataError` that names it,
+with the bytes expected and found.
 """
 
 import gzip
@@ -27,7 +28,14 @@ from allstep.console.quantities import nbytes
 from allstep.errors import DataError
 from allstep.machine import memory
 
-_TYPES: Mapping[int, str] = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_TYPES: Mapping[int, str] = {
+    0x08: ">u1",
+    0x09: ">i1",
+    0x0B: ">i2",
+    0x0C: ">i4",
+    0x0D: ">f4",
+    0x0E: ">f8",
+}
 _MOST_DIMENSIONS = 32  # numpy 1 has no more
 _MOST_ELEMENTS = 1 << 60
 _MOST_UNPACKED = 1032  # bytes that gzip makes of one, at most
@@ -35,36 +43,50 @@ _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
 def read(path: Path) -> NDArray[Any]:
-    """The array in the idx file at `path`; read-only, in the machine's byte order where it was unpacked."""
+    """The array in the idx file at `path`; read-only, in the machine's byte order where it was
+    unpacked."""
     try:
         return _read_packed(path) if path.suffix == ".gz" else _map_plain(path)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     except MemoryError as error:
-        raise DataError(f"{path}: does not fit into memory; unpack it (gunzip): plain files are mapped") from error
+        raise DataError(
+            f"{path}: does not fit into memory; unpack it (gunzip): plain files are mapped"
+        ) from error
 
 
 def read_pair(images: Path, labels: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """Two idx files that belong together: the same number of samples, and one number per label."""
     pictures, numbers = read(images), read(labels)
     if 0 in pictures.shape[1:]:
-        raise DataError(f"{images}: expected pictures with 1 pixel or more, found shape {pictures.shape}")
+        raise DataError(
+            f"{images}: expected pictures with 1 pixel or more, found shape {pictures.shape}"
+        )
     if numbers.ndim != 1:
-        raise DataError(f"{labels}: expected labels with 1 dimension, found {numbers.ndim}: shape {numbers.shape}")
+        raise DataError(
+            f"{labels}: expected labels with 1 dimension, found {numbers.ndim}: shape"
+            f" {numbers.shape}"
+        )
     if pictures.ndim < 2:
-        raise DataError(f"{images}: expected pictures with 2 dimensions or more, found shape {pictures.shape}")
+        raise DataError(
+            f"{images}: expected pictures with 2 dimensions or more, found shape {pictures.shape}"
+        )
     if len(pictures) != len(numbers):
         raise DataError(
-            f"{labels}: expected {len(pictures)} labels, as many as pictures in {images.name}, found {len(numbers)}"
+            f"{labels}: expected {len(pictures)} labels, as many as pictures in {images.name},"
+            f" found {len(numbers)}"
         )
     return pictures, numbers
 
 
 def write(path: Path, array: NDArray[Any]) -> None:
-    """Writes `array` as an idx file; a name that ends in `.gz` is compressed, with equal bytes for equal arrays."""
+    """Writes `array` as an idx file; a name that ends in `.gz` is compressed, with equal bytes for
+    equal arrays."""
     stored = array.astype(array.dtype.newbyteorder(">"))
     code = _CODES[">" + stored.dtype.str[1:]]
-    content = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes() + stored.tobytes()
+    content = (
+        bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes() + stored.tobytes()
+    )
     path.write_bytes(gzip.compress(content, 9, mtime=0) if path.suffix == ".gz" else content)
 
 
@@ -87,7 +109,9 @@ def _read_packed(path: Path) -> NDArray[Any]:
             content = _read_up_to(file, expected)
             trailing = len(file.read(1 << 16)) if len(content) == expected else 0
     except EOFError as error:  # all of the array is there, but not gzip's checksum behind it
-        raise DataError(f"{path}: is truncated: its {path.stat().st_size} bytes end before gzip's checksum") from error
+        raise DataError(
+            f"{path}: is truncated: its {path.stat().st_size} bytes end before gzip's checksum"
+        ) from error
     except gzip.BadGzipFile as error:
         raise DataError(f"{path}: is not a whole gzip file ({error})") from error
     except zlib.error as error:
@@ -103,13 +127,15 @@ def _check_memory(path: Path, expected: int) -> None:
     """Raise DataError, before unpacking, where the array fits neither file nor memory."""
     packed = path.stat().st_size
     if expected > _MOST_UNPACKED * packed:
-        raise DataError(f"{path}: is truncated: expected {expected} unpacked bytes, found {packed} packed ones")
+        raise DataError(
+            f"{path}: is truncated: expected {expected} unpacked bytes, found {packed} packed ones"
+        )
     free = memory().available
     # The array is there twice for a moment.
     if 2 * expected > free:
         raise DataError(
-            f"{path}: its {nbytes(packed)} unpack to {nbytes(expected)}, and {nbytes(free)} of memory "
-            "are free; unpack it (gunzip): plain files are mapped"
+            f"{path}: its {nbytes(packed)} unpack to {nbytes(expected)}, and {nbytes(free)} of"
+            " memory are free; unpack it (gunzip): plain files are mapped"
         )
 
 
@@ -120,25 +146,33 @@ def _read_up_to(file: io.BufferedReader | gzip.GzipFile, expected: int) -> bytes
     """
     content = bytearray()
     try:
-        while len(content) < expected and (chunk := file.read1(min(1 << 20, expected - len(content)))):
+        while len(content) < expected and (
+            chunk := file.read1(min(1 << 20, expected - len(content)))
+        ):
             content += chunk
     except EOFError:  # what gzip says of a stream without its end
         pass
     return bytes(content)
 
 
-def _header(file: io.BufferedReader | gzip.GzipFile, path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _header(
+    file: io.BufferedReader | gzip.GzipFile, path: Path
+) -> tuple[np.dtype[Any], tuple[int, ...]]:
     magic = _read_up_to(file, 4)
     if len(magic) < 4:
         raise DataError(f"{path}: expected at least 4 bytes of an idx header, found {len(magic)}")
     if magic[:2] != b"\0\0" or magic[2] not in _TYPES or magic[3] == 0:
         expected = "0x0000, a type of 0x08 to 0x0E, a number of dimensions"
-        raise DataError(f"{path}: is not an idx file: expected to begin with {expected}; found 0x{magic.hex()}")
+        raise DataError(
+            f"{path}: is not an idx file: expected to begin with {expected}; found 0x{magic.hex()}"
+        )
     if magic[3] > _MOST_DIMENSIONS:
         raise DataError(f"{path}: expected at most {_MOST_DIMENSIONS} dimensions, found {magic[3]}")
     sizes = _read_up_to(file, 4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise DataError(f"{path}: expected {4 + 4 * magic[3]} bytes of idx header, found {4 + len(sizes)}")
+        raise DataError(
+            f"{path}: expected {4 + 4 * magic[3]} bytes of idx header, found {4 + len(sizes)}"
+        )
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     # numpy refuses such shapes also where one of the dimensions is 0.
     if math.prod(size for size in shape if size) >= _MOST_ELEMENTS:

@@ -27,7 +27,10 @@ def noted(place: str, stored: StoredLabels, whole: bool) -> dict[str, Any]:
 
 
 def kept(index: Index, place: str, whole: bool) -> StoredLabels | None:
-    """What an index says of the labels in `place`: of the `whole` shard, or of a few. None: nothing."""
+    """What an index says of the labels in `place`: of the `whole` shard, or of a few.
+
+    None: nothing.
+    """
     about = index.extra.get("labels", {})
     if about.get("in") != place or (whole and not about["whole"]):
         return None
@@ -63,7 +66,8 @@ def completed(
 
 
 def _find(where: str, kind: str, index: Index, place: str, whole: bool) -> Index | None:
-    """The first one that says it: a folder that cannot be written keeps an old one, the cache has the new one."""
+    """The first one that says it: a folder that cannot be written keeps an old one, the cache has
+    the new one."""
     if kept(index, place, whole):
         return index
     others = (read_index(file, kind, index.stamp) for file in index_places(where))

@@ -7,11 +7,11 @@ text, an integer in every sample    INTEGERS  b"3", b"+3", "03"  the same
 other text                          NAMES     b"tench", b"12"    line of classes.txt, else sorted order
 ```
 
-`Tally` counts what the samples of one shard store (`StoredLabels`, kept in the shard's index). `decide`
-makes one `Labeling` of all shards, from the files alone, so all ranks and worker processes number
-alike. Where a dataset has numbers and text, the more frequent of the two is its kind (ties: the one
-that comes first). A sample of the other kind is a bad sample, and so is a label that is empty, not
-text, or a name that `classes.txt` does not list.
+`Tally` counts what the samples of one shard store (`StoredLabels`, kept in the shard's index).
+`decide` makes one `Labeling` of all shards, from the files alone, so all ranks and worker processes
+number alike. Where a dataset has numbers and text, the more frequent of the two is its kind (ties:
+the one that comes first). A sample of the other kind is a bad sample, and so is a label that is
+empty, not text, or a name that `classes.txt` does not list.
 
 Text is UTF-8 without control characters; spaces and line ends around it do not count. An integer is
 1 to 18 ASCII digits with an optional sign. Only text of samples whose checksum is right counts: one
@@ -115,13 +115,20 @@ class Labeling:
         return self.kind == NAMES
 
     def value(self, stored: Any) -> Any:
-        """The number that a label stands for; a label that is no text as it is. ValueError: a bad label."""
+        """The number that a label stands for; a label that is no text as it is.
+
+        ValueError: a bad label.
+        """
         if self.kind == NUMBERS:
             if is_text(stored):
-                raise ValueError(f"its label is text ({shown(stored)}), expected a number as in most samples")
+                raise ValueError(
+                    f"its label is text ({shown(stored)}), expected a number as in most samples"
+                )
             return _in_64_bits(stored)
         if not is_text(stored):
-            raise ValueError(f"its label is a number ({shown(stored)}), expected text as in most samples")
+            raise ValueError(
+                f"its label is a number ({shown(stored)}), expected text as in most samples"
+            )
         text = text_of(stored)
         return self._number(text) if self.is_named else _integer(text)
 
@@ -132,9 +139,12 @@ class Labeling:
         if found:
             lines = " and ".join(str(number + 1) for number in found)
             raise ValueError(
-                f"its label {shown(name)} is the name of {len(found)} classes: lines {lines} of {self.order}"
+                f"its label {shown(name)} is the name of {len(found)} classes: lines {lines} of"
+                f" {self.order}"
             )
-        raise ValueError(f"its label {shown(name)} is not one of the {len(self.classes)} names in {self.order}")
+        raise ValueError(
+            f"its label {shown(name)} is not one of the {len(self.classes)} names in {self.order}"
+        )
 
     @cached_property
     def _numbers(self) -> dict[str, list[int]]:
@@ -155,7 +165,10 @@ class Labeling:
             return f"{self.place}: {self.kind}" if self.place else self.kind
         count = sum(is_integer(name) for name in self.classes)
         integers = f", of which {count} are integers" if count else ""
-        return f"{self.place}: {self.kind}, numbered by {self.order} ({len(self.classes)} classes{integers})"
+        return (
+            f"{self.place}: {self.kind}, numbered by {self.order} ({len(self.classes)}"
+            f" classes{integers})"
+        )
 
 
 AS_NUMBERS = Labeling()
@@ -167,8 +180,9 @@ def decide(
 ) -> Labeling:
     """The labeling of a dataset that stores its labels in `place`, and has these `shards`.
 
-    Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes of
-    another dataset; without both by sorted order. Where one text is a `given` name, all of them are names.
+    Names are numbered by `listed`, the lines of `classes.txt`; without them by `given`, the classes
+    of another dataset; without both by sorted order. Where one text is a `given` name, all of them
+    are names.
     """
     numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
     text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
@@ -182,12 +196,16 @@ def decide(
         return Labeling(INTEGERS, place)
     if listed:
         return Labeling(NAMES, place, listed, "classes.txt")
-    return Labeling(NAMES, place, given or tuple(found), "the given classes" if given else "sorted order")
+    return Labeling(
+        NAMES, place, given or tuple(found), "the given classes" if given else "sorted order"
+    )
 
 
 def is_text(stored: Any) -> bool:
     """Whether a label is stored as text, or at least as bytes."""
-    return isinstance(stored, bytes | str) or (isinstance(stored, list) and bool(stored) and _is_bytes(stored))
+    return isinstance(stored, bytes | str) or (
+        isinstance(stored, list) and bool(stored) and _is_bytes(stored)
+    )
 
 
 def _is_bytes(values: Iterable[Any]) -> bool:
@@ -223,7 +241,9 @@ def text_of(stored: Any) -> str:
     try:
         text = (stored if isinstance(stored, str) else stored.decode()).strip(" \t\r\n")
     except UnicodeDecodeError:
-        raise ValueError(f"its label is bytes but not text: {shown(stored)}, expected UTF-8") from None
+        raise ValueError(
+            f"its label is bytes but not text: {shown(stored)}, expected UTF-8"
+        ) from None
     if not text:
         raise ValueError("its label is empty, expected an integer or the name of a class")
     if _CONTROL.search(text):
@@ -240,7 +260,9 @@ def shown(stored: Any) -> str:
 def _in_64_bits(stored: Any) -> Any:
     """Return `stored`; ValueError where no tensor holds it: JSON may have thousands of digits."""
     if isinstance(stored, int) and not -(1 << 63) <= stored < 1 << 63:
-        raise ValueError(f"its label has {len(str(abs(stored)))} digits, expected a number of 64 bits")
+        raise ValueError(
+            f"its label has {len(str(abs(stored)))} digits, expected a number of 64 bits"
+        )
     return stored
 
 

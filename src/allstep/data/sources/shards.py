@@ -1,4 +1,5 @@
-"""Which files a set consists of: a list of them, a folder, a pattern, or a single one; here or behind a URL.
+"""Which files a set consists of: a list of them, a folder, a pattern, or a single one; here or
+behind a URL.
 
 ```
 train/                        all shards in the folder (what a shard is called, the caller says), by name
@@ -9,7 +10,8 @@ x-{00000..00127}.tfrecord     braces, as a shell or WebDataset writes them: numb
 
 `classes.txt` beside the shards holds the names of the classes, one a line.
 
-Hidden files are never shards. The order is the numbering of the samples, so it never depends on how a folder happens to be listed.
+Hidden files are never shards. The order is the numbering of the samples, so it never depends on how
+a folder happens to be listed.
 """
 
 import glob
@@ -45,9 +47,17 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 def list_shards(where: Where, is_shard: Callable[[str], bool], what: str) -> list[str]:
-    """Paths or URLs of all shards in `where`. `what` is their name in an error, when there are none."""
+    """Paths or URLs of all shards in `where`.
+
+    `what` is their name in an error, when there are none.
+    """
     given = [where] if isinstance(where, str | Path) else list(where)
-    found = [shard for one in given for pattern in expand_braces(str(one)) for shard in _matches(pattern, is_shard)]
+    found = [
+        shard
+        for one in given
+        for pattern in expand_braces(str(one))
+        for shard in _matches(pattern, is_shard)
+    ]
     if not found:
         raise DataError(f"{where}: has no {what}{_what_instead(given)}")
     return found
@@ -80,23 +90,32 @@ def read_classes(shard: str) -> tuple[str, ...]:
     try:
         found = open_file(place)
         if found.size > _MAX_CLASSES_NBYTES:
-            raise DataError(f"{place}: expected at most {_MAX_CLASSES_NBYTES} bytes, found {found.size}")
+            raise DataError(
+                f"{place}: expected at most {_MAX_CLASSES_NBYTES} bytes, found {found.size}"
+            )
         text = bytes(found.read(0, found.size)).decode("utf-8-sig")
     except DataError as error:
         if is_absent(place, error.__cause__):
             return ()
-        raise DataError(f"{error}; labels are numbered by it: make it readable, or remove it") from error
+        raise DataError(
+            f"{error}; labels are numbered by it: make it readable, or remove it"
+        ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: expected one name a line in UTF-8, found {error}") from error
     return _names_in(place, text)
 
 
 def _names_in(place: str, text: str) -> tuple[str, ...]:
-    """The lines of a list of classes. One that is empty would give all names after it other labels."""
+    """The lines of a list of classes.
+
+    One that is empty would give all names after it other labels.
+    """
     names = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text.strip() else []
     for line, name in enumerate(names, 1):
         if not name.strip() or len(name.splitlines()) != 1:
-            raise DataError(f"{place}, line {line}: expected the name of a class, found {name[:40]!r}")
+            raise DataError(
+                f"{place}, line {line}: expected the name of a class, found {name[:40]!r}"
+            )
     return tuple(names)
 
 
@@ -126,24 +145,39 @@ def _choices(inside: str) -> list[str]:
     if int(last) < int(first):
         raise DataError(f"{{{inside}}}: expected numbers that go up, found {first} before {last}")
     if int(last) - int(first) >= _MOST_NAMES:
-        raise DataError(f"{{{inside}}}: expected at most {_MOST_NAMES} files, found {int(last) - int(first) + 1}")
+        raise DataError(
+            f"{{{inside}}}: expected at most {_MOST_NAMES} files, found"
+            f" {int(last) - int(first) + 1}"
+        )
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 
 def _matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
-    return _remote_matches(pattern, is_shard) if is_remote(pattern) else _local_matches(pattern, is_shard)
+    return (
+        _remote_matches(pattern, is_shard)
+        if is_remote(pattern)
+        else _local_matches(pattern, is_shard)
+    )
 
 
 def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     path = local_path(pattern)
     if path.is_dir():
-        names = [entry.name for entry in path.iterdir() if not entry.name.startswith(".") and is_shard(entry.name)]
+        names = [
+            entry.name
+            for entry in path.iterdir()
+            if not entry.name.startswith(".") and is_shard(entry.name)
+        ]
         check_complete(pattern, names)
         return [str(path.absolute() / name) for name in sorted(names)]
     if path.exists():
         return [str(path.absolute())]
     if _GLOB.search(pattern):
-        return [str(Path(name).absolute()) for name in sorted(glob.glob(str(path))) if not Path(name).is_dir()]  # noqa: PTH207
+        return [
+            str(Path(name).absolute())
+            for name in sorted(glob.glob(str(path)))
+            if not Path(name).is_dir()
+        ]  # noqa: PTH207
     raise DataError(f"{pattern}: no such file or folder")
 
 
@@ -159,26 +193,33 @@ def check_complete(folder: str, names: Iterable[str]) -> None:
         missing = sorted(set(range(min(int(total), _MOST_NAMES))) - numbers)
         if missing:
             first = f"{stem}-{missing[0]:0{len(total)}}-of-{total}{suffix}"
-            some = f"the first is {first}; copy them, or name those to read by a pattern: '{folder}/{stem}-*{suffix}'"
+            some = (
+                f"the first is {first}; copy them, or name those to read by a pattern:"
+                f" '{folder}/{stem}-*{suffix}'"
+            )
             raise DataError(f"{folder}: {len(missing)} of {int(total)} shards are missing, {some}")
 
 
 def _check_once(folder: str, names: Sequence[str]) -> None:
-    """DataError when the same samples are there twice: packed anew beside the old ones, or compressed and not."""
+    """DataError when the same samples are there twice: packed anew beside the old ones, or
+    compressed and not."""
     totals: dict[tuple[str, str], str] = {}
     for name in names:
         if match := _NUMBERED.fullmatch(name):
             total = totals.setdefault((match[1], match[4]), match[3])
             if total != match[3]:
                 raise DataError(
-                    f"{folder}: holds shards of two sets: {match[1]}-*-of-{total}{match[4]} and "
-                    f"{match[1]}-*-of-{match[3]}{match[4]}; remove the old ones, or name those to read by a pattern"
+                    f"{folder}: holds shards of two sets: {match[1]}-*-of-{total}{match[4]} and"
+                    f" {match[1]}-*-of-{match[3]}{match[4]}; remove the old ones, or name those to"
+                    " read by a pattern"
                 )
     plain = set(names)
     for name in names:
         unpacked = f"{name[:-4]}.tar" if name.endswith(".tgz") else name.removesuffix(".gz")
         if unpacked != name and unpacked in plain:
-            raise DataError(f"{folder}: {unpacked} and {name} hold the same samples: remove one of them")
+            raise DataError(
+                f"{folder}: {unpacked} and {name} hold the same samples: remove one of them"
+            )
 
 
 def list_folder(url: str) -> list[str] | None:
@@ -205,7 +246,9 @@ def _remote_matches(url: str, is_shard: Callable[[str], bool]) -> list[str]:
         if not system.isdir(path):
             return [url]
         files = [entry["name"] for entry in system.ls(path, detail=True) if entry["type"] == "file"]
-        shards = {name.rsplit("/", 1)[-1]: name for name in files if is_shard(name.rsplit("/", 1)[-1])}
+        shards = {
+            name.rsplit("/", 1)[-1]: name for name in files if is_shard(name.rsplit("/", 1)[-1])
+        }
         check_complete(url.rstrip("/"), shards)
         return sorted(map(system.unstrip_protocol, shards.values()))
     except DataError:
@@ -223,6 +266,8 @@ def _what_instead(given: list[str | Path]) -> str:
     """For a folder: the first few names in it."""
     if len(given) != 1 or is_remote(given[0]) or not local_path(given[0]).is_dir():
         return ""
-    names = sorted(path.name for path in local_path(given[0]).iterdir() if not path.name.startswith("."))
+    names = sorted(
+        path.name for path in local_path(given[0]).iterdir() if not path.name.startswith(".")
+    )
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"; found {', '.join(names[:5])}{more}" if names else "; it is empty"

@@ -2,19 +2,21 @@
 
 ```
 Source      len(source)                how many samples
-            source.read(number)        -> Sample(data, target, fields)      BadSample when it cannot be given as good
-            source.block(numbers)      -> Block(data, target) | None        many at once, where samples are equal arrays
-            source.place(number)       -> Place(file, offset)               where it lies, for messages and the quarantine list
-            source.classes             names of the classes, or ()
-            source.labeling            how labels are stored, and names numbered       labels
+            source.read(number)        -> Sample(data, target, fields)      BadSample when it cannot
+            be given as good source.block(numbers)      -> Block(data, target) | None        many at
+            once, where samples are equal arrays source.place(number)       -> Place(file, offset)
+            where it lies, for messages and the quarantine list source.classes             names of
+            the classes, or () source.labeling            how labels are stored, and names numbered
+            labels
 ```
 
-`data` is what was stored: the bytes of an encoded picture (anything with the buffer protocol), or an array (height, width, channels) or
-(height, width). Decoding is not a source's work. `target` is the class number, or whatever array the set stores for one sample. `fields`
-holds further features by name.
+`data` is what was stored: the bytes of an encoded picture (anything with the buffer protocol), or
+an array (height, width, channels) or (height, width). Decoding is not a source's work. `target` is
+the class number, or whatever array the set stores for one sample. `fields` holds further features
+by name.
 
-A source is read from many threads at once and holds no position. Pickled, it is a description: the process that unpickles it opens the
-files anew.
+A source is read from many threads at once and holds no position. Pickled, it is a description: the
+process that unpickles it opens the files anew.
 """
 
 from abc import ABC, abstractmethod
@@ -41,7 +43,10 @@ class Place:
 
 
 class BadSample(DataError):
-    """One sample that cannot be delivered as good. Loaders skip it within a budget; everybody else may show it to the user."""
+    """One sample that cannot be delivered as good.
+
+    Loaders skip it within a budget; everybody else may show it to the user.
+    """
 
     def __init__(self, number: int, place: Place, reason: str) -> None:
         super().__init__(f"sample {number} ({place}): {reason}")
@@ -52,7 +57,12 @@ class BadSample(DataError):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: what a line of every list of bad samples holds."""
-        return {"number": self.number, "file": self.place.file, "offset": self.place.offset, "reason": self.reason}
+        return {
+            "number": self.number,
+            "file": self.place.file,
+            "offset": self.place.offset,
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Samples that are arrays of one shape, stacked: `data` (n, height, width[, channels]), `target` (n, ...)."""
+    """Samples that are arrays of one shape, stacked:
+
+    `data` (n, height, width[, channels]), `target` (n, ...).
+    """
 
     data: NDArray[Any]
     target: NDArray[Any]
@@ -86,18 +99,25 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, number: int) -> Sample:
-        """Sample `number`, of 0..len-1. Raises BadSample when it is damaged, IndexError when there is no such number."""
+        """Sample `number`, of 0..len-1.
+
+        Raises BadSample when it is damaged, IndexError when there is no such number.
+        """
 
     @abstractmethod
     def place(self, number: int) -> Place:
         """Where sample `number` lies; cheap, and without reading it."""
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
-        """The samples at `numbers` in one go; None where this source cannot, or when one of them is bad (`read` then says which)."""
+        """The samples at `numbers` in one go; None where this source cannot, or when one of them is
+        bad (`read` then says which)."""
         return None
 
     def targets(self) -> NDArray[np.int64]:
-        """The class of every sample, -1 where it has none or cannot be read. Many sources know it without reading the data."""
+        """The class of every sample, -1 where it has none or cannot be read.
+
+        Many sources know it without reading the data.
+        """
         return np.array([self._class_of(number) for number in range(len(self))], np.int64)
 
     def describe_labels(self) -> str:

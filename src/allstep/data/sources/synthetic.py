@@ -1,16 +1,19 @@
-"""Pictures that nobody took, of any size and number: for benchmarks and tests, with nothing to download.
+"""Pictures that nobody took, of any size and number: for benchmarks and tests, with nothing to
+download.
 
-Every picture is made from its number alone, so all workers and all runs see the same. There are `variety` different pictures (64 unless
-said otherwise), and sample n has number n % variety: making a new one each time would measure the making. The first use makes them. They
-are smooth patterns with noise on top, so that a JPEG of them is about as large as that of a photograph of the same size.
+Every picture is made from its number alone, so all workers and all runs see the same. There are
+`variety` different pictures (64 unless said otherwise), and sample n has number n % variety: making
+a new one each time would measure the making. The first use makes them. They are smooth patterns
+with noise on top, so that a JPEG of them is about as large as that of a photograph of the same
+size.
 
 ```
 encoded=True      data is the bytes of a JPEG, as in a record; decoding it is part of what is measured
 encoded=False     data is an array (height, width, channels), uint8
 ```
 
-Where a source is named by text, `synthetic:1000x224x224` is 1000 pictures of 224 x 224, as JPEG; `synthetic:1000` is the same, and
-`synthetic:1000x96` has 96 x 96.
+Where a source is named by text, `synthetic:1000x224x224` is 1000 pictures of 224 x 224, as JPEG;
+`synthetic:1000` is the same, and `synthetic:1000x96` has 96 x 96.
 """
 
 import re
@@ -46,9 +49,27 @@ class SyntheticSource(Source):
         width = height if width is None else width
         if min(n, height, width, num_classes, variety) < 1 or channels not in (1, 3):
             given = f"{n} of {height}x{width}x{channels}, {num_classes} classes, variety {variety}"
-            raise ConfigError(f"synthetic pictures: expected sizes of 1 or more and 1 or 3 channels, found {given}")
-        self._given = (n, height, width, channels, num_classes, encoded, min(variety, n), quality, seed)
-        self._n, self._shape, self._num_classes, self._encoded = n, (height, width, channels), num_classes, encoded
+            raise ConfigError(
+                "synthetic pictures: expected sizes of 1 or more and 1 or 3 channels, found"
+                f" {given}"
+            )
+        self._given = (
+            n,
+            height,
+            width,
+            channels,
+            num_classes,
+            encoded,
+            min(variety, n),
+            quality,
+            seed,
+        )
+        self._n, self._shape, self._num_classes, self._encoded = (
+            n,
+            (height, width, channels),
+            num_classes,
+            encoded,
+        )
         self._variety, self._quality, self._seed = min(variety, n), quality, seed
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,7 +81,9 @@ class SyntheticSource(Source):
     def read(self, number: int) -> Sample:
         self._must_have(number)
         kind = number % self._variety
-        return Sample(self._files[kind] if self._encoded else self._pictures[kind], number % self._num_classes)
+        return Sample(
+            self._files[kind] if self._encoded else self._pictures[kind], number % self._num_classes
+        )
 
     def place(self, number: int) -> Place:
         self._must_have(number)
@@ -82,7 +105,9 @@ class SyntheticSource(Source):
 
     @cached_property
     def _pictures(self) -> NDArray[np.uint8]:
-        return np.stack([_picture(self._shape, self._seed, number) for number in range(self._variety)])
+        return np.stack(
+            [_picture(self._shape, self._seed, number) for number in range(self._variety)]
+        )
 
     @cached_property
     def _files(self) -> list[bytes]:
@@ -95,10 +120,13 @@ def is_synthetic(text: str) -> bool:
 
 
 def synthetic(text: str, num_classes: int | None = None) -> SyntheticSource:
-    """The source that `text`, such as "synthetic:1000x224x224", names; of 1,000 classes when nobody says."""
+    """The source that `text`, such as "synthetic:1000x224x224", names; of 1,000 classes when nobody
+    says."""
     numbers = text.removeprefix(_SCHEME).split("x")
     if len(numbers) > 3 or not all(map(_NUMBER.fullmatch, numbers)):
-        raise ConfigError(f"{text[:60]}: expected {_SCHEME}NUMBERxHEIGHTxWIDTH, such as {_SCHEME}1000x224x224")
+        raise ConfigError(
+            f"{text[:60]}: expected {_SCHEME}NUMBERxHEIGHTxWIDTH, such as {_SCHEME}1000x224x224"
+        )
     return SyntheticSource(*map(int, numbers), num_classes=num_classes or 1000)
 
 
@@ -123,7 +151,9 @@ def _jpeg(picture: NDArray[np.uint8], quality: int) -> bytes:
 
     colours = "RGB" if picture.shape[2] == 3 else "GRAY"
     return bytes(
-        simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality, colours, "420" if colours == "RGB" else "Gray")
+        simplejpeg.encode_jpeg(
+            np.ascontiguousarray(picture), quality, colours, "420" if colours == "RGB" else "Gray"
+        )
     )
 
 

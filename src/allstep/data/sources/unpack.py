@@ -1,4 +1,5 @@
-"""Files that are compressed as a whole (`x.tfrecord.gz`, `x.tar.gz`) cannot be read at any place. They are unpacked once, into the cache.
+"""Files that are compressed as a whole (`x.tfrecord.gz`, `x.tar.gz`) cannot be read at any place.
+They are unpacked once, into the cache.
 
 ```
 ALLSTEP_CACHE/unpacked/<key>-<bytes>-<time>-<name>    key: a hash of the path or URL and its stamp, so a changed file is unpacked again
@@ -14,8 +15,8 @@ which of the bytes before are. Records have checksums of their own; a tar has no
 all of its samples for bad (`is_doubtful`). What kind of compression it is, the first bytes tell:
 gzip, or zlib as TensorFlow writes it.
 
-**Room.** A few megabytes can unpack to a thousand times as much. The free space of the disk is checked
-before and while a file is written here; 1 GB of it, or 5% of a small disk, stays free.
+**Room.** A few megabytes can unpack to a thousand times as much. The free space of the disk is
+checked before and while a file is written here; 1 GB of it, or 5% of a small disk, stays free.
 """
 
 import os
@@ -46,7 +47,10 @@ Note = Callable[[str], None]
 
 
 def packing(head: bytes | memoryview) -> str | None:
-    """What the first bytes of a file may be the beginning of: "gzip", "zlib" or None. A guess for zlib: it has no magic number."""
+    """What the first bytes of a file may be the beginning of: "gzip", "zlib" or None.
+
+    A guess for zlib: it has no magic number.
+    """
     if bytes(head[:2]) == b"\x1f\x8b":
         return "gzip"
     looks_like_zlib = len(head) > 1 and head[0] & 0x8F == 8 and (head[0] << 8 | head[1]) % 31 == 0
@@ -54,7 +58,8 @@ def packing(head: bytes | memoryview) -> str | None:
 
 
 def unpacked(where: str, note: Note = print_notice) -> Path:
-    """The unpacked content of the packed file at `where`, in the cache folder; made if it is not there yet."""
+    """The unpacked content of the packed file at `where`, in the cache folder; made if it is not
+    there yet."""
     packed = open_file(where)
     key = blake2b(repr((where, sorted(packed.stamp.items()))).encode(), digest_size=12).hexdigest()
     name = Path(where).name.removesuffix(".gz").removesuffix(".tgz")
@@ -64,7 +69,8 @@ def unpacked(where: str, note: Note = print_notice) -> Path:
         if found is None:
             note(f"{where} is compressed; unpacking it once into {folder}")
             with _part_of(
-                folder / f"{key}-{name}", _while_there_is_room(packed, folder, _pieces(packed, note))
+                folder / f"{key}-{name}",
+                _while_there_is_room(packed, folder, _pieces(packed, note)),
             ) as part:
                 found = folder / _full_name(part, key, name)
                 part.replace(found)
@@ -87,7 +93,8 @@ def _full_name(path: Path, key: str, name: str) -> str:
 
 
 def open_content(where: str, packed: bool, stamp: Stamp) -> File:
-    """The file at `where`, in its unpacked form if it is `packed`; it must still be the one with that `stamp`."""
+    """The file at `where`, in its unpacked form if it is `packed`; it must still be the one with
+    that `stamp`."""
     file = open_file(where)
     if file.stamp != stamp:
         raise DataError(f"{where}: was changed after it was opened; start again")
@@ -101,7 +108,10 @@ def is_doubtful(content: memoryview) -> bool:
 
 @contextmanager
 def all_content(file: File, packed: bool) -> Iterator[memoryview]:
-    """All plain bytes of a file, for one walk through them. A remote one is copied into the cache for as long as that takes."""
+    """All plain bytes of a file, for one walk through them.
+
+    A remote one is copied into the cache for as long as that takes.
+    """
     if packed:
         yield LocalFile(unpacked(file.name)).view
     elif isinstance(file, LocalFile):
@@ -125,18 +135,23 @@ def _part_of(target: Path, pieces: Iterator[bytes]) -> Iterator[Path]:
             yield part
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder") from error
+        raise DataError(
+            f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder"
+        ) from error
 
 
 def _copy(file: File) -> memoryview:
-    """The content of a remote file, mapped from a copy that has no name any more: the last view's end frees it, or the process's."""
+    """The content of a remote file, mapped from a copy that has no name any more: the last view's
+    end frees it, or the process's."""
     target = cache_folder() / "index" / f"walk-{os.getpid()}-{id(file)}"
     pieces = ((start, bytes(file.read(start, _PIECE))) for start in range(0, file.size, _PIECE))
     with _part_of(target, _while_there_is_room(file, target.parent, pieces)) as part:
         return LocalFile(part).view
 
 
-def _while_there_is_room(file: File, folder: Path, pieces: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+def _while_there_is_room(
+    file: File, folder: Path, pieces: Iterator[tuple[int, bytes]]
+) -> Iterator[bytes]:
     """Yield the content of `pieces`; DataError when `folder` has no room for more.
 
     pieces: bytes of `file` that were read so far, and what came of the last of them.
@@ -159,10 +174,15 @@ def _check_room(file: File, folder: Path, wanted: int, read: int, written: int) 
     kept = min(_KEPT_FREE, disk.total // _PART_KEPT_FREE)
     if disk.free - kept >= wanted:
         return
-    so_far = f"{nbytes(written)} came of {nbytes(read)} (factor {written / read:.1f}) so far, and " if read else ""
+    so_far = (
+        f"{nbytes(written)} came of {nbytes(read)} (factor {written / read:.1f}) so far, and "
+        if read
+        else ""
+    )
     room = f"{folder} has {nbytes(disk.free)} free, of which {nbytes(kept)} stay free"
     raise DataError(
-        f"{file.name}: no room for its content: {so_far}{room}; make room, or name another folder with ALLSTEP_CACHE"
+        f"{file.name}: no room for its content: {so_far}{room}; make room, or name another folder"
+        " with ALLSTEP_CACHE"
     )
 
 
@@ -184,9 +204,12 @@ def _pieces(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:
         yield packed.size, machine.flush()
         if not machine.eof:
             note(
-                f"{packed.name}: its compressed stream does not end within its {packed.size} bytes; what comes before is used"
+                f"{packed.name}: its compressed stream does not end within its {packed.size} bytes;"
+                " what comes before is used"
             )
             yield packed.size, CUT
     except zlib.error as error:
-        note(f"{packed.name}: its compressed bytes are damaged near byte {done} or before ({error})")
+        note(
+            f"{packed.name}: its compressed bytes are damaged near byte {done} or before ({error})"
+        )
         yield packed.size, DAMAGED

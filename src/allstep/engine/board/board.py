@@ -1,10 +1,12 @@
-"""How requests reach the coordinator, and its answers all ranks. Two ways: `shared_board` on one host, `socket_board` between hosts.
+"""How requests reach the coordinator, and its answers all ranks. Two ways: `shared_board` on one
+host, `socket_board` between hosts.
 
-A rank posts what it asks for; rank 0 reads the posts and tells all ranks the answers, which every rank reads in the same order. Rank 0's
-own messages need no transport: they wait in a list.
+A rank posts what it asks for; rank 0 reads the posts and tells all ranks the answers, which every
+rank reads in the same order. Rank 0's own messages need no transport: they wait in a list.
 
-Who uses which side: `post` and `wake` are for any thread. The rest belongs to whoever drives the engine, one thread at a time, except
-`sleep`: that is where the engine's own thread waits until there is something to do and nobody who does it.
+Who uses which side: `post` and `wake` are for any thread. The rest belongs to whoever drives the
+engine, one thread at a time, except `sleep`: that is where the engine's own thread waits until
+there is something to do and nobody who does it.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +15,10 @@ from collections.abc import Sequence
 
 
 class Board(ABC):
-    """One rank's side of it. Frames are messages with their length, as `wire.pack` makes them; messages come without."""
+    """One rank's side of it.
+
+    Frames are messages with their length, as `wire.pack` makes them; messages come without.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -33,7 +38,10 @@ class Board(ABC):
 
     @abstractmethod
     def post(self, frame: bytes, driving: bool = False) -> None:
-        """Say something to the coordinator. Never waits. driving: the caller drives next, so nobody here must be woken."""
+        """Say something to the coordinator.
+
+        Never waits. driving: the caller drives next, so nobody here must be woken.
+        """
 
     @abstractmethod
     def posts(self) -> list[tuple[int, bytes]]:
@@ -49,7 +57,10 @@ class Board(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Before `posts` and `told`: whatever comes from now on ends the next wait. Sends what had to stay behind."""
+        """Before `posts` and `told`: whatever comes from now on ends the next wait.
+
+        Sends what had to stay behind.
+        """
 
     @abstractmethod
     def has_news(self) -> bool:
@@ -81,9 +92,11 @@ class Board(ABC):
 
     @abstractmethod
     def lost(self, closely: bool = False) -> int | None:
-        """A rank that is gone, or has closed its board: of all for rank 0; the others look after rank 0.
+        """A rank that is gone, or has closed its board: of all for rank 0; the others look after
+        rank 0.
 
-        closely: a caller waits, so look also for processes that are still ending (see `allstep.process.liveness`)."""
+        closely: a caller waits, so look also for processes that are still ending (see
+        `allstep.process.liveness`)."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,13 +1,17 @@
-"""Streams of bytes through shared memory, and the bell that tells a process that something has come.
+"""Streams of bytes through shared memory, and the bell that tells a process that something has
+come.
 
-**Ring.** One writer, one or several readers. The writer counts the bytes that it has written, each reader those that it has read; both
-counts only grow, and byte n lies at n modulo the size of the ring. What does not fit stays with the writer, who goes on when the readers
-have made room, so a message may be larger than the ring. In the stream, each message follows its length.
+**Ring.** One writer, one or several readers. The writer counts the bytes that it has written, each
+reader those that it has read; both counts only grow, and byte n lies at n modulo the size of the
+ring. What does not fit stays with the writer, who goes on when the readers have made room, so a
+message may be larger than the ring. In the stream, each message follows its length.
 
-**Bell.** Every process has a word that others change after they have written something for it. Changing it is enough for one that is
-looking; one that sleeps in the kernel on that word is woken, too. Two may be asleep there, of which only one must be woken: a caller who
-waits for a result and drives the engine, or the engine's own thread, when no caller does. Each value that is ever written to a bell is
-different from the one before, so whoever looks, finds nothing, and falls asleep on the value that he saw before he looked misses nothing.
+**Bell.** Every process has a word that others change after they have written something for it.
+Changing it is enough for one that is looking; one that sleeps in the kernel on that word is woken,
+too. Two may be asleep there, of which only one must be woken: a caller who waits for a result and
+drives the engine, or the engine's own thread, when no caller does. Each value that is ever written
+to a bell is different from the one before, so whoever looks, finds nothing, and falls asleep on the
+value that he saw before he looked misses nothing.
 
 Between data and counts stands a memory fence (`allstep.process.futex`).
 """
@@ -48,7 +52,9 @@ class Frames:
 class RingWriter:
     """The writing end. written, reads: where the counts are in `numbers`."""
 
-    def __init__(self, ring: memoryview, numbers: memoryview, written: int, reads: Sequence[int]) -> None:
+    def __init__(
+        self, ring: memoryview, numbers: memoryview, written: int, reads: Sequence[int]
+    ) -> None:
         self._ring, self._numbers = ring, numbers
         self._written, self._reads = written, reads
         self._count = 0
@@ -117,7 +123,8 @@ class RingReader:
 
 
 class Ringer:
-    """One who rings bells. `stamp` and `step` are such that no two ringers ever write the same value.
+    """One who rings bells. `stamp` and `step` are such that no two ringers ever write the same
+    value.
 
     Used by one thread at a time.
     """
@@ -128,7 +135,8 @@ class Ringer:
         self._fence = new_fence()
 
     def ring(self, rank: int) -> None:
-        """Something was written for a rank: whoever looks after it there sees it, and is woken if nobody else would."""
+        """Something was written for a rank: whoever looks after it there sees it, and is woken if
+        nobody else would."""
         numbers, line = self._numbers, rank * LINE
         self._stamp += self._step
         numbers[line + BELL] = self._stamp

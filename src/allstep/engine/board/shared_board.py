@@ -2,8 +2,8 @@
 
     segment   | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
 
-A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the log and rings everybody. Rings and bells are explained in
-`byte_ring`.
+A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the log and rings
+everybody. Rings and bells are explained in `byte_ring`.
 """
 
 import os
@@ -44,7 +44,8 @@ def board_bytes(size: int) -> int:
 
 
 class SharedBoard(Board):
-    """Ranks of one host. pids: of all ranks. spins: how often one looks in a hand-over before he gives the core away."""
+    """Ranks of one host. pids: of all ranks. spins: how often one looks in a hand-over before he
+    gives the core away."""
 
     def __init__(self, memory: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
         super().__init__(rank, len(pids))
@@ -60,19 +61,26 @@ class SharedBoard(Board):
         self._fence, self._thread_fence = new_fence(), new_fence()
         self._seen = 0
         start = rounded(size * LINE * 8)
-        boxes = [memory[start + each * MAILBOX : start + (each + 1) * MAILBOX] for each in range(size)]
+        boxes = [
+            memory[start + each * MAILBOX : start + (each + 1) * MAILBOX] for each in range(size)
+        ]
         log = memory[start + size * MAILBOX :][:LOG]
         others = range(1, size)
         self._log_writer: RingWriter | None = None
         self._mail_readers: list[tuple[int, RingReader]] = []
         if rank == 0:
             if size > 1:
-                self._log_writer = RingWriter(log, numbers, WRITTEN, [each * LINE + LOG_READ for each in others])
+                self._log_writer = RingWriter(
+                    log, numbers, WRITTEN, [each * LINE + LOG_READ for each in others]
+                )
             self._mail_readers = [
-                (each, RingReader(boxes[each], numbers, each * LINE + WRITTEN, each * LINE + READ)) for each in others
+                (each, RingReader(boxes[each], numbers, each * LINE + WRITTEN, each * LINE + READ))
+                for each in others
             ]
         else:
-            self._mail_writer = RingWriter(boxes[rank], numbers, self._line + WRITTEN, [self._line + READ])
+            self._mail_writer = RingWriter(
+                boxes[rank], numbers, self._line + WRITTEN, [self._line + READ]
+            )
             self._log_reader = RingReader(log, numbers, WRITTEN, self._line + LOG_READ)
         watched = others if rank == 0 else [0]
         self._lives = Lives({each: pids[each] for each in watched if each != rank})

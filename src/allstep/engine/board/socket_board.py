@@ -47,7 +47,11 @@ class _Link:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         every = min(max(1, int(lost_seconds / 5)), MOST_KEEPALIVE_SECONDS)
-        for option, value in ((socket.TCP_KEEPIDLE, every), (socket.TCP_KEEPINTVL, every), (socket.TCP_KEEPCNT, 3)):
+        for option, value in (
+            (socket.TCP_KEEPIDLE, every),
+            (socket.TCP_KEEPINTVL, every),
+            (socket.TCP_KEEPCNT, 3),
+        ):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         milliseconds = min(int(lost_seconds * 800), _MOST_MILLISECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -88,7 +92,8 @@ class _Link:
 
 
 class SocketBoard(Board):
-    """links: rank 0 has one to each rank, the others one to rank 0. pids: of those peers that are on this host."""
+    """links: rank 0 has one to each rank, the others one to rank 0. pids: of those peers that are
+    on this host."""
 
     def __init__(
         self,
@@ -203,9 +208,15 @@ class SocketBoard(Board):
         os.close(self._bell)
 
 
-def connect(store: Store, rank: int, size: int, limits: Limits, pids: Mapping[int, int]) -> SocketBoard:
+def connect(
+    store: Store, rank: int, size: int, limits: Limits, pids: Mapping[int, int]
+) -> SocketBoard:
     """All ranks together. pids: of the other ranks of this host."""
-    links = _accept_all(store, size, limits.start) if rank == 0 else {0: _reach(store, rank, limits.start)}
+    links = (
+        _accept_all(store, size, limits.start)
+        if rank == 0
+        else {0: _reach(store, rank, limits.start)}
+    )
     return SocketBoard(rank, size, links, limits.lost, pids)
 
 
@@ -253,7 +264,9 @@ def _reach(store: Store, rank: int, seconds: float) -> socket.socket:
             except (OSError, ValueError) as error:
                 why = f"{address}:{card['port']}: {error}"
         time.sleep(0.05)
-    raise CommError(f"rank {rank} did not reach rank 0 within {seconds:.0f} s ({why})", rank=rank, peer=0)
+    raise CommError(
+        f"rank {rank} did not reach rank 0 within {seconds:.0f} s ({why})", rank=rank, peer=0
+    )
 
 
 def _introduce(address: str, port: int, token: str, rank: int) -> socket.socket:

@@ -1,7 +1,9 @@
-"""Horovod's name for allstep: the same objects under the names that scripts written for Horovod import.
+"""Horovod's name for allstep: the same objects under the names that scripts written for Horovod
+import.
 
-This folder is on nobody's import path until it is asked for: `allstep run --as-horovod` and `bin/horovodrun` put it on that of the
-workers, `allstep horovod-path` prints it for other launchers.
+This folder is on nobody's import path until it is asked for: `allstep run --as-horovod` and
+`bin/horovodrun` put it on that of the workers, `allstep horovod-path` prints it for other
+launchers.
 """
 
 from allstep.launch.horovod import API_VERSION

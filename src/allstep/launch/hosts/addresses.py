@@ -1,11 +1,12 @@
 """At which address the other hosts reach a host whose agent does not know it.
 
-sshd tells what it starts the address at which it was reached (`SSH_CONNECTION`), and the agent passes it on. With another command in
-its place (`--ssh "kubectl exec"`, a wrapper, `docker exec`) the agent can only list the addresses of its interfaces. The launcher then
-chooses among these:
+sshd tells what it starts the address at which it was reached (`SSH_CONNECTION`), and the agent
+passes it on. With another command in its place (`--ssh "kubectl exec"`, a wrapper, `docker exec`)
+the agent can only list the addresses of its interfaces. The launcher then chooses among these:
 
 1. one to which the host's name resolves here;
-2. else the first one that this machine does not have itself, such as that of Docker's bridge, and to which it has a route.
+2. else the first one that this machine does not have itself, such as that of Docker's bridge, and
+   to which it has a route.
 """
 
 import ipaddress
@@ -16,7 +17,9 @@ from allstep import machine
 from allstep.errors import ConfigError
 
 
-def choose_address(label: str, theirs: Mapping[str, Sequence[str]], ours: Mapping[str, Sequence[str]]) -> str:
+def choose_address(
+    label: str, theirs: Mapping[str, Sequence[str]], ours: Mapping[str, Sequence[str]]
+) -> str:
     """Return the address of the host `label`, which has the interfaces `theirs`.
 
     Args:
@@ -29,22 +32,28 @@ def choose_address(label: str, theirs: Mapping[str, Sequence[str]], ours: Mappin
         return "127.0.0.1"
     outside = [address for name, found in theirs.items() if name != "lo" for address in found]
     own = {address for found in ours.values() for address in found}
-    candidates = [address for address in outside if address not in own and machine.route_to(address)]
+    candidates = [
+        address for address in outside if address not in own and machine.route_to(address)
+    ]
     if not candidates:
         known = ", ".join(outside) or "none"
         raise ConfigError(
-            f"{label}: its agent was not started by sshd, and this machine has a way to none of its addresses ({known}); "
-            "--iface names the interface to use"
+            f"{label}: its agent was not started by sshd, and this machine has a way to none of its"
+            f" addresses ({known}); --iface names the interface to use"
         )
     resolved = _resolve(label)
     # IPv4 first, as Gloo takes it on most machines.
-    candidates.sort(key=lambda address: (address not in resolved, ipaddress.ip_address(address).version))
+    candidates.sort(
+        key=lambda address: (address not in resolved, ipaddress.ip_address(address).version)
+    )
     return candidates[0]
 
 
 def _resolve(name: str) -> set[str]:
     """The addresses that this machine finds for a name; none when it does not know it."""
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        return {
+            str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        }
     except (OSError, UnicodeError):
         return set()

@@ -32,7 +32,9 @@ def discover(script: str, slots_per_host: int) -> list[Host]:
     try:
         names = out.decode().split()
     except UnicodeDecodeError:
-        raise ConfigError(f"{source} printed bytes that are not UTF-8; expected one host per line") from None
+        raise ConfigError(
+            f"{source} printed bytes that are not UTF-8; expected one host per line"
+        ) from None
     if code or not names:
         said = err.decode(errors="replace").partition("\n")[0]
         raise ConfigError(f"{source} named no host: it ended with {code} and said {said!r}")
@@ -50,7 +52,9 @@ def _run(script: str, source: str) -> tuple[int, bytes, bytes]:
     assert process.stdout and process.stderr
     try:
         with process.stdout, process.stderr:
-            out, err = _read(process.pid, process.stdout.fileno(), process.stderr.fileno(), end, source)
+            out, err = _read(
+                process.pid, process.stdout.fileno(), process.stderr.fileno(), end, source
+            )
         return process.wait(max(0.0, end - time.monotonic())), out, err
     except (TimeoutError, subprocess.TimeoutExpired):
         raise ConfigError(f"{source} did not end within {_SECONDS:.0f} s") from None
@@ -80,11 +84,17 @@ def _read(pid: int, out: int, err: int, end: float, source: str) -> tuple[bytes,
             ready = {key.fileobj for key, _ in selector.select(left)}
             # Seen before the last read: what the script itself has printed is in the pipes by now.
             has_ended = life in ready
-            for fd in [each for each in found if each in selector.get_map() and (has_ended or each in ready)]:
+            for fd in [
+                each
+                for each in found
+                if each in selector.get_map() and (has_ended or each in ready)
+            ]:
                 if not _take(fd, found[fd], _MAX_OUTPUT if fd == out else _KEPT_ERRORS):
                     selector.unregister(fd)
             if len(found[out]) > _MAX_OUTPUT:
-                raise ConfigError(f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line")
+                raise ConfigError(
+                    f"{source} printed more than {_MAX_OUTPUT:,} bytes; expected one host per line"
+                )
     return bytes(found[out]), bytes(found[err])
 
 

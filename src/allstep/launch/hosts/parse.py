@@ -45,7 +45,10 @@ _HOST = re.compile(
 
 
 class Host(NamedTuple):
-    """A host of a run. `name` is what ssh is given (`user@name` is fine); `slots` is how many workers it may take."""
+    """A host of a run.
+
+    `name` is what ssh is given (`user@name` is fine); `slots` is how many workers it may take.
+    """
 
     name: str
     slots: int
@@ -94,7 +97,8 @@ def _text(line: bytes, where: str) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{where}: byte {error.start + 1} is 0x{line[error.start]:02x}, which is not UTF-8; save the file as UTF-8"
+            f"{where}: byte {error.start + 1} is 0x{line[error.start]:02x}, which is not UTF-8;"
+            " save the file as UTF-8"
         ) from None
 
 
@@ -103,7 +107,9 @@ def _parse_line(words: list[str], where: str) -> Host:
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key not in ("slots", "max_slots", "max-slots") or not re.fullmatch("[0-9]+", value):
-            raise ConfigError(f"{where}: {_quoted(word)} is not understood; a line is like `h1 slots=2`")
+            raise ConfigError(
+                f"{where}: {_quoted(word)} is not understood; a line is like `h1 slots=2`"
+            )
         number = _number(value, where)
         if key == "slots":
             host = host._replace(slots=number)
@@ -113,7 +119,10 @@ def _parse_line(words: list[str], where: str) -> Host:
 def _parse_host(item: str, where: str) -> Host:
     match = _HOST.fullmatch(item.strip())
     if match is None:
-        raise ConfigError(f"{where}: {_quoted(item)} is not HOST or HOST:NUMBER (an IPv6 address stands in brackets)")
+        raise ConfigError(
+            f"{where}: {_quoted(item)} is not HOST or HOST:NUMBER (an IPv6 address stands in"
+            " brackets)"
+        )
     if match["address"]:
         _check_address(match["address"], where)
     name = match["name"] or match["user"] + match["address"]
@@ -126,16 +135,19 @@ def _parse_host(item: str, where: str) -> Host:
 def _number(digits: str, where: str) -> int:
     # By length first: Python refuses to convert thousands of digits, with an error of its own.
     if len(digits.lstrip("0")) > len(str(MAX_SLOTS)) or (number := int(digits)) > MAX_SLOTS:
-        raise ConfigError(f"{where}: {_shortened(digits)} slots; expected at most {MAX_SLOTS:,} on a host")
+        raise ConfigError(
+            f"{where}: {_shortened(digits)} slots; expected at most {MAX_SLOTS:,} on a host"
+        )
     return number
 
 
 def _check_name(name: str, where: str) -> None:
-    """A name becomes an argument of ssh and part of messages: it must look like neither an option nor a command."""
+    """A name becomes an argument of ssh and part of messages: it must look like neither an option
+    nor a command."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{where}: the host name {_quoted(name)} is not usable: expected letters, digits and . _ - @ % : only, "
-            "without a leading -"
+            f"{where}: the host name {_quoted(name)} is not usable: expected letters, digits and ."
+            " _ - @ % : only, without a leading -"
         )
 
 
@@ -145,8 +157,8 @@ def _check_labels(label: str, where: str) -> None:
     parts = label.removesuffix(".").split(".")
     if len(label) > _MAX_NAME or not all(1 <= len(part) <= _MAX_LABEL for part in parts):
         raise ConfigError(
-            f"{where}: the host name {_quoted(label)} is not usable: expected at most {_MAX_NAME} characters, "
-            f"and 1 to {_MAX_LABEL} between two dots"
+            f"{where}: the host name {_quoted(label)} is not usable: expected at most {_MAX_NAME}"
+            f" characters, and 1 to {_MAX_LABEL} between two dots"
         )
 
 
@@ -154,11 +166,17 @@ def _check_address(address: str, where: str) -> None:
     try:
         ipaddress.ip_address(address)
     except ValueError:
-        raise ConfigError(f"{where}: {_quoted(address)} in brackets is not an IPv6 address") from None
+        raise ConfigError(
+            f"{where}: {_quoted(address)} in brackets is not an IPv6 address"
+        ) from None
 
 
 def _quoted(text: str) -> str:
-    return repr(text) if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]!r}... ({len(text):,} characters)"
+    return (
+        repr(text)
+        if len(text) <= _MAX_SHOWN
+        else f"{text[:_MAX_SHOWN]!r}... ({len(text):,} characters)"
+    )
 
 
 def _shortened(text: str) -> str:
@@ -169,13 +187,16 @@ def _distinct(hosts: list[Host], where: str) -> list[Host]:
     seen: set[str] = set()
     for host in hosts:
         if host.label in seen:
-            raise ConfigError(f"{where}: host {host.label} is listed twice; give it one entry with all its slots")
+            raise ConfigError(
+                f"{where}: host {host.label} is listed twice; give it one entry with all its slots"
+            )
         seen.add(host.label)
     return hosts
 
 
 def assign(hosts: Sequence[Host], num_workers: int | None) -> list[Host]:
-    """The hosts that are used, each with the number of workers it gets: filled in the order of the list."""
+    """The hosts that are used, each with the number of workers it gets: filled in the order of the
+    list."""
     total = sum(host.slots for host in hosts)
     wanted = total if num_workers is None else num_workers
     if wanted < 1:
@@ -183,7 +204,8 @@ def assign(hosts: Sequence[Host], num_workers: int | None) -> list[Host]:
     if wanted > total:
         listed = ", ".join(f"{host.label}:{host.slots}" for host in hosts)
         raise ConfigError(
-            f"-np {wanted} asks for more workers than the {total} slots listed ({listed}): raise a host's number, or lower -np"
+            f"-np {wanted} asks for more workers than the {total} slots listed ({listed}): raise a"
+            " host's number, or lower -np"
         )
     used = []
     for host in hosts:
@@ -199,7 +221,8 @@ def check_counts(hosts: Sequence[Host]) -> None:
     for host in hosts:
         if host.slots > MAX_SLOTS:
             raise ConfigError(
-                f"{_workers(host.slots)} workers on {host.label}; expected at most {MAX_SLOTS:,} per host: lower -np"
+                f"{_workers(host.slots)} workers on {host.label}; expected at most {MAX_SLOTS:,}"
+                " per host: lower -np"
             )
     if (total := sum(host.slots for host in hosts)) > MAX_WORKERS:
         raise ConfigError(f"{total:,} workers in all; expected at most {MAX_WORKERS:,}: lower -np")

@@ -1,7 +1,8 @@
-"""Another host, through the system's own ssh: the user's configuration, keys and jump hosts all hold.
+"""Another host, through the system's own ssh: the user's configuration, keys and jump hosts all
+hold.
 
-On the command line stands nothing but the interpreter and the agent's name; the environment and the token follow through ssh's
-standard input.
+On the command line stands nothing but the interpreter and the agent's name; the environment and the
+token follow through ssh's standard input.
 
 Of the environment all is sent but what belongs to each host (`_NOT_FORWARDED`, `_HOSTS_OWN`); with
 `--env-only` just the variables named there and those without which workers do not start (`_OURS`,
@@ -51,7 +52,18 @@ def command_on(host: str, ssh: str, *python_arguments: str) -> list[str]:
     path = os.environ.get("PYTHONPATH")
     setting = ["env", f"PYTHONPATH={path}"] if path else []
     remote = shlex.join(["exec", *setting, sys.executable, *python_arguments])
-    return [*split_command(ssh), "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, remote]
+    return [
+        *split_command(ssh),
+        "-T",
+        "-x",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "ConnectTimeout=10",
+        "--",
+        host,
+        remote,
+    ]
 
 
 def split_command(ssh: str) -> list[str]:
@@ -70,11 +82,16 @@ def start_agent(host: str, label: str, ssh: str) -> subprocess.Popen[bytes]:
     command = command_on(host, ssh, *module_flags("allstep.launch.agent_main"), label)
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
         raise ConfigError(
-            f"cannot start {command[0]!r} to reach {label}: {error.strerror}; is an ssh client installed?"
+            f"cannot start {command[0]!r} to reach {label}: {error.strerror}; is an ssh client"
+            " installed?"
         ) from error
 
 
@@ -118,9 +135,15 @@ def complaint(label: str, code: int | None, stderr: str, stdout: str = "") -> st
     said = [line.strip() for line in stderr.splitlines() if line.strip()]
     reason = said[-1] if said else stdout or "it said nothing"
     if code == 255:
-        return f"ssh to {label} failed: {reason}. Try `ssh -o BatchMode=yes -- {shlex.quote(label)} true`"
+        return (
+            f"ssh to {label} failed: {reason}. Try `ssh -o BatchMode=yes -- {shlex.quote(label)}"
+            " true`"
+        )
     if "No module named" in stderr:
         return f"{label}: {reason}: allstep must be installed there for {sys.executable}"
     if code in (126, 127):
-        return f"{label}: {reason}: the interpreter must be at the same place on every host ({sys.executable})"
+        return (
+            f"{label}: {reason}: the interpreter must be at the same place on every host"
+            f" ({sys.executable})"
+        )
     return f"{label}: the agent ended with {code} before it said hello: {reason}"

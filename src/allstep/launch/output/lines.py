@@ -62,12 +62,14 @@ class LineCutter:
 
 
 def as_printed(piece: str) -> str:
-    """Return the lines that a terminal gets of a piece, each with a newline; empty if there is none."""
+    """Return the lines that a terminal gets of a piece, each with a newline; empty if there is
+    none."""
     if "\r" in piece:
         piece = "\n".join(map(_last_redraw, piece.split("\n")))
     return piece if not piece or piece.endswith("\n") else f"{piece}\n"
 
 
 def _last_redraw(line: str) -> str:
-    """What a terminal would show in the end: the text behind the last carriage return that has text behind it."""
+    """What a terminal would show in the end: the text behind the last carriage return that has text
+    behind it."""
     return line.rstrip("\r").rpartition("\r")[2]

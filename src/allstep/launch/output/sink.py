@@ -1,4 +1,5 @@
-"""Where the launcher writes lines and pieces of lines: a file descriptor that may be slow, full or closed, and must never end the run.
+"""Where the launcher writes lines and pieces of lines: a file descriptor that may be slow, full or
+closed, and must never end the run.
 
 | what a write meets | what happens |
 |---|---|
@@ -29,14 +30,17 @@ def wait_for_reader(fd: int) -> bool:
 
 
 def without_blocking(fd: int) -> int:
-    """Return a descriptor for the same pipe or terminal whose writes do not block; `fd` for other files.
+    """Return a descriptor for the same pipe or terminal whose writes do not block; `fd` for other
+    files.
 
     The mode of `fd` itself belongs to all processes that share it, so it is opened once more.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(fd).st_mode
         if stat.S_ISFIFO(mode) or os.isatty(fd):
-            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            return os.open(
+                f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
     return fd
 
 
@@ -129,5 +133,6 @@ class Sink:
         self._error, self._retry_at = error, self._clock() + _RETRY_SECONDS
         if is_news:
             self._report(
-                f"allstep run: cannot write {self.name}: {error.strerror}; the run continues without these lines"
+                f"allstep run: cannot write {self.name}: {error.strerror}; the run continues"
+                " without these lines"
             )

@@ -1,4 +1,5 @@
-"""What the user sees of the workers: whole lines, each with its rank in front; files get the bytes as written."""
+"""What the user sees of the workers: whole lines, each with its rank in front; files get the bytes
+as written."""
 
 import contextlib
 import os
@@ -52,11 +53,16 @@ class Output:
         self.errors: list[deque[str]] = [deque(maxlen=_KEPT_LINES) for _ in range(size)]
         self._colour = {"out": _takes_colour(sys.stdout), "err": _takes_colour(sys.stderr)}
         self.wait: Callable[[int], bool] = wait_for_reader
-        """Called while a reader does not read, with the descriptor; False drops what was to be written there."""
+        """Called while a reader does not read, with the descriptor; False drops what was to be
+        written there."""
         # What cannot be written to one of them is reported on the other.
         self._sinks = {
-            "out": self._sink(_descriptor(sys.stdout), "standard output", partial(self._print, "err")),
-            "err": self._sink(_descriptor(sys.stderr), "standard error", partial(self._print, "out")),
+            "out": self._sink(
+                _descriptor(sys.stdout), "standard output", partial(self._print, "err")
+            ),
+            "err": self._sink(
+                _descriptor(sys.stderr), "standard error", partial(self._print, "out")
+            ),
         }
         self._prefix = PREFIXES[prefix]
         self._timestamps = timestamps
@@ -72,7 +78,8 @@ class Output:
         return self._sink(fd, name, self.say)
 
     def write(self, rank: int, stream: str, pieces: Sequence[str]) -> list[str]:
-        """Take pieces of one worker's standard output ("out") or error ("err"), as `Lines` cuts them.
+        """Take pieces of one worker's standard output ("out") or error ("err"), as `Lines` cuts
+        them.
 
         Returns the lines of standard error, without their newlines; nothing for standard output.
         """
@@ -118,7 +125,8 @@ def _encoded(text: str) -> bytes:
 
 
 def _descriptor(stream: TextIO | None) -> int:
-    """Its file descriptor, with what was printed before us written; -1 where standard output was closed (`>&-`)."""
+    """Its file descriptor, with what was printed before us written; -1 where standard output was
+    closed (`>&-`)."""
     if stream is None:
         return -1
     with contextlib.suppress(OSError):
@@ -128,7 +136,10 @@ def _descriptor(stream: TextIO | None) -> int:
 
 def _takes_colour(stream: TextIO | None) -> bool:
     return (
-        stream is not None and stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        stream is not None
+        and stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
     )
 
 
@@ -146,7 +157,9 @@ def _open_logs(folder: Path, size: int, make: MakeSink) -> Files:
 def _open_streams(folder: Path, size: int, make: MakeSink) -> Files:
     """Horovod's way: a folder per rank, a file per stream."""
     return {
-        (rank, stream): _open(folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", make)
+        (rank, stream): _open(
+            folder / f"rank.{_padded(rank, size)}" / f"std{stream}", "--output-filename", make
+        )
         for rank in range(size)
         for stream in ("out", "err")
     }
@@ -159,11 +172,17 @@ def _padded(rank: int, size: int) -> str:
 def _open(path: Path, option: str, make: MakeSink) -> Sink:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        fd = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK, 0o666
+        )
         # Not blocking: a pipe without a reader is an error at once (ENXIO).
     except (FileExistsError, NotADirectoryError) as error:
-        blocking = next((each for each in path.parents if each.exists() and not each.is_dir()), path.parent)
-        raise ConfigError(f"{option}: {blocking} is not a folder; name a folder, new or existing") from error
+        blocking = next(
+            (each for each in path.parents if each.exists() and not each.is_dir()), path.parent
+        )
+        raise ConfigError(
+            f"{option}: {blocking} is not a folder; name a folder, new or existing"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{option}: {path}: {error.strerror}") from error
     return make(fd, escaped(str(path)))

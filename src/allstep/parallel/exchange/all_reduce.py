@@ -1,4 +1,5 @@
-"""`AllReduce`: the gradients of all ranks become one on every rank: their mean, their sum, or their mean by samples.
+"""`AllReduce`: the gradients of all ranks become one on every rank: their mean, their sum, or their
+mean by samples.
 
 ```
 large       each gradient by itself, where it lies                                   no copy
@@ -32,8 +33,9 @@ _EXACT = (torch.float32, torch.float64)
 class AllReduce(Bucketed):
     """Every rank gets every gradient.
 
-    key: tells this set of parameters from others on the same group. overlap: whether buckets travel while others are computed;
-    by default only where a network is between the ranks. listener: hears of each bucket.
+    key: tells this set of parameters from others on the same group. overlap: whether buckets travel
+    while others are computed; by default only where a network is between the ranks. listener: hears
+    of each bucket.
     """
 
     def __init__(
@@ -50,7 +52,10 @@ class AllReduce(Bucketed):
 
     def _prepare(self) -> None:
         for bucket in self._buckets:
-            bucket.packs = [make_pack(self.group, self.named, numbers) for numbers in small_ones(self.named, bucket)]
+            bucket.packs = [
+                make_pack(self.group, self.named, numbers)
+                for numbers in small_ones(self.named, bucket)
+            ]
 
     def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
         return list(gradients.values())
@@ -87,14 +92,21 @@ class AllReduce(Bucketed):
             self._measure_mean(flat_in_memory(gradient))
 
     def _large_sum(self, flat: Tensor, scale: float) -> None:
-        """Of one gradient, where it lies. On one host it is measured block by block as it is staged and added."""
+        """Of one gradient, where it lies.
+
+        On one host it is measured block by block as it is staged and added.
+        """
         local = self.group.local
-        if self.mean is None or not (flat.numel() and self._scales_on_the_way(flat) and _on_one_host(local)):
+        if self.mean is None or not (
+            flat.numel() and self._scales_on_the_way(flat) and _on_one_host(local)
+        ):
             self._measured_sum(flat, scale)
             return
         assert isinstance(local, LocalMover)
         call = call_of(words("sum with norms", flat.dtype, flat.shape))
-        local.carry_out(call, summing.large, flat, torch.add, call, True, scale, self.own, self.mean)
+        local.carry_out(
+            call, summing.large, flat, torch.add, call, True, scale, self.own, self.mean
+        )
 
     def _measured_sum(self, flat: Tensor, scale: float) -> None:
         """Our own is measured as it is scaled, the result afterwards."""
@@ -114,12 +126,18 @@ class AllReduce(Bucketed):
 
     def _scales_on_the_way(self, tensor: Tensor) -> bool:
         """Decided alike on all ranks, whose scales may differ."""
-        return tensor.dtype in _EXACT and self.rule.kind == ReduceOp.SUM and tensor.device.type == "cpu"
+        return (
+            tensor.dtype in _EXACT
+            and self.rule.kind == ReduceOp.SUM
+            and tensor.device.type == "cpu"
+        )
 
     def _scaled_sum(self, tensor: Tensor, scale: float) -> None:
         """The sum of the ranks' tensors, each times its scale, in place."""
         kind = self.rule.kind
-        if tensor.dtype in _EXACT and kind == ReduceOp.SUM:  # decided alike on all ranks, whose scales may differ
+        if (
+            tensor.dtype in _EXACT and kind == ReduceOp.SUM
+        ):  # decided alike on all ranks, whose scales may differ
             self.group.sum_scaled(tensor, scale)
             return
         if scale != 1.0 and tensor.is_floating_point():

@@ -1,12 +1,14 @@
 """The step that `AllReduce` and `Owners` share: a header, then the sums of a bucket, then norms.
 
-autograd puts a gradient wherever it likes, and a script may set it to None, replace it or lay it out otherwise at any time. So nothing
-is attached to parameters here: `reduce` takes the gradients as it finds them, and leaves the result in the same place.
+autograd puts a gradient wherever it likes, and a script may set it to None, replace it or lay it
+out otherwise at any time. So nothing is attached to parameters here: `reduce` takes the gradients
+as it finds them, and leaves the result in the same place.
 
-The header (one small sum, first) says for each parameter whether a rank has a gradient, and how many samples are behind it. It makes
-unused parameters right: one that no rank used keeps its None (so weight decay and momentum leave it alone, as on one worker); one that
-only some ranks used counts as zero on the others. The layout (names, shapes, strides, in which order) is agreed once, through the
-store; after that a step exchanges no names.
+The header (one small sum, first) says for each parameter whether a rank has a gradient, and how
+many samples are behind it. It makes unused parameters right: one that no rank used keeps its None
+(so weight decay and momentum leave it alone, as on one worker); one that only some ranks used
+counts as zero on the others. The layout (names, shapes, strides, in which order) is agreed once,
+through the store; after that a step exchanges no names.
 
 **Norms**, if wanted, are taken on the way (`comm.op.norms`): `norms` after `reduce` has them.
 """
@@ -35,10 +37,11 @@ _DRAIN_SECONDS = 2.0  # at the end: for reductions that have begun on all ranks
 
 
 class Bucketed(ABC):
-    """The gradients of some parameters over a group. All ranks of the group make it, and call it, together.
+    """The gradients of some parameters over a group. All ranks of the group make it, and call it,
+    together.
 
-    key: tells this set of parameters from others on the same group. overlap: whether buckets travel while others are computed.
-    listener: hears of each bucket.
+    key: tells this set of parameters from others on the same group. overlap: whether buckets travel
+    while others are computed. listener: hears of each bucket.
     """
 
     def __init__(
@@ -74,22 +77,30 @@ class Bucketed(ABC):
 
     # A step: see `protocol.Exchange`
 
-    def ready(self, parameter: Parameter, weight: float | None = None, wanted: Wanted = NOTHING) -> None:
+    def ready(
+        self, parameter: Parameter, weight: float | None = None, wanted: Wanted = NOTHING
+    ) -> None:
         """The gradient of this parameter is complete."""
         if not self.overlap or not self._buckets:
             return
         self._weight, self._wanted = weight, wanted
         bucket = self._bucket_of[id(parameter)]
         bucket.missing -= 1
-        while len(self._started) < len(self._buckets) and self._buckets[len(self._started)].missing <= 0:
+        while (
+            len(self._started) < len(self._buckets)
+            and self._buckets[len(self._started)].missing <= 0
+        ):
             self._start()
 
-    def reduce(self, weight: float | None = None, absent: bool = False, wanted: Wanted = NOTHING) -> list[Named]:
-        """Wait until every gradient is what the rule says; return those that are sparse on some rank."""
+    def reduce(
+        self, weight: float | None = None, absent: bool = False, wanted: Wanted = NOTHING
+    ) -> list[Named]:
+        """Wait until every gradient is what the rule says; return those that are sparse on some
+        rank."""
         if self._started and wanted != self._wanted:
             raise UserError(
-                "measure_norms or clip_norm was changed after backward() had begun: gradients of this step are on their way already. Set "
-                "them before it"
+                "measure_norms or clip_norm was changed after backward() had begun: gradients of"
+                " this step are on their way already. Set them before it"
             )
         self._agree()
         self._weight, self._absent, self._wanted = weight, absent, wanted
@@ -120,21 +131,26 @@ class Bucketed(ABC):
     def scale_by(self, factor: float) -> None:
         """Multiply what `reduce` left to us, but for sparse gradients."""
         found = {number: self.named[number].parameter.grad for number in sorted(self.used)}
-        gradients = {number: gradient.detach() for number, gradient in found.items() if gradient is not None}
+        gradients = {
+            number: gradient.detach() for number, gradient in found.items() if gradient is not None
+        }
         if results := self._results(gradients):
             torch._foreach_mul_(results, factor)
 
     def close(self) -> None:
         """Drop what is under way, and end the thread.
 
-        Reductions that have begun on all ranks may finish: Gloo cannot free a thread whose message has
-        arrived in part. After `_DRAIN_SECONDS` those that wait for another rank fail, here and there.
+        Reductions that have begun on all ranks may finish: Gloo cannot free a thread whose message
+        has arrived in part. After `_DRAIN_SECONDS` those that wait for another rank fail, here and
+        there.
         """
         end = time.monotonic() + _DRAIN_SECONDS
         while not self._is_drained() and time.monotonic() < end:
             time.sleep(0.002)
         if not self._is_drained():
-            self.group.guard.fail(self.group.guard.own_end("dropped gradients that were being reduced"))
+            self.group.guard.fail(
+                self.group.guard.own_end("dropped gradients that were being reduced")
+            )
         self._queue.close()
         self._started, self._buckets, self._bucket_of = [], [], {}
 
@@ -158,7 +174,10 @@ class Bucketed(ABC):
 
     @abstractmethod
     def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
-        """Make the sums of these gradients, each first times our scale. Measures own and mean where they are wanted."""
+        """Make the sums of these gradients, each first times our scale.
+
+        Measures own and mean where they are wanted.
+        """
 
     @abstractmethod
     def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
@@ -171,7 +190,9 @@ class Bucketed(ABC):
     # One bucket
 
     def _reduce(self, bucket: Bucket, absent: bool = False) -> None:
-        listener = self.listener if self.listener is not None and self.listener.is_listening() else None
+        listener = (
+            self.listener if self.listener is not None and self.listener.is_listening() else None
+        )
         began = time.monotonic_ns() if listener else 0
         with torch.no_grad():
             header = self._exchange_header(bucket, absent)
@@ -184,7 +205,8 @@ class Bucketed(ABC):
             listener.reduced([self.named[i] for i in used], began, agreed, time.monotonic_ns())
 
     def _exchange_header(self, bucket: Bucket, absent: bool) -> Header:
-        """Also gets ready to measure what the ranks want measured, which one that is absent learns here."""
+        """Also gets ready to measure what the ranks want measured, which one that is absent learns
+        here."""
         if absent:
             said = absent_words(len(bucket.numbers))
         else:
@@ -201,7 +223,11 @@ class Bucketed(ABC):
 
     def _sort_out_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
         """Those that are sparse on some rank are left out, or made dense on all."""
-        sparse = [self.named[i] for i, is_sparse in zip(bucket.numbers, header.sparse, strict=True) if is_sparse]
+        sparse = [
+            self.named[i]
+            for i, is_sparse in zip(bucket.numbers, header.sparse, strict=True)
+            if is_sparse
+        ]
         if not self.rule.densify:
             self._sparse += sparse
             return header
@@ -209,7 +235,9 @@ class Bucketed(ABC):
             if not absent and parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
         self._densified += sparse
-        either = [dense or is_sparse for dense, is_sparse in zip(header.dense, header.sparse, strict=True)]
+        either = [
+            dense or is_sparse for dense, is_sparse in zip(header.dense, header.sparse, strict=True)
+        ]
         return header._replace(dense=either)
 
     def _scale(self, header: Header) -> float:
@@ -221,7 +249,8 @@ class Bucketed(ABC):
         return self.rule.factor / self.group.size()
 
     def _gradient(self, number: int, scale: float, absent: bool) -> Tensor:
-        """Our gradient, laid out as the parameter is; zeros where we have none or what we have does not count."""
+        """Our gradient, laid out as the parameter is; zeros where we have none or what we have does
+        not count."""
         parameter = self.named[number].parameter
         if absent:
             return torch.zeros_like(parameter)
@@ -230,7 +259,9 @@ class Bucketed(ABC):
         elif parameter.grad.stride() != parameter.stride() and self._needs_its_layout(parameter):
             parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
         gradient = parameter.grad.detach()
-        return gradient if scale else gradient.zero_()  # nothing behind it: 0/0 of an empty batch must not spread
+        return (
+            gradient if scale else gradient.zero_()
+        )  # nothing behind it: 0/0 of an empty batch must not spread
 
     def _needs_its_layout(self, parameter: Parameter) -> bool:
         """Whether a gradient is reduced where it lies, and so must lie as on the other ranks."""
@@ -245,14 +276,19 @@ class Bucketed(ABC):
     # The layout
 
     def _agree(self) -> None:
-        """Make sure that all ranks mean the same parameters. Costs a store's round trip when something changed, else a comparison."""
+        """Make sure that all ranks mean the same parameters.
+
+        Costs a store's round trip when something changed, else a comparison.
+        """
         if self._signature == self._described():
             return
         self._agreements += 1
         self.named = agreed_order(self.group, f"{self.key}/{self._agreements}", self.named)
         self._buckets = cut(self.named, self.overlap)
         self._bucket_of = {
-            id(self.named[number].parameter): bucket for bucket in self._buckets for number in bucket.numbers
+            id(self.named[number].parameter): bucket
+            for bucket in self._buckets
+            for number in bucket.numbers
         }
         for bucket in self._buckets:
             bucket.missing = len(bucket.numbers)

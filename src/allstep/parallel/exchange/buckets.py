@@ -1,7 +1,8 @@
 """Parameters cut into buckets, whose gradients travel together.
 
-Between hosts gradients travel while the rest is still being computed: parameters are cut into buckets, last layers first, and each bucket
-is reduced as soon as its gradients are there. On one host all cores are busy computing, so there is one bucket.
+Between hosts gradients travel while the rest is still being computed: parameters are cut into
+buckets, last layers first, and each bucket is reduced as soon as its gradients are there. On one
+host all cores are busy computing, so there is one bucket.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,10 @@ class Bucket:
 
 
 def cut(named: Sequence[Named], several: bool) -> list[Bucket]:
-    """Buckets of about 25 MB, or a single one. The last layers, whose gradients are ready first, come first."""
+    """Buckets of about 25 MB, or a single one.
+
+    The last layers, whose gradients are ready first, come first.
+    """
     if not several:
         return [Bucket(list(range(len(named))))]
     buckets: list[Bucket] = []

@@ -4,9 +4,10 @@
 | a flag for each parameter | present | told | samples | own | mean |
 ```
 
-A flag is 0 for no gradient, 1 for a dense one and 2^20 for a sparse one: sums of up to a million ranks stay apart. The rest counts ranks:
-those that take part (and have not joined), those that told their samples, those that want norms measured; and adds up the samples. A
-rank that has joined sends zeros, and learns from the sums what the others do.
+A flag is 0 for no gradient, 1 for a dense one and 2^20 for a sparse one: sums of up to a million
+ranks stay apart. The rest counts ranks: those that take part (and have not joined), those that told
+their samples, those that want norms measured; and adds up the samples. A rank that has joined sends
+zeros, and learns from the sums what the others do.
 """
 
 from collections.abc import Sequence
@@ -33,10 +34,19 @@ class Header(NamedTuple):
     wanted: Wanted
 
 
-def words_of(gradients: Sequence[Tensor | None], weight: float | None, wanted: Wanted) -> npt.NDArray[np.float64]:
-    """Our words. gradients: those of the bucket's parameters. weight: the samples behind them, if told."""
+def words_of(
+    gradients: Sequence[Tensor | None], weight: float | None, wanted: Wanted
+) -> npt.NDArray[np.float64]:
+    """Our words. gradients: those of the bucket's parameters. weight: the samples behind them, if
+    told."""
     flags = [0.0 if each is None else _SPARSE if each.is_sparse else 1.0 for each in gradients]
-    counts = [1.0, 0.0 if weight is None else 1.0, float(weight or 0.0), float(wanted.own), float(wanted.mean)]
+    counts = [
+        1.0,
+        0.0 if weight is None else 1.0,
+        float(weight or 0.0),
+        float(wanted.own),
+        float(wanted.mean),
+    ]
     return np.array([*flags, *counts])  # torch.tensor takes more than twice as long for a list
 
 
@@ -50,10 +60,17 @@ def header_of(summed: npt.NDArray[np.float64], rank: int) -> Header:
     *flags, present, told, samples, own, mean = summed.tolist()
     _check("told how many samples are behind their gradients: tell it", told, present, rank)
     _check("want the norms of their own gradients (measure_norms): set it", own, present, rank)
-    _check("want the norm of the mean gradient (measure_norms or clip_norm): set it", mean, present, rank)
+    _check(
+        "want the norm of the mean gradient (measure_norms or clip_norm): set it",
+        mean,
+        present,
+        rank,
+    )
     sparse = [flag >= _SPARSE for flag in flags]
     dense = [bool(flag) and not is_sparse for flag, is_sparse in zip(flags, sparse, strict=True)]
-    return Header(dense, sparse, int(present), samples if told else None, Wanted(bool(own), bool(mean)))
+    return Header(
+        dense, sparse, int(present), samples if told else None, Wanted(bool(own), bool(mean))
+    )
 
 
 def _check(words: str, count: float, present: float, rank: int) -> None:

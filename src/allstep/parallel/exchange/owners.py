@@ -5,8 +5,9 @@ gradients   | conv1 | conv2 |        fc1        | fc2 |      every rank has all 
             |<------ rank 0 ------>|<------ rank 1 ------>|  each owner gets the sums of its pieces
 ```
 
-Gradients of what others own are delivered to them in shared memory (`to_owners`); with several hosts the sums of a piece then cross to
-its owners there. It is the first half of an all-reduce: the weights are shared (`shared_parameters`), so no rank needs the second.
+Gradients of what others own are delivered to them in shared memory (`to_owners`); with several
+hosts the sums of a piece then cross to its owners there. It is the first half of an all-reduce: the
+weights are shared (`shared_parameters`), so no rank needs the second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +31,11 @@ from allstep.parallel.exchange.to_owners import Schedule, deliver
 
 
 class Owners(Bucketed):
-    """Leaves in each rank's gradients the sums of the pieces that it owns; the rest of them means nothing afterwards.
+    """Leaves in each rank's gradients the sums of the pieces that it owns; the rest of them means
+    nothing afterwards.
 
-    whole: give owners whole parameters, for optimizers that look at more than one element at a time. listener: hears of each step.
+    whole: give owners whole parameters, for optimizers that look at more than one element at a
+    time. listener: hears of each step.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class Owners(Bucketed):
         local = group.local
         if not isinstance(local, LocalMover):
             raise CommError(
-                "share_weights needs ranks that can share memory; `allstep doctor` says why they cannot",
+                "share_weights needs ranks that can share memory; `allstep doctor` says why they"
+                " cannot",
                 rank=group.rank(),
             )
         self.local = local
@@ -75,7 +79,10 @@ class Owners(Bucketed):
         self._schedules = {dtype: Schedule(arena, self._owned_of(dtype), dtype) for dtype in dtypes}
 
     def _owned_of(self, dtype: torch.dtype) -> list[list[Piece]]:
-        return [[piece for piece in share if self.named[piece.number].parameter.dtype == dtype] for share in self.owned]
+        return [
+            [piece for piece in share if self.named[piece.number].parameter.dtype == dtype]
+            for share in self.owned
+        ]
 
     def _needs_its_layout(self, parameter: Parameter) -> bool:
         return True
@@ -86,10 +93,16 @@ class Owners(Bucketed):
     def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
         for dtype, schedule in self._schedules.items():
             flats = {
-                number: flat_in_memory(gradient) for number, gradient in gradients.items() if gradient.dtype == dtype
+                number: flat_in_memory(gradient)
+                for number, gradient in gradients.items()
+                if gradient.dtype == dtype
             }
-            mean = self.mean if self.local.way is None else None  # over several hosts it is not yet the mean
-            self.local.carry_out(self._call, deliver, schedule, flats, scale, self._call, self.own, mean)
+            mean = (
+                self.mean if self.local.way is None else None
+            )  # over several hosts it is not yet the mean
+            self.local.carry_out(
+                self._call, deliver, schedule, flats, scale, self._call, self.own, mean
+            )
         self._cross(gradients)
 
     def _cross(self, gradients: dict[int, Tensor]) -> None:
@@ -105,7 +118,9 @@ class Owners(Bucketed):
         for together in small.values():
             packed = torch.cat(together)
             self._carry(packed)
-            torch._foreach_copy_(together, torch.split_with_sizes(packed, [piece.numel() for piece in together]))
+            torch._foreach_copy_(
+                together, torch.split_with_sizes(packed, [piece.numel() for piece in together])
+            )
 
     def _pieces_of(self, gradients: Mapping[int, Tensor]) -> list[Tensor]:
         """What we own of these gradients, flat."""

@@ -10,7 +10,9 @@ whole          rank 0: fc1                rank 1: conv2, fc2, conv1         for 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ALIGNED = 64  # elements: cuts keep the rest of a parameter on a boundary that vector instructions like
+ALIGNED = (
+    64  # elements: cuts keep the rest of a parameter on a boundary that vector instructions like
+)
 
 
 class Piece(NamedTuple):
@@ -22,7 +24,8 @@ class Piece(NamedTuple):
 
 
 def by_elements(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
-    """The pieces of each owner: equal numbers of elements, in the order of the parameters. sizes: elements of each parameter."""
+    """The pieces of each owner: equal numbers of elements, in the order of the parameters. sizes:
+    elements of each parameter."""
     total = sum(sizes)
     owned: list[list[Piece]] = []
     number, start, done = 0, 0, 0
@@ -41,7 +44,8 @@ def by_elements(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
 
 
 def by_whole_parameters(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
-    """The pieces of each owner: whole parameters, the largest first to whoever has the least so far."""
+    """The pieces of each owner: whole parameters, the largest first to whoever has the least so
+    far."""
     loads = [0] * num_owners
     owned: list[list[Piece]] = [[] for _ in range(num_owners)]
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):

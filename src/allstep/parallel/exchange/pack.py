@@ -1,4 +1,5 @@
-"""Small gradients that travel together: one flat buffer that the ranks share, with a view of it for each parameter.
+"""Small gradients that travel together: one flat buffer that the ranks share, with a view of it for
+each parameter.
 
 ```
 flat     | conv1.weight | conv1.bias | norm1.weight | ...
@@ -26,13 +27,20 @@ class Pack:
 
 
 def make_pack(group: AllstepGroup, named: Sequence[Named], numbers: Sequence[int]) -> Pack:
-    """For the parameters with these numbers, which are of one dtype and device. All ranks of the group call it together."""
+    """For the parameters with these numbers, which are of one dtype and device.
+
+    All ranks of the group call it together.
+    """
     shapes = [named[number].parameter for number in numbers]
     dtype, device = shapes[0].dtype, shapes[0].device
     total = sum(parameter.numel() for parameter in shapes)
     real = torch.view_as_real(torch.empty(0, dtype=dtype)).dtype if dtype.is_complex else dtype
     count = total * (2 if dtype.is_complex else 1)
-    flat = shared_empty(count, real, group) if device.type == "cpu" else torch.empty(count, dtype=real, device=device)
+    flat = (
+        shared_empty(count, real, group)
+        if device.type == "cpu"
+        else torch.empty(count, dtype=real, device=device)
+    )
     whole = torch.view_as_complex(flat.view(-1, 2)) if dtype.is_complex else flat
     views, start = {}, 0
     for number, parameter in zip(numbers, shapes, strict=True):
@@ -47,7 +55,8 @@ def dense_strides(parameter: Tensor) -> tuple[int, ...]:
 
 
 def flat_in_memory(gradient: Tensor) -> Tensor:
-    """The elements as they lie in memory: they lie as on the other ranks, so their order does not matter."""
+    """The elements as they lie in memory: they lie as on the other ranks, so their order does not
+    matter."""
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient)
     if gradient.is_contiguous():

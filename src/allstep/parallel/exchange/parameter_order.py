@@ -1,7 +1,9 @@
-"""Before gradients travel for the first time: all ranks mean the same parameters, in the same order.
+"""Before gradients travel for the first time: all ranks mean the same parameters, in the same
+order.
 
-Each rank leaves a list of its parameters (name, shape, strides, dtype, kind of device) in the group's store and reads those of all
-others. The order is rank 0's. A parameter that some rank has not, or has otherwise, is an error on all ranks, which names it.
+Each rank leaves a list of its parameters (name, shape, strides, dtype, kind of device) in the
+group's store and reads those of all others. The order is rank 0's. A parameter that some rank has
+not, or has otherwise, is an error on all ranks, which names it.
 """
 
 import json
@@ -24,15 +26,19 @@ class Named(NamedTuple):
 
 
 def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[Named]:
-    """The parameters in the order that the first rank has them. CollectiveMismatch on all ranks when they are not the same ones."""
+    """The parameters in the order that the first rank has them.
+
+    CollectiveMismatch on all ranks when they are not the same ones.
+    """
     rank, size, seconds = group.rank(), group.size(), read_limits().start
     own = json.dumps([_described(each) for each in named])
     try:
         words = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
     except RuntimeError as error:
         raise CommError(
-            f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f} s: do all ranks make the same "
-            f"optimizers, and change their parameters together? ({error})",
+            f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f}"
+            " s: do all ranks make the same optimizers, and change their parameters together?"
+            f" ({error})",
             rank=rank,
             op="gradients",
         ) from error
@@ -47,7 +53,8 @@ def _check_same(first: dict[str, Any], theirs: dict[str, Any], other: int, rank:
     for name in {**first, **theirs}:
         if first.get(name) != theirs.get(name):
             raise CollectiveMismatch(
-                f"parameter {name!r} is {_in_words(first.get(name))} on rank 0 and {_in_words(theirs.get(name))} on rank {other}",
+                f"parameter {name!r} is {_in_words(first.get(name))} on rank 0 and"
+                f" {_in_words(theirs.get(name))} on rank {other}",
                 rank=rank,
                 op="gradients",
                 tensor=name,
@@ -57,7 +64,13 @@ def _check_same(first: dict[str, Any], theirs: dict[str, Any], other: int, rank:
 
 def _described(each: Named) -> list[Any]:
     parameter = each.parameter
-    return [each.name, list(parameter.shape), list(parameter.stride()), str(parameter.dtype), parameter.device.type]
+    return [
+        each.name,
+        list(parameter.shape),
+        list(parameter.stride()),
+        str(parameter.dtype),
+        parameter.device.type,
+    ]
 
 
 def _in_words(described: list[Any] | None) -> str:

@@ -1,13 +1,16 @@
-"""Gradients to their owners, in shared memory: the first half of an all-reduce, for owners that need no second half.
+"""Gradients to their owners, in shared memory: the first half of an all-reduce, for owners that
+need no second half.
 
-Every rank has gradients of everything; the owner of a piece wants the sum of all ranks' gradients of it. In turns of one block::
+Every rank has gradients of everything; the owner of a piece wants the sum of all ranks' gradients
+of it. In turns of one block::
 
     stage      my gradients of what others own -> my pool, one block for each owner
     meet
     add        what the others staged for me, to my own gradient, where it lies
 
-A block holds parts of one large piece, or many small ones side by side; which, is worked out once (`Schedule`). Where squared norms are
-wanted (`squares`), each part is squared right before it is scaled and right after it was added, while it is in the cache.
+A block holds parts of one large piece, or many small ones side by side; which, is worked out once
+(`Schedule`). Where squared norms are wanted (`squares`), each part is squared right before it is
+scaled and right after it was added, while it is in the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +48,11 @@ class Schedule:
 
     def parts(self, owner: int, turn: int) -> Sequence[Part]:
         """What the owner gets in this turn."""
-        return self.turns[owner][turn] if owner < len(self.turns) and turn < len(self.turns[owner]) else ()
+        return (
+            self.turns[owner][turn]
+            if owner < len(self.turns) and turn < len(self.turns[owner])
+            else ()
+        )
 
 
 def filled(pieces: Sequence[Piece], numel: int) -> list[list[Part]]:
@@ -73,7 +80,8 @@ def deliver(
     own: Squares | None = None,
     mean: Squares | None = None,
 ) -> None:
-    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners' own are added to in place.
+    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners'
+    own are added to in place.
 
     own, mean: are shown all of our gradients, and the sums that we own.
     """
@@ -94,7 +102,11 @@ def deliver(
 
 
 def _stage(
-    block: Tensor, parts: Sequence[Part], gradients: Mapping[int, Tensor], scale: float, own: Squares | None
+    block: Tensor,
+    parts: Sequence[Part],
+    gradients: Mapping[int, Tensor],
+    scale: float,
+    own: Squares | None,
 ) -> None:
     for number, start, end, at in parts:
         if number in gradients:
@@ -104,8 +116,13 @@ def _stage(
             torch.mul(part, scale, out=block[at : at + end - start])
 
 
-def _add(arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float) -> None:
-    """In the order of ranks. Our own block for ourselves is free: with more than two ranks the sum is made there."""
+def _add(
+    arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float
+) -> None:
+    """In the order of ranks.
+
+    Our own block for ourselves is free: with more than two ranks the sum is made there.
+    """
     own.mul_(scale)
     values = [
         own if rank == arena.rank else blocks[rank][arena.rank][part.at : part.at + own.numel()]

@@ -5,14 +5,15 @@ outer     what the script sees: all parameters, all parameter groups (schedulers
 inner     the wrapped optimizer's own class and settings, on the pieces that this rank owns, with the state of these alone
 ```
 
-A step: gradients go to the owners of what they belong to, `inner` updates the shared weights, all ranks of the host meet. Optimizers that
-work on each element alone (SGD, Adam, ...) get equal shares, cut anywhere; all others get whole parameters, so that norms of layers are
-right. A class can say which it is by `elementwise = True` or `False`.
+A step: gradients go to the owners of what they belong to, `inner` updates the shared weights, all
+ranks of the host meet. Optimizers that work on each element alone (SGD, Adam, ...) get equal
+shares, cut anywhere; all others get whole parameters, so that norms of layers are right. A class
+can say which it is by `elementwise = True` or `False`.
 
 Gradients that every rank has already (reduced by hand, to clip, to look) are used as they are.
 
-`detach` ends the sharing: each rank gets weights and whole state of its own, and needs the memory for them. The next step shares them
-again.
+`detach` ends the sharing: each rank gets weights and whole state of its own, and needs the memory
+for them. The next step shares them again.
 """
 
 from collections import defaultdict
@@ -39,7 +40,8 @@ _ELEMENTWISE = {
 
 
 class ByOwners:
-    """Each rank updates its pieces of weights that the host's ranks share. wrapped: the optimizer's own class."""
+    """Each rank updates its pieces of weights that the host's ranks share. wrapped: the optimizer's
+    own class."""
 
     def __init__(self, wrapped: type) -> None:
         self._wrapped = wrapped
@@ -47,10 +49,20 @@ class ByOwners:
         self._sharing: _Sharing | None = None
 
     def sharing(self, optimizer: Replica) -> "_Sharing":
-        """The weights of the host. Where they are not shared yet, all ranks come here together and share them."""
+        """The weights of the host.
+
+        Where they are not shared yet, all ranks come here together and share them.
+        """
         if self._sharing is None:
             each = optimizer._replicas
-            owners = Owners(each.group(), f"{each.key}/shared", each.named, each.rule, self._whole, each.listener)
+            owners = Owners(
+                each.group(),
+                f"{each.key}/shared",
+                each.named,
+                each.rule,
+                self._whole,
+                each.listener,
+            )
             self._sharing = _Sharing(owners, self._wrapped, optimizer, self._whole)
             self.take_state(optimizer)
         return self._sharing
@@ -69,7 +81,9 @@ class ByOwners:
         sharing = self.sharing(optimizer)
         sharing.parameters.put_back()
         sharing.owners.meet()  # no rank still computes with the weights that are about to change
-        sharing.used = {i for i, each in enumerate(sharing.owners.named) if each.parameter.grad is not None}
+        sharing.used = {
+            i for i, each in enumerate(sharing.owners.named) if each.parameter.grad is not None
+        }
 
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> None:
         """Update our pieces; what the others own is updated by them meanwhile."""
@@ -107,7 +121,8 @@ class ByOwners:
             self._sharing.scatter(optimizer.state)
 
     def detach(self, optimizer: Replica) -> None:
-        """Each rank keeps weights and state of its own: no rank changes them now, since an update is over on all ranks at once."""
+        """Each rank keeps weights and state of its own: no rank changes them now, since an update
+        is over on all ranks at once."""
         sharing, self._sharing = self._sharing, None
         if sharing is not None:
             sharing.fill(optimizer.state)
@@ -125,20 +140,32 @@ class _Sharing:
         self.used: set[int] = set()  # parameters, by number, that the next update changes
         self.inner = _optimizer_of(wrapped, optimizer, self.pieces, owners.named)
         self._state = SharedState(owners)
-        self._known: set[int] = set()  # parameters that have been updated since: their state is in shared memory
-        self._given: dict[int, dict[str, Any]] = {}  # whole state from before the next step, by number
+        self._known: set[int] = (
+            set()
+        )  # parameters that have been updated since: their state is in shared memory
+        self._given: dict[
+            int, dict[str, Any]
+        ] = {}  # whole state from before the next step, by number
 
     def _tensor_of(self, piece: Piece, whole: bool) -> Parameter:
         named, flats = self.owners.named, self.parameters.flats
-        shared = named[piece.number].parameter.detach() if whole else flats[piece.number][piece.start : piece.end]
+        shared = (
+            named[piece.number].parameter.detach()
+            if whole
+            else flats[piece.number][piece.start : piece.end]
+        )
         return Parameter(shared, requires_grad=False)
 
     def update(self, outer: Replica) -> None:
         """The inner optimizer's step, on the gradients of what is used."""
         self._take_gradients()
         # Rates and the like, as schedulers have set them.
-        for inner_group, outer_group in zip(self.inner.param_groups, outer.param_groups, strict=True):
-            inner_group.update({name: value for name, value in outer_group.items() if name != "params"})
+        for inner_group, outer_group in zip(
+            self.inner.param_groups, outer.param_groups, strict=True
+        ):
+            inner_group.update(
+                {name: value for name, value in outer_group.items() if name != "params"}
+            )
         self.inner.step()
         self._keep_state()
         self.owners.meet()
@@ -150,14 +177,21 @@ class _Sharing:
             if piece.number not in self.used or gradient is None:
                 tensor.grad = None
             elif tensor.dim() == 1 and gradient.dim() != 1:
-                tensor.grad = _flat(gradient, self.owners.named[piece.number].parameter)[piece.start : piece.end]
+                tensor.grad = _flat(gradient, self.owners.named[piece.number].parameter)[
+                    piece.start : piece.end
+                ]
             else:
-                tensor.grad = gradient.detach()[piece.start : piece.end] if gradient.dim() == 1 else gradient.detach()
+                tensor.grad = (
+                    gradient.detach()[piece.start : piece.end]
+                    if gradient.dim() == 1
+                    else gradient.detach()
+                )
 
     # State
 
     def _keep_state(self) -> None:
-        """All ranks know which parameters were used, so all come here together when there is new state."""
+        """All ranks know which parameters were used, so all come here together when there is new
+        state."""
         if self.used <= self._known:
             self._state.put_back(self.pieces, self.inner.state)
         else:
@@ -166,17 +200,21 @@ class _Sharing:
             self._state.gather(self.pieces, self.inner.state)
 
     def scatter(self, state: dict[Any, Any]) -> None:
-        """What the outer optimizer holds for whole parameters becomes the state of our pieces. The next step moves it to shared memory;
-        until then it is kept whole as well, since the other ranks may have none (only rank 0 loaded a checkpoint)."""
+        """What the outer optimizer holds for whole parameters becomes the state of our pieces. The
+        next step moves it to shared memory; until then it is kept whole as well, since the other
+        ranks may have none (only rank 0 loaded a checkpoint)."""
         named = self.owners.named
-        self._given = {i: state[each.parameter] for i, each in enumerate(named) if each.parameter in state}
+        self._given = {
+            i: state[each.parameter] for i, each in enumerate(named) if each.parameter in state
+        }
         state.clear()
         self.inner.state.clear()
         self._known.clear()
         for piece, tensor in self.pieces.items():
             parameter = named[piece.number].parameter
             self.inner.state[tensor] = {
-                key: _cut(value, piece, parameter, tensor) for key, value in self._given.get(piece.number, {}).items()
+                key: _cut(value, piece, parameter, tensor)
+                for key, value in self._given.get(piece.number, {}).items()
             }
 
     def fill(self, state: dict[Any, Any]) -> None:
@@ -185,7 +223,9 @@ class _Sharing:
             state[self.owners.named[number].parameter] = dict(values)
 
 
-def _optimizer_of(wrapped: type, outer: Any, pieces: Mapping[Piece, Parameter], named: list[Named]) -> Any:
+def _optimizer_of(
+    wrapped: type, outer: Any, pieces: Mapping[Piece, Parameter], named: list[Named]
+) -> Any:
     """An optimizer of the wrapped class with the outer one's settings, on the pieces."""
     number_of = {id(each.parameter): number for number, each in enumerate(named)}
     inner = like(outer, wrapped)

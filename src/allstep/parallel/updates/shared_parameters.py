@@ -6,8 +6,8 @@ host        weights in shared memory: every rank's parameters are views of it
             |<------ rank 0 ------>|<------ rank 1 ------>|        each owner updates its pieces, and so the weights of all ranks
 ```
 
-A parameter that lost its place (`model.to(...)`, `load_state_dict(assign=True)`, `p.data = ...`) is put back with its new values, as long
-as shape and dtype are the same; else that is an error.
+A parameter that lost its place (`model.to(...)`, `load_state_dict(assign=True)`, `p.data = ...`) is
+put back with its new values, as long as shape and dtype are the same; else that is an error.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ _ALIGNED = 64  # bytes
 
 
 class SharedParameters:
-    """The parameters of an exchange in memory that the ranks of the host share. All of them make it together.
+    """The parameters of an exchange in memory that the ranks of the host share. All of them make it
+    together.
 
     The values are those of the host's first rank.
     """
@@ -38,7 +39,9 @@ class SharedParameters:
         self._owners = owners
         _check(owners.named)
         self.flats = self._shared_flats()
-        self._views = [_like(flat, each.parameter) for flat, each in zip(self.flats, owners.named, strict=True)]
+        self._views = [
+            _like(flat, each.parameter) for flat, each in zip(self.flats, owners.named, strict=True)
+        ]
         if owners.local.arena.rank == 0:
             for view, each in zip(self._views, owners.named, strict=True):
                 view.copy_(each.parameter.detach())
@@ -53,15 +56,26 @@ class SharedParameters:
             starts.append(total)
             total += -(-max(nbytes_of(each.parameter), 1) // _ALIGNED) * _ALIGNED
         local = owners.local
-        store = PrefixStore(f"weights/{owners.key}/{local.layout.host}", owners.group.get_group_store())
+        store = PrefixStore(
+            f"weights/{owners.key}/{local.layout.host}", owners.group.get_group_store()
+        )
         try:
             segment = share(store, local.arena.rank, local.arena.size, total, read_limits().start)
         except CommError as error:
-            raise CommError(f"share_weights: {total} bytes of weights: {error}", rank=owners.group.rank()) from error
+            raise CommError(
+                f"share_weights: {total} bytes of weights: {error}", rank=owners.group.rank()
+            ) from error
         return [
-            torch.frombuffer(segment.view, dtype=each.parameter.dtype, count=each.parameter.numel(), offset=start)
-            if each.parameter.numel()
-            else each.parameter.detach().view(-1)
+            (
+                torch.frombuffer(
+                    segment.view,
+                    dtype=each.parameter.dtype,
+                    count=each.parameter.numel(),
+                    offset=start,
+                )
+                if each.parameter.numel()
+                else each.parameter.detach().view(-1)
+            )
             for each, start in zip(owners.named, starts, strict=True)
         ]
 
@@ -73,21 +87,24 @@ class SharedParameters:
                 continue
             if parameter.shape != view.shape or parameter.dtype != view.dtype:
                 raise UserError(
-                    f"share_weights: parameter {each.name!r} was {view.dtype} {list(view.shape)} and is now {parameter.dtype} "
-                    f"{list(parameter.shape)}: change the model before DistributedOptimizer is made"
+                    f"share_weights: parameter {each.name!r} was {view.dtype} {list(view.shape)}"
+                    f" and is now {parameter.dtype} {list(parameter.shape)}: change the model"
+                    " before DistributedOptimizer is made"
                 )
             view.copy_(parameter.detach())
             parameter.data = view
 
     def make_private(self) -> None:
-        """The opposite of sharing: parameters become memory of this rank alone, with the values that they have."""
+        """The opposite of sharing: parameters become memory of this rank alone, with the values
+        that they have."""
         for view, each in zip(self._views, self._owners.named, strict=True):
             if each.parameter.data_ptr() == view.data_ptr() and each.parameter.numel():
                 each.parameter.data = view.clone()
         self.flats, self._views = [], []
 
     def tell_autograd(self) -> None:
-        """The weights have changed, also those that another process wrote: a graph from before must not be used any more."""
+        """The weights have changed, also those that another process wrote: a graph from before must
+        not be used any more."""
         for each in self._owners.named:
             parameter = each.parameter
             torch._C._autograd._unsafe_set_version_counter((parameter,), (parameter._version + 1,))
@@ -97,11 +114,13 @@ def _check(named: Sequence[Named]) -> None:
     for name, parameter in named:
         if parameter.device.type != "cpu":
             raise UserError(
-                f"share_weights: parameter {name!r} is on {parameter.device}; only memory of the host can be shared"
+                f"share_weights: parameter {name!r} is on {parameter.device}; only memory of the"
+                " host can be shared"
             )
         if not parameter.dtype.is_floating_point:
             raise UserError(
-                f"share_weights: parameter {name!r} is {parameter.dtype}; only floating-point weights can be shared"
+                f"share_weights: parameter {name!r} is {parameter.dtype}; only floating-point"
+                " weights can be shared"
             )
 
 

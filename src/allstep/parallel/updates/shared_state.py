@@ -1,8 +1,10 @@
-"""The optimizer's state of weights that the ranks of a host share: each rank has that of the pieces it owns, all can read all of it.
+"""The optimizer's state of weights that the ranks of a host share: each rank has that of the pieces
+it owns, all can read all of it.
 
-The wrapped optimizer makes its state itself, at its first step. It is then moved into shared memory, and put back there after each step if
-the optimizer replaced a tensor instead of changing it. So a rank that saves (usually only rank 0 does) needs nobody's help: between its
-own steps nobody changes anything.
+The wrapped optimizer makes its state itself, at its first step. It is then moved into shared
+memory, and put back there after each step if the optimizer replaced a tensor instead of changing
+it. So a rank that saves (usually only rank 0 does) needs nobody's help: between its own steps
+nobody changes anything.
 """
 
 import json
@@ -39,18 +41,27 @@ class Entry(NamedTuple):
         return -(-max(1, torch.Size(self.shape).numel() * dtype.itemsize) // _ALIGNED) * _ALIGNED
 
 
-def entries_of(pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]) -> Iterator[Entry]:
+def entries_of(
+    pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+) -> Iterator[Entry]:
     """What the optimizer keeps for its pieces."""
     for piece, tensor in pieces.items():
         for key, value in state.get(tensor, {}).items():
             if isinstance(value, Tensor):
-                yield Entry(piece, key, "tensor", str(value.dtype).removeprefix("torch."), tuple(value.shape))
+                yield Entry(
+                    piece,
+                    key,
+                    "tensor",
+                    str(value.dtype).removeprefix("torch."),
+                    tuple(value.shape),
+                )
             elif type(value).__name__ in _NUMBERS:
                 yield Entry(piece, key, type(value).__name__, "float64", ())
             elif value is not None:
                 raise UserError(
-                    f"share_weights cannot carry the optimizer's state {key!r} of type {type(value).__name__}: tensors and plain numbers "
-                    "only. Use share_weights=False"
+                    f"share_weights cannot carry the optimizer's state {key!r} of type"
+                    f" {type(value).__name__}: tensors and plain numbers only. Use"
+                    " share_weights=False"
                 )
 
 
@@ -66,8 +77,13 @@ class SharedState:
         self._gathered = 0
         self._views: dict[Entry, Tensor] = {}
 
-    def gather(self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Move our state into memory that all ranks of the host see. They all call it together, when there is new state."""
+    def gather(
+        self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
+        """Move our state into memory that all ranks of the host see.
+
+        They all call it together, when there is new state.
+        """
         owned, arena = self._owned, self._owned.local.arena
         self._gathered += 1
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
@@ -77,16 +93,21 @@ class SharedState:
             words = collect(store, "entries", arena.rank, arena.size, own, seconds)
         except RuntimeError as error:
             raise CommError(
-                f"share_weights: not all {arena.size} ranks of the host had new optimizer state within {seconds:.0f} s: load_state_dict "
-                "must be called on all of them, or be followed by broadcast_optimizer_state",
+                f"share_weights: not all {arena.size} ranks of the host had new optimizer state"
+                f" within {seconds:.0f} s: load_state_dict must be called on all of them, or be"
+                " followed by broadcast_optimizer_state",
                 rank=owned.group.rank(),
             ) from error
         entries = [_entry(*each) for word in words for each in json.loads(word)]
-        segment = share(store, arena.rank, arena.size, sum(entry.nbytes for entry in entries) or 1, seconds)
+        segment = share(
+            store, arena.rank, arena.size, sum(entry.nbytes for entry in entries) or 1, seconds
+        )
         start, views = 0, {}
         for entry in entries:
             dtype, count = getattr(torch, entry.dtype), torch.Size(entry.shape).numel()
-            flat = torch.frombuffer(segment.view, dtype=dtype, count=max(1, count), offset=start)[:count]
+            flat = torch.frombuffer(segment.view, dtype=dtype, count=max(1, count), offset=start)[
+                :count
+            ]
             views[entry] = self._laid_out(flat, entry)
             start += entry.nbytes
         self._views = views
@@ -94,12 +115,17 @@ class SharedState:
         owned.meet()
 
     def _laid_out(self, flat: Tensor, entry: Entry) -> Tensor:
-        """Like the parameter where there is a value for each of its elements: then norms add up in the same order, and loops are fast."""
+        """Like the parameter where there is a value for each of its elements: then norms add up in
+        the same order, and loops are fast."""
         parameter = self._owned.named[entry.piece.number].parameter
         same = entry.shape == tuple(parameter.shape)
-        return flat.as_strided(parameter.shape, parameter.stride()) if same else flat.view(entry.shape)
+        return (
+            flat.as_strided(parameter.shape, parameter.stride()) if same else flat.view(entry.shape)
+        )
 
-    def put_back(self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]) -> None:
+    def put_back(
+        self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+    ) -> None:
         """After a step: what the optimizer replaced returns to the shared memory."""
         for entry, view in self._views.items():
             values = state.get(pieces[entry.piece], {}) if entry.piece in pieces else {}
@@ -134,7 +160,8 @@ def is_elementwise(shape: tuple[int, ...], piece: Piece, parameter: Tensor) -> b
 
 
 def memory_order(value: Tensor, parameter: Tensor) -> Tensor:
-    """A state with a value for each element, flat, in the order in which the parameter's elements lie."""
+    """A state with a value for each element, flat, in the order in which the parameter's elements
+    lie."""
     if value.dim() == 1:
         return value
     laid = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

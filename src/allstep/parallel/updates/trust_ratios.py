@@ -1,7 +1,9 @@
-"""`trust_ratios()` of a layer-wise optimizer (LARS, LAMB, ...) whose weights are shared: the owners of the layers tell rank 0.
+"""`trust_ratios()` of a layer-wise optimizer (LARS, LAMB, ...) whose weights are shared: the owners
+of the layers tell rank 0.
 
-Each rank knows the ratios of the layers that it updates. When somebody asks, they are gathered as text, in two sums: the lengths of all
-ranks' texts, then the texts side by side, each rank's in its own place.
+Each rank knows the ratios of the layers that it updates. When somebody asks, they are gathered as
+text, in two sums: the lengths of all ranks' texts, then the texts side by side, each rank's in its
+own place.
 """
 
 import json
@@ -13,9 +15,16 @@ from allstep.comm.group.process_group import AllstepGroup
 
 
 def ratios_of_all(group: AllstepGroup, own: dict[str | int, float]) -> dict[str | int, float]:
-    """The ratios of all layers on rank 0, nothing on the others. All ranks call it together. own: of the layers that we update."""
+    """The ratios of all layers on rank 0, nothing on the others.
+
+    All ranks call it together. own: of the layers that we update.
+    """
     texts = texts_of_all(group, json.dumps(list(own.items())))
-    return {name: ratio for text in texts for name, ratio in json.loads(text)} if group.rank() == 0 else {}
+    return (
+        {name: ratio for text in texts for name, ratio in json.loads(text)}
+        if group.rank() == 0
+        else {}
+    )
 
 
 def texts_of_all(group: AllstepGroup, text: str) -> list[str]:

@@ -38,7 +38,10 @@ class Update(Protocol):
         """Bring together the gradients that this rank's update needs."""
 
     def use_reduced(self, optimizer: Replica) -> None:
-        """Every rank has all gradients already, reduced and perhaps changed by hand: `apply` shall use those."""
+        """Every rank has all gradients already, reduced and perhaps changed by hand:
+
+        `apply` shall use those.
+        """
 
     def apply(self, optimizer: Replica, closure: Callable[[], Any] | None) -> Any:
         """Change the weights."""
@@ -50,7 +53,8 @@ class Update(Protocol):
         """Within it the optimizer's `state` is that of whole parameters."""
 
     def state_changed(self, optimizer: Replica) -> AbstractContextManager[None]:
-        """Within it `state` is that of whole parameters, and what is changed there counts afterwards. All ranks together."""
+        """Within it `state` is that of whole parameters, and what is changed there counts
+        afterwards. All ranks together."""
 
     def take_state(self, optimizer: Replica) -> None:
         """The optimizer's `state` of whole parameters counts from now on. All ranks together."""

@@ -1,4 +1,5 @@
-"""The pictures of a batch study: accuracy, updates to the goal and time to the goal against the batch."""
+"""The pictures of a batch study: accuracy, updates to the goal and time to the goal against the
+batch."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -36,14 +37,21 @@ def draw(table: "BatchTable", file: Path) -> None:
     save_figure(figure, file)
 
 
-def _draw_lines(axes: Any, table: "BatchTable", values: "Callable[[Cell], list[float]]", line: str = "-") -> None:
+def _draw_lines(
+    axes: Any, table: "BatchTable", values: "Callable[[Cell], list[float]]", line: str = "-"
+) -> None:
     """A line of means per remedy, and a point for each run."""
     for number, name in enumerate(table.grid.remedies):
         cells = [cell for cell in _cells(table, name) if values(cell)]
         colour = f"C{number}"
         batches = [cell.batch for cell in cells]
         axes.plot(
-            batches, [fmean(values(cell)) for cell in cells], linestyle=line, color=colour, marker="o", label=name
+            batches,
+            [fmean(values(cell)) for cell in cells],
+            linestyle=line,
+            color=colour,
+            marker="o",
+            label=name,
         )
         single = [(cell.batch, value) for cell in cells for value in values(cell)]
         axes.plot([x for x, _ in single], [y for _, y in single], ".", color=colour, alpha=0.4)
@@ -58,4 +66,6 @@ def _draw_fits(axes: Any, table: "BatchTable") -> None:
 
 
 def _cells(table: "BatchTable", remedy: str) -> "Iterable[Cell]":
-    return [table.cells[batch, remedy] for batch in table.grid.batches if (batch, remedy) in table.cells]
+    return [
+        table.cells[batch, remedy] for batch in table.grid.batches if (batch, remedy) in table.cells
+    ]

@@ -1,7 +1,8 @@
-"""The known remedies against what a large batch costs, each as the words that `allstep train` takes.
+"""The known remedies against what a large batch costs, each as the words that `allstep train`
+takes.
 
-In braces stands what depends on the batch: `warmup` epochs, and the `linear` and `root` part of the peak from which the rate rises, so
-that a warm-up begins with the rate of the small batch.
+In braces stands what depends on the batch: `warmup` epochs, and the `linear` and `root` part of the
+peak from which the rate rises, so that a warm-up begins with the rate of the small batch.
 
 | Remedy | |
 |---|---|
@@ -25,7 +26,11 @@ Words = tuple[str, ...]
 
 _NO_WARM_UP: Words = ("schedule.warmup=0", "schedule.warmup_kind=none")
 _LINEAR: Words = ("optimizer.scaling=linear",)
-_RISING: Words = ("schedule.warmup={warmup}", "schedule.warmup_kind=gradual", "schedule.warmup_from={linear}")
+_RISING: Words = (
+    "schedule.warmup={warmup}",
+    "schedule.warmup_kind=gradual",
+    "schedule.warmup_from={linear}",
+)
 _ROOT: Words = (
     "optimizer.scaling=square-root",
     "schedule.warmup={warmup}",
@@ -60,13 +65,16 @@ def words_for(remedy: Sequence[str], batch: int, base_batch: int, epochs: int) -
         "linear": f"{part:.6g}",
         "root": f"{math.sqrt(part):.6g}",
     }
-    if batch == base_batch and set(remedy) <= _RULES:  # nothing to scale, nowhere to rise to: one run for all of them
+    if (
+        batch == base_batch and set(remedy) <= _RULES
+    ):  # nothing to scale, nowhere to rise to: one run for all of them
         return REMEDIES["plain"]
     return tuple(word.format(**values) for word in remedy)
 
 
 def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
-    """The remedies of these names, and all of `own`: "name:key=value,key=value", where the name of a known one stands for its words."""
+    """The remedies of these names, and all of `own`: "name:key=value,key=value", where the name of
+    a known one stands for its words."""
     mine = dict(_own(text) for text in own)
     known = {**REMEDIES, **mine}
     names = list(dict.fromkeys([*names, *mine]))
@@ -74,7 +82,9 @@ def chosen(names: Iterable[str], own: Iterable[str] = ()) -> dict[str, Words]:
         raise ConfigError(f"--remedies: expected some of {', '.join(known)}, found nothing")
     for name in names:
         if name not in known:
-            raise ConfigError(f"--remedies: no remedy is called {name!r}; {did_you_mean(name, known)}")
+            raise ConfigError(
+                f"--remedies: no remedy is called {name!r}; {did_you_mean(name, known)}"
+            )
     return {name: known[name] for name in names}
 
 
@@ -82,15 +92,24 @@ def _own(text: str) -> tuple[str, Words]:
     name, _, rest = text.partition(":")
     parts = [word.strip() for word in rest.split(",") if word.strip()]
     said = tuple(word for part in parts for word in REMEDIES.get(part, (part,)))
-    if not name.replace("-", "").replace(".", "").isalnum() or not said or any("=" not in word for word in said):
+    if (
+        not name.replace("-", "").replace(".", "").isalnum()
+        or not said
+        or any("=" not in word for word in said)
+    ):
         raise ConfigError(
-            f"--remedy {text!r}: expected name:key=value,key=value, or name:lars,key=value for another form of lars; "
-            "the name of letters, digits, - and ."
+            f"--remedy {text!r}: expected name:key=value,key=value, or name:lars,key=value for"
+            " another form of lars; the name of letters, digits, - and ."
         )
     if name in REMEDIES:
-        raise ConfigError(f"--remedy {text!r}: {name} is a known remedy; give yours another name, such as {name}-2")
+        raise ConfigError(
+            f"--remedy {text!r}: {name} is a known remedy; give yours another name, such as"
+            f" {name}-2"
+        )
     try:
         words_for(said, 1, 1, 1)
     except (KeyError, ValueError, IndexError):
-        raise ConfigError(f"--remedy {text!r}: in braces may stand warmup, linear and root") from None
+        raise ConfigError(
+            f"--remedy {text!r}: in braces may stand warmup, linear and root"
+        ) from None
     return name, said

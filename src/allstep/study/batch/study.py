@@ -1,4 +1,5 @@
-"""The study of large batches: how good is a net after the same number of epochs, by batch and remedy?
+"""The study of large batches: how good is a net after the same number of epochs, by batch and
+remedy?
 
 cell    a batch with a remedy, "4096/lars"; run with one seed or several
 trial   "4096-lars-seed0"
@@ -106,7 +107,9 @@ _MAX_SEEDS = 1000
 def parse_batches(text: str, option: str = "--batches") -> list[int]:
     """The numbers of a list such as 128,1024,4096, in rising order."""
     words = [word.strip() for word in text.split(",") if word.strip()]
-    wrong = [word for word in words if not word.isdecimal() or len(word) > _MAX_DIGITS or int(word) < 1]
+    wrong = [
+        word for word in words if not word.isdecimal() or len(word) > _MAX_DIGITS or int(word) < 1
+    ]
     if wrong or not words:
         found = cut(repr(wrong[0])) if wrong else "nothing"
         raise ConfigError(f"{option}: expected sizes such as 128,1024,4096, found {found}")
@@ -119,13 +122,20 @@ def parse_seeds(text: str, batches: Sequence[int], names: Sequence[str]) -> dict
     first, *exceptions = [word.strip() for word in text.split(",")]
     for which, number in [("", first), *(_exception(word) for word in exceptions)]:
         covered = [cell for cell in cells if which in ("", cell, cell.partition("/")[0])]
-        if not number.isdecimal() or len(number) > _MAX_DIGITS or not 1 <= int(number) <= _MAX_SEEDS or not covered:
+        if (
+            not number.isdecimal()
+            or len(number) > _MAX_DIGITS
+            or not 1 <= int(number) <= _MAX_SEEDS
+            or not covered
+        ):
             problem = (
-                f"no cell is called {which!r}" if number.isdecimal() and not covered else f"found {cut(repr(text))}"
+                f"no cell is called {which!r}"
+                if number.isdecimal() and not covered
+                else f"found {cut(repr(text))}"
             )
             raise ConfigError(
-                f"--seeds: {problem}; expected a number from 1 to {_MAX_SEEDS}, and exceptions such as "
-                f"{batches[-1]}=3 or {batches[-1]}/{names[-1]}=3"
+                f"--seeds: {problem}; expected a number from 1 to {_MAX_SEEDS}, and exceptions such"
+                f" as {batches[-1]}=3 or {batches[-1]}/{names[-1]}=3"
             )
         cells.update(dict.fromkeys(covered, int(number)))
     return cells

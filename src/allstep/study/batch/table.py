@@ -1,7 +1,8 @@
 """What a batch study found: a table for people, the figures behind it for programs.
 
-Remedies are compared by their accuracy on the validation part; what is quoted is the accuracy on the test set, read once at the end of
-each run. A cell is the mean over its seeds ± their standard deviation.
+Remedies are compared by their accuracy on the validation part; what is quoted is the accuracy on
+the test set, read once at the end of each run. A cell is the mean over its seeds ± their standard
+deviation.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +74,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best remedy for a batch, and what it wins back of what plain loses against the smallest batch."""
+    """The best remedy for a batch, and what it wins back of what plain loses against the smallest
+    batch."""
 
     batch: int
     remedy: str
@@ -85,7 +87,8 @@ class Choice:
 
     @property
     def won_back(self) -> float | None:
-        """As a part of what plain loses; None where that is a tenth of a point or less, or plain is not there."""
+        """As a part of what plain loses; None where that is a tenth of a point or less, or plain is
+        not there."""
         if self.plain is None or self.baseline - self.plain <= _NOTHING:
             return None
         return (self.best - self.plain) / (self.baseline - self.plain)
@@ -121,14 +124,17 @@ class BatchTable:
         ]
 
     def _best(self, batch: int) -> Cell | None:
-        """By the seeds that all remedies of the batch have run: a mean of three is not held against the luck of one.
+        """By the seeds that all remedies of the batch have run: a mean of three is not held against
+        the luck of one.
 
         A run that diverged is no run to choose: its remedy is out.
         """
         whole = [
             cell
             for cell in self.cells.values()
-            if cell.batch == batch and cell.runs and len(cell.validation) == len(cell.test) == len(cell.runs)
+            if cell.batch == batch
+            and cell.runs
+            and len(cell.validation) == len(cell.test) == len(cell.runs)
         ]
         common = min((len(cell.validation) for cell in whole), default=0)
         return max(whole, key=lambda cell: fmean(cell.validation[:common]), default=None)
@@ -153,15 +159,24 @@ class BatchTable:
         """Every single figure."""
         return {
             "cells": [asdict(cell) for cell in self.cells.values()],
-            "choices": [{**asdict(choice), "won_back": choice.won_back} for choice in self.choices()],
-            "fits": {name: asdict(found) for name in self.grid.remedies if (found := self.fit(name)) is not None},
+            "choices": [
+                {**asdict(choice), "won_back": choice.won_back} for choice in self.choices()
+            ],
+            "fits": {
+                name: asdict(found)
+                for name in self.grid.remedies
+                if (found := self.fit(name)) is not None
+            },
         }
 
     def markdown(self) -> str:
         """The whole page."""
         parts = [
             f"# {self.grid.recipe}: accuracy by batch and remedy",
-            f"Test accuracy in % after {self.grid.epochs} epochs; mean ± standard deviation over seeds, where there are several.",
+            (
+                f"Test accuracy in % after {self.grid.epochs} epochs; mean ± standard deviation"
+                " over seeds, where there are several."
+            ),
             self._by_batch(lambda cell: cell.shown(cell.test, ".2f", 100)),
             "The same on the validation part, by which remedies, and their rates, are chosen:",
             self._by_batch(lambda cell: cell.shown(cell.validation, ".2f", 100)),
@@ -195,11 +210,16 @@ class BatchTable:
             for choice in choices
         ]
         head = ["batch", "best remedy", "test accuracy", "plain loses", "it loses", "won back"]
-        said = f"The best remedy by validation accuracy. Points lost against plain at batch {self.grid.batches[0]}."
+        said = (
+            "The best remedy by validation accuracy. Points lost against plain at batch"
+            f" {self.grid.batches[0]}."
+        )
         return ["## Best remedy", said, table(head, rows)]
 
     def _goal_in_words(self, goal: float) -> list[str]:
-        fits = [(name, found) for name in self.grid.remedies if (found := self.fit(name)) is not None]
+        fits = [
+            (name, found) for name in self.grid.remedies if (found := self.fit(name)) is not None
+        ]
         rows = [
             [
                 name,

@@ -1,8 +1,10 @@
-"""Which rate to try next, when each try costs a run: up and down from a first one by a factor, until both neighbours of the best are worse.
+"""Which rate to try next, when each try costs a run: up and down from a first one by a factor,
+until both neighbours of the best are worse.
 
     rate = first * FACTOR ** k
 
-A score is what the run cost (updates to the goal: lower is better), infinite where the goal was not reached.
+A score is what the run cost (updates to the goal: lower is better), infinite where the goal was not
+reached.
 """
 
 import math

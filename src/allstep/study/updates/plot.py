@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def draw(table: "UpdatesTable", file: Path) -> None:
-    """Left what was counted; right, where something was published about the data, both curves: only their shapes can be compared."""
+    """Left what was counted; right, where something was published about the data, both curves: only
+    their shapes can be compared."""
     from matplotlib.figure import Figure  # takes a while to import
 
     panels = 2 if table.published else 1
@@ -27,7 +28,12 @@ def draw(table: "UpdatesTable", file: Path) -> None:
 def _draw_counted(axes: Any, table: "UpdatesTable") -> None:
     """Every rate as a small point, the best ones large, and the fit."""
     ours = table.points()
-    tried = [(row.batch, run.reached.updates) for row in table.rows for _, run in row.tried if run.reached]
+    tried = [
+        (row.batch, run.reached.updates)
+        for row in table.rows
+        for _, run in row.tried
+        if run.reached
+    ]
     axes.plot([x for x, _ in tried], [y for _, y in tried], ".", color="0.6", label="other rates")
     axes.plot(list(ours), list(ours.values()), "o", color="C0", label="best rate")
     if (found := table.fit()) is not None:
@@ -45,7 +51,9 @@ def _draw_beside(axes: Any, table: "UpdatesTable", published: "Published") -> No
     common = [batch for batch in sorted(ours) if batch in published.points]
     if common:
         at = 128 if 128 in common else common[0]
-        _draw_relative(axes, ours, at, "o-", f"{table.search.recipe}, {1 - table.search.goal:.0%} error")
+        _draw_relative(
+            axes, ours, at, "o-", f"{table.search.recipe}, {1 - table.search.goal:.0%} error"
+        )
         _draw_relative(axes, published.points, at, "s--", published.source)
         axes.set_ylabel(f"updates, relative to those of batch {at}")
     powers_of_two = (batch for batch in published.points if batch.bit_count() == 1)

@@ -1,7 +1,8 @@
-"""Published points that our curves are drawn beside, as a shape: other nets, other goals, far more tuning.
+"""Published points that our curves are drawn beside, as a shape: other nets, other goals, far more
+tuning.
 
-Updates to a validation error by batch, the best of 100 tuned trials for each, Nesterov momentum: Shallue et al. 2018 (arXiv 1811.03600),
-read off the figures of the authors' notebook to 5 to 8%.
+Updates to a validation error by batch, the best of 100 tuned trials for each, Nesterov momentum:
+Shallue et al. 2018 (arXiv 1811.03600), read off the figures of the authors' notebook to 5 to 8%.
 """
 
 from collections.abc import Mapping
@@ -47,7 +48,9 @@ _CIFAR10 = {
 }
 
 PUBLISHED: Mapping[str, Published] = {
-    "fashion-mnist": Published(_FASHION_MNIST, "Shallue et al. 2018: simple CNN, 10% error, best of 100 trials"),
+    "fashion-mnist": Published(
+        _FASHION_MNIST, "Shallue et al. 2018: simple CNN, 10% error, best of 100 trials"
+    ),
     "cifar10": Published(_CIFAR10, "Shallue et al. 2018: ResNet-8, 30% error, best of 100 trials"),
 }
 """By the name of the data."""

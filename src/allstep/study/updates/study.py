@@ -1,8 +1,9 @@
 """How many updates does a net need to a goal, by batch, with the best of a few rates each?
 
-Every batch has a chain of trials, one rate after the other (`lr_steps`); chains run side by side. A run ends as soon as its validation
-accuracy is at the goal, and is stopped when it has made twice as many updates as the best of its batch. The rate is constant, without
-warm-up, so that a run does not depend on how long it might have gone on.
+Every batch has a chain of trials, one rate after the other (`lr_steps`); chains run side by side. A
+run ends as soon as its validation accuracy is at the goal, and is stopped when it has made twice as
+many updates as the best of its batch. The rate is constant, without warm-up, so that a run does not
+depend on how long it might have gone on.
 """
 
 import math
@@ -42,7 +43,8 @@ class UpdatesSearch:
     """key=value, for every run."""
     lr: float
     base_batch: int
-    """The recipe's rate and the batch that it was found with; the first rate of a batch is scaled from it by the square root."""
+    """The recipe's rate and the batch that it was found with; the first rate of a batch is scaled
+    from it by the square root."""
     batches: tuple[int, ...]
     num_rates: int
     """For each batch, at most."""
@@ -70,7 +72,9 @@ class UpdatesSearch:
         facts = {"batch": batch, "k": k, "lr": lr}
         return training(f"{batch}-lr{lr:g}", self.recipe, (*self.words, *words), facts)
 
-    def chain(self, batch: int, results: Results) -> tuple[list[tuple[Trial, RunFigures]], Trial | None]:
+    def chain(
+        self, batch: int, results: Results
+    ) -> tuple[list[tuple[Trial, RunFigures]], Trial | None]:
         """The trials of a batch that ended, in the order of trying, and the one to try next."""
         ended: list[tuple[Trial, RunFigures]] = []
         while True:
@@ -85,7 +89,9 @@ class UpdatesSearch:
     def wanted(self, results: Results) -> list[Trial]:
         """What ended, and the next of each chain; the chain that is furthest behind comes first."""
         chains = [self.chain(batch, results) for batch in self.batches]
-        following = sorted(((len(ended), i) for i, (ended, trial) in enumerate(chains) if trial is not None))
+        following = sorted(
+            (len(ended), i) for i, (ended, trial) in enumerate(chains) if trial is not None
+        )
         over = [trial for ended, _ in chains for trial, _ in ended]
         return over + [trial for _, i in following if (trial := chains[i][1]) is not None]
 
@@ -129,7 +135,9 @@ def fewest(ended: Sequence[tuple[Trial, RunFigures]]) -> tuple[float, int] | Non
 
 
 def _scores(ended: Sequence[tuple[Trial, RunFigures]]) -> dict[int, float]:
-    return {trial.facts["k"]: run.reached.updates if run.reached else math.inf for trial, run in ended}
+    return {
+        trial.facts["k"]: run.reached.updates if run.reached else math.inf for trial, run in ended
+    }
 
 
 def _too_high(ended: Sequence[tuple[Trial, RunFigures]]) -> int | None:

@@ -15,7 +15,8 @@ from allstep.study.updates.study import UpdatesSearch, fewest
 
 @dataclass(frozen=True)
 class Row:
-    """A batch: the best rate and the fewest updates (None: no rate got there), and all that was tried."""
+    """A batch: the best rate and the fewest updates (None: no rate got there), and all that was
+    tried."""
 
     batch: int
     best: tuple[float, int] | None
@@ -82,7 +83,10 @@ class UpdatesTable:
         beside = ["published", "times fewer"] if self.published else []
         head = ["batch", "updates", "samples", "best rate", "times fewer", *beside, "rates tried"]
         parts = [
-            f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by batch",
+            (
+                f"# {self.search.recipe}: updates to {self.search.goal:.0%} validation accuracy by"
+                " batch"
+            ),
             f"The best of at most {self.search.num_rates} constant rates for each batch, one seed.",
             table(head, [_cells(row, self.published) for row in self.rows]),
             *self._fit_in_words(),
@@ -95,8 +99,9 @@ class UpdatesTable:
         if found is None:
             return []
         return [
-            f"The fit S = Smin + Emin / B: Smin {found.fewest_updates:.0f} updates, Emin {found.fewest_samples:.0f} samples, "
-            f"critical batch {found.critical_batch:.0f}, rms {found.rms:.0%}."
+            f"The fit S = Smin + Emin / B: Smin {found.fewest_updates:.0f} updates, Emin"
+            f" {found.fewest_samples:.0f} samples, critical batch {found.critical_batch:.0f}, rms"
+            f" {found.rms:.0%}."
         ]
 
     def draw(self, file: Path) -> None:
@@ -111,7 +116,11 @@ def _by_rate(ended: list[tuple[Trial, RunFigures]]) -> list[tuple[Trial, RunFigu
 
 
 def _cells(row: Row, published: Published | None) -> list[str]:
-    rate, updates = (f"{row.best[0]:g}", str(row.best[1])) if row.best else ("-", "not reached" if row.tried else "-")
+    rate, updates = (
+        (f"{row.best[0]:g}", str(row.best[1]))
+        if row.best
+        else ("-", "not reached" if row.tried else "-")
+    )
     samples = str(row.best[1] * row.batch) if row.best else "-"
     tried = ", ".join(f"{lr:g}: {_how_it_ended(run)}" for lr, run in row.tried)
     beside = []

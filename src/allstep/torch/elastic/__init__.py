@@ -1,4 +1,5 @@
-"""Elastic training with torch: `hvd.elastic.run`, `TorchState` and `ElasticSampler`. See `allstep.hvd.elastic` for how it works.
+"""Elastic training with torch: `hvd.elastic.run`, `TorchState` and `ElasticSampler`. See
+`allstep.hvd.elastic` for how it works.
 
 @hvd.elastic.run
 def train(state):
@@ -23,7 +24,8 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """For a training function `func(state, ...)`: start it with a state that all ranks share, and again when the world changed."""
+    """For a training function `func(state, ...)`: start it with a state that all ranks share, and
+    again when the world changed."""
     return _run_fn(func, _reset)
 
 

@@ -10,9 +10,11 @@ from allstep.hvd.place import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals the samples of a dataset that were not yet processed to the ranks, all equally many (some twice, if need be).
+    """Deals the samples of a dataset that were not yet processed to the ranks, all equally many
+    (some twice, if need be).
 
-    Call `record_batch` after each batch, `set_epoch` at the end of each epoch, and make it a part of the elastic state.
+    Call `record_batch` after each batch, `set_epoch` at the end of each epoch, and make it a part
+    of the elastic state.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:

@@ -1,7 +1,8 @@
-"""The elastic state of a torch training: models, optimizers and samplers each by a handler that knows how to copy them, the rest as
-plain attributes.
+"""The elastic state of a torch training: models, optimizers and samplers each by a handler that
+knows how to copy them, the rest as plain attributes.
 
-`set_handler_registry` adds handlers for other types: a list of (type, handler class), the first that fits is taken.
+`set_handler_registry` adds handlers for other types: a list of (type, handler class), the first
+that fits is taken.
 """
 
 import copy
@@ -12,7 +13,11 @@ import torch
 from allstep.hvd.elastic import ObjectState
 from allstep.hvd.place import rank
 from allstep.torch.elastic.sampler import ElasticSampler
-from allstep.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from allstep.torch.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 
 
 class StateHandler:
@@ -98,10 +103,15 @@ class TorchState(ObjectState):
     """The state of a torch training. Each argument becomes an attribute."""
 
     def __init__(
-        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
     ) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
-        self._handlers = {name: kind(value) for name, value in values.items() if (kind := _handler_for(value))}
+        self._handlers = {
+            name: kind(value) for name, value in values.items() if (kind := _handler_for(value))
+        }
         plain = {name: value for name, value in values.items() if name not in self._handlers}
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **plain)
 
@@ -123,7 +133,9 @@ class TorchState(ObjectState):
     def __getattr__(self, name: str) -> Any:
         handlers = self.__dict__.get("_handlers", {})
         if name not in handlers:
-            raise AttributeError(f"this state has no {name!r}; it has {', '.join([*handlers, *self._saved_state])}")
+            raise AttributeError(
+                f"this state has no {name!r}; it has {', '.join([*handlers, *self._saved_state])}"
+            )
         return handlers[name].value
 
     def __setattr__(self, name: str, value: Any) -> None:

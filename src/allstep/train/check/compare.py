@@ -1,16 +1,19 @@
-"""What `allstep verify` asks of each number of workers, and whether their answers agree. No torch in here: the launching process does it.
+"""What `allstep verify` asks of each number of workers, and whether their answers agree. No torch
+in here: the launching process does it.
 
 ```
 Plan ──plan.json──> workers, once for each number of them ──answer-2.json──> Answer ──> table, verdict
 ```
 
-The first number of workers is the reference. Whatever is random in a way that depends on the number of workers is taken out by
-`made_exact`, and a line says so; the rest of the recipe stays: its net, loss, optimizer, schedule, augmentation (which is drawn from the
-sample, whoever reads it), accumulation and sharing of weights.
+The first number of workers is the reference. Whatever is random in a way that depends on the number
+of workers is taken out by `made_exact`, and a line says so; the rest of the recipe stays: its net,
+loss, optimizer, schedule, augmentation (which is drawn from the sample, whoever reads it),
+accumulation and sharing of weights.
 
-The arithmetic is float64, so rounding is about 1e-16 and a mistake is far above the limit of 1e-9. A tensor's difference is relative to
-its own size (root of the mean square), or to a thousandth of the size of all where that is more: the gradient of a bias before a norm
-is zero but for rounding, and rounding agrees with nothing.
+The arithmetic is float64, so rounding is about 1e-16 and a mistake is far above the limit of 1e-9.
+A tensor's difference is relative to its own size (root of the mean square), or to a thousandth of
+the size of all where that is more: the gradient of a bias before a norm is zero but for rounding,
+and rounding agrees with nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,13 +56,14 @@ class Difference(_Plain):
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "one number"
         return (
-            f"{self.tensor} ({shape}) has the size {self.reference:.6g} in the reference and {self.found:.6g} here, "
-            f"and differs by {self.relative:.2g} of it"
+            f"{self.tensor} ({shape}) has the size {self.reference:.6g} in the reference and"
+            f" {self.found:.6g} here, and differs by {self.relative:.2g} of it"
         )
 
 
 class Compared(_Plain):
-    """All tensors of a kind: how large they are together, and how they differ from the reference's, if this is not it."""
+    """All tensors of a kind: how large they are together, and how they differ from the reference's,
+    if this is not it."""
 
     size: float
     worst: Difference | None = None
@@ -87,7 +91,8 @@ class Answer(_Plain):
     accuracy: float
     count: int
     alike: str = ""
-    """How the weights of the ranks differ from each other after the last step; empty when they do not."""
+    """How the weights of the ranks differ from each other after the last step; empty when they do
+    not."""
     notes: tuple[str, ...] = ()
 
 
@@ -106,7 +111,8 @@ def parse_workers(text: str) -> tuple[int, ...]:
 
 
 def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfig, list[str]]:
-    """The run without what cannot agree, with its batch spelled out; and a line on each thing that was changed."""
+    """The run without what cannot agree, with its batch spelled out; and a line on each thing that
+    was changed."""
     notes: list[str] = []
     config = _fixed_batch(config, max(workers), notes)
     changed = {"precision": "float64", "overfit": None, "noise_scale": False}
@@ -116,12 +122,15 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
     if model.norm in ("batch", "ghost"):
         whose = "its own samples" if model.norm == "batch" else f"{model.ghost} of its own samples"
         notes.append(
-            f"model.norm={model.norm}: each worker normalises over {whose}, so N workers differ from one by nature; "
-            "verified with model.norm=sync instead, which agrees"
+            f"model.norm={model.norm}: each worker normalises over {whose}, so N workers differ"
+            " from one by nature; verified with model.norm=sync instead, which agrees"
         )
         model = model.model_copy(update={"norm": "sync"})
     if data.mix != "none":
-        notes.append(f"data.mix={data.mix}: each worker mixes its own samples with each other; verified without")
+        notes.append(
+            f"data.mix={data.mix}: each worker mixes its own samples with each other; verified"
+            " without"
+        )
         data = data.model_copy(update={"mix": "none"})
     return config.model_copy(update={**changed, "model": model, "data": data}), notes
 
@@ -129,13 +138,15 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
 def _fixed_batch(config: RunConfig, most: int, notes: list[str]) -> ResolvedConfig:
     if config.batch_per_worker is not None:
         notes.append(
-            f"batch_per_worker={config.batch_per_worker}: the batch would differ; verified with that of {most} workers"
+            f"batch_per_worker={config.batch_per_worker}: the batch would differ; verified with"
+            f" that of {most} workers"
         )
     return config.resolved(most)
 
 
 def make_plan(config: ResolvedConfig, workers: Sequence[int], num_validation: int) -> Plan:
-    """Five steps: whole batches, one that no number of workers divides, and one with too few samples for all workers."""
+    """Five steps: whole batches, one that no number of workers divides, and one with too few
+    samples for all workers."""
     batch, most = config.batch, max(workers)
     few = min(batch, most - 1 if most > 2 else 3)
     batches = (batch, batch, uneven(batch, workers), batch, few)
@@ -143,7 +154,8 @@ def make_plan(config: ResolvedConfig, workers: Sequence[int], num_validation: in
 
 
 def uneven(most: int, workers: Sequence[int]) -> int:
-    """The largest number up to `most` that none of the numbers of workers divides; `most` where there is none."""
+    """The largest number up to `most` that none of the numbers of workers divides; `most` where
+    there is none."""
     several = [number for number in workers if number > 1]
     return next((n for n in range(most, 0, -1) if all(n % number for number in several)), most)
 
@@ -172,14 +184,25 @@ def write_answer(folder: Path, answer: Answer) -> None:
 
 
 def table(plan: Plan, answers: Sequence[Answer]) -> Iterator[list[str]]:
-    """Rows: what is compared, in how many samples, the reference's value, and how far each other number of workers is from it."""
+    """Rows: what is compared, in how many samples, the reference's value, and how far each other
+    number of workers is from it."""
     reference, others = answers[0], answers[1:]
     yield ["", "samples", named(reference.workers), *(named(each.workers) for each in others)]
     for i, step in enumerate(reference.steps):
         apart = [_number(relative(each.steps[i].loss, step.loss)) for each in others]
         yield [f"step {i + 1}: loss", str(plan.batches[i]), f"{step.loss:.9f}", *apart]
-        yield ["gradient", "", _size(step.gradient), *(_worst(each.steps[i].gradient) for each in others)]
-    yield ["weights after it", "", _size(reference.weights), *(_worst(each.weights) for each in others)]
+        yield [
+            "gradient",
+            "",
+            _size(step.gradient),
+            *(_worst(each.steps[i].gradient) for each in others),
+        ]
+    yield [
+        "weights after it",
+        "",
+        _size(reference.weights),
+        *(_worst(each.weights) for each in others),
+    ]
     losses = [_number(relative(each.loss, reference.loss)) for each in others]
     yield ["validation: loss", str(reference.count), f"{reference.loss:.9f}", *losses]
     accuracies = [_number(relative(each.accuracy, reference.accuracy)) for each in others]
@@ -221,7 +244,10 @@ def partings(plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
             yield f"{named(answer.workers)} part from {named(reference.workers)} {words}"
     for answer in answers:
         if answer.alike:
-            yield f"{named(answer.workers)} do not have the same weights after the last step: {answer.alike}"
+            yield (
+                f"{named(answer.workers)} do not have the same weights after the last step:"
+                f" {answer.alike}"
+            )
 
 
 def _parting(plan: Plan, reference: Answer, answer: Answer) -> str:
@@ -229,13 +255,18 @@ def _parting(plan: Plan, reference: Answer, answer: Answer) -> str:
     for i, (theirs, ours) in enumerate(zip(reference.steps, answer.steps, strict=True)):
         place = f"at step {i + 1} ({plan.batches[i]} samples)"
         if not relative(ours.loss, theirs.loss) <= plan.tolerance:
-            return f"{place}: the loss is {theirs.loss:.9g} there and {ours.loss:.9g} here{_before(i)}"
+            return (
+                f"{place}: the loss is {theirs.loss:.9g} there and {ours.loss:.9g} here{_before(i)}"
+            )
         if ours.gradient.first is not None:
             return f"{place}: {_first('gradient', ours.gradient)}"
     if answer.weights.first is not None:
         return f"after the last step: {_first('weight', answer.weights)}"
     if answer.count != reference.count:
-        return f"in the evaluation: {reference.count} samples were counted there and {answer.count} here"
+        return (
+            f"in the evaluation: {reference.count} samples were counted there and {answer.count}"
+            " here"
+        )
     for name in ("loss", "accuracy"):
         there, here = getattr(reference, name), getattr(answer, name)
         if not relative(here, there) <= plan.tolerance:

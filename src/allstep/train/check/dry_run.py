@@ -10,8 +10,9 @@ save       a checkpoint, where the run would write it                           
 load       read back, a second run made from it, its checkpoint compared           state that is lost on the way: bit for bit
 ```
 
-Everything is written into a folder that is removed. At the end stands what a whole run would take, from the times that were measured.
-A stage that fails is named; exit status 2 for what the user can mend, 1 for anything else.
+Everything is written into a folder that is removed. At the end stands what a whole run would take,
+from the times that were measured. A stage that fails is named; exit status 2 for what the user can
+mend, 1 for anything else.
 """
 
 import gc
@@ -70,13 +71,17 @@ class Rehearsed:
     """Of a whole evaluation, by that of one batch."""
     checkpoint_nbytes: int
     checkpoints: int
-    """On the disk at the same time: those that are kept, the best, and one that is being written."""
+    """On the disk at the same time: those that are kept, the best, and one that is being written.
+    """
     free_nbytes: int
 
     @property
     def seconds(self) -> float:
         """Of a whole run."""
-        return self.epochs * self.steps_per_epoch * self.step_seconds + self.evaluations * self.evaluation_seconds
+        return (
+            self.epochs * self.steps_per_epoch * self.step_seconds
+            + self.evaluations * self.evaluation_seconds
+        )
 
     @property
     def fits(self) -> bool:
@@ -120,7 +125,8 @@ class _Rehearsal:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[list[str]]:
-        """Names the stage in whatever fails in it; the words that are put into the list say what was done."""
+        """Names the stage in whatever fails in it; the words that are put into the list say what
+        was done."""
         what: list[str] = []
         started = time.perf_counter()
         try:
@@ -140,7 +146,11 @@ class _Rehearsal:
             self.job = make_job(self.config, self.world, self.out)
             samples = " + ".join(f"{loader.num_samples:,}" for loader in self.job.loaders.values())
             parameters = sum(each.numel() for each in self.job.trainer.net.parameters())
-            what += [f"{samples} samples", f"{parameters:,} parameters", f"execution {self.job.execution}"]
+            what += [
+                f"{samples} samples",
+                f"{parameters:,} parameters",
+                f"execution {self.job.execution}",
+            ]
             what.append(self.job.trainer.precision.name)
 
     def read_data(self) -> None:
@@ -171,9 +181,13 @@ class _Rehearsal:
                     job.ema.update()
                 standing.samples, standing.updates = standing.samples + count, standing.updates + 1
                 times.append(time.perf_counter() - started)
-                if agree.rank_0_decides(self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS):
+                if agree.rank_0_decides(
+                    self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS
+                ):
                     break
-            first, usual = agree.rank_0_decides(self.world, lambda: (times[0], median(times[1:] or times)))
+            first, usual = agree.rank_0_decides(
+                self.world, lambda: (times[0], median(times[1:] or times))
+            )
             what += [f"batch {job.config.batch}", f"first {first:.3g} s, then {usual * 1e3:.3g} ms"]
         return usual
 
@@ -181,12 +195,19 @@ class _Rehearsal:
         """One of the validation part; seconds that the whole part would take."""
         job, loader = self.job, self.job.loaders["validation"]
         with self._stage("evaluate") as what:
-            parts = replace(job.parts, validation=job.parts.validation.first(min(loader.batch, loader.num_samples)))
+            parts = replace(
+                job.parts,
+                validation=job.parts.validation.first(min(loader.batch, loader.num_samples)),
+            )
             device = next(job.trainer.net.parameters()).device
             few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
             started = time.perf_counter()
             score = evaluate(
-                job.evaluated_net, few, job.trainer.to_input, job.trainer.task, mirror=job.config.evaluation.flip
+                job.evaluated_net,
+                few,
+                job.trainer.to_input,
+                job.trainer.task,
+                mirror=job.config.evaluation.flip,
             )
             what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
         return (time.perf_counter() - started) * len(loader)
@@ -194,13 +215,18 @@ class _Rehearsal:
     def save(self) -> Path:
         """A checkpoint, by rank 0; where it is."""
         with self._stage("save") as what:
-            path = agree.rank_0_decides(self.world, lambda: _write(self.out / "checkpoints", capture(self.job)))
-            self.nbytes = agree.rank_0_decides(self.world, lambda: sum(each.stat().st_size for each in path.iterdir()))
+            path = agree.rank_0_decides(
+                self.world, lambda: _write(self.out / "checkpoints", capture(self.job))
+            )
+            self.nbytes = agree.rank_0_decides(
+                self.world, lambda: sum(each.stat().st_size for each in path.iterdir())
+            )
             what.append(nbytes(self.nbytes))
         return path
 
     def load(self, path: Path) -> None:
-        """Reads the checkpoint, makes the run anew from it, and looks whether that run would write the same."""
+        """Reads the checkpoint, makes the run anew from it, and looks whether that run would write
+        the same."""
         with self._stage("load") as what:
             snapshot = agree.rank_0_decides(self.world, lambda: checkpoint.read(path))
             agree.everyone(self.world, lambda: _check_same("the file", capture(self.job), snapshot))
@@ -209,7 +235,10 @@ class _Rehearsal:
             del self.job
             gc.collect()
             self.job = make_job(self.config, self.world, self.out, snapshot)
-            agree.everyone(self.world, lambda: _check_same("a run that goes on from it", snapshot, capture(self.job)))
+            agree.everyone(
+                self.world,
+                lambda: _check_same("a run that goes on from it", snapshot, capture(self.job)),
+            )
             what.append(f"{len(snapshot.weights) + len(snapshot.optimizer)} tensors, the same bits")
 
 
@@ -217,7 +246,9 @@ def _write(folder: Path, snapshot: Snapshot) -> Path:
     try:
         return checkpoint.write(folder, snapshot)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{error.filename or folder}: cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def _check_same(who: str, before: Snapshot, after: Snapshot) -> None:
@@ -227,17 +258,25 @@ def _check_same(who: str, before: Snapshot, after: Snapshot) -> None:
         ("optimizer's", before.optimizer, after.optimizer),
     ):
         if (name := _first_unlike(ours, theirs)) is not None:
-            raise CheckpointError(f"the checkpoint is not the run: the {kind} {name} differs in {who}")
+            raise CheckpointError(
+                f"the checkpoint is not the run: the {kind} {name} differs in {who}"
+            )
     plain = [json.loads(json.dumps(each.state)) for each in (before, after)]
     for key in dict.fromkeys([*plain[0], *plain[1]]):
         if plain[0].get(key) != plain[1].get(key):
-            raise CheckpointError(f"the checkpoint is not the run: {key!r} of its state differs in {who}")
+            raise CheckpointError(
+                f"the checkpoint is not the run: {key!r} of its state differs in {who}"
+            )
 
 
 def _first_unlike(ours: Tensors, theirs: Tensors) -> str | None:
     names = dict.fromkeys([*ours, *theirs])
     return next(
-        (name for name in names if name not in ours or name not in theirs or not _same_bits(ours[name], theirs[name])),
+        (
+            name
+            for name in names
+            if name not in ours or name not in theirs or not _same_bits(ours[name], theirs[name])
+        ),
         None,
     )
 
@@ -246,7 +285,9 @@ def _same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """NaN is like NaN here."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return False
-    first, second = (each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in (ours, theirs))
+    first, second = (
+        each.detach().cpu().contiguous().flatten().view(torch.uint8) for each in (ours, theirs)
+    )
     return torch.equal(first, second)
 
 
@@ -264,9 +305,10 @@ def forecast(rehearsed: Rehearsed) -> list[str]:
     """What a whole run would take, in words."""
     steps = rehearsed.epochs * rehearsed.steps_per_epoch
     time_line = (
-        f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x {milliseconds(rehearsed.step_seconds)} = "
-        f"{about(steps * rehearsed.step_seconds)}, and {rehearsed.evaluations} evaluations of "
-        f"{about(rehearsed.evaluation_seconds)}: {about(rehearsed.seconds)} in all"
+        f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x"
+        f" {milliseconds(rehearsed.step_seconds)} = {about(steps * rehearsed.step_seconds)}, and"
+        f" {rehearsed.evaluations} evaluations of {about(rehearsed.evaluation_seconds)}:"
+        f" {about(rehearsed.seconds)} in all"
     )
     many, each = rehearsed.checkpoints, rehearsed.checkpoint_nbytes
     room = f"{nbytes(rehearsed.free_nbytes)} are free"

@@ -1,7 +1,9 @@
-"""`allstep train --overfit 64`: can this net learn 64 samples by heart? The first test of any model.
+"""`allstep train --overfit 64`: can this net learn 64 samples by heart? The first test of any
+model.
 
-A net that is large enough to be worth training, a loss that fits the labels and data that reaches the net unharmed can do it in seconds.
-One that cannot has a mistake in it, and no amount of data or time would help.
+A net that is large enough to be worth training, a loss that fits the labels and data that reaches
+the net unharmed can do it in seconds. One that cannot has a mistake in it, and no amount of data or
+time would help.
 
 ```
 simplified   the recipe without what stands in the way of learning by heart; a line says what was switched off
@@ -62,10 +64,17 @@ def is_learned(score: Score) -> bool:
 
 
 def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list[str]]:
-    """The run on `count` samples, without what keeps a net from learning by heart; and the words for what was switched off."""
+    """The run on `count` samples, without what keeps a net from learning by heart; and the words
+    for what was switched off."""
     off = [f"{key}={value}" for key, value, usual in _in_the_way(config) if value != usual]
-    optimizer = config.optimizer.model_copy(update={"weight_decay": 0.0, "noise": 0.0, "noise_like": None})
-    data = config.data.model_copy(update={"augment": "none", "mix": "none"}) if not _resizes(config) else config.data
+    optimizer = config.optimizer.model_copy(
+        update={"weight_decay": 0.0, "noise": 0.0, "noise_like": None}
+    )
+    data = (
+        config.data.model_copy(update={"augment": "none", "mix": "none"})
+        if not _resizes(config)
+        else config.data
+    )
     changed = {
         "overfit": count,
         "epochs": EPOCHS,
@@ -84,7 +93,8 @@ def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list
 
 
 def _resizes(config: ResolvedConfig) -> bool:
-    """Whether the net is made for the size that the augmentation gives; the loader leaves the rest of it out with `overfit`."""
+    """Whether the net is made for the size that the augmentation gives; the loader leaves the rest
+    of it out with `overfit`."""
     return config.data.augment != "none" and config.data.prepare != "none"
 
 
@@ -101,8 +111,13 @@ def _in_the_way(config: ResolvedConfig) -> Iterator[tuple[str, object, object]]:
     yield "growth.by_noise", config.growth.by_noise, False
 
 
-def learn(config: ResolvedConfig, world: World, out: Path, tell: Callable[[str], None] = lambda line: None) -> Learned:
-    """On all ranks, with a config that is `simplified`. `out` is where bad samples are listed; `tell` gets a line now and then."""
+def learn(
+    config: ResolvedConfig, world: World, out: Path, tell: Callable[[str], None] = lambda line: None
+) -> Learned:
+    """On all ranks, with a config that is `simplified`.
+
+    `out` is where bad samples are listed; `tell` gets a line now and then.
+    """
     job = make_job(config, world, out)
     dropouts = switch_dropout_off(job.trainer.net)
     if dropouts:
@@ -117,7 +132,9 @@ def learn(config: ResolvedConfig, world: World, out: Path, tell: Callable[[str],
         if is_learned(last) or not math.isfinite(last.loss):
             break
     evaluated = (
-        evaluate(job.evaluated_net, job.loaders["validation"], job.trainer.to_input, job.trainer.task)
+        evaluate(
+            job.evaluated_net, job.loaders["validation"], job.trainer.to_input, job.trainer.task
+        )
         if is_learned(last)
         else None
     )
@@ -138,7 +155,9 @@ def _epochs(job: Job) -> Iterator[tuple[int, Score]]:
 def _update(job: Job, batch: Batch, clock: Clock) -> Tally:
     """One step; the tally of all ranks."""
     if batch.epoch == 0:
-        agree.everyone(job.world, lambda: job.trainer.task.check_targets(batch, job.loaders["train"]))
+        agree.everyone(
+            job.world, lambda: job.trainer.task.check_targets(batch, job.loaders["train"])
+        )
     mine = step(job.trainer, batch, num_samples(job, batch), clock)
     return job.after_step.exchange(StepReport(mine, batch.weight)).tally
 
@@ -156,20 +175,22 @@ def verdict(learned: Learned) -> str:
     last, samples = learned.last, learned.samples
     if not learned.by_heart:
         so_far = (
-            f"the loss is {last.loss:.4g} ({learned.first.loss:.4g} in the first epoch), {last.accuracy:.1%} are right"
+            f"the loss is {last.loss:.4g} ({learned.first.loss:.4g} in the first epoch),"
+            f" {last.accuracy:.1%} are right"
         )
         return (
-            f"did not learn {samples} samples by heart in {learned.steps} steps ({learned.epochs} epochs): {so_far}. "
-            f"Look at {advice(learned)}"
+            f"did not learn {samples} samples by heart in {learned.steps} steps ({learned.epochs}"
+            f" epochs): {so_far}. Look at {advice(learned)}"
         )
     line = (
-        f"learned {samples} samples by heart after {learned.steps} steps: the net, the loss and the data fit together"
+        f"learned {samples} samples by heart after {learned.steps} steps: the net, the loss and the"
+        " data fit together"
     )
     evaluated = learned.evaluated
     if evaluated is not None and evaluated.accuracy < 1:
         line += (
-            f" (in evaluation mode {evaluated.accuracy:.1%} are right: running statistics of norms follow slowly, and "
-            "pictures made ready by data.prepare may look different)"
+            f" (in evaluation mode {evaluated.accuracy:.1%} are right: running statistics of norms"
+            " follow slowly, and pictures made ready by data.prepare may look different)"
         )
     return line
 
@@ -178,12 +199,22 @@ def advice(learned: Learned) -> str:
     """What the figures point to."""
     first, last, chance = learned.first.loss, learned.last.loss, math.log(max(2, learned.classes))
     if not math.isfinite(last) or last > 2 * first:
-        return "the rate, which is too high (optimizer.lr=... ten times smaller), and at the net for what divides by zero or overflows"
+        return (
+            "the rate, which is too high (optimizer.lr=... ten times smaller), and at the net for"
+            " what divides by zero or overflows"
+        )
     if last > 0.9 * min(first, chance):
         return (
-            f"what the net sees (allstep data show) and whether gradients reach its weights (requires_grad, detach): the loss has hardly "
-            f"moved from that of guessing, which is {chance:.3g}; then at the rate (optimizer.lr)"
+            "what the net sees (allstep data show) and whether gradients reach its weights"
+            " (requires_grad, detach): the loss has hardly moved from that of guessing, which is"
+            f" {chance:.3g}; then at the rate (optimizer.lr)"
         )
     if learned.last.accuracy > 0.9:
-        return "samples that look alike and have different labels (allstep data show), or train with a higher rate (optimizer.lr)"
-    return "the rate (optimizer.lr: try three times more and less), then at the net, which may be too small for so many samples"
+        return (
+            "samples that look alike and have different labels (allstep data show), or train with a"
+            " higher rate (optimizer.lr)"
+        )
+    return (
+        "the rate (optimizer.lr: try three times more and less), then at the net, which may be too"
+        " small for so many samples"
+    )

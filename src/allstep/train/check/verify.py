@@ -1,14 +1,17 @@
-"""What each worker does for `allstep verify`: a few real steps in float64, noted exactly, and an evaluation.
+"""What each worker does for `allstep verify`: a few real steps in float64, noted exactly, and an
+evaluation.
 
 ```
-                      gradient of each step          weights after the last     loss of each step, evaluation
+                      gradient of each step          weights after the last     loss of each step,
+                      evaluation
 the reference         gradient-1.safetensors, ...    weights.safetensors        answer-1.json
 any other number      compared as they come          compared                   answer-2.json
 ```
 
-The steps are those of `loop.step`, between whose reduction and update the mean gradient is looked at. With `share_weights` each rank has
-the mean of its own pieces only, so there they are put together first. Only rank 0 compares and writes: the gradients of five steps
-of a large net are gigabytes, once, on the disk, and never in memory all at once. `compare` has the tables.
+The steps are those of `loop.step`, between whose reduction and update the mean gradient is looked
+at. With `share_weights` each rank has the mean of its own pieces only, so there they are put
+together first. Only rank 0 compares and writes: the gradients of five steps of a large net are
+gigabytes, once, on the disk, and never in memory all at once. `compare` has the tables.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +32,15 @@ from allstep.comm.group import agree
 from allstep.data import Batch
 from allstep.errors import AllstepError
 from allstep.norm import SyncBatchNorm
-from allstep.train.check.compare import Answer, Compared, Difference, Plan, Step, read_plan, write_answer
+from allstep.train.check.compare import (
+    Answer,
+    Compared,
+    Difference,
+    Plan,
+    Step,
+    read_plan,
+    write_answer,
+)
 from allstep.train.checkpoint.files import Tensors
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.replicas import Fingerprint
@@ -46,7 +57,10 @@ _FLOOR = 1e-3  # of the size of all tensors: what is smaller may be zero but for
 
 
 def work(config: ResolvedConfig, folder: Path, launcher: str | None = None) -> None:
-    """Runs in every worker; rank 0 leaves its answer in `folder`. The first number of workers that comes is the reference."""
+    """Runs in every worker; rank 0 leaves its answer in `folder`.
+
+    The first number of workers that comes is the reference.
+    """
     world = comm.init(launcher)
     answer = run(config, world, folder)
     if world.rank == 0:
@@ -78,7 +92,8 @@ def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
 
 
 def without_chance(job: Job) -> list[str]:
-    """Takes out of the net what differs by nature with the number of workers; a line on what is more than switched off."""
+    """Takes out of the net what differs by nature with the number of workers; a line on what is
+    more than switched off."""
     net, notes = job.trainer.net, []
     switch_dropout_off(net)
     norms = [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
@@ -87,14 +102,14 @@ def without_chance(job: Job) -> list[str]:
         norm.convert(net, sync=True)
         job.after_step.statistics = RunningStatistics(net)
         notes.append(
-            f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the samples of one worker; "
-            "verified with synchronised ones instead"
+            f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the"
+            " samples of one worker; verified with synchronised ones instead"
         )
     if norms and job.config.accumulation > 1:
         job.set_pieces(1)
         notes.append(
-            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is made of other samples with "
-            "other numbers of workers; verified without"
+            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is"
+            " made of other samples with other numbers of workers; verified without"
         )
     return notes
 
@@ -149,11 +164,14 @@ def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:
 
 @torch.no_grad()
 def mean_gradients(net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
-    """After `reduce_gradients`, on all ranks together: what the update will use, by name, as copies."""
+    """After `reduce_gradients`, on all ranks together: what the update will use, by name, as
+    copies."""
     shared = optimizer.owners
     if shared is None:
         trained = [(name, each.grad) for name, each in net.named_parameters() if each.requires_grad]
-        return {name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None}
+        return {
+            name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None
+        }
     together = {name: torch.zeros_like(parameter) for name, parameter in shared.named}
     for piece in shared.own_pieces:
         name, parameter = shared.named[piece.number]
@@ -184,9 +202,17 @@ def _alike(job: Job, step: int) -> str:
 def _evaluate(job: Job, count: int) -> Score:
     """On some of the validation part."""
     parts = replace(job.parts, validation=job.parts.validation.first(count))
-    loaders = make_loaders(job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device)
+    loaders = make_loaders(
+        job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device
+    )
     mirror = job.config.evaluation.flip
-    return evaluate(job.evaluated_net, loaders["validation"], job.trainer.to_input, job.trainer.task, mirror=mirror)
+    return evaluate(
+        job.evaluated_net,
+        loaders["validation"],
+        job.trainer.to_input,
+        job.trainer.task,
+        mirror=mirror,
+    )
 
 
 # Comparing
@@ -217,13 +243,20 @@ class _Book:
 
 
 def compare(reference: Tensors, found: Tensors, tolerance: float) -> Compared:
-    """Each tensor of `found` against that of the same name; in the order of `found`, which is the net's."""
+    """Each tensor of `found` against that of the same name; in the order of `found`, which is the
+    net's."""
     floor = max(_FLOOR * size_of(reference.values()), 1e-300)
-    differences = [_difference(name, reference, found, floor) for name in dict.fromkeys([*found, *reference])]
+    differences = [
+        _difference(name, reference, found, floor) for name in dict.fromkeys([*found, *reference])
+    ]
     beyond = [each for each in differences if not each.relative <= tolerance]  # NaN is beyond, too
     return Compared(
         size=size_of(found.values()),
-        worst=max(differences, key=lambda each: (each.relative != each.relative, each.relative), default=None),
+        worst=max(
+            differences,
+            key=lambda each: (each.relative != each.relative, each.relative),
+            default=None,
+        ),
         first=beyond[0] if beyond else None,
         beyond=len(beyond),
         of=len(differences),
@@ -233,10 +266,18 @@ def compare(reference: Tensors, found: Tensors, tolerance: float) -> Compared:
 def _difference(name: str, reference: Tensors, found: Tensors, floor: float) -> Difference:
     """A tensor that one of the two does not have counts as zeros: a gradient that nobody computed."""
     some = found[name].cpu() if name in found else reference[name]
-    theirs, ours = (each[name].cpu() if name in each else torch.zeros_like(some) for each in (reference, found))
+    theirs, ours = (
+        each[name].cpu() if name in each else torch.zeros_like(some) for each in (reference, found)
+    )
     size, apart = size_of([theirs]), size_of([ours - theirs])
     relative = apart / max(size, floor)
-    return Difference(tensor=name, shape=tuple(some.shape), relative=relative, reference=size, found=size_of([ours]))
+    return Difference(
+        tensor=name,
+        shape=tuple(some.shape),
+        relative=relative,
+        reference=size,
+        found=size_of([ours]),
+    )
 
 
 def size_of(tensors: Iterable[Tensor]) -> float:

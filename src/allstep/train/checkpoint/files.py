@@ -10,14 +10,16 @@ checkpoints/
   .000000110000.4711-88231   being written by process 4711, or left by one that was killed; not read
 ```
 
-Everything is written into a hidden folder, handed to the disk (fsync), and the folder gets its name by one rename. A kill at any moment
-leaves the checkpoints that were there. Reading looks at every byte: a checkpoint that is cut short, or has a flipped bit, is not used.
-Nor is one that is anything else than what is written here: a pipe or a device in place of a file,
-JSON of a million brackets, values of other types, a header of tensors that makes no sense, more bytes
-than the machine has memory. Each of them is a `CheckpointError`, so that `newest` can report it and
-take the next older one. No file is read but those four, whatever the manifest names.
+Everything is written into a hidden folder, handed to the disk (fsync), and the folder gets its name
+by one rename. A kill at any moment leaves the checkpoints that were there. Reading looks at every
+byte: a checkpoint that is cut short, or has a flipped bit, is not used. Nor is one that is anything
+else than what is written here: a pipe or a device in place of a file, JSON of a million brackets,
+values of other types, a header of tensors that makes no sense, more bytes than the machine has
+memory. Each of them is a `CheckpointError`, so that `newest` can report it and take the next older
+one. No file is read but those four, whatever the manifest names.
 
-Equal states give equal files, byte for byte: there is no time, host or number of workers in them. No pickle is written or read.
+Equal states give equal files, byte for byte: there is no time, host or number of workers in them.
+No pickle is written or read.
 """
 
 import contextlib
@@ -42,7 +44,12 @@ from allstep.train.checkpoint.names import hidden_name, is_left_over, name_of, n
 from allstep.train.config.renamed import translated_state
 
 FORMAT = 1
-_WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+_WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = (
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
 _PARTS = (_WEIGHTS, _OPTIMIZER, _STATE)
 
 Tensors = Mapping[str, torch.Tensor]
@@ -61,7 +68,10 @@ class Snapshot:
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Writes `snapshot` into `folder`; where it went. One of the same number is replaced. OSError when the disk does not take it."""
+    """Writes `snapshot` into `folder`; where it went.
+
+    One of the same number is replaced. OSError when the disk does not take it.
+    """
     name = name_of(snapshot.samples)
     folder.mkdir(parents=True, exist_ok=True)
     sweep(folder)
@@ -85,17 +95,25 @@ def read(path: Path) -> Snapshot:
         state = parse_json(read_regular(path / _STATE, MAX_JSON))
         if not isinstance(state, dict):
             raise ValueError(f"{_STATE}: expected keys and values, found {type(state).__name__}")
-        return Snapshot(samples, _tensors(path / _WEIGHTS), _tensors(path / _OPTIMIZER), translated_state(state))
+        return Snapshot(
+            samples, _tensors(path / _WEIGHTS), _tensors(path / _OPTIMIZER), translated_state(state)
+        )
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except MemoryError as error:
         raise CheckpointError(f"{path}: does not fit into memory") from error
-    except (ConfigError, ValueError) as error:  # the checksums are right, so it was written like that
-        raise CheckpointError(f"{path}: is not a checkpoint of this version of allstep: {error}") from error
+    except (
+        ConfigError,
+        ValueError,
+    ) as error:  # the checksums are right, so it was written like that
+        raise CheckpointError(
+            f"{path}: is not a checkpoint of this version of allstep: {error}"
+        ) from error
 
 
 def _tensors(file: Path) -> Tensors:
-    """The tensors in a file, in memory of their own: a mapped file that is cut short would end the process."""
+    """The tensors in a file, in memory of their own: a mapped file that is cut short would end the
+    process."""
     try:
         return {name: tensor.clone() for name, tensor in load_file(file).items()}
     except (MemoryError, OSError):
@@ -103,12 +121,18 @@ def _tensors(file: Path) -> Tensors:
     except Exception as error:
         # A header may hold anything, and what torch makes of it is an error of any kind.
         words = " ".join(str(error).split())[:200]
-        raise ValueError(f"{file.name}: holds no tensors that can be read ({type(error).__name__}: {words})") from error
+        raise ValueError(
+            f"{file.name}: holds no tensors that can be read ({type(error).__name__}: {words})"
+        ) from error
 
 
 def written(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, the newest first, by their names alone."""
-    return sorted((path for path in _inside(folder) if number_of(path.name) is not None), reverse=True, key=_number)
+    return sorted(
+        (path for path in _inside(folder) if number_of(path.name) is not None),
+        reverse=True,
+        key=_number,
+    )
 
 
 def _number(path: Path) -> int:
@@ -187,7 +211,10 @@ def _write_parts(folder: Path, snapshot: Snapshot) -> None:
         _OPTIMIZER: save(_apart(snapshot.optimizer)),
         _STATE: state.encode(),
     }
-    files = {name: {"nbytes": len(content), "sha256": _hash(content)} for name, content in contents.items()}
+    files = {
+        name: {"nbytes": len(content), "sha256": _hash(content)}
+        for name, content in contents.items()
+    }
     contents[_MANIFEST] = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
     for name, content in contents.items():
         with (folder / name).open("xb") as file:
@@ -198,7 +225,8 @@ def _write_parts(folder: Path, snapshot: Snapshot) -> None:
 
 
 def _apart(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Each with memory of its own, in the plain order of its elements: tied weights and channels-last ones are stored like others."""
+    """Each with memory of its own, in the plain order of its elements: tied weights and
+    channels-last ones are stored like others."""
     return {
         name: tensor.detach().to("cpu", memory_format=torch.contiguous_format, copy=True)
         for name, tensor in tensors.items()
@@ -214,11 +242,15 @@ def _rename(hidden: Path, final: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """CheckpointError unless all parts have the bytes that the manifest says. Reads them piece by piece."""
+    """CheckpointError unless all parts have the bytes that the manifest says.
+
+    Reads them piece by piece.
+    """
     for name, (nbytes, expected) in _manifest(path).items():
         if (found := _digest(path / name, nbytes)) != expected:
             raise CheckpointError(
-                f"{path / name}: its bytes changed: SHA-256 is {found[:12]}, expected {expected[:12]}"
+                f"{path / name}: its bytes changed: SHA-256 is {found[:12]}, expected"
+                f" {expected[:12]}"
             )
 
 
@@ -240,7 +272,9 @@ def _manifest(path: Path) -> dict[str, _Entry]:
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: is not a manifest ({type(error).__name__}: {error})") from error
+        raise CheckpointError(
+            f"{file}: is not a manifest ({type(error).__name__}: {error})"
+        ) from error
     if found != FORMAT:
         raise CheckpointError(f"{path}: has format {str(found)[:40]}; this version reads {FORMAT}")
     return entries
@@ -248,9 +282,15 @@ def _manifest(path: Path) -> dict[str, _Entry]:
 
 def _entry(plain: Any) -> _Entry:
     nbytes, sha256 = plain["nbytes"], plain["sha256"]
-    if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes < 0 or not isinstance(sha256, str):
+    if (
+        not isinstance(nbytes, int)
+        or isinstance(nbytes, bool)
+        or nbytes < 0
+        or not isinstance(sha256, str)
+    ):
         raise TypeError(
-            f"expected a number of bytes and a SHA-256, found {str(nbytes)[:40]!r} and {str(sha256)[:80]!r}"
+            f"expected a number of bytes and a SHA-256, found {str(nbytes)[:40]!r} and"
+            f" {str(sha256)[:80]!r}"
         )
     return _Entry(nbytes, sha256)
 

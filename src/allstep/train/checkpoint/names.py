@@ -35,13 +35,18 @@ def hidden_name(name: str) -> str:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a hidden name belongs to no running process, or to this one, which writes one at a time."""
+    """Whether a hidden name belongs to no running process, or to this one, which writes one at a
+    time."""
     found = _HIDDEN.fullmatch(name)
     if found is None:
         return False
     pid, started = int(found[1]), found[2]
     # The time tells a process from an earlier one with the same pid: in containers they repeat.
-    return pid == os.getpid() or (now := _started(pid)) is None or (started is not None and int(started) != now)
+    return (
+        pid == os.getpid()
+        or (now := _started(pid)) is None
+        or (started is not None and int(started) != now)
+    )
 
 
 def _started(pid: int) -> int | None:

@@ -17,10 +17,15 @@ AVERAGE = "/average"
 
 
 def load_weights(net: nn.Module, weights: Tensors, where: str = "the checkpoint") -> None:
-    """The checkpoint's weights. Raises CheckpointError with the tensors that differ when it is of another net."""
+    """The checkpoint's weights.
+
+    Raises CheckpointError with the tensors that differ when it is of another net.
+    """
     ours, theirs = net.state_dict(), weights
     if problems := list(differences(ours, theirs)):
-        some = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        some = "; ".join(problems[:4]) + (
+            f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        )
         raise CheckpointError(f"{where}: belongs to another net: {some}")
     net.load_state_dict(dict(theirs))
 
@@ -30,8 +35,14 @@ def differences(ours: Tensors, theirs: Tensors) -> list[str]:
     words = [f"the checkpoint has no {name}" for name in ours if name not in theirs]
     words += [f"the net has no {name}" for name in theirs if name not in ours]
     for name in ours:
-        if name in theirs and (ours[name].shape, ours[name].dtype) != (theirs[name].shape, theirs[name].dtype):
-            words.append(f"{name} is {_like(theirs[name])} in the checkpoint and {_like(ours[name])} in the net")
+        if name in theirs and (ours[name].shape, ours[name].dtype) != (
+            theirs[name].shape,
+            theirs[name].dtype,
+        ):
+            words.append(
+                f"{name} is {_like(theirs[name])} in the checkpoint and {_like(ours[name])} in"
+                " the net"
+            )
     return words
 
 
@@ -41,16 +52,23 @@ def _like(tensor: torch.Tensor) -> str:
 
 def averaged_weights(snapshot: Snapshot) -> Tensors:
     """The moving average of the weights, or nothing where the run had none."""
-    return {name.removesuffix(AVERAGE): tensor for name, tensor in snapshot.optimizer.items() if name.endswith(AVERAGE)}
+    return {
+        name.removesuffix(AVERAGE): tensor
+        for name, tensor in snapshot.optimizer.items()
+        if name.endswith(AVERAGE)
+    }
 
 
 def optimizer_tensors(snapshot: Snapshot) -> Tensors:
     """The optimizer's own."""
-    return {name: tensor for name, tensor in snapshot.optimizer.items() if not name.endswith(AVERAGE)}
+    return {
+        name: tensor for name, tensor in snapshot.optimizer.items() if not name.endswith(AVERAGE)
+    }
 
 
 def with_weights(net: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
-    """A net that is evaluated as the checkpoint's was: with its weights, or with their moving average where there is one."""
+    """A net that is evaluated as the checkpoint's was: with its weights, or with their moving
+    average where there is one."""
     load_weights(net, snapshot.weights, where)
     averaged = averaged_weights(snapshot)
     if not averaged:
@@ -70,8 +88,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
-            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit ({words}); move that "
-            "checkpoint away to continue from the one before"
+            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit ({words});"
+            " move that checkpoint away to continue from the one before"
         ) from error
 
 
@@ -85,11 +103,14 @@ def _load(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
         for key, value in entries.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 # Laid out like it, as before: sums add in that order.
-                entries[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+                entries[key] = torch.empty_like(
+                    parameter, dtype=value.dtype, requires_grad=False
+                ).copy_(value)
 
 
 def _check_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """TypeError for a setting of the checkpoint's optimizer that is not of the kind that this optimizer has."""
+    """TypeError for a setting of the checkpoint's optimizer that is not of the kind that this
+    optimizer has."""
     for name in ours.keys() - {"params", "param_names"}:
         value, found = ours[name], theirs.get(name, ours[name])
         if not optimizer_state.is_like(found, value):

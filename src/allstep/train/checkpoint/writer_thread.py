@@ -1,20 +1,22 @@
-"""Saves checkpoints beside the training: a step pays for a copy of the tensors, a thread does the rest.
+"""Saves checkpoints beside the training: a step pays for a copy of the tensors, a thread does the
+rest.
 
 ```
 training  ──step──step──[copy]──step──step──step──[copy]──step──
                           └──> writer: hash, write, fsync, rename, remove old ones, tell
 ```
 
-One is written at a time. If the disk is so slow that the next one comes before the last is done, the newest waits and replaces one that
-waited, unless that is the best one.
+One is written at a time. If the disk is so slow that the next one comes before the last is done,
+the newest waits and replaces one that waited, unless that is the best one.
 
-The last `keep` checkpoints stay, and the best one: the newest best that is on the disk, however many came after it that could not be
-written. A best one that the disk does not take is kept in memory and tried again before the next. Whatever goes wrong costs that
-checkpoint, and nothing else: what was there stays, the run goes on, and whoever listens is told. Weights that are not finite are not
-written: the last good ones stay.
+The last `keep` checkpoints stay, and the best one: the newest best that is on the disk, however
+many came after it that could not be written. A best one that the disk does not take is kept in
+memory and tried again before the next. Whatever goes wrong costs that checkpoint, and nothing else:
+what was there stays, the run goes on, and whoever listens is told. Weights that are not finite are
+not written: the last good ones stay.
 
-Checkpoints with a larger number than the one just written are of a former life of the run (damaged ones, since it went on from further
-back). They count for nothing, and go.
+Checkpoints with a larger number than the one just written are of a former life of the run (damaged
+ones, since it went on from further back). They count for nothing, and go.
 """
 
 import contextlib
@@ -55,7 +57,8 @@ class _Asked:
 
 
 class Saver:
-    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread, once for each attempt.
+    """Writes into `folder` (one process only, rank 0). `tell` is called from the writer's thread,
+    once for each attempt.
 
     find_broken: names a tensor that must not be written, if there is one.
     """
@@ -72,7 +75,8 @@ class Saver:
         """Samples of the checkpoint on disk that must stay, whatever comes."""
         self.last: int | None = None
         """Samples of the newest one that was written."""
-        # Checkpoints of a folder that was moved away must not land in another run's that has its name now.
+        # Checkpoints of a folder that was moved away must not land in another run's that has its
+        # name now.
         self._identity = _identity(folder.parent)
         self._waiting: list[_Asked] = []
         self._refused: list[_Asked] = []
@@ -86,11 +90,14 @@ class Saver:
 
     def save(self, snapshot: Snapshot, best: bool = False) -> None:
         """Copies the tensors now and writes them soon."""
-        copied = replace(snapshot, weights=_copy(snapshot.weights), optimizer=_copy(snapshot.optimizer))
+        copied = replace(
+            snapshot, weights=_copy(snapshot.weights), optimizer=_copy(snapshot.optimizer)
+        )
         with self._changed:
             if not self._thread.is_alive():
                 raise AllstepError(
-                    f"{self.folder}: the thread that writes checkpoints has ended; nothing would be saved"
+                    f"{self.folder}: the thread that writes checkpoints has ended; nothing would be"
+                    " saved"
                 )
             before = [] if best else [each for each in self._refused + self._waiting if each.best]
             self._waiting, self._refused = [*before[-1:], _Asked(copied, best)], []
@@ -104,7 +111,8 @@ class Saver:
         self._thread.join()
 
     def insist(self, snapshot: Snapshot) -> Saved:
-        """After `close`: writes `snapshot` here and now; while the disk does not take it, again and again for some seconds.
+        """After `close`: writes `snapshot` here and now; while the disk does not take it, again and
+        again for some seconds.
 
         A failure is told by the return value alone.
         """
@@ -134,7 +142,9 @@ class Saver:
         try:
             if self._identity is not None and _identity(self.folder.parent) != self._identity:
                 raise OSError(
-                    errno.ESTALE, "the run's folder was moved or replaced by another", str(self.folder.parent)
+                    errno.ESTALE,
+                    "the run's folder was moved or replaced by another",
+                    str(self.folder.parent),
                 )
             if broken := self.find_broken(snapshot.weights):
                 raise ValueError(f"{broken} is not finite")
@@ -149,7 +159,9 @@ class Saver:
         return Saved(snapshot.samples, path, seconds=time.monotonic() - started)
 
     def _note(self, written: _Asked) -> None:
-        self.last = max(written.snapshot.samples, self.last or 0)  # a best one that was refused comes late
+        self.last = max(
+            written.snapshot.samples, self.last or 0
+        )  # a best one that was refused comes late
         if written.best:
             self.best = written.snapshot.samples
             with self._changed:
@@ -175,13 +187,17 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | None) -> list[Path]:
     """Those beyond the `keep` up to `last` that are not the best, and those after `last`."""
     later = [path for path in newest_first if (number_of(path.name) or 0) > last]
-    return later + [path for path in newest_first[len(later) :][keep:] if number_of(path.name) != best]
+    return later + [
+        path for path in newest_first[len(later) :][keep:] if number_of(path.name) != best
+    ]
 
 
 def first_not_finite(net: nn.Module, weights: Tensors | None = None) -> str | None:
-    """The name of the first tensor in which there is something else than numbers: of `weights`, else of the net as it is.
+    """The name of the first tensor in which there is something else than numbers: of `weights`,
+    else of the net as it is.
 
-    Parameters and what norms keep are looked at. Other buffers are the user's: a mask may hold infinities.
+    Parameters and what norms keep are looked at. Other buffers are the user's: a mask may hold
+    infinities.
     """
     weights = net.state_dict() if weights is None else weights
     norms = {name for name, module in net.named_modules() if isinstance(module, _NormBase)}

@@ -1,7 +1,8 @@
-"""Keys of a config that must fit each other, or this machine: what pydantic cannot see, told before anything is started.
+"""Keys of a config that must fit each other, or this machine: what pydantic cannot see, told before
+anything is started.
 
-Each check is one line for the user, with the figures. What needs the data is in `run.prepare`. `notes` are for runs that can run, and
-perhaps not as their user thinks.
+Each check is one line for the user, with the figures. What needs the data is in `run.prepare`.
+`notes` are for runs that can run, and perhaps not as their user thinks.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ _FEW_UPDATES = 8
 def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     """ConfigError when no data could make this a run that can run.
 
-    What is said of the batch is checked when the batch is known: it may depend on the number of workers.
+    What is said of the batch is checked when the batch is known: it may depend on the number of
+    workers.
     """
     check_name(config.model.name)
     check_options(config.model.name, config.model.options)
@@ -39,20 +41,24 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
 
 
 def check_batch(config: ResolvedConfig, num_train: int) -> None:
-    """ConfigError when there are fewer training samples than the run wants at once; a smaller set is just what `overfit` asks for."""
+    """ConfigError when there are fewer training samples than the run wants at once; a smaller set
+    is just what `overfit` asks for."""
     if config.overfit is not None:
         if config.overfit > num_train:
             raise ConfigError(
-                f"config key 'overfit': expected 1 to {num_train} training samples, found {config.overfit}"
+                f"config key 'overfit': expected 1 to {num_train} training samples, found"
+                f" {config.overfit}"
             )
     elif config.batch > num_train:
         raise ConfigError(
-            f"config key 'batch': a batch of {config.batch} is larger than the training set, which has {num_train} samples"
+            f"config key 'batch': a batch of {config.batch} is larger than the training set, which"
+            f" has {num_train} samples"
         )
 
 
 def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:
-    """What the user should know about a run that is about to start; `num_train`: samples of an epoch."""
+    """What the user should know about a run that is about to start; `num_train`: samples of an
+    epoch."""
     found = (
         _shorter_warm_up(config),
         _groups(config, num_workers),
@@ -67,30 +73,38 @@ def _ghost(config: ResolvedConfig) -> None:
     section, batch = config.model, config.batch
     if section.norm == "ghost" and section.ghost < 2:
         raise ConfigError(
-            f"config key 'model.ghost': expected at least 2 samples, which have a variance, found {section.ghost}; 16 to 128 are usual"
+            "config key 'model.ghost': expected at least 2 samples, which have a variance, found"
+            f" {section.ghost}; 16 to 128 are usual"
         )
     if section.norm == "ghost" and section.ghost > batch:
         raise ConfigError(
-            f"config key 'model.ghost': a ghost batch of {section.ghost} samples is larger than the batch, which has {batch}"
+            f"config key 'model.ghost': a ghost batch of {section.ghost} samples is larger than the"
+            f" batch, which has {batch}"
         )
 
 
 def _ghost_divides(config: ResolvedConfig, num_workers: int) -> None:
-    """Only where a size could: shares that differ by a sample are cut as well as they can be, see `_groups`."""
-    ghost, (piece, rest) = config.model.ghost, divmod(config.batch, num_workers * config.accumulation)
+    """Only where a size could: shares that differ by a sample are cut as well as they can be, see
+    `_groups`."""
+    ghost, (piece, rest) = (
+        config.model.ghost,
+        divmod(config.batch, num_workers * config.accumulation),
+    )
     if config.model.norm != "ghost" or rest or piece <= ghost or piece % ghost == 0:
         return
     from allstep.norm.ghost import nearest_divisors  # torch
 
     better = " or ".join(map(str, nearest_divisors(piece, ghost)))
     raise ConfigError(
-        f"config key 'model.ghost': {ghost} does not divide the {_plural(piece, 'sample')} that each of {_plural(num_workers, 'worker')} "
-        f"computes at a time: take model.ghost={better}, or another batch"
+        f"config key 'model.ghost': {ghost} does not divide the {_plural(piece, 'sample')} that"
+        f" each of {_plural(num_workers, 'worker')} computes at a time: take model.ghost={better},"
+        " or another batch"
     )
 
 
 def _groups(config: ResolvedConfig, num_workers: int) -> str | None:
-    """How ghost batches will be, where their size does not divide what a worker computes at a time, and no other would."""
+    """How ghost batches will be, where their size does not divide what a worker computes at a time,
+    and no other would."""
     from allstep.norm.ghost import num_parts  # torch
 
     ghost, share = config.model.ghost, -(-config.batch // num_workers)
@@ -101,8 +115,8 @@ def _groups(config: ResolvedConfig, num_workers: int) -> str | None:
     low, high = piece // parts, -(-piece // parts)
     each = f"{low}" if low == high else f"{low} or {high}"
     return (
-        f"model.ghost={ghost} does not divide the {_plural(piece, 'sample')} that a worker computes at a time: they are cut into "
-        f"{_plural(parts, 'group')} of {each}"
+        f"model.ghost={ghost} does not divide the {_plural(piece, 'sample')} that a worker computes"
+        f" at a time: they are cut into {_plural(parts, 'group')} of {each}"
     )
 
 
@@ -112,14 +126,16 @@ def _single_samples(config: ResolvedConfig, num_workers: int) -> None:
     if _at_a_time(config, samples, num_workers) == 1:
         others = "group" if config.model.norm == "sync" else "sync or group"
         raise ConfigError(
-            f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')} in {_plural(pieces, 'piece')} each "
-            f"are 1 at a time, and model.norm={config.model.norm} needs 2 or more in training: take a larger batch, fewer workers or "
-            f"pieces (accumulation), or model.norm={others}"
+            f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')}"
+            f" in {_plural(pieces, 'piece')} each are 1 at a time, and"
+            f" model.norm={config.model.norm} needs 2 or more in training: take a larger batch,"
+            f" fewer workers or pieces (accumulation), or model.norm={others}"
         )
 
 
 def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | None:
-    """The fewest samples that a batch norm sees at once, when all workers together have so many; None: there is no batch norm."""
+    """The fewest samples that a batch norm sees at once, when all workers together have so many;
+    None: there is no batch norm."""
     if config.model.norm not in ("batch", "ghost", "sync"):
         return None
     share = samples // num_workers
@@ -139,21 +155,23 @@ def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str
     if not rest or _at_a_time(config, rest, num_workers) != 1:
         return None
     return (
-        f"the last batch of an epoch has {_plural(rest, 'sample')}, so that model.norm={config.model.norm} sees 1 at a time: a norm of "
-        "single pixels would fail there; another batch leaves another rest"
+        f"the last batch of an epoch has {_plural(rest, 'sample')}, so that"
+        f" model.norm={config.model.norm} sees 1 at a time: a norm of single pixels would fail"
+        " there; another batch leaves another rest"
     )
 
 
 def _few_updates(config: ResolvedConfig, num_train: int) -> str | None:
-    """A recipe's batch fits its data, and studies change it on purpose: only a user's own config is looked at."""
+    """A recipe's batch fits its data, and studies change it on purpose: only a user's own config is
+    looked at."""
     updates = -(-num_train // config.batch)
     if config.recipe != NEUTRAL or config.overfit is not None or updates >= _FEW_UPDATES:
         return None
     fits = usual_batch(config.optimizer.base_batch, num_train)
     return (
-        f"an epoch has only {_plural(updates, 'update')}: {_plural(num_train, 'training sample')} at "
-        f"batch {config.batch}; a model learns little in so few: leave the batch out (it is "
-        f"{fits} then), or train many more epochs"
+        f"an epoch has only {_plural(updates, 'update')}: {_plural(num_train, 'training sample')}"
+        f" at batch {config.batch}; a model learns little in so few: leave the batch out (it is"
+        f" {fits} then), or train many more epochs"
     )
 
 
@@ -162,8 +180,15 @@ def _unseen_noise(config: ResolvedConfig, num_workers: int) -> str | None:
     wanted = config.noise_scale or config.growth.by_noise
     if not wanted or num_workers > 1 or config.accumulation > 1:
         return None
-    what = "growth.by_noise: the batch will not grow" if config.growth.by_noise else "noise_scale: nothing is measured"
-    return f"{what}, since one worker with one piece has one gradient a step: take accumulation=2, or more workers"
+    what = (
+        "growth.by_noise: the batch will not grow"
+        if config.growth.by_noise
+        else "noise_scale: nothing is measured"
+    )
+    return (
+        f"{what}, since one worker with one piece has one gradient a step: take accumulation=2, or"
+        " more workers"
+    )
 
 
 def _operations(config: RunConfig) -> None:
@@ -182,22 +207,28 @@ def _data(config: RunConfig) -> None:
     section = config.data
     if (section.mean is None) != (section.std is None):
         given, other = ("mean", "std") if section.mean is not None else ("std", "mean")
-        raise ConfigError(f"data.{given} is given without data.{other}: give both, or neither, and both are measured")
+        raise ConfigError(
+            f"data.{given} is given without data.{other}: give both, or neither, and both are"
+            " measured"
+        )
     if not section.name and section.train is None:
         raise ConfigError(
-            "the config names no data: set data.train to the place of your own, or data.name to a known "
-            f"dataset ({', '.join(NAMED)}), or start from a recipe that has data (recipe: {SMALLEST})"
+            "the config names no data: set data.train to the place of your own, or data.name to a"
+            f" known dataset ({', '.join(NAMED)}), or start from a recipe that has data (recipe:"
+            f" {SMALLEST})"
         )
     if section.train is not None and section.folder is not None:
         raise ConfigError(
-            f"data.folder={section.folder} is where a named set lies, and data.train={section.train} names data of your own: give one"
+            f"data.folder={section.folder} is where a named set lies, and"
+            f" data.train={section.train} names data of your own: give one"
         )
 
 
 def _pieces(config: ResolvedConfig) -> None:
     if config.accumulation > config.batch:
         raise ConfigError(
-            f"config key 'accumulation': a batch of {config.batch} cannot be computed in {config.accumulation} pieces"
+            f"config key 'accumulation': a batch of {config.batch} cannot be computed in"
+            f" {config.accumulation} pieces"
         )
 
 
@@ -205,7 +236,8 @@ def _schedule(config: ResolvedConfig) -> None:
     section = config.schedule
     if section.milestones and section.shape != "step":
         raise ConfigError(
-            f"schedule.milestones belong to schedule.shape=step, and the shape is {section.shape}: leave one of them out"
+            f"schedule.milestones belong to schedule.shape=step, and the shape is {section.shape}:"
+            " leave one of them out"
         )
     _check_epochs(
         "schedule.milestones", section.milestones, config.epochs
@@ -219,19 +251,26 @@ def _warm_up(config: ResolvedConfig) -> None:
     section, warmup, epochs = config.schedule, config.warmup, config.num_epochs
     if section.shape == "one-cycle":
         raise ConfigError(
-            f"schedule.warmup={warmup:g} and schedule.shape=one-cycle exclude each other: one-cycle rises by itself, over the first 30% of "
-            "the run; leave the warm-up out (schedule.warmup=0)"
+            f"schedule.warmup={warmup:g} and schedule.shape=one-cycle exclude each other: one-cycle"
+            " rises by itself, over the first 30% of the run; leave the warm-up out"
+            " (schedule.warmup=0)"
         )
     if warmup > epochs:
         raise ConfigError(
-            f"config key 'schedule.warmup': a warm-up of {warmup:g} epochs is longer than the run, which has {epochs}: write "
-            f"schedule.warmup={epochs / 6:.2g}, a sixth of it, or train longer (epochs)"
+            f"config key 'schedule.warmup': a warm-up of {warmup:g} epochs is longer than the run,"
+            f" which has {epochs}: write schedule.warmup={epochs / 6:.2g}, a sixth of it, or train"
+            " longer (epochs)"
         )
     if section.shape == "step" and config.milestones[0] <= warmup:
-        given = "" if section.milestones else "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
+        given = (
+            ""
+            if section.milestones
+            else "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
+        )
         raise ConfigError(
-            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} lies within the warm-up of {warmup:g} epochs, where "
-            "no rate can fall: set a shorter schedule.warmup, or milestones after it"
+            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} lies within"
+            f" the warm-up of {warmup:g} epochs, where no rate can fall: set a shorter"
+            " schedule.warmup, or milestones after it"
         )
 
 
@@ -245,17 +284,23 @@ def _shorter_warm_up(config: ResolvedConfig) -> str | None:
     if config.warmup != fitted or fitted == usual:
         return None
     return (
-        f"the recipe's warm-up of {usual:g} epochs is longer than the run, which has {config.epochs}: it is {fitted:.3g} epochs here, the "
-        "same part of the run (schedule.warmup)"
+        f"the recipe's warm-up of {usual:g} epochs is longer than the run, which has"
+        f" {config.epochs}: it is {fitted:.3g} epochs here, the same part of the run"
+        " (schedule.warmup)"
     )
 
 
 def _growth(config: ResolvedConfig) -> None:
     section, batch = config.growth, config.batch
     if section.by_noise and section.at:
-        raise ConfigError("growth.at and growth.by_noise are two ways to decide when the batch grows; give one of them")
+        raise ConfigError(
+            "growth.at and growth.by_noise are two ways to decide when the batch grows; give one of"
+            " them"
+        )
     if section.max is not None and section.max < batch:
-        raise ConfigError(f"config key 'growth.max': expected at least the batch, {batch}, found {section.max}")
+        raise ConfigError(
+            f"config key 'growth.max': expected at least the batch, {batch}, found {section.max}"
+        )
     _check_epochs("growth.at", section.at, config.num_epochs)
 
 
@@ -266,8 +311,8 @@ def _check_epochs(key: str, epochs: Sequence[float], last: int) -> None:
     in_time = [epoch for epoch in epochs if epoch < last]
     if len(in_time) < len(epochs):
         raise ConfigError(
-            f"config key '{key}': epoch {epochs[len(in_time)]:g} never comes, the run has {last}: write {key}=[{_listed(in_time)}], "
-            "or train longer (epochs)"
+            f"config key '{key}': epoch {epochs[len(in_time)]:g} never comes, the run has {last}:"
+            f" write {key}=[{_listed(in_time)}], or train longer (epochs)"
         )
 
 
@@ -278,5 +323,6 @@ def _listed(epochs: Sequence[float]) -> str:
 def _device(config: RunConfig) -> None:
     if config.device == "cuda" and not count_gpus():
         raise ConfigError(
-            "config key 'device': cuda is asked for, and there is no GPU that torch could use here; auto takes what there is"
+            "config key 'device': cuda is asked for, and there is no GPU that torch could use here;"
+            " auto takes what there is"
         )

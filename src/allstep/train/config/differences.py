@@ -26,7 +26,9 @@ _SHOWN_ELSEWHERE = (
 """Other lines of the banner say them, and most depend on the machine."""
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[Difference]:
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[Difference]:
     """Yield the keys in which two configs differ, as plain values; those of sections with a dot."""
     for key in dict.fromkeys([*before, *now]):
         name, was, is_now = f"{prefix}{key}", before.get(key), now.get(key)
@@ -42,7 +44,8 @@ def set_by_recipe(recipe: str) -> list[str]:
 
 
 def set_by_user(config: RunConfig) -> list[str]:
-    """Return the keys in which a run differs from its recipe, or without one from the defaults, as key=value."""
+    """Return the keys in which a run differs from its recipe, or without one from the defaults, as
+    key=value."""
     usual = _filled_in(config)
     found = _between(BASES[config.recipe](), config)
     return _words(each for each in found if each not in usual)

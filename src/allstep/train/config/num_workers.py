@@ -1,4 +1,5 @@
-"""How many workers a run gets when nobody says, and that nobody says otherwise in a world that has its workers."""
+"""How many workers a run gets when nobody says, and that nobody says otherwise in a world that has
+its workers."""
 
 import os
 from importlib.util import find_spec
@@ -14,7 +15,8 @@ FEWEST_SAMPLES = 16
 
 
 def choose_num_workers(num_gpus: int, num_cores: int, batch: int | None) -> int:
-    """One per GPU, else one per core; at most 8, and none with fewer than 16 samples of the global `batch` (None: no such limit)."""
+    """One per GPU, else one per core; at most 8, and none with fewer than 16 samples of the global
+    `batch` (None: no such limit)."""
     most = MOST_WORKERS if batch is None else min(MOST_WORKERS, batch // FEWEST_SAMPLES)
     return max(1, min(num_gpus or num_cores, most))
 
@@ -26,21 +28,27 @@ def default_num_workers(config: RunConfig) -> int:
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that torch could use, found without importing it: its CUDA library, the driver's devices, CUDA_VISIBLE_DEVICES."""
+    """NVIDIA GPUs that torch could use, found without importing it: its CUDA library, the driver's
+    devices, CUDA_VISIBLE_DEVICES."""
     torch = find_spec("torch")
     library = Path(torch.origin or "").parent / "lib" / "libtorch_cuda.so" if torch else None
     if library is None or not library.exists():
         return 0
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return devices if visible is None else min(devices, len([name for name in visible.split(",") if name.strip()]))
+    return (
+        devices
+        if visible is None
+        else min(devices, len([name for name in visible.split(",") if name.strip()]))
+    )
 
 
 def check_num_workers(asked: int | None, world: World) -> None:
     """A world has the workers it has."""
     if asked is not None and asked != world.size:
         raise ConfigError(
-            f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers out, or ask the launcher for {asked}"
+            f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers"
+            f" out, or ask the launcher for {asked}"
         )
 
 
@@ -51,7 +59,7 @@ def no_result(expected: str) -> AllstepError:
     the process. expected: what the workers should have left.
     """
     return AllstepError(
-        "the workers exited with status 0 without doing their work: "
-        f"expected {expected}, found none; look for sys.exit or os._exit in the model's code, and in "
-        "sitecustomize or .pth files of this Python"
+        f"the workers exited with status 0 without doing their work: expected {expected}, found"
+        " none; look for sys.exit or os._exit in the model's code, and in sitecustomize or .pth"
+        " files of this Python"
     )

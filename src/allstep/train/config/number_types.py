@@ -18,11 +18,17 @@ def _in_range(low: int, high: int) -> Any:
 
 
 def _bounded(low: float, high: float) -> AfterValidator:
-    """From `low` to `high`; an error gives both, whichever of them was passed. Not a number is in no range."""
+    """From `low` to `high`; an error gives both, whichever of them was passed.
+
+    Not a number is in no range.
+    """
 
     def check(value: float) -> float:
         if not low <= value <= high:
-            bounds = {"low": f"{low:.10g}", "high": f"{high:.10g}" if isinstance(high, float) else str(high)}
+            bounds = {
+                "low": f"{low:.10g}",
+                "high": f"{high:.10g}" if isinstance(high, float) else str(high),
+            }
             raise PydanticCustomError("range", "a number from {low} to {high}", bounds)
         return value
 

@@ -6,23 +6,26 @@
     allstep train data.train=photos epochs=20         data of your own: no recipe
 
 A file's key `recipe` names what it starts from. Without it a file starts from the defaults of
-`RunConfig`, never from a recipe: what is tuned for one dataset is wrong for another. So do words alone
-that name data of one's own. Such a config has the recipe "defaults".
+`RunConfig`, never from a recipe: what is tuned for one dataset is wrong for another. So do words
+alone that name data of one's own. Such a config has the recipe "defaults".
 
-A section that has a name may be given as that name: `model=package.module:factory` is `model.name=...`.
+A section that has a name may be given as that name: `model=package.module:factory` is
+`model.name=...`.
 
-What belongs to a choice goes with it, unless it is said again beside the new one: another `model.name` drops the options of the net before,
-another `optimizer.name` its betas and trust coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the
-run keeps its part of it.
+What belongs to a choice goes with it, unless it is said again beside the new one: another
+`model.name` drops the options of the net before, another `optimizer.name` its betas and trust
+coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the run
+keeps its part of it.
 
-A learning rate in a file belongs to a batch, and the recipe's is hardly the one that the file's author
-had in mind: where the two differ, the file has to name it (`optimizer.base_batch`). The default learning
-rate is SGD's: without a recipe, another optimizer needs its own.
+A learning rate in a file belongs to a batch, and the recipe's is hardly the one that the file's
+author had in mind: where the two differ, the file has to name it (`optimizer.base_batch`). The
+default learning rate is SGD's: without a recipe, another optimizer needs its own.
 
-`trust=true` (`--trust`) is no key of a config: it says that the code which a run folder's config names may be
-executed (`config.trust`). In a run folder's own config it does not count.
+`trust=true` (`--trust`) is no key of a config: it says that the code which a run folder's config
+names may be executed (`config.trust`). In a run folder's own config it does not count.
 
-Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one replaces that of an earlier one.
+Within one of them `batch` and `batch_per_worker` exclude each other; the word of a later one
+replaces that of an earlier one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +68,9 @@ ELSEWHERE = {
 """What other programs call our keys: no spelling is near enough to find them."""
 
 
-def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None) -> RunConfig:
+def read_config(
+    source: str = DEFAULT, words: Sequence[str] = (), instead: str | None = None
+) -> RunConfig:
     """The config from `source` with `words` ("key=value") on top.
 
     source: a recipe's name, "defaults" or a YAML file.
@@ -85,7 +90,9 @@ def read_config(source: str = DEFAULT, words: Sequence[str] = (), instead: str |
         _drop_what_belongs(whole, layer)
         _merge(whole, _one_batch(layer))
     if not _names(layers, "schedule.warmup"):
-        whole["schedule"]["warmup"] = warmup_that_fits(base, whole["schedule"]["warmup"], whole["epochs"])
+        whole["schedule"]["warmup"] = warmup_that_fits(
+            base, whole["schedule"]["warmup"], whole["epochs"]
+        )
     config = validated({**whole, "recipe": recipe}, place)
     if _is_file(source) and instead is None:
         _check_base(config, layers, place)
@@ -106,7 +113,8 @@ def default_source(words: Sequence[str]) -> str:
 
 
 def warmup_that_fits(recipe: RunConfig, warmup: Any, epochs: Any) -> Any:
-    """Return the epochs of a warm-up that the user did not give: the recipe's, if the run is that long.
+    """Return the epochs of a warm-up that the user did not give: the recipe's, if the run is that
+    long.
 
     Else the same part of the run. None, a part of the run by itself, fits any run.
     """
@@ -115,14 +123,21 @@ def warmup_that_fits(recipe: RunConfig, warmup: Any, epochs: Any) -> Any:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Recipes and files on the one side, key=value on the other. A file may have "=" in its path."""
+    """Recipes and files on the one side, key=value on the other.
+
+    A file may have "=" in its path.
+    """
     sources = [argument for argument in arguments if _is_source(argument)]
     return sources, [argument for argument in arguments if argument not in sources]
 
 
 def _is_source(argument: str) -> bool:
     key, equals, _ = argument.partition("=")
-    return not equals or "/" in key or (argument.endswith((".yaml", ".yml")) and Path(argument).is_file())
+    return (
+        not equals
+        or "/" in key
+        or (argument.endswith((".yaml", ".yml")) and Path(argument).is_file())
+    )
 
 
 class _Said(NamedTuple):
@@ -135,7 +150,8 @@ class _Said(NamedTuple):
     of_run: bool
     """The file is a run folder's, so it may be another person's."""
     trust: bool | str
-    """The user trusts the code that the file names; a digest: the launcher has checked that code."""
+    """The user trusts the code that the file names; a digest: the launcher has checked that code.
+    """
 
 
 def _said(source: str, words: Sequence[str]) -> _Said:
@@ -176,12 +192,20 @@ def read_layers(source: str, words: Sequence[str]) -> list[dict[str, Any]]:
 def names_data(source: str, words: Sequence[str]) -> bool:
     """Whether the user asked for a data set himself, rather than for a recipe that has one."""
     sections = [_spelled_out(layer).get("data") for layer in read_layers(source, words)]
-    return any(isinstance(section, Mapping) and (section.get("name") or section.get("train")) for section in sections)
+    return any(
+        isinstance(section, Mapping) and (section.get("name") or section.get("train"))
+        for section in sections
+    )
 
 
 def _recipe(layers: Sequence[Mapping[str, Any]]) -> str:
     """The last one named; "recipe:" without a name in a file is none."""
-    return str(next((layer["recipe"] for layer in reversed(layers) if layer.get("recipe") is not None), NEUTRAL))
+    return str(
+        next(
+            (layer["recipe"] for layer in reversed(layers) if layer.get("recipe") is not None),
+            NEUTRAL,
+        )
+    )
 
 
 def _is_file(source: str) -> bool:
@@ -194,14 +218,19 @@ def _document(path: Path) -> Document:
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if not isinstance(document.value, dict):
-        raise ConfigError(f"{path}: expected keys and values, found {type(document.value).__name__}")
+        raise ConfigError(
+            f"{path}: expected keys and values, found {type(document.value).__name__}"
+        )
     return document
 
 
 def _places(source: str, lines: Mapping[str, int], said: Mapping[str, Any]) -> Callable[[str], str]:
-    """Where in the file a key was set, in words; nothing for keys that the words of the command line, `said`, have set."""
+    """Where in the file a key was set, in words; nothing for keys that the words of the command
+    line, `said`, have set."""
     said_keys = set(_flat(said))
-    return lambda key: f"{source}, line {lines[key]}: " if key in lines and key not in said_keys else ""
+    return lambda key: (
+        f"{source}, line {lines[key]}: " if key in lines and key not in said_keys else ""
+    )
 
 
 def _from_words(words: Sequence[str]) -> dict[str, Any]:
@@ -251,11 +280,16 @@ def _drop_what_belongs(whole: dict[str, Any], layer: Mapping[str, Any]) -> None:
         whole["model"]["options"] = {}
     if _chooses_another(whole, layer, "optimizer", "name"):
         whole["optimizer"].update(betas=None, trust_coefficient=None)
-    if _chooses_another(whole, layer, "schedule", "shape") and layer["schedule"]["shape"] == "one-cycle":
+    if (
+        _chooses_another(whole, layer, "schedule", "shape")
+        and layer["schedule"]["shape"] == "one-cycle"
+    ):
         whole["schedule"]["warmup"] = 0.0
 
 
-def _chooses_another(whole: Mapping[str, Any], layer: Mapping[str, Any], section: str, key: str) -> bool:
+def _chooses_another(
+    whole: Mapping[str, Any], layer: Mapping[str, Any], section: str, key: str
+) -> bool:
     own = layer.get(section)
     return isinstance(own, Mapping) and key in own and own[key] != whole[section][key]
 
@@ -264,32 +298,46 @@ def _names(layers: Sequence[Mapping[str, Any]], key: str) -> bool:
     return any(key in _flat(layer) for layer in layers)
 
 
-def _check_base(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]) -> None:
-    """ConfigError for a rate of the file's own that would be scaled from a batch that the file does not name."""
+def _check_base(
+    config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]
+) -> None:
+    """ConfigError for a rate of the file's own that would be scaled from a batch that the file does
+    not name."""
     section = config.optimizer
     stays = config.batch_per_worker is None and config.batch in (None, section.base_batch)
     if stays or section.scaling == "none":
         return
     if not _names(layers[:1], "optimizer.lr") or _names(layers, "optimizer.base_batch"):
         return
-    batch = f"batch={config.batch}" if config.batch else f"batch_per_worker={config.batch_per_worker}"
+    batch = (
+        f"batch={config.batch}" if config.batch else f"batch_per_worker={config.batch_per_worker}"
+    )
     by = "the default config" if config.recipe == NEUTRAL else f"recipe {config.recipe}"
     raise ConfigError(
-        f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would scale it "
-        f"({section.scaling}) from {section.base_batch} to {batch}: set optimizer.base_batch, to the batch "
-        "itself if the learning rate is meant as it stands"
+        f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would"
+        f" scale it ({section.scaling}) from {section.base_batch} to {batch}: set"
+        " optimizer.base_batch, to the batch itself if the learning rate is meant as it stands"
     )
 
 
-def _check_optimizer(config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]) -> None:
-    """ConfigError for an optimizer that would get SGD's default learning rate: AdamW diverges with 0.1."""
+def _check_optimizer(
+    config: RunConfig, layers: Sequence[Mapping[str, Any]], place: Callable[[str], str]
+) -> None:
+    """ConfigError for an optimizer that would get SGD's default learning rate:
+
+    AdamW diverges with 0.1.
+    """
     name = config.optimizer.name
-    if config.recipe != NEUTRAL or name == BASES[NEUTRAL]().optimizer.name or _names(layers, "optimizer.lr"):
+    if (
+        config.recipe != NEUTRAL
+        or name == BASES[NEUTRAL]().optimizer.name
+        or _names(layers, "optimizer.lr")
+    ):
         return
     raise ConfigError(
-        f"{place('optimizer.name') or place('optimizer')}optimizer.name={name} needs a learning rate of its "
-        f"own: the default, {config.optimizer.lr:g}, is for sgd; set optimizer.lr and the batch it is for, "
-        "optimizer.base_batch (0.001 at batch 256 is usual for adamw)"
+        f"{place('optimizer.name') or place('optimizer')}optimizer.name={name} needs a learning"
+        f" rate of its own: the default, {config.optimizer.lr:g}, is for sgd; set optimizer.lr and"
+        " the batch it is for, optimizer.base_batch (0.001 at batch 256 is usual for adamw)"
     )
 
 
@@ -306,15 +354,20 @@ def _check_keys(layer: Mapping[str, Any], place: Callable[[str], str]) -> None:
     sections = {key.partition(".")[0] for key in known if "." in key}
     for key in _flat(layer):
         if new := new_name(key):
-            raise ConfigError(f"{place(key)}config key {key!r} is called {new!r} now: write {new!r}")
+            raise ConfigError(
+                f"{place(key)}config key {key!r} is called {new!r} now: write {new!r}"
+            )
         if key == FREE or key.startswith(f"{FREE}."):
             continue
         if key in sections:
             raise ConfigError(
-                f"{place(key)}config key {key!r} is a section: expected one of its keys, such as {_within(key, known)}"
+                f"{place(key)}config key {key!r} is a section: expected one of its keys, such as"
+                f" {_within(key, known)}"
             )
         if key not in known:
-            raise ConfigError(f"{place(key)}unknown config key {cut(key)!r}; {_suggestion(key, known)}")
+            raise ConfigError(
+                f"{place(key)}unknown config key {cut(key)!r}; {_suggestion(key, known)}"
+            )
 
 
 def _within(section: str, known: Sequence[str]) -> str:
@@ -322,7 +375,8 @@ def _within(section: str, known: Sequence[str]) -> str:
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
-    """What other programs call by that name, or the key of the same last word in another section ("lr"), else the nearest one."""
+    """What other programs call by that name, or the key of the same last word in another section
+    ("lr"), else the nearest one."""
     word = key.rpartition(".")[2]
     if ours := ELSEWHERE.get(key) or ELSEWHERE.get(word):
         return f"did you mean {ours!r}?"

@@ -1,10 +1,13 @@
-"""The ready-made runs. A recipe is a function that returns a config; the first line of its docstring is what `allstep train --list` shows.
+"""The ready-made runs. A recipe is a function that returns a config; the first line of its
+docstring is what `allstep train --list` shows.
 
-A recipe states every key in which it differs from the defaults of `RunConfig`, which are tuned for no dataset. `tests/train/recipes.yaml`
-has all keys of all recipes: a changed default must not change what a recipe trains.
+A recipe states every key in which it differs from the defaults of `RunConfig`, which are tuned for
+no dataset. `tests/train/recipes.yaml` has all keys of all recipes: a changed default must not
+change what a recipe trains.
 
-Precision is `auto` in all of them, so the docstrings have accuracy and time for both. A time "from one epoch" is that of one epoch on
-an otherwise quiet machine, times the epochs, and start and evaluations as measured with it.
+Precision is `auto` in all of them, so the docstrings have accuracy and time for both. A time "from
+one epoch" is that of one epoch on an otherwise quiet machine, times the epochs, and start and
+evaluations as measured with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,23 +26,33 @@ from allstep.train.config.run_config import (
 
 
 def fashion_mnist() -> RunConfig:
-    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28): 93.87% of the test set, mean of 3 seeds (93.80 to 93.99).
+    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28): 93.87% of the test
+    set, mean of 3 seeds (93.80 to 93.99).
 
     12 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
 
     bfloat16   93.87%, mean of 3 seeds   3.8 minutes, 16 November 2026, on a CPU that computes in it
-    float32    93.87%, one seed          6.1 minutes, 17 November 2026, same kind of CPU, from one epoch (28.2 s; bfloat16: 15.0 s)
+    float32    93.87%, one seed          6.1 minutes, 17 November 2026, same kind of CPU, from one
+    epoch (28.2 s; bfloat16: 15.0 s)
     """
     return RunConfig(
         recipe="fashion-mnist",
         epochs=12,
         batch=512,
         label_smoothing=0.1,
-        data=DataConfig(name="fashion-mnist", augment="PadAndCrop(28, pad=2), Flip(alternating=True)"),
-        model=ModelConfig(
-            name="speedy", options={"widths": [32, 64, 128]}, norm="batch", norm_momentum=0.2, norm_scale=False
+        data=DataConfig(
+            name="fashion-mnist", augment="PadAndCrop(28, pad=2), Flip(alternating=True)"
         ),
-        optimizer=OptimizerConfig(lr=1.0, base_batch=512, momentum=0.85, weight_decay=1e-3, bias_lr=16.0),
+        model=ModelConfig(
+            name="speedy",
+            options={"widths": [32, 64, 128]},
+            norm="batch",
+            norm_momentum=0.2,
+            norm_scale=False,
+        ),
+        optimizer=OptimizerConfig(
+            lr=1.0, base_batch=512, momentum=0.85, weight_decay=1e-3, bias_lr=16.0
+        ),
         schedule=ScheduleConfig(shape="linear", warmup=2.5, warmup_from=0.2, end=0.07),
         evaluation=EvaluationConfig(flip=True),
         ema=EmaConfig(decay=0.98, every=1),
@@ -47,12 +60,14 @@ def fashion_mnist() -> RunConfig:
 
 
 def fashion_mnist_large() -> RunConfig:
-    """LeNet on Fashion-MNIST, 30 epochs whatever the batch, for `allstep study batch`: 92.14% of the test set, mean of 3 seeds (batch 128).
+    """LeNet on Fashion-MNIST, 30 epochs whatever the batch, for `allstep study batch`: 92.14% of
+    the test set, mean of 3 seeds (batch 128).
 
     Batch 128, one worker of one thread; by batch and remedy: docs/studies.md.
 
-    bfloat16   92.14%, mean of 3 seeds   6 minutes on a core, 16 November 2026, on a CPU that computes in it
-    float32    92.38%, one seed          4.5 minutes, 17 November 2026, from one epoch alone (8.6 s; bfloat16: 6.0 s, so 3.3 minutes)
+    bfloat16   92.14%, mean of 3 seeds   6 minutes on a core, 16 November 2026, on a CPU that
+    computes in it float32    92.38%, one seed          4.5 minutes, 17 November 2026, from one
+    epoch alone (8.6 s; bfloat16: 6.0 s, so 3.3 minutes)
     """
     return RunConfig(
         recipe="fashion-mnist-large",
@@ -66,14 +81,16 @@ def fashion_mnist_large() -> RunConfig:
 
 
 def cifar10() -> RunConfig:
-    """A small fast net on CIFAR-10 (60,000 pictures of 10 things, 32x32): 93.51% of the test set, one seed.
+    """A small fast net on CIFAR-10 (60,000 pictures of 10 things, 32x32): 93.51% of the test set,
+    one seed.
 
     10 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
 
     bfloat16   93.51%, one seed          93 s an epoch, 17.5 minutes, on a CPU that computes in it
     float32    93.63%, one seed          168 s an epoch, about 28 minutes, on the same CPU
 
-    Times of an epoch: 17 November 2026, one epoch each, one after the other, no other tests running.
+    Times of an epoch: 17 November 2026, one epoch each, one after the other, no other tests
+    running.
 
     The settings are those of Jordan 2024 (https://arxiv.org/abs/2404.00498), without its lookahead.
     """
@@ -88,7 +105,9 @@ def cifar10() -> RunConfig:
             augment='PadAndCrop(32, pad=2, mode="reflect"), Flip(alternating=True)',
         ),
         model=ModelConfig(name="speedy", norm="batch", norm_momentum=0.4, norm_scale=False),
-        optimizer=OptimizerConfig(lr=1.5, base_batch=1024, momentum=0.85, weight_decay=1.33e-3, bias_lr=64.0),
+        optimizer=OptimizerConfig(
+            lr=1.5, base_batch=1024, momentum=0.85, weight_decay=1.33e-3, bias_lr=64.0
+        ),
         schedule=ScheduleConfig(shape="linear", warmup=2.3, warmup_from=0.2, end=0.07),
         evaluation=EvaluationConfig(flip=True),
         ema=EmaConfig(decay=0.95, every=1),
@@ -96,7 +115,10 @@ def cifar10() -> RunConfig:
 
 
 def imagenet() -> RunConfig:
-    """ResNet-50 on ImageNet, 90 epochs with the settings of Goyal et al. 2017 (batch 8,192). No claim of accuracy: never run whole here."""
+    """ResNet-50 on ImageNet, 90 epochs with the settings of Goyal et al. 2017 (batch 8,192).
+
+    No claim of accuracy: never run whole here.
+    """
     return RunConfig(
         recipe="imagenet",
         epochs=90,
@@ -117,7 +139,8 @@ def imagenet() -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 99.1% in bfloat16, 99.2% in float32, means of 3 seeds.
+    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 99.1% in bfloat16, 99.2%
+    in float32, means of 3 seeds.
 
     2 workers of one thread on 2 cores, saving every 2 s, 17 November 2026:
 
@@ -129,7 +152,9 @@ def digits() -> RunConfig:
         epochs=150,
         batch=64,
         data=DataConfig(name="digits"),
-        model=ModelConfig(name="small-cnn", norm="none", options={"widths": [32, 64], "hidden": 64}),
+        model=ModelConfig(
+            name="small-cnn", norm="none", options={"widths": [32, 64], "hidden": 64}
+        ),
         optimizer=OptimizerConfig(lr=0.05, base_batch=64, weight_decay=5e-4),
         schedule=ScheduleConfig(shape="cosine", warmup=0.5),
         save=SaveConfig(seconds=2, epochs=None),

@@ -27,7 +27,9 @@ def new_name(key: str) -> str | None:
     return "ema.decay" if key == "average" else RENAMED.get(key)
 
 
-def translated(config: Mapping[str, Any], names: Mapping[str, str] = RENAMED) -> tuple[dict[str, Any], list[str]]:
+def translated(
+    config: Mapping[str, Any], names: Mapping[str, str] = RENAMED
+) -> tuple[dict[str, Any], list[str]]:
     """Return a config with today's keys, and the old ones that it had.
 
     Raises:
@@ -41,7 +43,9 @@ def translated(config: Mapping[str, Any], names: Mapping[str, str] = RENAMED) ->
         value = section.pop(key)
         target, name = _place(made, new, create=True)
         if target is None or name in target:
-            raise ConfigError(f"config key {old!r} is called {new!r} now, and both are given: remove {old!r}")
+            raise ConfigError(
+                f"config key {old!r} is called {new!r} now, and both are given: remove {old!r}"
+            )
         target[name] = value
         found.append(old)
     if made.get("average") == {}:
@@ -62,7 +66,9 @@ def translated_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return translated(state, _IN_STATE)[0]
 
 
-def _place(config: dict[str, Any], key: str, create: bool = False) -> tuple[dict[str, Any] | None, str]:
+def _place(
+    config: dict[str, Any], key: str, create: bool = False
+) -> tuple[dict[str, Any] | None, str]:
     """Return the section that holds a key, or None, and the key's own name."""
     name, _, inner = key.partition(".")
     if not inner:

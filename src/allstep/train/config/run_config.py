@@ -1,17 +1,18 @@
 """What a run is: one frozen value.
 
-A config belongs to the thing it configures, so it has sections; on the command line a key in a section is written with a dot
-(`optimizer.lr`). `source` reads a config from recipes, files and words. The whole of it is written to the run folder as `config.yaml`;
-training from that file repeats the run, with any number of workers.
+A config belongs to the thing it configures, so it has sections; on the command line a key in a
+section is written with a dot (`optimizer.lr`). `source` reads a config from recipes, files and
+words. The whole of it is written to the run folder as `config.yaml`; training from that file
+repeats the run, with any number of workers.
 
 **The defaults are the textbook's**, tuned for no dataset: SGD with Nesterov momentum 0.9, learning
-rate 0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after a warm-up
-of 5% of the run, ResNet-18 with batch norms of momentum 0.1; no weight averaging, plain evaluation.
-`RunConfig()` is a config without a recipe; it lacks only its data. A recipe states every key in which
-it differs. docs/decisions.md has the reasons.
+rate 0.1 at batch 256 (scaled linearly to another batch), weight decay 5e-4, a cosine after a
+warm-up of 5% of the run, ResNet-18 with batch norms of momentum 0.1; no weight averaging, plain
+evaluation. `RunConfig()` is a config without a recipe; it lacks only its data. A recipe states
+every key in which it differs. docs/decisions.md has the reasons.
 
-**The batch is global**: `batch` is the number of samples of one update over all workers. `batch_per_worker` is the other way of saying
-it, and `resolved` turns it into the first.
+**The batch is global**: `batch` is the number of samples of one update over all workers.
+`batch_per_worker` is the other way of saying it, and `resolved` turns it into the first.
 """
 
 import math
@@ -51,20 +52,24 @@ class DataConfig(_Section):
     """Which samples, and what is done to a picture before the net sees it."""
 
     name: str = ""
-    """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose place
-    `train` gives; by default the last part of that place."""
+    """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose
+    place `train` gives; by default the last part of that place."""
     folder: Path | None = None
     """Where the files of a named set are; None looks in the usual places."""
     train: str | None = None
-    """Data of your own: a folder, pattern or file of whatever `open_source` reads, or "synthetic:1000x224x224"."""
+    """Data of your own: a folder, pattern or file of whatever `open_source` reads, or
+    "synthetic:1000x224x224"."""
     validation: Whole | str | None = None
-    """Samples held out of the training set, or the place of a validation set; None takes 5,000, or a tenth of a small set."""
+    """Samples held out of the training set, or the place of a validation set; None takes 5,000, or
+    a tenth of a small set."""
     test: Whole | str | None = None
-    """The place of the test set, or the samples held out for it; None is the named set's own, else the same number as for validation."""
+    """The place of the test set, or the samples held out for it; None is the named set's own, else
+    the same number as for validation."""
     split_seed: Seed = 0
     """Which samples are held out: not the run's seed, so that runs can be compared."""
     augment: str = "none"
-    """What happens to a picture in training: operations of `allstep.data.augment`, as in "PadAndCrop(32, pad=4), Flip()", or a preset."""
+    """What happens to a picture in training: operations of `allstep.data.augment`, as in
+    "PadAndCrop(32, pad=4), Flip()", or a preset."""
     prepare: str = "none"
     """What happens to a picture in evaluation, as in "CentreCrop(224)"."""
     mix: str = "none"
@@ -74,7 +79,8 @@ class DataConfig(_Section):
     std: tuple[Positive, ...] | None = None
     """Of each channel: divided by. None measures it on the training set."""
     labels_from: Label | None = None
-    """The label of the first class in TFRecords; None: 1 where they are called image/class/label, as ImageNet's are, else 0."""
+    """The label of the first class in TFRecords; None: 1 where they are called image/class/label,
+    as ImageNet's are, else 0."""
     num_classes: Classes | None = None
     """How many classes there are, where the data does not say."""
     workers: Loaders | Literal["auto"] = "auto"
@@ -89,13 +95,18 @@ class DataConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _named_after_its_place(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or values.get("name") or not isinstance(values.get("train"), str):
+        if (
+            not isinstance(values, Mapping)
+            or values.get("name")
+            or not isinstance(values.get("train"), str)
+        ):
             return values
         return {**values, "name": _place_name(values["train"])}
 
 
 def _place_name(where: str) -> str:
-    """Return the last part of a place that is no pattern: "photos" for "photos/" and "photos/*.tar"."""
+    """Return the last part of a place that is no pattern: "photos" for "photos/" and
+    "photos/*.tar"."""
     parts = [part for part in where.split("/") if part.strip(".~") and not set(part) & set("*?[{")]
     return parts[-1].partition(":")[0] if parts else "data"
 
@@ -104,11 +115,13 @@ class ModelConfig(_Section):
     """Which net."""
 
     name: str = "resnet18"
-    """One of `allstep.models`, or "package.module:factory" of your own, called with num_classes, shape, norm and the options."""
+    """One of `allstep.models`, or "package.module:factory" of your own, called with num_classes,
+    shape, norm and the options."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """What else it is called with."""
     norm: Literal["none", "group", "batch", "sync", "ghost"] = "batch"
-    """batch: over a worker's samples; sync: over those of all workers; ghost: over `ghost` samples."""
+    """batch: over a worker's samples; sync: over those of all workers; ghost: over `ghost` samples.
+    """
     norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Of a batch norm's running statistics."""
     norm_scale: bool = True
@@ -137,13 +150,19 @@ class OptimizerConfig(_Section):
     clip: Positive | None = None
     """The largest norm of a gradient; a larger one is scaled down to it."""
     noise: NotNegative = 0.0
-    """Variance of Gaussian noise on the gradients at the start; it fades as (1 + updates)^-0.55. 0.01, 0.3 and 1.0 are usual."""
+    """Variance of Gaussian noise on the gradients at the start; it fades as (1 + updates)^-0.55.
+    0.01, 0.3 and 1.0 are usual."""
     noise_like: Batch | None = None
-    """Weigh samples at random, so that the gradient is as noisy as that of a batch of so many, however large the batch has grown."""
+    """Weigh samples at random, so that the gradient is as noisy as that of a batch of so many,
+    however large the batch has grown."""
 
     def spelled_out(self) -> "OptimizerConfig":
         """The same with the optimizer's own values where none are given."""
-        own = {key: value for key, value in OWN.get(self.name, {}).items() if getattr(self, key) is None}
+        own = {
+            key: value
+            for key, value in OWN.get(self.name, {}).items()
+            if getattr(self, key) is None
+        }
         return self.model_copy(update=own)
 
 
@@ -154,34 +173,41 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "lars": {"trust_coefficient": 0.001},
     "larc": {"trust_coefficient": 0.02},
 }
-"""What optimizers take when nobody says otherwise, so that config.yaml can show it; a test holds it against the classes."""
+"""What optimizers take when nobody says otherwise, so that config.yaml can show it; a test holds it
+against the classes."""
 
 
 class ScheduleConfig(_Section):
     """How the rate goes over the run."""
 
-    shape: Literal["cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"] = "cosine"
+    shape: Literal[
+        "cosine", "linear", "constant", "step", "polynomial", "exponential", "one-cycle"
+    ] = "cosine"
     warmup: NotNegative | None = None
-    """Epochs before the learning rate is at its peak; None: 5% of the run. One-cycle has a rise of its
-    own, and none of these."""
+    """Epochs before the learning rate is at its peak; None: 5% of the run. One-cycle has a rise of
+    its own, and none of these."""
     warmup_kind: Literal["gradual", "constant", "none"] = "gradual"
     warmup_from: Share = 0.0
     """The rate at which the warm-up begins, as a part of the peak."""
     milestones: tuple[Positive, ...] = ()
-    """Epochs (of `epochs`) at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9 of the run."""
+    """Epochs (of `epochs`) at which the shape "step" lowers the rate; none given: 1/3, 2/3 and 8/9
+    of the run."""
     factor: Share = 0.1
     """By which it does."""
     power: Positive = 2.0
     """Of the shape "polynomial"."""
     end: Share = 0.0
-    """Where the rate ends, as a part of the peak. 0 is 0.01 for exponential and 4e-6 for one-cycle; step and constant do not use it."""
+    """Where the rate ends, as a part of the peak. 0 is 0.01 for exponential and 4e-6 for one-cycle;
+    step and constant do not use it."""
     keep_updates: bool = False
-    """Train so many epochs longer that there are as many updates as with base_batch (regime adaptation). Milestones move with it."""
+    """Train so many epochs longer that there are as many updates as with base_batch (regime
+    adaptation). Milestones move with it."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_its_own_rise(cls, values: Any) -> Any:
-        """The usual warm-up is not for one-cycle; one that is asked for stays, and `config.check` refuses it."""
+        """The usual warm-up is not for one-cycle; one that is asked for stays, and `config.check`
+        refuses it."""
         is_cycle = isinstance(values, Mapping) and values.get("shape") == "one-cycle"
         return {**values, "warmup": 0.0} if is_cycle and values.get("warmup") is None else values
 
@@ -229,7 +255,8 @@ class GrowthConfig(_Section):
     """Epochs at which the batch is multiplied."""
     factor: PerWorker = 2
     by_noise: bool = False
-    """Multiply whenever the measured noise scale is above the batch, rather than at given epochs."""
+    """Multiply whenever the measured noise scale is above the batch, rather than at given epochs.
+    """
     max: Batch | None = None
     """The largest batch."""
 
@@ -253,17 +280,22 @@ class RunConfig(_Section):
     seed: Seed = 0
     epochs: Epochs = 30
     batch: Batch | None = None
-    """Samples of one update, over all workers; None: `usual_batch`, base_batch or less for a small dataset."""
+    """Samples of one update, over all workers; None:
+
+    `usual_batch`, base_batch or less for a small dataset.
+    """
     batch_per_worker: PerWorker | None = None
     accumulation: PerWorker = 1
-    """Pieces in which a worker computes its share, one after the other: less memory, same result."""
+    """Pieces in which a worker computes its share, one after the other: less memory, same result.
+    """
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     overfit: Batch | None = None
-    """Train on so many samples only, without augmentation, and evaluate on the same: the first test of any model."""
+    """Train on so many samples only, without augmentation, and evaluate on the same: the first test
+    of any model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16 where
-    the processor computes in it, else float32."""
+    """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16
+    where the processor computes in it, else float32."""
     execution: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
     """How the net is run; "auto" tries each for a few steps and takes the fastest."""
     share_weights: bool | Literal["auto"] = "auto"
@@ -286,7 +318,9 @@ class RunConfig(_Section):
 
         num_workers: how many share a batch; it counts where the config has `batch_per_worker`.
         """
-        batch = self.batch or (self.batch_per_worker or 0) * num_workers or self.optimizer.base_batch
+        batch = (
+            self.batch or (self.batch_per_worker or 0) * num_workers or self.optimizer.base_batch
+        )
         warmup = self.schedule.warmup
         if warmup is None:
             warmup = _num_epochs(self, batch) / _WARM_UP_PART
@@ -323,12 +357,15 @@ class ResolvedConfig(RunConfig):
     @model_validator(mode="after")
     def _is_filled_in(self) -> "ResolvedConfig":
         if self.schedule.warmup is None or self.optimizer.spelled_out() != self.optimizer:
-            raise ValueError("expected a warm-up and the optimizer's own values: see RunConfig.resolved")
+            raise ValueError(
+                "expected a warm-up and the optimizer's own values: see RunConfig.resolved"
+            )
         return self
 
     @property
     def num_epochs(self) -> int:
-        """Epochs of the run; more than `epochs` where a large batch keeps its updates (`schedule.keep_updates`)."""
+        """Epochs of the run; more than `epochs` where a large batch keeps its updates
+        (`schedule.keep_updates`)."""
         return _num_epochs(self, self.batch)
 
     @property
@@ -354,7 +391,8 @@ def _num_epochs(config: RunConfig, batch: int) -> int:
 
 
 def usual_batch(base_batch: int, num_train: int) -> int:
-    """Return the batch of a run that names none: `base_batch`, halved until an epoch has 16 updates.
+    """Return the batch of a run that names none: `base_batch`, halved until an epoch has 16
+    updates.
 
     num_train: samples of an epoch. It is not halved below 8, and never larger than the dataset. The
     learning rate scales with it.

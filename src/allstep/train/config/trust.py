@@ -56,31 +56,36 @@ def key_file() -> Path:
 def is_of_run(config: Path) -> bool:
     """Whether a config file is that of a run folder, and so may be another person's."""
     config = config.resolve()
-    return config.name == "config.yaml" and any(os.path.lexists(config.parent / mark) for mark in _MARKS)
+    return config.name == "config.yaml" and any(
+        os.path.lexists(config.parent / mark) for mark in _MARKS
+    )
 
 
 def check_factory(config: Path, model: ModelConfig) -> None:
-    """ConfigError when `model` in a run folder's `config` is code that is not proved to be the user's."""
+    """ConfigError when `model` in a run folder's `config` is code that is not proved to be the
+    user's."""
     if ":" not in model.name or is_sealed(config.parent, model):
         return
     module = model.name.partition(":")[0]
     place = module_place(model.name)
     if place is None:
         raise ConfigError(
-            f"{config}: model {model.name}: there is no module {module.partition('.')[0]!r} in {Path.cwd()} nor among "
-            "what is installed; the net is the user's own: call this from the folder that the run was trained from"
+            f"{config}: model {model.name}: there is no module {module.partition('.')[0]!r} in"
+            f" {Path.cwd()} nor among what is installed; the net is the user's own: call this from"
+            " the folder that the run was trained from"
         )
     raise ConfigError(
-        f"{config}: its model {model.name} would execute code of {place}, and nothing proves that you wrote "
-        f"this run folder on this machine with that module ({SEAL}); if you trust both, add --trust"
+        f"{config}: its model {model.name} would execute code of {place}, and nothing proves that"
+        f" you wrote this run folder on this machine with that module ({SEAL}); if you trust both,"
+        " add --trust"
     )
 
 
 def checked_word(model: ModelConfig) -> str:
     """Return the word that lets workers execute just this model, which the launcher has checked.
 
-    A worker reads `config.yaml` again, seconds later, and by then another process may have exchanged
-    it; on another host it also lacks the key. So it gets a digest of what was checked.
+    A worker reads `config.yaml` again, seconds later, and by then another process may have
+    exchanged it; on another host it also lacks the key. So it gets a digest of what was checked.
     """
     return f"{TRUST}={_DIGEST}{_digest(model)}"
 
@@ -89,8 +94,8 @@ def check_digest(config: Path, model: ModelConfig, digest: str) -> None:
     """ConfigError unless `model` is the one that the launcher has checked."""
     if ":" in model.name and digest != _DIGEST + _digest(model):
         raise ConfigError(
-            f"{config}: its model {cut(model.name)} is not the one that was checked when this command began: "
-            "the file was exchanged since; look at it before you start again"
+            f"{config}: its model {cut(model.name)} is not the one that was checked when this"
+            " command began: the file was exchanged since; look at it before you start again"
         )
 
 
@@ -130,8 +135,12 @@ def _seal(key: bytes, model: ModelConfig) -> bytes | None:
     if place is None:
         return None
     options = model.model_dump(mode="json")["options"]
-    claim = json.dumps(["allstep run folder", 1, model.name, options, place], sort_keys=True, default=str)
-    return hmac.new(key, claim.encode(errors="backslashreplace"), hashlib.sha256).hexdigest().encode()
+    claim = json.dumps(
+        ["allstep run folder", 1, model.name, options, place], sort_keys=True, default=str
+    )
+    return (
+        hmac.new(key, claim.encode(errors="backslashreplace"), hashlib.sha256).hexdigest().encode()
+    )
 
 
 def _key() -> bytes:

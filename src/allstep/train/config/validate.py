@@ -1,4 +1,5 @@
-"""Check plain values against `RunConfig`, and list its keys: errors in the user's words, not in pydantic's."""
+"""Check plain values against `RunConfig`, and list its keys: errors in the user's words, not in
+pydantic's."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,7 +11,8 @@ from allstep.train.config.run_config import RunConfig
 
 
 def validated(values: Mapping[str, Any], place: Callable[[str], str] = lambda key: "") -> RunConfig:
-    """`values` as a RunConfig, or one line that says what is wrong with the first wrong one. place: where a key was set, in words."""
+    """`values` as a RunConfig, or one line that says what is wrong with the first wrong one. place:
+    where a key was set, in words."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -42,7 +44,11 @@ def _key_parts(location: tuple[int | str, ...]) -> list[str]:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             break
         parts.append(str(part))
-        section = section.model_fields[str(part)].annotation if str(part) in section.model_fields else None
+        section = (
+            section.model_fields[str(part)].annotation
+            if str(part) in section.model_fields
+            else None
+        )
     return parts
 
 

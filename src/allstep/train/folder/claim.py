@@ -8,8 +8,9 @@ DIR/run.lock         locked by the process that trains it (`lock`)
 DIR/run.seal         that this user trains a model of the user's own code here (`trust`)
 ```
 
-A folder that holds a run is never written over: either the run goes on (`--resume auto`), or the new one gets another name. A record or
-a checkpoint is enough to be a run. Nor is a config.yaml that says something else: it may be the only copy of what a user wrote.
+A folder that holds a run is never written over: either the run goes on (`--resume auto`), or the
+new one gets another name. A record or a checkpoint is enough to be a run. Nor is a config.yaml that
+says something else: it may be the only copy of what a user wrote.
 """
 
 import contextlib
@@ -59,7 +60,8 @@ class Claimed:
     is_new: bool = False
     """The config.yaml there is of this claim."""
     words: tuple[str, ...] = ()
-    """What is asked for now and was not then, of what may change: key=value, on top of the folder's config.yaml."""
+    """What is asked for now and was not then, of what may change: key=value, on top of the folder's
+    config.yaml."""
 
     def farewell(self) -> str:
         """Why there is nothing to do in a run that has ended."""
@@ -67,7 +69,8 @@ class Claimed:
 
 
 def claim_folder(config: ResolvedConfig, out: Path | None, resume: bool = False) -> Claimed:
-    """The folder `out`, else a new one in `runs`, with the config in it. resume: a run that is there continues.
+    """The folder `out`, else a new one in `runs`, with the config in it. resume: a run that is
+    there continues.
 
     A new one is called <recipe>-<time>, or without a recipe <model>-on-<data>-<time>.
 
@@ -87,15 +90,20 @@ def _claimed(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
         folder.mkdir(parents=True, exist_ok=True)
         if holds_run(folder):
             return _taken_up(config, folder, resume)
-        is_new = not (folder / CONFIG).exists() and create_file(folder / CONFIG, config.to_yaml().encode())
+        is_new = not (folder / CONFIG).exists() and create_file(
+            folder / CONFIG, config.to_yaml().encode()
+        )
     except OSError as error:
-        raise ConfigError(f"{error.filename or out}: cannot be written: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{error.filename or out}: cannot be written: {error.strerror or error}"
+        ) from error
     complaint = f"{folder / CONFIG}: is there already and says something else", "move it away"
     return Claimed(folder, is_new=is_new, words=_words(config, folder, *complaint))
 
 
 def _keep_out_of_data(config: ResolvedConfig, folder: Path) -> None:
-    """Folders of pictures are classes: a run among them would be one more, for the next run and for its own resume."""
+    """Folders of pictures are classes: a run among them would be one more, for the next run and for
+    its own resume."""
     if holds_run(folder):
         return
     for key in ("train", "validation", "test"):
@@ -104,12 +112,14 @@ def _keep_out_of_data(config: ResolvedConfig, folder: Path) -> None:
             continue
         if holds_class_folders(Path(place)):
             raise ConfigError(
-                f"the run folder {folder} would lie in data.{key}={place}, whose folders are classes: give another one with --out"
+                f"the run folder {folder} would lie in data.{key}={place}, whose folders are"
+                " classes: give another one with --out"
             )
 
 
 def abandon(claimed: Claimed) -> None:
-    """Takes back a claim of which no run came, so that the next one, with the mistake mended, finds the folder as this one did."""
+    """Takes back a claim of which no run came, so that the next one, with the mistake mended, finds
+    the folder as this one did."""
     folder = claimed.path
     if claimed.is_new and not holds_run(folder):
         with contextlib.suppress(OSError):
@@ -127,53 +137,77 @@ def holds_run(folder: Path) -> bool:
         # Odd digits count, too: what might be a checkpoint is not written over.
         return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
     except OSError as error:
-        raise ConfigError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{error.filename or folder}: cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether the run in it, if there is one, has come to its end. An end without a test score is none."""
+    """Whether the run in it, if there is one, has come to its end.
+
+    An end without a test score is none.
+    """
     try:
         end = runlog.read(folder / RECORD).end
-        return end is not None and isinstance(end.get("test"), Mapping) and type(end.get("samples", 0)) is int
+        return (
+            end is not None
+            and isinstance(end.get("test"), Mapping)
+            and type(end.get("samples", 0)) is int
+        )
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise ConfigError(f"{folder / RECORD}: cannot be read: {error.strerror or error}; move it away") from error
+        raise ConfigError(
+            f"{folder / RECORD}: cannot be read: {error.strerror or error}; move it away"
+        ) from error
 
 
 def expect_run(folder: Path) -> None:
     """ConfigError where there is nothing to go on with."""
     if not holds_run(folder):
         raise ConfigError(
-            f"{folder}: holds no run to go on with, neither {RECORD} nor a checkpoint; --out {folder} --resume auto would begin one"
+            f"{folder}: holds no run to go on with, neither {RECORD} nor a checkpoint; --out"
+            f" {folder} --resume auto would begin one"
         )
 
 
 def _taken_up(config: ResolvedConfig, folder: Path, resume: bool) -> Claimed:
     if not resume:
         raise ConfigError(
-            f"{folder}: already holds a run; go on with it by --resume auto, or give another folder with --out"
+            f"{folder}: already holds a run; go on with it by --resume auto, or give another folder"
+            " with --out"
         )
     if not (folder / CONFIG).exists():
         raise ConfigError(
-            f"{folder}: holds a run, but {CONFIG} is gone, which says what it computes (so does `config` in the first line of {RECORD}); "
-            "put it back, or give another folder with --out"
+            f"{folder}: holds a run, but {CONFIG} is gone, which says what it computes (so does"
+            f" `config` in the first line of {RECORD}); put it back, or give another folder with"
+            " --out"
         )
     words = _words(
-        config, folder, f"{folder}: the run there is another one", f"go on with it as it was (--resume {folder})"
+        config,
+        folder,
+        f"{folder}: the run there is another one",
+        f"go on with it as it was (--resume {folder})",
     )
     return Claimed(folder, goes_on=True, has_ended=has_ended(folder), words=words)
 
 
 def _words(config: ResolvedConfig, folder: Path, complaint: str, remedy: str) -> tuple[str, ...]:
-    """In what `config` differs from the folder's, if it may; else `complaint` with the differences and `remedy`."""
+    """In what `config` differs from the folder's, if it may; else `complaint` with the differences
+    and `remedy`."""
     before = read_layers(str(folder / CONFIG), ())[0]
     now = as_begun(config, folder).model_dump(mode="json")
     if changed := list(changes(before, now)):
         more = f"; and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
         shown = "; ".join(changed[:_MOST_SHOWN])
-        raise ConfigError(f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out")
-    return tuple(f"{key}={json.dumps(value)}" for key, _, value in differences(before, now) if _may_change(key))
+        raise ConfigError(
+            f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out"
+        )
+    return tuple(
+        f"{key}={json.dumps(value)}"
+        for key, _, value in differences(before, now)
+        if _may_change(key)
+    )
 
 
 def as_begun(config: ResolvedConfig, folder: Path) -> ResolvedConfig:
@@ -192,7 +226,9 @@ def as_begun(config: ResolvedConfig, folder: Path) -> ResolvedConfig:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """In which keys two configs differ, of those that decide what a run computes."""
     return (
-        f"{key} was {was}, is {is_now} now" for key, was, is_now in differences(before, now) if not _may_change(key)
+        f"{key} was {was}, is {is_now} now"
+        for key, was, is_now in differences(before, now)
+        if not _may_change(key)
     )
 
 

@@ -1,4 +1,5 @@
-"""One run in a folder at a time: `run.lock` is locked by rank 0's process for as long as it trains, and says who that is.
+"""One run in a folder at a time: `run.lock` is locked by rank 0's process for as long as it trains,
+and says who that is.
 
 A run that was just killed may take a moment to be gone: whoever comes next waits that long.
 """
@@ -20,7 +21,10 @@ PATIENCE = 10.0
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Within it no other process holds `folder`. ConfigError when another does, or when nothing can be written there."""
+    """Within it no other process holds `folder`.
+
+    ConfigError when another does, or when nothing can be written there.
+    """
     with contextlib.ExitStack() as held:
         try:
             handle = held.enter_context(locked(folder / LOCK, PATIENCE))
@@ -30,7 +34,9 @@ def hold(folder: Path) -> Iterator[None]:
                 f"{folder}: is being trained by {holder}; wait for its end, or give another --out"
             ) from error
         except OSError as error:
-            raise ConfigError(f"{folder / LOCK}: cannot be written: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{folder / LOCK}: cannot be written: {error.strerror or error}"
+            ) from error
         _sign(handle, f"process {os.getpid()} on {socket.gethostname()}")
         yield
         _sign(handle, "")

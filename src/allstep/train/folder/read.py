@@ -1,4 +1,7 @@
-"""A run that is there already: its config, read back, and what somebody may want of it. No torch in here: a launcher can afford it."""
+"""A run that is there already: its config, read back, and what somebody may want of it.
+
+No torch in here: a launcher can afford it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,15 +36,22 @@ class Evaluation:
     """Execute the model code that the run folder names, also without a proof of its origin."""
 
     def config(self) -> RunConfig:
-        """The run's config with the words on top. ConfigError when there is no run, or a word that would make it another one."""
+        """The run's config with the words on top.
+
+        ConfigError when there is no run, or a word that would make it another one.
+        """
         for word in self.words:
             key = word.partition("=")[0]
             if not key.startswith("data."):
                 raise ConfigError(
-                    f"{word}: the run is what it is; only keys of its data can be set here, such as data.test=FOLDER"
+                    f"{word}: the run is what it is; only keys of its data can be set here, such as"
+                    " data.test=FOLDER"
                 )
             if key in _FIXED:
-                raise ConfigError(f"{word}: the net was trained with what the run says, so {key} cannot be set here")
+                raise ConfigError(
+                    f"{word}: the net was trained with what the run says, so {key} cannot be set"
+                    " here"
+                )
         return run_config(self.folder, self.words, self.trust)
 
 
@@ -52,7 +62,10 @@ def run_config(folder: Path, words: Sequence[str] = (), trust: bool = False) -> 
     """
     file = folder / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"{folder}: {_what_is_wrong(folder)}; expected a run folder, as `allstep train` makes it")
+        raise ConfigError(
+            f"{folder}: {_what_is_wrong(folder)}; expected a run folder, as `allstep train`"
+            " makes it"
+        )
     config = read_config(str(file), [*words, f"{TRUST}=true"] if trust else words)
     if not trust:
         # Also where the folder has nothing yet that would mark it as a run's.

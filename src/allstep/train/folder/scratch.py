@@ -1,4 +1,5 @@
-"""A folder for files that nobody keeps, made where a run would be: if it cannot be written there, neither could the run."""
+"""A folder for files that nobody keeps, made where a run would be: if it cannot be written there,
+neither could the run."""
 
 import shutil
 import tempfile
@@ -12,7 +13,8 @@ from allstep.world import World
 
 @contextmanager
 def scratch(world: World, near: Path | None = None) -> Iterator[Path]:
-    """A folder of rank 0 for as long as it lasts, known to all ranks: in the nearest folder of `near` that exists, else where such go."""
+    """A folder of rank 0 for as long as it lasts, known to all ranks: in the nearest folder of
+    `near` that exists, else where such go."""
     from allstep.comm.group import agree
 
     made = agree.rank_0_decides(world, lambda: make_scratch(near))
@@ -25,8 +27,12 @@ def scratch(world: World, near: Path | None = None) -> Iterator[Path]:
 
 def make_scratch(near: Path | None = None) -> Path:
     """A new folder. ConfigError where none can be made, for there no run could be either."""
-    place = None if near is None else next(each for each in near.absolute().parents if each.is_dir())
+    place = (
+        None if near is None else next(each for each in near.absolute().parents if each.is_dir())
+    )
     try:
         return Path(tempfile.mkdtemp(prefix=".allstep-", dir=place))
     except OSError as error:
-        raise ConfigError(f"{place or 'temporary folder'}: cannot be written: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{place or 'temporary folder'}: cannot be written: {error.strerror or error}"
+        ) from error

@@ -44,7 +44,10 @@ class _State(BaseModel):
 def _like(kind: type[Any]) -> Any:
     """A model with the fields of a dataclass, and no others: it is made by `kind(**plain)`."""
     hints = get_type_hints(kind)
-    made = {each.name: (hints[each.name], ... if each.default is MISSING else each.default) for each in fields(kind)}
+    made = {
+        each.name: (hints[each.name], ... if each.default is MISSING else each.default)
+        for each in fields(kind)
+    }
     return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **made)  # type: ignore[call-overload]
 
 
@@ -133,7 +136,8 @@ def check_resumed(snapshot: Snapshot) -> None:
             raise CheckpointError(f"state.json: noise: {error}") from error
     if state.execution not in WAYS:
         raise CheckpointError(
-            f"state.json: execution: expected one of {', '.join(WAYS)}, found {state.execution[:40]!r}"
+            f"state.json: execution: expected one of {', '.join(WAYS)}, found"
+            f" {state.execution[:40]!r}"
         )
 
 
@@ -145,12 +149,15 @@ def check_batch(snapshot: Snapshot, config: ResolvedConfig, num_samples: int | N
     least, most = batches(config, num_samples)
     found = snapshot.state["standing"]["batch"]
     if not least <= found <= most:
-        expected = f"{least}, as in the config" if least == most else f"{least} to {most}, by the config"
+        expected = (
+            f"{least}, as in the config" if least == most else f"{least} to {most}, by the config"
+        )
         raise CheckpointError(f"state.json: standing.batch: expected {expected}, found {found}")
 
 
 def check_optimizer(snapshot: Snapshot, config: ResolvedConfig) -> None:
-    """CheckpointError unless the settings in the state are of the kinds that the config's optimizer has.
+    """CheckpointError unless the settings in the state are of the kinds that the config's optimizer
+    has.
 
     Whether they belong to this model's parameters is known when the model is built.
     """
@@ -163,18 +170,21 @@ def check_optimizer(snapshot: Snapshot, config: ResolvedConfig) -> None:
         for key, value in group.items():
             if key in usual and not is_like(value, usual[key]):
                 raise CheckpointError(
-                    f"state.json: optimizer.groups.{index}.{key}: expected something like {usual[key]!r}, "
-                    f"found {str(value)[:40]!r}"
+                    f"state.json: optimizer.groups.{index}.{key}: expected something like"
+                    f" {usual[key]!r}, found {str(value)[:40]!r}"
                 )
     if names != found["names"] or numbers != list(range(len(names))):
-        raise CheckpointError("state.json: optimizer.groups: expected each of optimizer.names once, in their order")
+        raise CheckpointError(
+            "state.json: optimizer.groups: expected each of optimizer.names once, in their order"
+        )
 
 
 def _listed(group: Mapping[str, Any], key: str, kind: type, index: int) -> list[Any]:
     values = group.get(key)
     if not isinstance(values, list) or any(type(each) is not kind for each in values):
         raise CheckpointError(
-            f"state.json: optimizer.groups.{index}.{key}: expected a list of {kind.__name__}, found {str(values)[:40]!r}"
+            f"state.json: optimizer.groups.{index}.{key}: expected a list of {kind.__name__}, found"
+            f" {str(values)[:40]!r}"
         )
     return values
 
@@ -185,17 +195,25 @@ def check_used(snapshot: Snapshot) -> None:
     channels = pictures.shape[0]
     for name, values in (("mean", pictures.mean), ("std", pictures.std)):
         if name == "std" and not all(0 < value < LARGEST for value in values):
-            raise CheckpointError(f"state.json: pictures.std: expected numbers above 0, found {str(values)[:40]}")
+            raise CheckpointError(
+                f"state.json: pictures.std: expected numbers above 0, found {str(values)[:40]}"
+            )
         if len(values) != channels:
-            raise CheckpointError(f"state.json: pictures.{name}: expected {channels} numbers, found {len(values)}")
+            raise CheckpointError(
+                f"state.json: pictures.{name}: expected {channels} numbers, found {len(values)}"
+            )
     for shape in (pictures.shape, pictures.trained_shape or pictures.shape):
         if prod(shape) > _MOST_VALUES:
-            raise CheckpointError(f"state.json: pictures.shape: {shape} is more than {_MOST_VALUES:,} values")
+            raise CheckpointError(
+                f"state.json: pictures.shape: {shape} is more than {_MOST_VALUES:,} values"
+            )
 
 
 def _checked(kind: Any, snapshot: Snapshot) -> Any:
     if not isinstance(snapshot.state, Mapping):
-        raise CheckpointError(f"state.json: expected keys and values, found {type(snapshot.state).__name__}")
+        raise CheckpointError(
+            f"state.json: expected keys and values, found {type(snapshot.state).__name__}"
+        )
     try:
         state = kind.model_validate(snapshot.state)
     except ValidationError as error:
@@ -205,7 +223,7 @@ def _checked(kind: Any, snapshot: Snapshot) -> Any:
         raise CheckpointError(f"state.json: {place}: {first['msg']}{found}") from None
     if state.standing.samples != snapshot.samples:
         raise CheckpointError(
-            f"state.json: standing.samples: expected {snapshot.samples}, as the folder's name has it, "
-            f"found {state.standing.samples}"
+            f"state.json: standing.samples: expected {snapshot.samples}, as the folder's name has"
+            f" it, found {state.standing.samples}"
         )
     return state

@@ -10,12 +10,14 @@ best |_\\_/___x               best: the lowest mean over about the last 10 steps
      +----------------> steps
 ```
 
-The limit is 10 times the best, but at least half of the first loss: near the end of a good run the best is so low that a single mislabelled
-picture is worth more than 10 times of it. From a million limits no net comes back: its loss may fall again, to that of guessing, while the
-running statistics of its norms have become infinite. Those are looked at before each evaluation, by whoever calls `LossWatch`.
+The limit is 10 times the best, but at least half of the first loss: near the end of a good run the
+best is so low that a single mislabelled picture is worth more than 10 times of it. From a million
+limits no net comes back: its loss may fall again, to that of guessing, while the running statistics
+of its norms have become infinite. Those are looked at before each evaluation, by whoever calls
+`LossWatch`.
 
-`explain` then makes the message out of what is known. Remedies stand in the order in which they are likely to help, and only those whose
-reason is given by the facts.
+`explain` then makes the message out of what is known. Remedies stand in the order in which they are
+likely to help, and only those whose reason is given by the facts.
 """
 
 import math
@@ -39,7 +41,10 @@ _LONG_WARM_UP = 5.0  # epochs, as Goyal et al. 2017 use it
 _FAR = 8  # times base_batch
 _BOLD = 4  # times the recipe's rate
 _LAYERWISE = {
-    "sgd": ("optimizer.name=lars", "optimizer.trust_coefficient=0.02"),  # its own, 0.001, wants rates far above SGD's
+    "sgd": (
+        "optimizer.name=lars",
+        "optimizer.trust_coefficient=0.02",
+    ),  # its own, 0.001, wants rates far above SGD's
     "adamw": ("optimizer.name=lamb",),
 }
 """As docs/large-batch.md recommends them for the rate that is there."""
@@ -58,12 +63,16 @@ class Spike:
 
     def __str__(self) -> str:
         long = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        return f"the loss rose to {self.peak:.4g} at step {self.step} (best so far {self.best:.4g}) and came back after {long}"
+        return (
+            f"the loss rose to {self.peak:.4g} at step {self.step} (best so far {self.best:.4g})"
+            f" and came back after {long}"
+        )
 
 
 @dataclass(frozen=True)
 class Diverged:
-    """The loss is not a number, or has stayed beyond the limit; or a tensor of the net is not finite."""
+    """The loss is not a number, or has stayed beyond the limit; or a tensor of the net is not
+    finite."""
 
     step: int
     loss: float
@@ -77,18 +86,27 @@ class Diverged:
     def __str__(self) -> str:
         best = f"; the best so far was {self.best:.4g}" if self.best is not None else ""
         if self.broken:
-            return f"{self.broken} is not finite after step {self.step}, though the loss is {self.loss:.4g}{best}"
+            return (
+                f"{self.broken} is not finite after step {self.step}, though the loss is"
+                f" {self.loss:.4g}{best}"
+            )
         if not math.isfinite(self.loss):
             return f"the loss is {self.loss} at step {self.step}{best}"
         if self.since == self.step:
-            return f"the loss is {self.loss:.4g} at step {self.step}{best}: no net comes back from there"
+            return (
+                f"the loss is {self.loss:.4g} at step {self.step}{best}: no net comes back from"
+                " there"
+            )
         long = f"it has been beyond {_BEYOND:g} times that since step {self.since}"
         return f"the loss is {self.loss:.4g} at step {self.step}{best}, and {long}"
 
 
 @dataclass
 class LossWatch:
-    """Sees every step. Plain numbers, for checkpoints: `LossWatch(**asdict(watch))` goes on where `watch` was."""
+    """Sees every step.
+
+    Plain numbers, for checkpoints: `LossWatch(**asdict(watch))` goes on where `watch` was.
+    """
 
     step: int = 0
     first: float = 0.0
@@ -100,7 +118,10 @@ class LossWatch:
     peak: float = 0.0
 
     def see(self, loss: float, count: int) -> Spike | Diverged | None:
-        """The next step: its mean loss over `count` samples, of all ranks or of this one. A step without samples says nothing."""
+        """The next step: its mean loss over `count` samples, of all ranks or of this one.
+
+        A step without samples says nothing.
+        """
         self.step += 1
         if not count:
             return None
@@ -108,14 +129,20 @@ class LossWatch:
             return Diverged(self.step, loss, self.best, self.since or self.step)
         if loss > self.limit:
             return self._beyond(loss)
-        spike = Spike(self.since, self.step - self.since, self.peak, self.best or 0.0) if self.since else None
+        spike = (
+            Spike(self.since, self.step - self.since, self.peak, self.best or 0.0)
+            if self.since
+            else None
+        )
         self._keep(loss)
         return spike
 
     @property
     def limit(self) -> float:
         """What a loss may be; the first may be anything."""
-        return math.inf if self.best is None else max(_BEYOND * self.best, _OF_THE_FIRST * self.first)
+        return (
+            math.inf if self.best is None else max(_BEYOND * self.best, _OF_THE_FIRST * self.first)
+        )
 
     def _beyond(self, loss: float) -> Diverged | None:
         self.since, self.peak = self.since or self.step, max(self.peak, loss)
@@ -170,7 +197,8 @@ def explain(diverged: Diverged, known: Circumstances, config: ResolvedConfig) ->
     """All that helps, a line each; the first says what happened, the others are indented below it."""
     norm = "" if known.grad_norm is None else f", gradient norm {known.grad_norm:.3g}"
     lines = [
-        f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; rate {known.rate:.3g}, batch {known.batch}{norm})"
+        f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; rate"
+        f" {known.rate:.3g}, batch {known.batch}{norm})"
     ]
     if known.suspects:
         lines.append(_samples(known))
@@ -183,14 +211,22 @@ def explain(diverged: Diverged, known: Circumstances, config: ResolvedConfig) ->
 
 def remedies(known: Circumstances, config: ResolvedConfig) -> list[str]:
     """What may help, the likeliest first: a config key with its value, and why."""
-    return [*_by_input(known), *_by_precision(config), *_by_rate(known, config), *_by_gradients(known, config)]
+    return [
+        *_by_input(known),
+        *_by_precision(config),
+        *_by_rate(known, config),
+        *_by_gradients(known, config),
+    ]
 
 
 def _by_input(known: Circumstances) -> Iterator[str]:
     bad = [suspect for suspect in known.suspects if not suspect.is_finite]
     if bad:
         numbers = ", ".join(str(suspect.number) for suspect in bad[:_MOST_SAMPLES])
-        yield f"look at the samples {numbers}: as input of the net they are not finite, so the data or data.mean, data.std are wrong"
+        yield (
+            f"look at the samples {numbers}: as input of the net they are not finite, so the data"
+            " or data.mean, data.std are wrong"
+        )
 
 
 def _by_precision(config: ResolvedConfig) -> Iterator[str]:
@@ -203,15 +239,25 @@ def _by_rate(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     scaled = SCALINGS[optimizer.scaling](1.0, config.batch, optimizer.base_batch)
     to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
     own = BASES[config.recipe]().optimizer if config.recipe in BASES else optimizer
-    if (own.name, own.base_batch) == (optimizer.name, optimizer.base_batch) and optimizer.lr > _BOLD * own.lr:
+    if (own.name, own.base_batch) == (
+        optimizer.name,
+        optimizer.base_batch,
+    ) and optimizer.lr > _BOLD * own.lr:
         whose = "the default" if config.recipe == NEUTRAL else "the recipe's own rate"
-        yield f"optimizer.lr={own.lr:g}: {whose}; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g} times that"
+        yield (
+            f"optimizer.lr={own.lr:g}: {whose}; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g}"
+            " times that"
+        )
     longer = _longer(config)
     words = ["schedule.warmup_kind=gradual"] if schedule.warmup_kind == "none" else []
     words += [f"schedule.warmup={longer:g}"] if config.warmup_epochs < longer else []
-    if scaled > 1 and words and schedule.shape != "one-cycle":  # which rises by itself, and takes no warm-up
+    if (
+        scaled > 1 and words and schedule.shape != "one-cycle"
+    ):  # which rises by itself, and takes no warm-up
         rises = (
-            f"rises to {to} within {config.warmup:g} epochs" if config.warmup else f"is {to}, from the first step on"
+            f"rises to {to} within {config.warmup:g} epochs"
+            if config.warmup
+            else f"is {to}, from the first step on"
         )
         yield f"{' '.join(words)}: the rate {rises}"
     if known.batch >= _FAR * optimizer.base_batch:
@@ -219,17 +265,27 @@ def _by_rate(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
 
 
 def _longer(config: ResolvedConfig) -> float:
-    """Epochs of a warm-up that is long, for a run of that length; it must be over before the rate falls."""
+    """Epochs of a warm-up that is long, for a run of that length; it must be over before the rate
+    falls."""
     before = config.milestones[0] / 2 if config.schedule.shape == "step" else config.num_epochs
     return min(_LONG_WARM_UP, max(config.num_epochs / 4, config.warmup_epochs), before)
 
 
 def _by_batch(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     optimizer = config.optimizer
-    far = f"batch {known.batch} is {known.batch / optimizer.base_batch:.3g} times base_batch {optimizer.base_batch}"
+    far = (
+        f"batch {known.batch} is {known.batch / optimizer.base_batch:.3g} times base_batch"
+        f" {optimizer.base_batch}"
+    )
     if optimizer.name in _LAYERWISE:
-        words = [*_LAYERWISE[optimizer.name], *["optimizer.scaling=square-root"] * (optimizer.scaling == "linear")]
-        yield f"{' '.join(words)}: {far}, where layers want rates of their own; begin with the rate of {optimizer.name}"
+        words = [
+            *_LAYERWISE[optimizer.name],
+            *["optimizer.scaling=square-root"] * (optimizer.scaling == "linear"),
+        ]
+        yield (
+            f"{' '.join(words)}: {far}, where layers want rates of their own; begin with the rate"
+            f" of {optimizer.name}"
+        )
     if optimizer.scaling == "linear":
         yield f"optimizer.scaling=square-root: {far}, where a rate in proportion is too high"
 
@@ -245,12 +301,15 @@ def _by_gradients(known: Circumstances, config: ResolvedConfig) -> Iterator[str]
 
 def _why_clip(norm: float | None) -> str:
     return (
-        "one large gradient cannot do much then" if norm is None or norm <= 1 else f"the gradient's norm was {norm:.3g}"
+        "one large gradient cannot do much then"
+        if norm is None or norm <= 1
+        else f"the gradient's norm was {norm:.3g}"
     )
 
 
 def _samples(known: Circumstances) -> str:
-    """Which they were, those with bad input first, by rank; and where those lie that one might want to look at."""
+    """Which they were, those with bad input first, by rank; and where those lie that one might want
+    to look at."""
     ordered = sorted(known.suspects, key=lambda suspect: (suspect.is_finite, suspect.rank))
     shown, more = ordered[:_MOST_SAMPLES], len(ordered) - _MOST_SAMPLES
     few = (

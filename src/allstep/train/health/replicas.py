@@ -1,26 +1,31 @@
-"""Whether all ranks still have the same weights: two numbers of 8 bytes from each rank say it, and no step waits for them.
+"""Whether all ranks still have the same weights: two numbers of 8 bytes from each rank say it, and
+no step waits for them.
 
-All ranks begin with the same weights and apply the same updates, so they must stay equal, bit for bit. A broken memory cell, or a line of
-a user's code that acts on one rank only, breaks that without a sign. So every few hundred steps:
+All ranks begin with the same weights and apply the same updates, so they must stay equal, bit for
+bit. A broken memory cell, or a line of a user's code that acts on one rank only, breaks that
+without a sign. So every few hundred steps:
 
 ```
 step n     start(n)   hash of each tensor -> hash of these hashes, of parameters and of buffers -> an all_gather begins
 step n+1   finish()   they differ? -> gather the hashes of all tensors, as they were at step n -> name the first tensor, and the ranks
 ```
 
-The hash of a tensor reads its bytes as 64-bit numbers x and folds them, row by row of 1024, until one number is left (all modulo 2^64):
+The hash of a tensor reads its bytes as 64-bit numbers x and folds them, row by row of 1024, until
+one number is left (all modulo 2^64):
 
 ```
 x[r, c]  ->  y[r] = sum over c of x[r, c] * w[c]   ->  the next x[r] = y[r] xor (y[r] >> 32)      w: odd random numbers, others in each fold
 ```
 
-Each place has a factor of its own, so that differences at two places do not cancel, as they would in a plain sum; the shift brings down
-what is in the high bits, where a product has little room. Whole numbers add up
-the same in any order, so the number of threads does not matter. NaNs are equal when their bits are. Memory is read in the order in which it
-lies, so ranks must have the same layout (channels-last or not), as they do here.
+Each place has a factor of its own, so that differences at two places do not cancel, as they would
+in a plain sum; the shift brings down what is in the high bits, where a product has little room.
+Whole numbers add up the same in any order, so the number of threads does not matter. NaNs are equal
+when their bits are. Memory is read in the order in which it lies, so ranks must have the same
+layout (channels-last or not), as they do here.
 
-Where the ranks of a host share one copy of the parameters (`shared`), only the first rank of each host looks at them; 0 is the word of the
-others for "not looked". Buffers, such as the running statistics of norms, are each rank's own in any case.
+Where the ranks of a host share one copy of the parameters (`shared`), only the first rank of each
+host looks at them; 0 is the word of the others for "not looked". Buffers, such as the running
+statistics of norms, are each rank's own in any case.
 """
 
 import random
@@ -42,7 +47,10 @@ _NOT_LOOKED = 0
 
 
 class Fingerprint:
-    """Compares the weights of all ranks. `start` and `finish` are collectives: all ranks call them at the same steps."""
+    """Compares the weights of all ranks.
+
+    `start` and `finish` are collectives: all ranks call them at the same steps.
+    """
 
     def __init__(self, net: nn.Module, world: World, shared: bool = False) -> None:
         self._net = net
@@ -60,13 +68,18 @@ class Fingerprint:
         tensors = [tensor for _, tensor in tensors_of(self._net)]
         if not tensors:
             return
-        self._hashes = torch.stack([self._hash_of(tensor).to(tensors[0].device) for tensor in tensors])
+        self._hashes = torch.stack(
+            [self._hash_of(tensor).to(tensors[0].device) for tensor in tensors]
+        )
         mine = self._summary(tensors)
         self._gathered = mine.new_empty((self._size, *mine.shape))
         self._work = dist.all_gather([*self._gathered], mine, async_op=True)
 
     def finish(self) -> None:
-        """At a later step, or at the end of the run. Raises AllstepError, on all ranks, when their weights differed."""
+        """At a later step, or at the end of the run.
+
+        Raises AllstepError, on all ranks, when their weights differed.
+        """
         if self._work is None:
             return
         self._work.wait()
@@ -76,7 +89,9 @@ class Fingerprint:
 
     def _summary(self, tensors: Sequence[Tensor]) -> Tensor:
         """Of the parameters and of the buffers."""
-        learned = torch.tensor([isinstance(tensor, nn.Parameter) for tensor in tensors], device=self._hashes.device)
+        learned = torch.tensor(
+            [isinstance(tensor, nn.Parameter) for tensor in tensors], device=self._hashes.device
+        )
         of_parameters = _folded(self._hashes * learned) * self._looks_at_parameters
         return torch.stack([of_parameters, _folded(self._hashes * ~learned)])
 
@@ -94,9 +109,10 @@ class Fingerprint:
         name, tensor = tensors[differ[0]]
         odd = _odd_ones(by_tensor[differ[0]])
         return (
-            f"the weights are not equal on all workers after step {self._step}: the first of {len(differ)} tensors (of {len(tensors)}) "
-            f"that differ is {_kind(tensor)} {name!r}, on {_ranks(odd)}. {_cause(tensor)}, or a memory or processor there makes errors. "
-            "Checkpoints since the last comparison may be wrong too: resume from one before it"
+            f"the weights are not equal on all workers after step {self._step}: the first of"
+            f" {len(differ)} tensors (of {len(tensors)}) that differ is {_kind(tensor)} {name!r},"
+            f" on {_ranks(odd)}. {_cause(tensor)}, or a memory or processor there makes errors."
+            " Checkpoints since the last comparison may be wrong too: resume from one before it"
         )
 
 
@@ -107,18 +123,26 @@ def _kind(tensor: Tensor) -> str:
 def _cause(tensor: Tensor) -> str:
     """What is likelier than broken hardware."""
     if isinstance(tensor, nn.Parameter):
-        return "Either code of yours changes weights on some ranks only (look for random numbers and for conditions on the rank)"
+        return (
+            "Either code of yours changes weights on some ranks only (look for random numbers and"
+            " for conditions on the rank)"
+        )
     return (
-        "Buffers that a training step changes become their mean over the workers, so either code of yours changes this one elsewhere (add "
-        "it up over the ranks there, or keep it in an attribute that is no buffer)"
+        "Buffers that a training step changes become their mean over the workers, so either code of"
+        " yours changes this one elsewhere (add it up over the ranks there, or keep it in an"
+        " attribute that is no buffer)"
     )
 
 
 def tensors_of(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, in the order of the modules; what several modules share comes once."""
+    """Parameters and buffers by name, in the order of the modules; what several modules share comes
+    once."""
     seen = set()
     for prefix, module in net.named_modules():
-        own = [*module.named_parameters(prefix, recurse=False), *module.named_buffers(prefix, recurse=False)]
+        own = [
+            *module.named_parameters(prefix, recurse=False),
+            *module.named_buffers(prefix, recurse=False),
+        ]
         for name, tensor in own:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
@@ -136,8 +160,11 @@ def hash_of(tensor: Tensor) -> Tensor:
 
 
 def _in_a_row(tensor: Tensor) -> Tensor:
-    """One-dimensional, as memory has it where that is dense, and beginning where a 64-bit number may."""
-    dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    """One-dimensional, as memory has it where that is dense, and beginning where a 64-bit number
+    may."""
+    dense = tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
     flat = tensor.as_strided((tensor.numel(),), (1,)) if dense else tensor.contiguous().view(-1)
     return flat.clone() if flat.storage_offset() * flat.element_size() % 8 else flat
 
@@ -172,7 +199,8 @@ def _differ(values: Sequence[int]) -> bool:
 
 
 def _odd_ones(values: Sequence[int]) -> dict[int, int]:
-    """The ranks that differ from what most have, or where two values have as many, from the first rank; each with its value."""
+    """The ranks that differ from what most have, or where two values have as many, from the first
+    rank; each with its value."""
     counts = Counter(
         value for value in values if value != _NOT_LOOKED
     )  # in the order of the ranks, which decides a tie

@@ -1,4 +1,5 @@
-"""Whether the run should stop early: the queue system has sent a signal, or the time it was given is nearly over.
+"""Whether the run should stop early: the queue system has sent a signal, or the time it was given
+is nearly over.
 
 ```
 queue's warning   SIGTERM or SIGUSR1    -> noted, not acted on: the step under way is finished; an evaluation is cut short
@@ -8,13 +9,13 @@ time given  |------ training ------|- step, evaluate, save -|
             start                  why: "--max-time ..."
 ```
 
-A `Stopping` knows only about its own rank. The loop adds what `why` says to a collective of every step, so that all ranks stop after the
-same one, save, and exit with 75 ("saved, resubmit me").
+A `Stopping` knows only about its own rank. The loop adds what `why` says to a collective of every
+step, so that all ranks stop after the same one, save, and exit with 75 ("saved, resubmit me").
 
-The clock runs from the launch where `ALLSTEP_STARTED` (seconds since 1970) tells when that was: workers that took a minute to find each
-other have a minute less. Without it, it runs from here. `allstep train` adds the time since boot,
-which on the same host counts instead: a wall clock that is set between the launch and the first
-step neither ends nor prolongs the run.
+The clock runs from the launch where `ALLSTEP_STARTED` (seconds since 1970) tells when that was:
+workers that took a minute to find each other have a minute less. Without it, it runs from here.
+`allstep train` adds the time since boot, which on the same host counts instead: a wall clock that
+is set between the launch and the first step neither ends nor prolongs the run.
 """
 
 import os
@@ -43,12 +44,15 @@ _COLONS_PATTERN = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 class Stopping:
-    """Notes the first reason to stop. Within `with` it takes the signals (in the main thread, where Python allows it).
+    """Notes the first reason to stop. Within `with` it takes the signals (in the main thread, where
+    Python allows it).
 
     max_seconds: None for no limit. clock: seconds, for tests.
     """
 
-    def __init__(self, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_seconds = max_seconds
         self._clock = clock
         self._end = None if max_seconds is None else clock() - seconds_since_launch() + max_seconds
@@ -66,14 +70,16 @@ class Stopping:
         return self._why
 
     def must_leave(self) -> bool:
-        """Whether even an evaluation that has begun is too much: after a signal, or when only a step and a checkpoint have time."""
+        """Whether even an evaluation that has begun is too much: after a signal, or when only a
+        step and a checkpoint have time."""
         if self._end is None or self._told:
             return self._told
         rest = sum(seconds for what, seconds in self._costs.items() if what != EVALUATION)
         return self._end - self._clock() < max(_LEAST_MARGIN, rest)
 
     def note_cost(self, what: str, seconds: float) -> None:
-        """What a step, an evaluation or a checkpoint took: any of them may lie between the word to stop and the end.
+        """What a step, an evaluation or a checkpoint took: any of them may lie between the word to
+        stop and the end.
 
         The most that was ever noted of each is kept free.
         """
@@ -90,7 +96,10 @@ class Stopping:
         if left <= _LEAST_MARGIN:
             return f"{given} is over"
         costs = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._costs.items())
-        return f"{given} is over in {left:.1f} s, and what may come before the end takes up to {self._margin:.1f} s ({costs})"
+        return (
+            f"{given} is over in {left:.1f} s, and what may come before the end takes up to"
+            f" {self._margin:.1f} s ({costs})"
+        )
 
     def __enter__(self) -> "Stopping":
         if threading.current_thread() is threading.main_thread():
@@ -98,7 +107,10 @@ class Stopping:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _put_back(self._before)
         self._before = {}
@@ -113,7 +125,8 @@ class Stopping:
 
 @contextmanager
 def leave_when_told() -> Iterator[None]:
-    """While a process makes ready, before `Stopping` listens: a signal ends it with "resubmit me", since there is nothing to save.
+    """While a process makes ready, before `Stopping` listens: a signal ends it with "resubmit me",
+    since there is nothing to save.
 
     At once, whatever it is waiting for.
     """
@@ -126,7 +139,10 @@ def leave_when_told() -> Iterator[None]:
         if os.getpid() != process:
             _die_of(number)
             return
-        line = f"allstep: told to stop by {signal.Signals(number).name} while no step was under way: there is nothing to save"
+        line = (
+            f"allstep: told to stop by {signal.Signals(number).name} while no step was under way:"
+            " there is nothing to save"
+        )
         os.write(2, f"{line}\n".encode())
         os._exit(RESUBMIT)
 
@@ -138,14 +154,17 @@ def leave_when_told() -> Iterator[None]:
 
 
 def _die_of(number: int) -> None:
-    """A process that was forked from one that listens must die of the signal, as its parent means it to."""
+    """A process that was forked from one that listens must die of the signal, as its parent means
+    it to."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _put_back(handlers: Mapping[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that Python did not set
+        signal.signal(
+            number, signal.SIG_DFL if handler is None else handler
+        )  # None: one that Python did not set
 
 
 def launched_now() -> str:
@@ -166,7 +185,8 @@ def _seconds_since_boot() -> float:
 
 
 def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
-    """Seconds since the launch that `ALLSTEP_STARTED` tells of; 0 when it does not, or lies in the future (clocks of hosts differ)."""
+    """Seconds since the launch that `ALLSTEP_STARTED` tells of; 0 when it does not, or lies in the
+    future (clocks of hosts differ)."""
     text = (os.environ if env is None else env).get(STARTED)
     if not text:
         return 0.0
@@ -181,13 +201,16 @@ def seconds_since_launch(env: Mapping[str, str] | None = None) -> float:
 
 
 def parse_time(text: str) -> float:
-    """Seconds, from 90, 90s, 15m, 1h30m, 1.5h, or as Slurm writes them: 30:00 (minutes), 1:30:00, 1-12 (days, hours), 1-12:00:00.
+    """Seconds, from 90, 90s, 15m, 1h30m, 1.5h, or as Slurm writes them: 30:00 (minutes), 1:30:00,
+    1-12 (days, hours), 1-12:00:00.
 
     A bare number is seconds (Slurm would take it for minutes).
     """
     seconds = _parse(text.strip())
     if seconds is None or not 0 < seconds < float("inf"):
-        raise ConfigError(f"--max-time {text!r} is not a time above 0: write 90 (seconds), 15m, 1h30m or 1:30:00")
+        raise ConfigError(
+            f"--max-time {text!r} is not a time above 0: write 90 (seconds), 15m, 1h30m or 1:30:00"
+        )
     return seconds
 
 
@@ -196,15 +219,24 @@ def _parse(text: str) -> float | None:
         if re.fullmatch(r"[\d.]+", text):
             return float(text)
         if text and (match := _UNITS_PATTERN.fullmatch(text)):
-            return sum(float(part) * unit for part, unit in zip(match.groups(), _UNITS.values(), strict=True) if part)
+            return sum(
+                float(part) * unit
+                for part, unit in zip(match.groups(), _UNITS.values(), strict=True)
+                if part
+            )
     except ValueError:  # 1.2.3
         return None
     match = _COLONS_PATTERN.fullmatch(text)
     return None if match is None else _with_colons(*match.groups())
 
 
-def _with_colons(days: str | None, first: str, second: str | None, third: str | None) -> float | None:
-    """With days the first number is hours; else two numbers are minutes and seconds. Only the first of all may be 60 and more."""
+def _with_colons(
+    days: str | None, first: str, second: str | None, third: str | None
+) -> float | None:
+    """With days the first number is hours; else two numbers are minutes and seconds.
+
+    Only the first of all may be 60 and more.
+    """
     d, a, b, c = (int(part or 0) for part in (days, first, second, third))
     if max(b, c) >= 60 or (days is not None and a >= 24):
         return None

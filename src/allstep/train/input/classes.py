@@ -7,7 +7,8 @@
 | neither, but labels that are quick to read | as many as the largest label of the training set says |
 | neither | an error that asks for `data.num_classes`: reading all records to count would take too long |
 
-Labels that are quick to read are held against the number of classes here; those of records when their turn comes in training.
+Labels that are quick to read are held against the number of classes here; those of records when
+their turn comes in training.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,11 +49,14 @@ def _names(section: DataConfig, train: Source) -> tuple[str, ...]:
         check_class_names(train.classes)
         return train.classes
     if train.labeling.problem:
-        raise DataError(f"{train.place(0).file}: no label can be read; the first: {train.labeling.problem}")
+        raise DataError(
+            f"{train.place(0).file}: no label can be read; the first: {train.labeling.problem}"
+        )
     if asked is None and not isinstance(train, _QUICK):
         raise ConfigError(
-            f"the {len(train)} records of {train.place(0).file} do not say how many classes there are: set data.num_classes, "
-            "or put a file classes.txt with their names, one a line, beside them"
+            f"the {len(train)} records of {train.place(0).file} do not say how many classes there"
+            " are: set data.num_classes, or put a file classes.txt with their names, one a line,"
+            " beside them"
         )
     return tuple(map(str, range(asked or _count(train))))
 
@@ -69,15 +73,16 @@ def _check_labels(source: Source, num_classes: int) -> None:
     labels = source.target
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
-            f"{source.place(0).file}: expected one class number for each sample, found {labels.dtype} of shape {labels.shape}"
+            f"{source.place(0).file}: expected one class number for each sample, found"
+            f" {labels.dtype} of shape {labels.shape}"
         )
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         first = int(wrong[0])
         more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
         raise DataError(
-            f"sample {first} of {source.place(first).file}: its label is {labels[first]}, expected 0 to {num_classes - 1}{more}: "
-            "mend the labels, or set data.num_classes"
+            f"sample {first} of {source.place(first).file}: its label is {labels[first]}, expected"
+            f" 0 to {num_classes - 1}{more}: mend the labels, or set data.num_classes"
         )
 
 
@@ -91,14 +96,16 @@ def _difference(train: Source, other: Source) -> str:
     ]
     what = "; ".join(parts) or "the same names in another order"
     return (
-        f"the training set has {len(train.classes)} classes and another set {len(other.classes)}, not the same ones: {what} "
-        f"(for example {places[0]} and {places[1]})"
+        f"the training set has {len(train.classes)} classes and another set {len(other.classes)},"
+        f" not the same ones: {what} (for example {places[0]} and {places[1]})"
     )
 
 
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
-    return ", ".join(map(repr, listed[:5])) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+    return ", ".join(map(repr, listed[:5])) + (
+        f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+    )
 
 
 def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -> None:
@@ -108,15 +115,22 @@ def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -
     numbered may mean any.
     """
     theirs, ours = tuple(theirs), tuple(ours)
-    if not theirs or not ours or theirs == ours or (not given_names(ours) and len(theirs) <= len(ours)):
+    if (
+        not theirs
+        or not ours
+        or theirs == ours
+        or (not given_names(ours) and len(theirs) <= len(ours))
+    ):
         return
     here, there = sorted(set(theirs) - set(ours)), sorted(set(ours) - set(theirs))
     what = "; ".join(
-        f"only {whose}: {', '.join(only[:5])}" for whose, only in (("there", here), ("in the run", there)) if only
+        f"only {whose}: {', '.join(only[:5])}"
+        for whose, only in (("there", here), ("in the run", there))
+        if only
     )
     raise DataError(
-        f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones: {what or 'another order'}; "
-        "a class without pictures needs its folder, too"
+        f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones:"
+        f" {what or 'another order'}; a class without pictures needs its folder, too"
     )
 
 

@@ -1,7 +1,8 @@
 """What the stored pictures of a set are like, and the transform that makes those that a net is fed.
 
-A net wants pictures of one size. An operation that ends at a size gives it (RandomResizedCrop, CentreCrop, Resize, PadAndCrop(32)); where
-none does, the stored pictures must all have one, and a few are looked at, spread over the set, by their headers.
+A net wants pictures of one size. An operation that ends at a size gives it (RandomResizedCrop,
+CentreCrop, Resize, PadAndCrop(32)); where none does, the stored pictures must all have one, and a
+few are looked at, spread over the set, by their headers.
 
 ```
 stored                      text in the config                     transform
@@ -33,7 +34,8 @@ _ENOUGH = 50  # good pictures whose sizes are looked at
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of a set: the sizes (height, width) of some pictures, from the smallest to the largest, and what they are."""
+    """What was seen of a set: the sizes (height, width) of some pictures, from the smallest to the
+    largest, and what they are."""
 
     sizes: tuple[tuple[int, int], ...]
     channels: int
@@ -51,8 +53,11 @@ class Look:
 
 
 def look(source: Source, numbers: order.Numbers, section: DataConfig) -> Look:
-    """At some of the samples with these numbers: at one, where the sizes of the others do not matter."""
-    one_is_enough = isinstance(source, ArraySource | IdxSource | CifarSource) or _ends_at_a_size(section)
+    """At some of the samples with these numbers: at one, where the sizes of the others do not
+    matter."""
+    one_is_enough = isinstance(source, ArraySource | IdxSource | CifarSource) or _ends_at_a_size(
+        section
+    )
     wanted = 1 if one_is_enough else _ENOUGH
     tried = numbers[:: max(1, len(numbers) // (4 * wanted))]  # some may be bad
     seen: list[Look] = []
@@ -69,7 +74,9 @@ def look(source: Source, numbers: order.Numbers, section: DataConfig) -> Look:
         if len(seen) == wanted:
             break
     if not seen:
-        raise DataError(f"no good picture among {len(tried)} that were tried; the last one: {reason}")
+        raise DataError(
+            f"no good picture among {len(tried)} that were tried; the last one: {reason}"
+        )
     sizes = {each.one_size for each in seen}
     return replace(seen[0], sizes=tuple(sorted(sizes, key=lambda size: size[0] * size[1])))
 
@@ -78,7 +85,9 @@ def _check_label(target: Any, where: str) -> None:
     """DataError unless a label is the number of a class: floats and several numbers are not."""
     if isinstance(target, bool) or not isinstance(target, Integral):
         found = cut(repr(target))
-        raise DataError(f"{where}: expected a label that is one whole number, the class, found {found}")
+        raise DataError(
+            f"{where}: expected a label that is one whole number, the class, found {found}"
+        )
 
 
 def _ends_at_a_size(section: DataConfig) -> bool:
@@ -94,21 +103,30 @@ def _look_at(stored: Any, where: str, max_pixels: int) -> Look:
     height, width, *channels = stored.shape
     if (channels and channels[0] not in (1, 3)) or len(channels) > 1:
         wanted = "(height, width) or (height, width, channels) with 1 or 3 channels"
-        raise DataError(f"{where}: expected pictures {wanted}, found arrays of shape {stored.shape}")
-    return Look(((height, width),), channels[0] if channels else 1, str(stored.dtype), not channels, where)
+        raise DataError(
+            f"{where}: expected pictures {wanted}, found arrays of shape {stored.shape}"
+        )
+    return Look(
+        ((height, width),), channels[0] if channels else 1, str(stored.dtype), not channels, where
+    )
 
 
 def make_transform(
-    key: str, section: DataConfig, seen: Look, mix: Sequence[BatchOperation] = (), num_classes: int | None = None
+    key: str,
+    section: DataConfig,
+    seen: Look,
+    mix: Sequence[BatchOperation] = (),
+    num_classes: int | None = None,
 ) -> Transform | None:
-    """What `data.augment` or `data.prepare` (`key`) makes of pictures like those that were seen; None: they come as they are."""
+    """What `data.augment` or `data.prepare` (`key`) makes of pictures like those that were seen;
+    None: they come as they are."""
     made = _spelled(key, section, seen.channels, mix)
     if seen.flat and not made.operations and not mix:
         return None
     if seen.dtype not in (None, "uint8"):
         raise ConfigError(
-            f"config key 'data.{'mix' if mix else key}': operations and colours need pictures of uint8, and those in {seen.where} are "
-            f"{seen.dtype}: store them as uint8"
+            f"config key 'data.{'mix' if mix else key}': operations and colours need pictures of"
+            f" uint8, and those in {seen.where} are {seen.dtype}: store them as uint8"
         )
     if made.shape is None:
         made.shape = (*_only_size(key, seen), seen.channels)
@@ -116,7 +134,9 @@ def make_transform(
     return made
 
 
-def _spelled(key: str, section: DataConfig, channels: int = 3, mix: Sequence[BatchOperation] = ()) -> Transform:
+def _spelled(
+    key: str, section: DataConfig, channels: int = 3, mix: Sequence[BatchOperation] = ()
+) -> Transform:
     try:
         made = spelled(getattr(section, key), channels=channels, batch=mix)
     except ConfigError as error:
@@ -130,7 +150,7 @@ def _only_size(key: str, seen: Look) -> tuple[int, int]:
         return seen.one_size
     smallest, largest = ("x".join(map(str, size)) for size in (seen.sizes[0], seen.sizes[-1]))
     raise ConfigError(
-        f"config key 'data.{key}': pictures such as {seen.where} have many sizes, from {smallest} to {largest}, and a net needs "
-        f"one: begin with an operation that ends at a size, such as data.augment={PRESETS['imagenet']!r} "
-        f"data.prepare={PRESETS['imagenet-eval']!r}"
+        f"config key 'data.{key}': pictures such as {seen.where} have many sizes, from {smallest}"
+        f" to {largest}, and a net needs one: begin with an operation that ends at a size, such as"
+        f" data.augment={PRESETS['imagenet']!r} data.prepare={PRESETS['imagenet-eval']!r}"
     )

@@ -1,9 +1,11 @@
-"""The loaders of a run: training in a new order every epoch, augmented; validation and test as they lie, prepared.
+"""The loaders of a run: training in a new order every epoch, augmented; validation and test as they
+lie, prepared.
 
-With `overfit` all three have the same few training samples, and none is augmented: a net that cannot learn these by heart has a mistake
-in it.
+With `overfit` all three have the same few training samples, and none is augmented: a net that
+cannot learn these by heart has a mistake in it.
 
-A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is read, for the end of a run.
+A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is
+read, for the end of a run.
 """
 
 from functools import partial
@@ -28,13 +30,21 @@ _MOST, _VALUES = (
 
 
 SAMPLE = 5000
-"""Training samples that are evaluated at the end of a run, at most; never more than the validation split has."""
+"""Training samples that are evaluated at the end of a run, at most; never more than the validation
+split has."""
 
 
 def make_loaders(
-    config: ResolvedConfig, parts: Parts, world: World, out: Path, device: torch.device | None = None
+    config: ResolvedConfig,
+    parts: Parts,
+    world: World,
+    out: Path,
+    device: torch.device | None = None,
 ) -> dict[str, Loader]:
-    """By part: train, validation, test. Bad samples are listed in `out`; `config` knows its global batch."""
+    """By part: train, validation, test.
+
+    Bad samples are listed in `out`; `config` knows its global batch.
+    """
     check_batch(config, len(parts.train))
     section = config.data
     loader = partial(
@@ -74,10 +84,11 @@ def make_loaders(
 def make_sample_loader(
     config: ResolvedConfig, parts: Parts, world: World, device: torch.device | None
 ) -> Loader | None:
-    """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where validation is that already.
+    """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where
+    validation is that already.
 
-    As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`. Training has listed its bad
-    samples before: here they are left out without a limit.
+    As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`.
+    Training has listed its bad samples before: here they are left out without a limit.
     """
     if config.overfit is not None:
         return None
@@ -86,8 +97,9 @@ def make_sample_loader(
     ours, theirs = parts.prepared_shape(part), parts.evaluated_shape
     if ours != theirs:
         raise ConfigError(
-            f"data.prepare={section.prepare!r} leaves training pictures of {_size(ours)} and validation pictures of "
-            f"{_size(theirs)}; add a step to data.prepare that makes them equal, such as Resize or CentreCrop"
+            f"data.prepare={section.prepare!r} leaves training pictures of {_size(ours)} and"
+            f" validation pictures of {_size(theirs)}; add a step to data.prepare that makes them"
+            " equal, such as Resize or CentreCrop"
         )
     return Loader(
         part.source,
@@ -110,7 +122,9 @@ def _training(config: ResolvedConfig, parts: Parts) -> Transform | None:
     seen = parts.train.seen
     if config.overfit is not None:
         return make_transform("prepare", config.data, seen)
-    return make_transform("augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes)
+    return make_transform(
+        "augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes
+    )
 
 
 def _evaluation_batch(config: ResolvedConfig, parts: Parts, size: int) -> int:

@@ -1,7 +1,9 @@
-"""Mean and std of a training set's pictures, by channel: what is taken off and divided by before a net sees them.
+"""Mean and std of a training set's pictures, by channel: what is taken off and divided by before a
+net sees them.
 
-Measured on up to 5,000 training pictures, spread over the set and made ready as for evaluation (up to 1,000 where they must be decoded).
-uint8 has 256 levels, so they are counted, and the figures are the same on every machine.
+Measured on up to 5,000 training pictures, spread over the set and made ready as for evaluation (up
+to 1,000 where they must be decoded). uint8 has 256 levels, so they are counted, and the figures are
+the same on every machine.
 """
 
 from collections.abc import Iterator
@@ -28,7 +30,9 @@ def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
         number, first, second = _moments(pictures)
         count, total, squares = count + number, total + first, squares + second
     if not count:
-        raise DataError(f"{parts.place}: no good picture to measure the mean of; set data.mean and data.std")
+        raise DataError(
+            f"{parts.place}: no good picture to measure the mean of; set data.mean and data.std"
+        )
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _LEAST).tolist())}
@@ -40,11 +44,15 @@ def _some_pictures(parts: Parts) -> Iterator[NDArray[np.generic]]:
     transform = make_transform("prepare", parts.section, seen)
     numbers = part.some(_PICTURES if seen.dtype is not None else _DECODED)
     recipe = Recipe(part.source, transform, blocks=gives_blocks(part.source, transform, numbers))
-    height, width, channels = transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
+    height, width, channels = (
+        transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
+    )
     each = max(1, _AT_ONCE // (height * width * channels))
     for begin in range(0, len(numbers), each):
         some = numbers[begin : begin + each]
-        out = None if transform is None else np.empty((len(some), height, width, channels), np.uint8)
+        out = (
+            None if transform is None else np.empty((len(some), height, width, channels), np.uint8)
+        )
         rows = fill(recipe, some, out, recipe.draw(0, some))
         pictures = np.asarray(rows.data) if out is None else drop_bad(out, sorted(rows.bad))
         yield pictures.reshape(-1, height, width, channels)
@@ -57,5 +65,7 @@ def _moments(pictures: NDArray[np.generic]) -> tuple[int, NDArray[np.float64], N
         values = flat.astype(np.float64)
         return len(flat), values.sum(0), (values**2).sum(0)
     levels = np.arange(256.0)
-    counts = np.stack([np.bincount(flat[:, channel], minlength=256) for channel in range(flat.shape[1])])
+    counts = np.stack(
+        [np.bincount(flat[:, channel], minlength=256) for channel in range(flat.shape[1])]
+    )
     return len(flat), counts @ levels, counts @ levels**2

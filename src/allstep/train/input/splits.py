@@ -8,13 +8,15 @@ training set  |------------------------ kept ----------------------|-- validatio
                                                                     data.validation  data.test
 ```
 
-Validation and test are sets of their own where the config names their places, or, for the test, where the set has one; else samples of
-the training set are held out, chosen by `data.split_seed` alone. The samples for the test are taken away first, then those for the
-validation, each by a permutation of its own (`order`), so no sample is in two parts, and whether there is a test set elsewhere does not
-depend on anything else.
+Validation and test are sets of their own where the config names their places, or, for the test,
+where the set has one; else samples of the training set are held out, chosen by `data.split_seed`
+alone. The samples for the test are taken away first, then those for the validation, each by a
+permutation of its own (`order`), so no sample is in two parts, and whether there is a test set
+elsewhere does not depend on anything else.
 
-Opening reads indexes, never all of the records, and needs no torch: the launching process does it to say what is wrong before workers
-start. What makes batches of the parts does (`loaders`, `to_input`), and is fetched when first asked for (PEP 562).
+Opening reads indexes, never all of the records, and needs no torch: the launching process does it
+to say what is wrong before workers start. What makes batches of the parts does (`loaders`,
+`to_input`), and is fetched when first asked for (PEP 562).
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +58,8 @@ def __getattr__(name: str) -> Any:
     }.get(name)
     if home is None:
         raise AttributeError(
-            f"module 'allstep.train.input.splits' has no attribute {name!r}; it has {', '.join(__all__)}"
+            f"module 'allstep.train.input.splits' has no attribute {name!r}; it has"
+            f" {', '.join(__all__)}"
         )
     return getattr(import_module(home), name)
 
@@ -78,13 +81,18 @@ class Part:
         return _spread(self.numbers, len(self), count)
 
     def sample(self, count: int, seed: int) -> "Part":
-        """Up to `count` samples, chosen by `seed` alone (not by the run's), in the order of the source."""
+        """Up to `count` samples, chosen by `seed` alone (not by the run's), in the order of the
+        source."""
         places = order.permute(np.arange(min(count, len(self))), len(self), "sample", seed)
-        return replace(self, numbers=np.sort(places if self.numbers is None else self.numbers[places]))
+        return replace(
+            self, numbers=np.sort(places if self.numbers is None else self.numbers[places])
+        )
 
     def first(self, count: int) -> "Part":
         """The first `count` samples alone."""
-        return replace(self, numbers=np.arange(count) if self.numbers is None else self.numbers[:count])
+        return replace(
+            self, numbers=np.arange(count) if self.numbers is None else self.numbers[:count]
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,10 @@ class Parts:
     """Channels, height and width of a picture as a net is trained on it."""
     section: DataConfig
     mean: Figures | None = None
-    """Of each channel, from 0 to 255. None: still to be measured; `replace(parts, **measure(parts))` knows it."""
+    """Of each channel, from 0 to 255.
+
+    None: still to be measured; `replace(parts, **measure(parts))` knows it.
+    """
     std: Figures | None = None
 
     @property
@@ -155,11 +166,20 @@ class _Whole(NamedTuple):
     test: Source | None
 
 
-def open_parts(config: RunConfig, folder: Path | None = None, progress: Progress | None = None) -> Parts:
-    """Opens the data of `config`; `folder` is where a named set is, instead of where the config says."""
+def open_parts(
+    config: RunConfig, folder: Path | None = None, progress: Progress | None = None
+) -> Parts:
+    """Opens the data of `config`; `folder` is where a named set is, instead of where the config
+    says."""
     section = config.data if folder is None else config.data.model_copy(update={"folder": folder})
-    whole = _named(section, progress) if section.train is None else _own(section, section.train, progress)
-    names = naming.settle(section, whole.train, [source for source in (whole.validation, whole.test) if source])
+    whole = (
+        _named(section, progress)
+        if section.train is None
+        else _own(section, section.train, progress)
+    )
+    names = naming.settle(
+        section, whole.train, [source for source in (whole.validation, whole.test) if source]
+    )
     train, validation, test = _looked_at(_split(section, whole), section)
     mean, std = _given_figures(section, train.seen.channels)
     return Parts(
@@ -179,7 +199,9 @@ def open_parts(config: RunConfig, folder: Path | None = None, progress: Progress
 def _shape(key: str, section: DataConfig, seen: Look) -> tuple[int, int, int]:
     """Channels, height and width of what comes out of `data.augment` or `data.prepare`."""
     transform = make_transform(key, section, seen)
-    height, width = transform.shape[:2] if transform is not None and transform.shape else seen.one_size
+    height, width = (
+        transform.shape[:2] if transform is not None and transform.shape else seen.one_size
+    )
     return seen.channels, height, width
 
 
@@ -195,8 +217,8 @@ def _looked_at(chosen: Sequence[_Chosen], section: DataConfig) -> list[Part]:
         ours, theirs = parts[0].seen, part.seen
         if ours.channels != theirs.channels:
             raise DataError(
-                f"the pictures in {ours.where} have {ours.channels} channels, those in {theirs.where} {theirs.channels}: "
-                "a net takes one kind"
+                f"the pictures in {ours.where} have {ours.channels} channels, those in"
+                f" {theirs.where} {theirs.channels}: a net takes one kind"
             )
         _shape("prepare", section, theirs)
     return parts
@@ -229,7 +251,9 @@ def _own(section: DataConfig, where: str, progress: Progress | None) -> _Whole:
     if test is None and section.test is None:
         test = _own_test(where, train, section)
     name = section.name if section.name not in data.NAMED else Path(where).name
-    return _Whole(name, where, train, _elsewhere("validation", section, train.classes, progress), test)
+    return _Whole(
+        name, where, train, _elsewhere("validation", section, train.classes, progress), test
+    )
 
 
 def _open(
@@ -241,7 +265,8 @@ def _open(
     *,
     train: bool = True,
 ) -> Source:
-    """Opens one dataset; `classes` are those of the training set, by which labels that are names are numbered."""
+    """Opens one dataset; `classes` are those of the training set, by which labels that are names
+    are numbered."""
     try:
         source = open_source(
             where,
@@ -258,7 +283,9 @@ def _open(
     return source
 
 
-def _elsewhere(key: str, section: DataConfig, classes: tuple[str, ...], progress: Progress | None) -> Source | None:
+def _elsewhere(
+    key: str, section: DataConfig, classes: tuple[str, ...], progress: Progress | None
+) -> Source | None:
     where = getattr(section, key)
     return _open(key, where, section, classes, progress) if isinstance(where, str) else None
 
@@ -275,14 +302,19 @@ def _own_test(where: str, train: Source, section: DataConfig) -> Source | None:
 
 def _check_no_parts(where: str, train: Source) -> None:
     """Folders called train and val are parts of a set, not classes."""
-    if isinstance(train, data.FolderSource) and "train" in train.classes and set(train.classes) <= _PARTS:
+    if (
+        isinstance(train, data.FolderSource)
+        and "train" in train.classes
+        and set(train.classes) <= _PARTS
+    ):
         others = [name for name in train.classes if name != "train"]
         rest = "".join(
-            f" data.{'test' if name == 'test' else 'validation'}={Path(where) / name}" for name in others[:2]
+            f" data.{'test' if name == 'test' else 'validation'}={Path(where) / name}"
+            for name in others[:2]
         )
         raise DataError(
-            f"data.train: the folders in {where} are called {', '.join(train.classes)}, which are parts of a set rather than "
-            f"classes: write data.train={Path(where) / 'train'}{rest}"
+            f"data.train: the folders in {where} are called {', '.join(train.classes)}, which are"
+            f" parts of a set rather than classes: write data.train={Path(where) / 'train'}{rest}"
         )
 
 
@@ -291,7 +323,9 @@ def _split(section: DataConfig, whole: _Whole) -> list[_Chosen]:
     n, seed = len(whole.train), section.split_seed
     numbers: order.Numbers | None = None
     if whole.test is None:
-        count = num_held_out("test", section.test if section.test is not None else section.validation, n)
+        count = num_held_out(
+            "test", section.test if section.test is not None else section.validation, n
+        )
         shuffled = order.permute(np.arange(n), n, "test", seed)
         numbers, test = shuffled[: n - count], _Chosen(whole.train, np.sort(shuffled[n - count :]))
     else:
@@ -300,7 +334,10 @@ def _split(section: DataConfig, whole: _Whole) -> list[_Chosen]:
         return [_Chosen(whole.train, numbers), _Chosen(whole.validation), test]
     left = n if numbers is None else len(numbers)
     count = num_held_out("validation", section.validation, left, n)
-    kept, held_out = order.kept(np.arange(left - count), left, count, seed), order.held_out(left, count, seed)
+    kept, held_out = (
+        order.kept(np.arange(left - count), left, count, seed),
+        order.held_out(left, count, seed),
+    )
     if numbers is not None:
         kept, held_out = numbers[kept], numbers[held_out]
     return [_Chosen(whole.train, kept), _Chosen(whole.train, np.sort(held_out)), test]
@@ -315,10 +352,13 @@ def num_held_out(key: str, asked: int | str | None, n: int, whole: int | None = 
         asked = max(1, order.default_validation(whole or n))
         if n < 2:
             raise DataError(
-                f"{n} sample is too few to hold out a part for data.{key}: there must be at least 2, better hundreds"
+                f"{n} sample is too few to hold out a part for data.{key}: there must be at least"
+                " 2, better hundreds"
             )
     if not 1 <= asked < n:
-        raise ConfigError(f"config key 'data.{key}': expected 1 to {n - 1} of {n} samples, found {asked}")
+        raise ConfigError(
+            f"config key 'data.{key}': expected 1 to {n - 1} of {n} samples, found {asked}"
+        )
     return asked
 
 
@@ -327,7 +367,8 @@ def _given_figures(section: DataConfig, channels: int) -> tuple[Figures | None, 
     for key, figures in (("mean", section.mean), ("std", section.std)):
         if figures is not None and len(figures) not in (1, channels):
             raise ConfigError(
-                f"config key 'data.{key}': expected one figure for each of {channels} channels, found {len(figures)}"
+                f"config key 'data.{key}': expected one figure for each of {channels} channels,"
+                f" found {len(figures)}"
             )
     if section.mean is None or section.std is None:
         return None, None

@@ -1,4 +1,5 @@
-"""From stored pictures to what a net wants: floats, of mean 0 and std 1 in each channel, on its device.
+"""From stored pictures to what a net wants: floats, of mean 0 and std 1 in each channel, on its
+device.
 
 ```
 batch.data   uint8 (n, height, width), or (n, channels, height, width) in the memory of (n, height, width, channels)
@@ -8,8 +9,9 @@ batch.data   uint8 (n, height, width), or (n, channels, height, width) in the me
 input        (n, channels, height, width), channels-last or plain
 ```
 
-Three colours lie side by side, and subtracting three figures from rows of three is slow. So the figures are repeated as often as a row has
-pixels, and whole rows are subtracted: three to six times as fast on a CPU (256 pictures of 32x32, or 32 of 224x224).
+Three colours lie side by side, and subtracting three figures from rows of three is slow. So the
+figures are repeated as often as a row has pixels, and whole rows are subtracted: three to six times
+as fast on a CPU (256 pictures of 32x32, or 32 of 224x224).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +46,11 @@ def make_to_input(
                 rows[width] = shift.repeat(width), scale.repeat(width)
             made = _by_rows(pictures, dtype, *rows[width])
         else:
-            made = pictures.to(dtype, copy=True).sub_(shift.view(1, -1, 1, 1)).mul_(scale.view(1, -1, 1, 1))
+            made = (
+                pictures.to(dtype, copy=True)
+                .sub_(shift.view(1, -1, 1, 1))
+                .mul_(scale.view(1, -1, 1, 1))
+            )
         return made.contiguous(memory_format=memory_format)
 
     return to_input

@@ -1,7 +1,8 @@
 """A net in another precision, with all that it is made of.
 
-`net.to(torch.float32)` makes complex numbers real: their imaginary parts are gone, which a line on the terminal says and nobody reads. A
-filter in the frequency domain is a net with such parameters. So each tensor goes to its own kind of the precision:
+`net.to(torch.float32)` makes complex numbers real: their imaginary parts are gone, which a line on
+the terminal says and nobody reads. A filter in the frequency domain is a net with such parameters.
+So each tensor goes to its own kind of the precision:
 
 ```
 precision    real tensors   complex tensors   whole numbers
@@ -17,7 +18,8 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 def cast(net: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The same net on `device`, its parameters and buffers in the precision of `dtype`, float32 or float64."""
+    """The same net on `device`, its parameters and buffers in the precision of `dtype`, float32 or
+    float64."""
 
     def moved(tensor: Tensor) -> Tensor:
         if tensor.is_complex():

@@ -9,8 +9,9 @@
 
 `precision: auto` is settled before a `Precision` is made: see `precision_choice`.
 
-The scale of float16 halves when a gradient overflows, and that step is left out; it doubles after 2,000 steps without. It is a
-number in the checkpoint like any other. Gradients are looked at after they were reduced, so that all ranks leave out the same steps.
+The scale of float16 halves when a gradient overflows, and that step is left out; it doubles after
+2,000 steps without. It is a number in the checkpoint like any other. Gradients are looked at after
+they were reduced, so that all ranks leave out the same steps.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,8 @@ class Precision:
         return nullcontext() if lower is None else torch.autocast(self.device.type, dtype=lower)
 
     def unscale(self, gradients: list[Tensor]) -> bool:
-        """Scales reduced gradients back; False when one of them overflowed, and the step is to be left out."""
+        """Scales reduced gradients back; False when one of them overflowed, and the step is to be
+        left out."""
         if self.name != "float16" or not gradients:
             return True
         overflowed = torch.zeros((), device=self.device)
@@ -60,7 +62,10 @@ class Precision:
         return not overflowed
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint. The reason is not in it: equal states are equal files, on any machine."""
+        """For a checkpoint.
+
+        The reason is not in it: equal states are equal files, on any machine.
+        """
         return {"name": self.name, "scale": self.scale, "steps_since": self.steps_since}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ optimizer.safetensors    "<parameter>/<name>" of the optimizer; "<tensor>/averag
 state.json               the standing, the optimizer's numbers, and what a picture must look like for this net (classes, shape, mean, ...)
 ```
 
-Nothing in it knows the time, the host or the number of workers, but for one number of a batch that grows: how many samples a worker may
-compute at once. `restore` is the way back.
+Nothing in it knows the time, the host or the number of workers, but for one number of a batch that
+grows: how many samples a worker may compute at once. `restore` is the way back.
 """
 
 from dataclasses import asdict

@@ -1,14 +1,17 @@
-"""The checkpoints of a run under way: asked for here, written by rank 0's `Saver`, told to the callbacks; the last one is a must.
+"""The checkpoints of a run under way: asked for here, written by rank 0's `Saver`, told to the
+callbacks; the last one is a must.
 
 ```
 _Run ── save ──> Checkpoints ──> Saver (a thread of rank 0) ──> checkpoints/NNN
                       ^── tell ──────┘ news
      ── finish ─> is the run, as it is now, on the disk?  yes: it may end (0) or pause (75)
-                                                          no:  every rank ends with 1, and the last line says where a resume begins
+                                                          no:  every rank ends with 1, and the last
+                                                          line says where a resume begins
 ```
 
-A checkpoint that cannot be written on the way costs nothing but itself. The last one is different: a run that says "ended" or "saved"
-without it would lose what was trained. So it is tried again for some seconds, and all ranks hear how that went.
+A checkpoint that cannot be written on the way costs nothing but itself. The last one is different:
+a run that says "ended" or "saved" without it would lose what was trained. So it is tried again for
+some seconds, and all ranks hear how that went.
 """
 
 import time
@@ -28,14 +31,19 @@ from allstep.train.watch.callback import Callback
 
 
 class Checkpoints:
-    """Of `job`. Ranks other than 0 write nothing, for all have the same; they hear in `finish` how it went."""
+    """Of `job`.
+
+    Ranks other than 0 write nothing, for all have the same; they hear in `finish` how it went.
+    """
 
     def __init__(self, job: Job, callback: Callback, stopping: Stopping) -> None:
         self.job, self.callback, self.stopping = job, callback, stopping
         self.folder = job.out / "checkpoints"
         self._news: deque[Saved] = deque()
         self._last = time.monotonic()
-        is_there = job.standing.owes is None and (self.folder / name_of(job.standing.samples)).is_dir()
+        is_there = (
+            job.standing.owes is None and (self.folder / name_of(job.standing.samples)).is_dir()
+        )
         self._begun_from = job.standing.samples if is_there else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
@@ -62,7 +70,9 @@ class Checkpoints:
                 self.stopping.note_cost("checkpoint", saved.seconds)
                 self.callback.saved(saved.samples, saved.path)
             else:
-                problem = f"checkpoint {saved.samples:012} was not written: {_in_words(saved.error)}"
+                problem = (
+                    f"checkpoint {saved.samples:012} was not written: {_in_words(saved.error)}"
+                )
                 kept = "what was saved before is kept, and the run goes on"
                 self.callback.event(f"{problem}; {kept}", samples=saved.samples)
 
@@ -73,12 +83,15 @@ class Checkpoints:
         self.tell()
 
     def finish(self, what: str) -> None:
-        """Makes sure that the run as it is now is on the disk, else ends all ranks; `what`: that it did so far, for the message."""
+        """Makes sure that the run as it is now is on the disk, else ends all ranks; `what`: that it
+        did so far, for the message."""
         self.close()
         problem = agree.rank_0_decides(self.job.world, self._missing)
         self.tell()
         if problem:
-            self.callback.event(f"the last checkpoint was not written: {problem}", samples=self.job.standing.samples)
+            self.callback.event(
+                f"the last checkpoint was not written: {problem}", samples=self.job.standing.samples
+            )
             error = AllstepError(f"{what}, but that is not saved: {problem}; {self._way_on()}")
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 

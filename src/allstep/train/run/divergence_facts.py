@@ -15,20 +15,25 @@ def circumstances(job: Job, batch: Batch) -> Circumstances:
     optimizer, standing = job.trainer.optimizer, job.standing
     norms = optimizer.norms
     # Rank 0 explains the divergence; a folder with a checkpoint's name may hold something else.
-    found = checkpoint.newest(job.out / "checkpoints", check_resumed) if job.world.rank == 0 else None
+    found = (
+        checkpoint.newest(job.out / "checkpoints", check_resumed) if job.world.rank == 0 else None
+    )
     return Circumstances(
         samples=standing.samples,
         epoch=standing.samples / job.num_train,
         rate=optimizer.param_groups[0]["lr"],
         batch=standing.batch,
         grad_norm=None if norms is None else norms.mean**0.5 / job.trainer.scale,
-        suspects=[suspect for mine in agree.gather(job.world, _suspects(job, batch)) for suspect in mine],
+        suspects=[
+            suspect for mine in agree.gather(job.world, _suspects(job, batch)) for suspect in mine
+        ],
         checkpoint=None if found is None else found.path,
     )
 
 
 def _suspects(job: Job, batch: Batch) -> list[Suspect]:
-    """Samples of this rank whose loss was not finite; the first ones, where that is true of all or none."""
+    """Samples of this rank whose loss was not finite; the first ones, where that is true of all or
+    none."""
     rows = (job.trainer.not_finite or list(range(batch.weight)))[:_MOST]
     inputs = job.trainer.to_input(batch.data[rows]) if rows else batch.data
     return [

@@ -1,4 +1,5 @@
-"""The end of a run: which weights are tested, and how good these are on samples that they were trained on.
+"""The end of a run: which weights are tested, and how good these are on samples that they were
+trained on.
 
 ```
 last weights, or the best on the validation part (read back from their checkpoint)
@@ -6,8 +7,8 @@ last weights, or the best on the validation part (read back from their checkpoin
   `── a fixed sample of the training split: next to validation it shows over- and underfitting (allstep report)
 ```
 
-The training sample is a figure for the report. It changes nothing, and a run does not fail for it: a signal cuts it short, and a
-sample that cannot be read is an event.
+The training sample is a figure for the report. It changes nothing, and a run does not fail for it:
+a signal cuts it short, and a sample that cannot be read is an event.
 """
 
 import copy
@@ -35,7 +36,10 @@ from allstep.train.watch.events import Score, TrainingScore
 
 
 def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
-    """The net to be tested, and which that is. All ranks together, when all checkpoints are written."""
+    """The net to be tested, and which that is.
+
+    All ranks together, when all checkpoints are written.
+    """
     last, choose = job.evaluated_net, job.config.evaluation.weights
     if choose == "last" or job.standing.best_samples == job.standing.samples:
         return last, choose
@@ -49,8 +53,13 @@ def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
     return with_weights(copy.deepcopy(last), snapshot, str(path)), "best"
 
 
-def training_score(job: Job, chosen: str, score: Callable[[Loader], Score], callback: Callback) -> TrainingScore | None:
-    """What `score` gives for the training sample, all ranks together; None where there is none. `chosen`: as of `chosen_net`."""
+def training_score(
+    job: Job, chosen: str, score: Callable[[Loader], Score], callback: Callback
+) -> TrainingScore | None:
+    """What `score` gives for the training sample, all ranks together; None where there is none.
+
+    `chosen`: as of `chosen_net`.
+    """
     started = time.perf_counter()
     try:
         found = _score_of_sample(job, score)
@@ -65,7 +74,9 @@ def training_score(job: Job, chosen: str, score: Callable[[Loader], Score], call
 
 def _score_of_sample(job: Job, score: Callable[[Loader], Score]) -> Score | None:
     device = next(job.trainer.net.parameters()).device
-    loader = agree.everyone(job.world, lambda: make_sample_loader(job.config, job.parts, job.world, device))
+    loader = agree.everyone(
+        job.world, lambda: make_sample_loader(job.config, job.parts, job.world, device)
+    )
     if loader is None:
         return None
     try:

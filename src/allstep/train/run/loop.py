@@ -6,8 +6,9 @@ at the end:       test, once; then a fixed sample of the training split, in the 
 told to stop:     after the step, or within an evaluation: save, and the run that goes on from there does the evaluation first
 ```
 
-What is due when (an evaluation, a checkpoint, a larger batch) depends on the position alone, so that a resumed run does the same; only
-checkpoints by the clock do not, and they change nothing. The test set is read once, after the last update; nothing is chosen by it.
+What is due when (an evaluation, a checkpoint, a larger batch) depends on the position alone, so
+that a resumed run does the same; only checkpoints by the clock do not, and they change nothing. The
+test set is read once, after the last update; nothing is chosen by it.
 """
 
 import math
@@ -66,9 +67,11 @@ def train(
     snapshot: Snapshot | None = None,
     max_seconds: float | None = None,
 ) -> Result | Paused:
-    """Trains as `config` says, on all ranks of `world`. `callbacks` are told how it goes; only rank 0 needs any.
+    """Trains as `config` says, on all ranks of `world`. `callbacks` are told how it goes; only rank
+    0 needs any.
 
-    snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save before they are over.
+    snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save
+    before they are over.
     """
     comm.init()
     with Stopping(max_seconds) as stopping:
@@ -136,7 +139,10 @@ class _Run:
         if job.standing.samples >= job.total:
             return "all epochs are done"
         if section.patience is not None and job.standing.worse >= section.patience:
-            return f"no better validation {metric.name} in {job.standing.worse} evaluations (evaluation.patience)"
+            return (
+                f"no better validation {metric.name} in {job.standing.worse} evaluations"
+                " (evaluation.patience)"
+            )
         if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
             return f"the validation {metric.name} is {metric.of(best):.2%} (evaluation.stop_at)"
         return ""
@@ -164,7 +170,11 @@ class _Run:
         return outcome.stop
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
-        """The next share. Where there is something wrong with it, an empty one, so that this step can end and all ranks hear of it."""
+        """The next share.
+
+        Where there is something wrong with it, an empty one, so that this step can end and all
+        ranks hear of it.
+        """
         try:
             batch = next(batches)
             self.job.trainer.task.check_targets(batch, self.job.loaders["train"])
@@ -195,11 +205,15 @@ class _Run:
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
         """A spike is told; a loss that has diverged ends the run on all ranks, before it is saved."""
         if isinstance(verdict, Spike):
-            self.callbacks.event(str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best)
+            self.callbacks.event(
+                str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best
+            )
         if isinstance(verdict, Diverged):
             self.checkpoints.close()
             known = circumstances(self.job, batch)
-            self.callbacks.event(str(verdict), step=verdict.step, samples=known.samples, lr=known.rate)
+            self.callbacks.event(
+                str(verdict), step=verdict.step, samples=known.samples, lr=known.rate
+            )
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
@@ -220,10 +234,15 @@ class _Run:
 
     def _evaluates(self, before: int) -> bool:
         job, samples = self.job, self.job.standing.samples
-        return samples == job.total or crossed(before, samples, job.config.evaluation.every * job.num_train)
+        return samples == job.total or crossed(
+            before, samples, job.config.evaluation.every * job.num_train
+        )
 
     def _settle(self, before: int) -> None:
-        """What the last step, which began at `before`, made due. An evaluation may be interrupted: then the run owes all of it."""
+        """What the last step, which began at `before`, made due.
+
+        An evaluation may be interrupted: then the run owes all of it.
+        """
         job, standing = self.job, self.job.standing
         standing.owes = before
         is_best = self._evaluates(before) and self._evaluate()
@@ -231,7 +250,11 @@ class _Run:
         self._grow()
         per_epoch = job.config.save.epochs
         ends = standing.samples == job.total
-        if is_best or ends or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train):
+        if (
+            is_best
+            or ends
+            or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train)
+        ):
             self._save(is_best)
         elif self.checkpoints.are_due():
             self._save()
@@ -289,7 +312,9 @@ class _Run:
         is_best = standing.note(self.validation, job.trainer.task.metrics[0])
         epoch = -(-standing.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
-        evaluated = Evaluated(epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad())
+        evaluated = Evaluated(
+            epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad()
+        )
         self.callbacks.evaluated(evaluated)
         return is_best
 
@@ -321,7 +346,8 @@ class _Run:
             job.set_pieces(pieces)
 
     def _num_bad(self) -> int:
-        """Samples that were skipped so far, by all ranks; one that two ranks met, in different epochs, counts twice."""
+        """Samples that were skipped so far, by all ranks; one that two ranks met, in different
+        epochs, counts twice."""
         mine = sum(loader.num_bad for loader in self.job.loaders.values())
         return sum(agree.gather(self.job.world, mine))
 
@@ -360,7 +386,9 @@ class _Run:
         if problem := mistakes.write(job.out, job.world):
             self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
-            self.callbacks.event(job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale))
+            self.callbacks.event(
+                job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale)
+            )
         trained = standing.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
         seconds = time.perf_counter() - started
@@ -377,7 +405,9 @@ class _Run:
             why=why if standing.samples < job.total else "",
             aside=self.aside,
             num_bad=self._num_bad(),
-            train=training_score(job, chosen, lambda loader: self._score(net, loader), self.callbacks),
+            train=training_score(
+                job, chosen, lambda loader: self._score(net, loader), self.callbacks
+            ),
         )
 
 

@@ -1,4 +1,5 @@
-"""`python -m allstep.train.run.settle_precision < config.json` prints the precision that a run would choose.
+"""`python -m allstep.train.run.settle_precision < config.json` prints the precision that a run
+would choose.
 
 It makes the job of one worker and ends before the first step. A study uses it, whose own process
 has no torch.

@@ -2,9 +2,8 @@
 
 ```
 config ──> parts (data) ──> loaders
-   │          │ shape, classes
-   ├──────> net <── checkpoint, if the run goes on
-   │          │ precision (chosen for the machine where it is auto), execution (plain, channels-last, compiled)
+   │          │ shape, classes ├──────> net <── checkpoint, if the run goes on │          │
+   precision (chosen for the machine where it is auto), execution (plain, channels-last, compiled)
    └──────> optimizer <── its state ──> shared out among the ranks (`allstep.parallel`)
 ```
 """
@@ -96,8 +95,13 @@ class Job:
         self.trainer.optimizer.set_backward_passes_per_step(pieces)
 
 
-def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot | None = None) -> Job:
-    """Build all parts of a run, on all ranks together. With a snapshot, the run continues from there."""
+def make_job(
+    config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot | None = None
+) -> Job:
+    """Build all parts of a run, on all ranks together.
+
+    With a snapshot, the run continues from there.
+    """
     parts = _data_on_every_host(config, world)
     device = build.make_device(config)
     loaders = make_loaders(config, parts, world, out, device)
@@ -133,11 +137,18 @@ def make_job(config: ResolvedConfig, world: World, out: Path, snapshot: Snapshot
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         execution=made.execution,
-        notes=[*parts.notes, *made.notes, *filter(None, [note(config)]), *notes(config, world.size, num_train)],
+        notes=[
+            *parts.notes,
+            *made.notes,
+            *filter(None, [note(config)]),
+            *notes(config, world.size, num_train),
+        ],
     )
 
 
-def _check_data(snapshot: Snapshot, world: World, parts: Parts, loaders: Mapping[str, Loader]) -> None:
+def _check_data(
+    snapshot: Snapshot, world: World, parts: Parts, loaders: Mapping[str, Loader]
+) -> None:
     """Raise DataError unless the data is that of the checkpoint, and go to its position."""
     known = snapshot.state.get("pictures", {}).get("classes", ())
     agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
@@ -168,11 +179,15 @@ def _model(
 ) -> _Model:
     """Build the model with equal weights on all ranks, and settle its precision and execution."""
     dtype = dtype_of_weights(config.precision)
-    to_input = _INPUTS[task.input](parts.mean, parts.std, device, dtype, config.execution != "plain")
+    to_input = _INPUTS[task.input](
+        parts.mean, parts.std, device, dtype, config.execution != "plain"
+    )
     net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
     share_of_batch = partial(_example, config, world, parts, to_input)
     precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
-    room = _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
+    room = (
+        _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
+    )
     chosen = _laid_out(config, world, net, len(parts.train), share_of_batch, precision, snapshot)
     return _Model(net, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
 
@@ -211,7 +226,8 @@ def _standing(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> 
 
 
 def _data_on_every_host(config: ResolvedConfig, world: World) -> Parts:
-    """One rank of each host looks for the data first, so that what must be downloaded or indexed is so once."""
+    """One rank of each host looks for the data first, so that what must be downloaded or indexed is
+    so once."""
     agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
     parts = agree.everyone(world, lambda: open_parts(config))
     figures = agree.rank_0_decides(world, lambda: measure(parts))
@@ -241,18 +257,23 @@ def _net(
 
 
 def _some_pictures(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tensor:
-    """The first pictures of the validation part, as they are evaluated: the same with any number of workers."""
+    """The first pictures of the validation part, as they are evaluated: the same with any number of
+    workers."""
     loader = make_loaders(config, parts, World.alone(), out)["validation"]
     loader.batch = _PICTURES_TO_WHITEN
     return next(iter(loader.batches())).data
 
 
-def _example(config: ResolvedConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize) -> Example:
+def _example(
+    config: ResolvedConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize
+) -> Example:
     """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
     share = min(most, -(-config.batch // (world.size * config.accumulation)))
     # Random numbers of its own: those of the run are the same with and without a trial.
     draws = torch.Generator().manual_seed(0)
-    images = to_input(torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws))
+    images = to_input(
+        torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws)
+    )
     return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
 
 
@@ -264,12 +285,17 @@ def _precision(
     example: Callable[[int], Example],
     snapshot: Snapshot | None,
 ) -> tuple[Precision, tuple[str, ...]]:
-    """The precision that was asked for, chosen for this machine, or that of the checkpoint; and notes on it."""
+    """The precision that was asked for, chosen for this machine, or that of the checkpoint; and
+    notes on it."""
     state = {} if snapshot is None else snapshot.state["precision"]
     # A checkpoint from before `precision: auto` has no name in it: the run's config has one.
     kept = state.get("name")
     settled = settle(
-        config.precision, kept, world, device, lambda: time_both(net, example(SAMPLES), world, config.execution)
+        config.precision,
+        kept,
+        world,
+        device,
+        lambda: time_both(net, example(SAMPLES), world, config.execution),
     )
     precision = Precision(settled.name, device, settled.why)
     if state:
@@ -286,8 +312,12 @@ def _laid_out(
     precision: Precision,
     snapshot: Snapshot | None,
 ) -> executions.Chosen:
-    """The net in the execution that was asked for, or that is the fastest; in a run that goes on, in the one it had."""
-    loss_of, before = loss_in(precision), None if snapshot is None else str(snapshot.state["execution"])
+    """The net in the execution that was asked for, or that is the fastest; in a run that goes on,
+    in the one it had."""
+    loss_of, before = (
+        loss_in(precision),
+        None if snapshot is None else str(snapshot.state["execution"]),
+    )
     if config.execution != "auto" or before is not None:
         return executions.settle(net, example(), loss_of, world, before or config.execution)
     steps = config.num_epochs * num_train / config.batch
@@ -309,18 +339,31 @@ def measures_noise(config: ResolvedConfig) -> bool:
     return config.noise_scale or config.growth.by_noise
 
 
-def _noise(config: ResolvedConfig, world: World, snapshot: Snapshot | None) -> RunningNoiseScale | None:
+def _noise(
+    config: ResolvedConfig, world: World, snapshot: Snapshot | None
+) -> RunningNoiseScale | None:
     if not measures_noise(config):
         return None
-    return RunningNoiseScale(**snapshot.state["noise"]) if snapshot is not None else RunningNoiseScale()
+    return (
+        RunningNoiseScale(**snapshot.state["noise"])
+        if snapshot is not None
+        else RunningNoiseScale()
+    )
 
 
-def _room(world: World, parts: Parts, net: nn.Module, to_input: ToInput, precision: Precision) -> int:
-    """Of the worker that has the least. Asked before the net is laid out, so that nothing is compiled for it."""
+def _room(
+    world: World, parts: Parts, net: nn.Module, to_input: ToInput, precision: Precision
+) -> int:
+    """Of the worker that has the least.
+
+    Asked before the net is laid out, so that nothing is compiled for it.
+    """
 
     def forward(net: nn.Module, count: int) -> torch.Tensor:
         with precision.autocast():
-            output: torch.Tensor = net(to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8)))
+            output: torch.Tensor = net(
+                to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8))
+            )
         return output
 
     mine = samples_at_once(net, forward, memory_of_worker(world, precision.device))

@@ -1,7 +1,8 @@
 """What one worker does, from its start to its end: join the others, agree on the run, train.
 
-Rank 0 reads the config, looks for the data, makes the run folder or finds the checkpoint to go on from; the others take its word. So a
-file that only rank 0's host has, or a name made from the time, means the same everywhere.
+Rank 0 reads the config, looks for the data, makes the run folder or finds the checkpoint to go on
+from; the others take its word. So a file that only rank 0's host has, or a name made from the time,
+means the same everywhere.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,14 @@ from allstep.train.checkpoint.broadcast import broadcast_snapshot
 from allstep.train.checkpoint.files import Snapshot
 from allstep.train.config.check import check_config
 from allstep.train.config.run_config import ResolvedConfig
-from allstep.train.folder.claim import RECORD, Claimed, as_begun, claim_folder, expect_run, has_ended
+from allstep.train.folder.claim import (
+    RECORD,
+    Claimed,
+    as_begun,
+    claim_folder,
+    expect_run,
+    has_ended,
+)
 from allstep.train.folder.lock import hold
 from allstep.train.health.checkpoint_state import check_batch, check_optimizer, check_resumed
 from allstep.train.run.loop import Paused, train
@@ -37,7 +45,8 @@ from allstep.world import World
 
 @dataclass
 class _Rank0:
-    """What only rank 0 has of a run: the lock on its folder, the files it writes, the checkpoint it read."""
+    """What only rank 0 has of a run: the lock on its folder, the files it writes, the checkpoint it
+    read."""
 
     held: ExitStack = field(default_factory=ExitStack)
     callbacks: list[Callback] = field(default_factory=list)
@@ -78,7 +87,8 @@ def work(asked: TrainRequest, launcher: str | None = None) -> Result | Paused | 
         )
     finally:
         mine.close()
-    # Not after a failure: a group with an operation in flight would wait for ranks that have exited.
+    # Not after a failure: a group with an operation in flight would wait for ranks that have
+    # exited.
     comm.shutdown()
     return result
 
@@ -115,12 +125,14 @@ def _find_checkpoint(config: ResolvedConfig, folder: Path, mine: _Rank0) -> list
     found = checkpoint.newest(folder / "checkpoints", partial(_check, config))
     if not found.snapshot and found.complaints:
         raise DataError(
-            f"{folder}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of one, or move "
-            f"{folder / 'checkpoints'} away, and the run begins anew"
+            f"{folder}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of"
+            f" one, or move {folder / 'checkpoints'} away, and the run begins anew"
         )
     mine.snapshot = found.snapshot
     notes = [f"not used: {complaint}" for complaint in found.complaints]
-    return notes + ([] if found.snapshot else [f"{folder}: has no checkpoint yet, so the run begins anew"])
+    return notes + (
+        [] if found.snapshot else [f"{folder}: has no checkpoint yet, so the run begins anew"]
+    )
 
 
 def _check(config: ResolvedConfig, snapshot: Snapshot) -> None:
@@ -136,7 +148,9 @@ def _claim(config: ResolvedConfig, asked: TrainRequest, mine: _Rank0) -> Claimed
     if claimed.has_ended:
         return claimed
     mine.held.enter_context(hold(claimed.path))
-    claimed = claim_folder(config, claimed.path, asked.resume)  # who held it before may have begun a run, or ended it
+    claimed = claim_folder(
+        config, claimed.path, asked.resume
+    )  # who held it before may have begun a run, or ended it
     if not claimed.has_ended:
         mine.callbacks = _callbacks(claimed.path)
     return claimed
@@ -146,5 +160,7 @@ def _callbacks(out: Path) -> list[Callback]:
     try:
         record = RunLog(out / RECORD)
     except OSError as error:
-        raise ConfigError(f"{out / RECORD}: cannot be written: {error.strerror or error}") from error
+        raise ConfigError(
+            f"{out / RECORD}: cannot be written: {error.strerror or error}"
+        ) from error
     return [Record(record), TensorBoard(out / "tensorboard"), Display()]

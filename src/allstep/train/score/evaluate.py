@@ -6,9 +6,9 @@ rank 1   its share   sums                               ─┼─ added over the
 rank 2   no samples  zeros                              ─┘
 ```
 
-No sample is padded or repeated. One rank that must leave stops all: what was counted so far is no score. Dropout and norms are in
-evaluation mode meanwhile, each part of the net then goes back to the mode it was in. What is wrong with the data on one rank ends all of
-them alike.
+No sample is padded or repeated. One rank that must leave stops all: what was counted so far is no
+score. Dropout and norms are in evaluation mode meanwhile, each part of the net then goes back to
+the mode it was in. What is wrong with the data on one rank ends all of them alike.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,8 +47,9 @@ def evaluate(
 ) -> Score:
     """Return the model's score on all samples of `loader`, the shares of all ranks together.
 
-    mirror: a picture's logits are the mean of its own and its mirror image's. mistakes: collects what this rank's share got wrong.
-    must_leave: asked before each batch; when it is true on any rank, all end with `Interrupted`, the others after their share.
+    mirror: a picture's logits are the mean of its own and its mirror image's. mistakes: collects
+    what this rank's share got wrong. must_leave: asked before each batch; when it is true on any
+    rank, all end with `Interrupted`, the others after their share.
     """
 
     def count_share() -> tuple[Tally, bool]:
@@ -57,7 +58,9 @@ def evaluate(
             if must_leave():
                 return tally, True
             if batch.weight:
-                _count(task, batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes)
+                _count(
+                    task, batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes
+                )
         return tally, False
 
     with evaluating(net):
@@ -79,7 +82,12 @@ def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> tor
 
 
 def _count(
-    task: Task, batch: Batch, outputs: torch.Tensor, loader: Loader, tally: Tally, mistakes: Mistakes | None
+    task: Task,
+    batch: Batch,
+    outputs: torch.Tensor,
+    loader: Loader,
+    tally: Tally,
+    mistakes: Mistakes | None,
 ) -> None:
     task.check_targets(batch, loader)
     target = batch.target.to(outputs.device)
@@ -90,7 +98,8 @@ def _count(
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """The net in evaluation mode; each of its parts then goes back to the mode it was in (one may be frozen)."""
+    """The net in evaluation mode; each of its parts then goes back to the mode it was in (one may
+    be frozen)."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:

@@ -1,15 +1,18 @@
-"""What the net takes for what, and its worst mistakes with their pictures: collected on each rank during an evaluation, then written.
+"""What the net takes for what, and its worst mistakes with their pictures: collected on each rank
+during an evaluation, then written.
 
 ```
 rank 0 ─ counts[label][predicted], its worst mistakes ─┐  counts added, the worst of all chosen   rank 0 writes
 rank 1 ─ the same for its share                       ─┴─ their pictures travel as PNGs         ─> RUN/mistakes/
 ```
 
-A mistake is the worse the higher the probability that the net gave to the wrong class. docs/report.md says what the files hold. They are
-whole at any moment: the list goes first, then the pictures are replaced, each by a rename, and the new list comes last.
+A mistake is the worse the higher the probability that the net gave to the wrong class.
+docs/report.md says what the files hold. They are whole at any moment: the list goes first, then the
+pictures are replaced, each by a rename, and the new list comes last.
 
-The counts are written in full: 1,000 classes are 2 MB, of which the page shows the most frequent. Beyond 2,000 classes the matrix
-would cost each rank more memory than it is worth, and there is none.
+The counts are written in full: 1,000 classes are 2 MB, of which the page shows the most frequent.
+Beyond 2,000 classes the matrix would cost each rank more memory than it is worth, and there is
+none.
 """
 
 import heapq
@@ -48,16 +51,21 @@ class Mistake:
     label: int
     predicted: int
     picture: NDArray[Any] | None
-    """(height, width, channels) as the net sees it, before normalisation; None where samples are no pictures."""
+    """(height, width, channels) as the net sees it, before normalisation; None where samples are no
+    pictures."""
 
     @property
     def order(self) -> tuple[float, int]:
-        """The worst is the smallest; where two are equally bad the number decides, so that any number of workers finds the same."""
+        """The worst is the smallest; where two are equally bad the number decides, so that any
+        number of workers finds the same."""
         return -self.probability, self.number
 
 
 class Mistakes:
-    """Collects the batches of one evaluation. `classes` are their names; more than there are names get their numbers."""
+    """Collects the batches of one evaluation.
+
+    `classes` are their names; more than there are names get their numbers.
+    """
 
     def __init__(self, classes: Sequence[str], keep: int = 24) -> None:
         self.classes, self.keep = tuple(classes), keep
@@ -66,19 +74,30 @@ class Mistakes:
         self.counts = np.zeros((0, 0), np.int64)
         """counts[label][predicted] of this rank's share."""
 
-    def add(self, data: torch.Tensor, samples: NDArray[np.int64], logits: torch.Tensor, target: torch.Tensor) -> None:
+    def add(
+        self,
+        data: torch.Tensor,
+        samples: NDArray[np.int64],
+        logits: torch.Tensor,
+        target: torch.Tensor,
+    ) -> None:
         """Counts a batch: its pictures, their numbers, what the net said, and the classes."""
         probability, predicted = logits.detach().softmax(1).max(1)
-        rows = torch.stack((probability.double(), predicted.double(), target.double())).cpu().numpy()
+        rows = (
+            torch.stack((probability.double(), predicted.double(), target.double())).cpu().numpy()
+        )
         likely, taken, labels = rows[0], rows[1].astype(np.int64), rows[2].astype(np.int64)
         self._count(labels, taken, logits.shape[1])
         for row in self._candidates(likely, taken != labels, samples):
             number, label, wrong = int(samples[row]), int(labels[row]), int(taken[row])
-            self.worst.append(Mistake(float(likely[row]), number, label, wrong, _picture(data[row])))
+            self.worst.append(
+                Mistake(float(likely[row]), number, label, wrong, _picture(data[row]))
+            )
         self.worst = heapq.nsmallest(self.keep, self.worst, key=lambda mistake: mistake.order)
 
     def write(self, folder: Path, world: World) -> str | None:
-        """Brings the ranks together and writes `folder`/mistakes on rank 0; every rank must call it. Says so if the disk did not let it."""
+        """Brings the ranks together and writes `folder`/mistakes on rank 0; every rank must call
+        it. Says so if the disk did not let it."""
         counts = self._all_counts(world)
         entries = self._all_worst(world)
         if world.rank != 0:
@@ -89,7 +108,9 @@ class Mistakes:
             return f"the mistakes of this evaluation could not be written to {FOLDER}/: {error}"
         return None
 
-    def _count(self, labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> None:
+    def _count(
+        self, labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int
+    ) -> None:
         if num_classes <= _MOST_CLASSES:
             self._grow(max(num_classes, len(self.classes)))
             np.add.at(self.counts, (labels, predicted), 1)
@@ -108,7 +129,10 @@ class Mistakes:
         return rows[np.lexsort((samples[rows], -likely[rows]))][: self.keep]
 
     def _all_counts(self, world: World) -> NDArray[np.int64]:
-        """Of all ranks, on rank 0. A rank without samples has not heard how many classes there are."""
+        """Of all ranks, on rank 0.
+
+        A rank without samples has not heard how many classes there are.
+        """
         self._grow(max(agree.gather(world, len(self.counts))))
         sums = torch.from_numpy(self.counts.copy())
         if sums.numel():
@@ -116,10 +140,17 @@ class Mistakes:
         return sums.numpy()
 
     def _all_worst(self, world: World) -> list[dict[str, Any]]:
-        """The worst of all ranks, each with its PNG. Only pictures of those that are chosen travel."""
+        """The worst of all ranks, each with its PNG.
+
+        Only pictures of those that are chosen travel.
+        """
         orders = agree.gather(world, [mistake.order for mistake in self.worst])
         chosen = set(heapq.nsmallest(self.keep, chain.from_iterable(orders)))
-        mine = [(mistake.order, self._entry(mistake)) for mistake in self.worst if mistake.order in chosen]
+        mine = [
+            (mistake.order, self._entry(mistake))
+            for mistake in self.worst
+            if mistake.order in chosen
+        ]
         everyone = chain.from_iterable(agree.gather(world, mine))
         return [entry for _, entry in sorted(everyone, key=lambda pair: pair[0])]
 
@@ -147,19 +178,24 @@ def to_png(picture: NDArray[Any], largest: int = _LARGEST) -> bytes:
             return file.getvalue()
         factor = min(0.9, (largest / len(file.getvalue())) ** 0.5)
         image = image.resize(
-            (max(1, int(image.width * factor)), max(1, int(image.height * factor))), Image.Resampling.BOX
+            (max(1, int(image.width * factor)), max(1, int(image.height * factor))),
+            Image.Resampling.BOX,
         )
 
 
 def _picture(data: torch.Tensor) -> NDArray[Any] | None:
-    """A copy of one sample, (channels, height, width) or (height, width), with the channels last: batch memory is used again."""
+    """A copy of one sample, (channels, height, width) or (height, width), with the channels last:
+    batch memory is used again."""
     if data.ndim == 2:
         data = data[None]
     return data.permute(1, 2, 0).cpu().numpy().copy() if data.ndim == 3 else None
 
 
 def _visible(picture: NDArray[Any]) -> NDArray[np.uint8]:
-    """As grey (height, width) or colour (height, width, 3) of bytes. Floats have no scale of their own: least is black, most white."""
+    """As grey (height, width) or colour (height, width, 3) of bytes.
+
+    Floats have no scale of their own: least is black, most white.
+    """
     if picture.dtype != np.uint8:
         floats = np.nan_to_num(picture.astype(np.float64), posinf=0.0, neginf=0.0)
         low, high = floats.min(), floats.max()
@@ -167,7 +203,12 @@ def _visible(picture: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(picture[:, :, :3] if picture.shape[2] >= 3 else picture[:, :, 0])
 
 
-def _write(folder: Path, classes: Sequence[str], counts: NDArray[np.int64], entries: Sequence[dict[str, Any]]) -> None:
+def _write(
+    folder: Path,
+    classes: Sequence[str],
+    counts: NDArray[np.int64],
+    entries: Sequence[dict[str, Any]],
+) -> None:
     # Files of a folder elsewhere must not be replaced.
     if folder.is_symlink():
         folder.unlink()
@@ -179,7 +220,9 @@ def _write(folder: Path, classes: Sequence[str], counts: NDArray[np.int64], entr
     for position, entry in enumerate(with_picture):
         name = f"{position:04}.png"
         replace_file(folder / name, entry["png"])
-        listed.append({"file": name, **{key: value for key, value in entry.items() if key != "png"}})
+        listed.append(
+            {"file": name, **{key: value for key, value in entry.items() if key != "png"}}
+        )
     _remove_others(folder, {entry["file"] for entry in listed})
     if classes:
         replace_file(folder / _MATRIX, _json({"classes": list(classes), "counts": counts.tolist()}))

@@ -57,7 +57,9 @@ class AfterStep:
         total = self.statistics.average(report.samples, own)
         count = len(sums)
         stop, failed = (value > 0 for value in total[count : count + 2])
-        return StepOutcome(report.tally.with_sums(total[:count]), stop, failed, tuple(total[count + 2 :]))
+        return StepOutcome(
+            report.tally.with_sums(total[:count]), stop, failed, tuple(total[count + 2 :])
+        )
 
     def _own_samples(self, samples: int) -> list[int]:
         """A row with a place for each rank, zero but for ours: the sum has every rank's samples."""

@@ -1,7 +1,7 @@
 """Puts net and optimizer of a run together, as its config says.
 
-The order matters: weights are equal on all ranks (drawn from the seed, or from a checkpoint) before the optimizer is made, and the
-optimizer has its state before it is shared out.
+The order matters: weights are equal on all ranks (drawn from the seed, or from a checkpoint) before
+the optimizer is made, and the optimizer has its state before it is shared out.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,8 @@ from allstep.train.step.learning_rate import peak_rate
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000
-"""Weights from this size on are shared by the workers of a host: there it was measured to be faster (docs/measured.md)."""
+"""Weights from this size on are shared by the workers of a host: there it was measured to be faster
+(docs/measured.md)."""
 
 
 _NUMBERS = count()  # of optimizers of this process: they tell them apart, alike on all ranks
@@ -69,17 +70,21 @@ def make_net(config: RunConfig, parts: ImageFacts) -> nn.Module:
         norm.convert(net, ghost=section.ghost)
         for layer in net.modules():
             if isinstance(layer, norm.GhostBatchNorm):
-                layer.looked = (
-                    True  # `config.check` has, and a resumed run may begin with the short batch at an epoch's end
-                )
+                # `config.check` has, and a resumed run may begin with the short batch at an epoch's
+                # end
+                layer.looked = True
     return net
 
 
 def make_optimizer(config: ResolvedConfig, net: nn.Module) -> torch.optim.Optimizer:
     """Of this rank alone, on the whole net. Biases and norms are a group of their own."""
-    named = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    named = [
+        (name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad
+    ]
     section = config.optimizer
-    both = groups(named, exempt=lambda name, parameter: False) if section.decay_all else groups(named)
+    both = (
+        groups(named, exempt=lambda name, parameter: False) if section.decay_all else groups(named)
+    )
     for group in both:
         group["rate_factor"] = section.bias_lr if group["exempt"] else 1.0
     return _MAKERS[section.name](both, peak_rate(config), section)
@@ -87,7 +92,9 @@ def make_optimizer(config: ResolvedConfig, net: nn.Module) -> torch.optim.Optimi
 
 def _sgd(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
     momentum, decay = section.momentum, section.weight_decay
-    return torch.optim.SGD(params, lr, momentum=momentum, nesterov=_nesterov(section), weight_decay=decay)
+    return torch.optim.SGD(
+        params, lr, momentum=momentum, nesterov=_nesterov(section), weight_decay=decay
+    )
 
 
 def _nesterov(section: OptimizerConfig) -> bool:
@@ -95,7 +102,9 @@ def _nesterov(section: OptimizerConfig) -> bool:
     return section.nesterov and section.momentum > 0
 
 
-def _layerwise(kind: type[optim.LARS]) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
+def _layerwise(
+    kind: type[optim.LARS],
+) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
     def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
         own = _given(trust_coefficient=section.trust_coefficient)
         return kind(params, lr, section.momentum, section.weight_decay, _nesterov(section), **own)
@@ -105,7 +114,9 @@ def _layerwise(kind: type[optim.LARS]) -> Callable[[Any, float, OptimizerConfig]
 
 def _adaptive(kind: Any) -> Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer]:
     def make(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = kind(params, lr, weight_decay=section.weight_decay, **_given(betas=section.betas))
+        made: torch.optim.Optimizer = kind(
+            params, lr, weight_decay=section.weight_decay, **_given(betas=section.betas)
+        )
         return made
 
     return make
@@ -130,7 +141,8 @@ def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torc
     """Whether the workers of a host keep one copy of the weights."""
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
-            "share_weights=true and precision=float16 exclude each other: whether a step overflowed is seen in whole gradients only"
+            "share_weights=true and precision=float16 exclude each other: whether a step overflowed"
+            " is seen in whole gradients only"
         )
     if config.share_weights != "auto":
         return bool(config.share_weights) and world.size > 1
@@ -146,7 +158,11 @@ def distribute(
     net: nn.Module, optimizer: torch.optim.Optimizer, world: World, pieces: int, share: bool
 ) -> ReplicatedOptimizer:
     """The optimizer, with the gradients of all ranks. All ranks together."""
-    named = [Named(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+    named = [
+        Named(name, parameter)
+        for name, parameter in net.named_parameters()
+        if parameter.requires_grad
+    ]
     replicas = Replicas(
         named,
         lambda: group_for("gradients"),
@@ -167,9 +183,11 @@ def make_noise(config: ResolvedConfig) -> Callable[[int], float] | None:
 
 
 def make_weigh(config: ResolvedConfig) -> Callable[[Batch, int], Tensor] | None:
-    """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of workers.
+    """Random weights of samples, drawn from (seed, epoch, sample): the same with any number of
+    workers.
 
-    The variance follows the samples of the step's global batch, which is smaller where an epoch ends and may have grown.
+    The variance follows the samples of the step's global batch, which is smaller where an epoch
+    ends and may have grown.
     """
     like = config.optimizer.noise_like
     if like is None:

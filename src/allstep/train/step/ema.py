@@ -1,4 +1,5 @@
-"""An exponential moving average of the weights: smoother than the weights themselves, and often better on the validation part.
+"""An exponential moving average of the weights: smoother than the weights themselves, and often
+better on the validation part.
 
 After every update
 
@@ -6,11 +7,13 @@ After every update
 average = d * average + (1 - d) * weights           d = min(decay, (1 + updates) / (10 + updates))
 ```
 
-The second d is that of a young run: the weights it starts from are random, and would else stay in the average for 1 / (1 - decay) updates.
-A look every `every` updates, with d ** every, comes to nearly the same and costs the less.
+The second d is that of a young run: the weights it starts from are random, and would else stay in
+the average for 1 / (1 - decay) updates. A look every `every` updates, with d ** every, comes to
+nearly the same and costs the less.
 
-Floating-point buffers (the running statistics of norms) are averaged like the parameters, all others (counters) are copied. The average
-is computed alike on all ranks, from equal weights, so it is equal on all of them, and it is no matter which of them saves it.
+Floating-point buffers (the running statistics of norms) are averaged like the parameters, all
+others (counters) are copied. The average is computed alike on all ranks, from equal weights, so it
+is equal on all of them, and it is no matter which of them saves it.
 """
 
 import copy
@@ -41,8 +44,12 @@ class Average:
             return
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates)) ** self._every
         ours, theirs = dict(_tensors(self.net)), dict(_tensors(self._source))
-        averaged = [name for name in ours if ours[name].is_floating_point() or ours[name].is_complex()]
-        torch._foreach_lerp_([ours[name] for name in averaged], [theirs[name] for name in averaged], 1 - decay)
+        averaged = [
+            name for name in ours if ours[name].is_floating_point() or ours[name].is_complex()
+        ]
+        torch._foreach_lerp_(
+            [ours[name] for name in averaged], [theirs[name] for name in averaged], 1 - decay
+        )
         for name in ours.keys() - set(averaged):
             ours[name].copy_(theirs[name])
 
@@ -57,13 +64,14 @@ class Average:
         if odd := sorted(ours.keys() ^ tensors.keys()):
             missing = [name for name in odd if name in ours]
             raise CheckpointError(
-                f"the average of another net: {len(missing)} tensors are missing and {len(odd) - len(missing)} are not known; the first "
-                f"is {odd[0]!r}"
+                f"the average of another net: {len(missing)} tensors are missing and"
+                f" {len(odd) - len(missing)} are not known; the first is {odd[0]!r}"
             )
         for name, tensor in ours.items():
             if tensor.shape != tensors[name].shape:
                 raise CheckpointError(
-                    f"the average of another net: {name!r} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
+                    f"the average of another net: {name!r} is {tuple(tensors[name].shape)},"
+                    f" expected {tuple(tensor.shape)}"
                 )
             tensor.copy_(tensors[name])
         self.updates = updates

@@ -1,4 +1,5 @@
-"""How the net is run: plain, channels-last or compiled. Which is fastest depends on net, batch and machine, so it is tried out.
+"""How the net is run: plain, channels-last or compiled. Which is fastest depends on net, batch and
+machine, so it is tried out.
 
 ```
 plain           weights as torch makes them
@@ -6,17 +7,19 @@ channels-last   the channels of a pixel lie side by side, as the convolutions of
 compiled        channels-last, and torch.compile makes one program of the net; that takes its time, and a C++ compiler on a CPU
 ```
 
-`choose` runs a few training steps each way, on a copy, so that the net's statistics and the random numbers of the run are as if nothing
-had been. The ranks add up their times and take the same way. Compiling must pay for itself in the steps that the run has left; it
-counts three times, because evaluation and the uneven last batch of an epoch are compiled too. A way that fails is left out, and a note
-says why in one line. `timing` does the timing.
+`choose` runs a few training steps each way, on a copy, so that the net's statistics and the random
+numbers of the run are as if nothing had been. The ranks add up their times and take the same way.
+Compiling must pay for itself in the steps that the run has left; it counts three times, because
+evaluation and the uneven last batch of an epoch are compiled too. A way that fails is left out, and
+a note says why in one line. `timing` does the timing.
 
-`settle` is for a way that the user has fixed: one step of two samples (to compile: of all) shows whether the net can be run that way; if
-not, it falls back along compiled -> channels-last -> plain. A net that flattens with `view` instead of `flatten`, say, cannot be
-channels-last.
+`settle` is for a way that the user has fixed: one step of two samples (to compile: of all) shows
+whether the net can be run that way; if not, it falls back along compiled -> channels-last -> plain.
+A net that flattens with `view` instead of `flatten`, say, cannot be channels-last.
 
-`applied` puts a net into a way, in place. Names of weights stay, so checkpoints do not know about it. Another way adds numbers in another
-order: a run that was resumed to the same bits must take the way that its first part had, not choose again.
+`applied` puts a net into a way, in place. Names of weights stay, so checkpoints do not know about
+it. Another way adds numbers in another order: a run that was resumed to the same bits must take the
+way that its first part had, not choose again.
 """
 
 import math
@@ -28,7 +31,16 @@ import torch
 from torch import Tensor, nn
 
 from allstep.norm import SyncBatchNorm
-from allstep.train.step.timing import Example, LossOf, Trial, TrialModel, fastest, figures, stage, together
+from allstep.train.step.timing import (
+    Example,
+    LossOf,
+    Trial,
+    TrialModel,
+    fastest,
+    figures,
+    stage,
+    together,
+)
 from allstep.world import World
 
 PLAIN, CHANNELS_LAST, COMPILED = WAYS = ("plain", "channels-last", "compiled")
@@ -58,7 +70,8 @@ def choose(
 ) -> Chosen:
     """The fastest of `ways` for this net, applied to it. A collective: all ranks choose together.
 
-    example: input and target of a rank's share of a batch. loss_of(net, input, target): the loss, as the training step computes it.
+    example: input and target of a rank's share of a batch. loss_of(net, input, target): the loss,
+    as the training step computes it.
     """
     with stage(net, example) as copied:
         mine = {way: _trial(copied, way, loss_of, steps) for way in ways}
@@ -72,7 +85,10 @@ def choose(
 
 
 def settle(net: nn.Module, example: Example, loss_of: LossOf, world: World, name: str) -> Chosen:
-    """The way `name`, applied to the net, or the nearest one in which it can be run. A collective like `choose`."""
+    """The way `name`, applied to the net, or the nearest one in which it can be run.
+
+    A collective like `choose`.
+    """
     complaints: list[str] = []
     for way in reversed(WAYS[1 : WAYS.index(name) + 1]):
         few = example if way == COMPILED else (example[0][:2], example[1][:2])
@@ -95,22 +111,26 @@ def applied(net: nn.Module, name: str) -> nn.Module:
         raise ValueError(f"execution {name!r} is not one of {', '.join(WAYS)}")
     memory_format = torch.contiguous_format if name == PLAIN else torch.channels_last
     for tensor in [*net.parameters(), *net.buffers()]:
-        if tensor.dim() == 4:  # torch's own Module.to() refuses nets that have 5-dimensional ones as well
+        if (
+            tensor.dim() == 4
+        ):  # torch's own Module.to() refuses nets that have 5-dimensional ones as well
             tensor.data = _laid_out(tensor.data, memory_format)
     net._compiled_call_impl = _compiled(net) if name == COMPILED else None
     return net
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """With the strides of that format in any case: a tensor of one channel counts as laid out either way, and torch looks at its strides
-    to choose its kernels (a grey picture's first convolution made a small net 1.6 times as slow)."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format).copy_(
-        tensor
-    )
+    """With the strides of that format in any case: a tensor of one channel counts as laid out
+    either way, and torch looks at its strides to choose its kernels (a grey picture's first
+    convolution made a small net 1.6 times as slow)."""
+    return torch.empty(
+        tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format
+    ).copy_(tensor)
 
 
 def _compiled(net: nn.Module) -> Any:
-    """As Module.compile() does it; but that silently compiles nothing of nets that are one of torch's own classes, like Sequential."""
+    """As Module.compile() does it; but that silently compiles nothing of nets that are one of
+    torch's own classes, like Sequential."""
 
     def call(*args: Any, **named: Any) -> Any:
         return net._call_impl(*args, **named)  # type: ignore[no-untyped-call]  # torch's own
@@ -126,7 +146,11 @@ def _trial(copied: TrialModel, way: str, loss_of: LossOf, steps: int) -> Trial:
 
 
 def _complaints(trials: Mapping[str, Trial]) -> list[str]:
-    return [f"execution {way} was left out: {trial.why_not}" for way, trial in trials.items() if not trial.works]
+    return [
+        f"execution {way} was left out: {trial.why_not}"
+        for way, trial in trials.items()
+        if not trial.works
+    ]
 
 
 def _times(trials: Mapping[str, Trial], name: str, remaining_steps: float) -> str:

@@ -1,16 +1,19 @@
-"""The learning rate of a run by samples seen, as its config says: the peak follows the batch, the shape follows the run.
+"""The learning rate of a run by samples seen, as its config says: the peak follows the batch, the
+shape follows the run.
 
 ```
 rate
 peak |    ____               schedule.warmup epochs up to the peak, then the shape over the rest of the run:
      |   /    \\__            constant             stays; step: falls by schedule.factor at its milestones, and stays there
      |  /        \\__         cosine, linear, polynomial, exponential       fall to schedule.end of the peak
- end | /            \\        one-cycle            rises by itself, without a warm-up, and falls to schedule.end
+ end | /            \\        one-cycle            rises by itself, without a warm-up, and falls to
+ schedule.end
      +-----------------> samples seen
 ```
 
-Milestones count epochs from the start of the run, shapes the part of it that follows the warm-up. What does not fit together (a milestone
-within the warm-up, a warm-up longer than the run) is found by `config.check` before anything starts.
+Milestones count epochs from the start of the run, shapes the part of it that follows the warm-up.
+What does not fit together (a milestone within the warm-up, a warm-up longer than the run) is found
+by `config.check` before anything starts.
 """
 
 from collections.abc import Callable
@@ -49,15 +52,19 @@ def _shape(schedule: ScheduleConfig) -> Schedule:
     if schedule.shape == "one-cycle":
         return one_cycle(end=schedule.end) if schedule.end else one_cycle()
     return _ending_at(
-        schedule.end, polynomial(schedule.power) if schedule.shape == "polynomial" else SCHEDULES[schedule.shape]
+        schedule.end,
+        polynomial(schedule.power) if schedule.shape == "polynomial" else SCHEDULES[schedule.shape],
     )
 
 
 def _steps(config: ResolvedConfig, num_train: int) -> Schedule:
-    """In samples, as the rate counts them: a milestone then comes with the step that begins there, not one later by rounding."""
+    """In samples, as the rate counts them: a milestone then comes with the step that begins there,
+    not one later by rounding."""
     warmup, total = config.warmup * num_train, config.num_epochs * num_train
     rest = total - warmup or 1.0
-    return steps([(each * num_train - warmup) / rest for each in config.milestones], config.schedule.factor)
+    return steps(
+        [(each * num_train - warmup) / rest for each in config.milestones], config.schedule.factor
+    )
 
 
 def _ending_at(end: float, shape: Schedule) -> Schedule:

@@ -1,16 +1,19 @@
-"""How many samples a worker may compute at once when its share of a growing batch gets larger: as many as its memory surely holds.
+"""How many samples a worker may compute at once when its share of a growing batch gets larger: as
+many as its memory surely holds.
 
 ```
 bytes of a sample     what autograd keeps of a forward pass of 4 samples, less that of 2, halved; twice that, since the backward pass
                       makes gradients of the same sizes
-memory of a worker    its GPU's, or an equal part of what its host (or its cgroup) has in all
-room                  the samples whose bytes fill a quarter of the memory: weights, optimizer, pictures and others want the rest
-```
+memory of a worker    its GPU's, or an equal part of what its host (or its cgroup) has in all room
+the samples whose bytes fill a quarter of the memory: weights, optimizer, pictures and others want
+the rest ```
 
-Nothing of this depends on the moment: not on what is free just now, not on what a process happens to hold. So the same run on the same
-machine always comes to the same number, hence to the same bits; and since a checkpoint has the number, a resumed run does so anywhere.
+Nothing of this depends on the moment: not on what is free just now, not on what a process happens
+to hold. So the same run on the same machine always comes to the same number, hence to the same
+bits; and since a checkpoint has the number, a resumed run does so anywhere.
 
-A net with batch norms gets no room: with larger pieces their statistics would be those of more samples, and the run another one.
+A net with batch norms gets no room: with larger pieces their statistics would be those of more
+samples, and the run another one.
 """
 
 import copy
@@ -33,7 +36,10 @@ Forward = Callable[[nn.Module, int], Tensor]
 
 
 def samples_at_once(net: nn.Module, forward: Forward, nbytes: int) -> int:
-    """So many may be computed at once with a memory of `nbytes`; 0 where nobody can tell. The net is left as it was."""
+    """So many may be computed at once with a memory of `nbytes`; 0 where nobody can tell.
+
+    The net is left as it was.
+    """
     if any(isinstance(layer, _BatchNorm) for layer in net.modules()):
         return 0
     try:
@@ -45,7 +51,8 @@ def samples_at_once(net: nn.Module, forward: Forward, nbytes: int) -> int:
 
 
 def bytes_of_sample(net: nn.Module, forward: Forward) -> int:
-    """What autograd keeps of one sample until its backward pass; weights and the like, of which there is one copy, do not count."""
+    """What autograd keeps of one sample until its backward pass; weights and the like, of which
+    there is one copy, do not count."""
     return (_kept(net, forward, _MANY) - _kept(net, forward, _FEW)) // (_MANY - _FEW)
 
 

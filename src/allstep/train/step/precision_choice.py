@@ -23,7 +23,16 @@ from allstep.errors import ConfigError
 from allstep.machine import Bfloat16, cpu_bfloat16, cpu_flags
 from allstep.train.precision.precision import Precision
 from allstep.train.step import execution
-from allstep.train.step.timing import Example, LossOf, Trial, fastest, figures, reason, stage, together
+from allstep.train.step.timing import (
+    Example,
+    LossOf,
+    Trial,
+    fastest,
+    figures,
+    reason,
+    stage,
+    together,
+)
 from allstep.world import World
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
@@ -46,7 +55,9 @@ class Settled:
     """What the user should know about it, a line each."""
 
 
-def settle(asked: str, kept: str | None, world: World, device: torch.device, timed: Timed) -> Settled:
+def settle(
+    asked: str, kept: str | None, world: World, device: torch.device, timed: Timed
+) -> Settled:
     """Settle the precision of a run, the same on all ranks. A collective.
 
     asked: the config's. kept: that of the checkpoint, in a resumed run. timed: measure both, see
@@ -75,12 +86,13 @@ def judge(device: torch.device) -> Bfloat16:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise ConfigError when the device computes in neither: a GPU that this torch is not built for."""
+    """Raise ConfigError when the device computes in neither: a GPU that this torch is not built
+    for."""
     problems = [_problem(device, dtype) for dtype in (torch.float32, torch.bfloat16)]
     if all(problems):
         raise ConfigError(
-            f"precision=auto: device {device} computes in neither float32 nor bfloat16 ({problems[0]}); "
-            "set device=cpu, or install a torch that is built for this device"
+            f"precision=auto: device {device} computes in neither float32 nor bfloat16"
+            f" ({problems[0]}); set device=cpu, or install a torch that is built for this device"
         )
 
 
@@ -99,7 +111,11 @@ def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapp
     name: the execution to be used; a model that cannot be run that way is timed in the plain one.
     """
     trials: Mapping[str, Trial] = {}
-    ways = (execution.PLAIN,) if name == execution.PLAIN else (execution.CHANNELS_LAST, execution.PLAIN)
+    ways = (
+        (execution.PLAIN,)
+        if name == execution.PLAIN
+        else (execution.CHANNELS_LAST, execution.PLAIN)
+    )
     for way in ways:
         trials = together(world, _time_both(net, example, way))
         if any(trial.works for trial in trials.values()):
@@ -149,7 +165,10 @@ def _chosen(found: Bfloat16, timed: Timed) -> Settled:
 
 def _kept(kept: str, found: Bfloat16) -> Settled:
     here = kept if found.native is None else BFLOAT16 if found.native else FLOAT32
-    note = f"precision {kept} is kept from the start of the run; a new run would use {here} here: {found.why}"
+    note = (
+        f"precision {kept} is kept from the start of the run; a new run would use {here} here:"
+        f" {found.why}"
+    )
     return Settled(kept, "kept from the start of the run", () if here == kept else (note,))
 
 
@@ -162,6 +181,8 @@ def _emulated(found: Bfloat16, trials: Mapping[str, Trial]) -> tuple[str, ...]:
     if factor <= 1:
         return ()
     return (
-        f"bfloat16 is emulated: {found.why}; a step takes {factor:.2g} times as long as in float32 ({figures(trials)}): "
-        "precision=auto or precision=float32 is faster",
+        (
+            f"bfloat16 is emulated: {found.why}; a step takes {factor:.2g} times as long as in"
+            f" float32 ({figures(trials)}): precision=auto or precision=float32 is faster"
+        ),
     )

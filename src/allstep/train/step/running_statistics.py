@@ -1,22 +1,25 @@
 """Running statistics of batch norms, and buffers like them, kept equal on all workers.
 
-Each worker's norms see the worker's own samples, so their running means and variances would drift apart, and evaluation and checkpoints
-would depend on who computes them. After every step they become their mean over the workers, weighted by samples: all ranks had the same
-before the step, so with momentum m
+Each worker's norms see the worker's own samples, so their running means and variances would drift
+apart, and evaluation and checkpoints would depend on who computes them. After every step they
+become their mean over the workers, weighted by samples: all ranks had the same before the step, so
+with momentum m
 
     mean over ranks of  (1 - m) old + m batch_r   =   (1 - m) old + m (mean over ranks of batch_r)
 
-A worker without samples has weight 0 and takes the others'. All of them travel in one small vector: 77 KB for ResNet-18; and with
-them what else the ranks exchange after a step (`after_step`).
+A worker without samples has weight 0 and takes the others'. All of them travel in one small vector:
+77 KB for ResNet-18; and with them what else the ranks exchange after a step (`after_step`).
 
 ```
 first sum     statistics of the norms x weight | weight | further values | for each other buffer: was it changed here?
 second sum    those other buffers that were changed anywhere x weight           (only if there are any)
 ```
 
-A net of the user's may have buffers of its own (a running mean of activations, a code book, a mask). Most never change, and a mask may hold
-infinities, whose mean is useless; so each rank looks at which of them the step has touched, by torch's count of changes in place.
-Those become their weighted mean too; whole numbers are rounded, which leaves a counter as it is on all workers that had samples.
+A net of the user's may have buffers of its own (a running mean of activations, a code book, a
+mask). Most never change, and a mask may hold infinities, whose mean is useless; so each rank looks
+at which of them the step has touched, by torch's count of changes in place. Those become their
+weighted mean too; whole numbers are rounded, which leaves a counter as it is on all workers that
+had samples.
 """
 
 from collections.abc import Sequence
@@ -40,16 +43,21 @@ class RunningStatistics:
 
     @torch.no_grad()
     def average(self, weight: int, more: Sequence[float] = ()) -> list[float]:
-        """Make the statistics equal on all ranks after a step, and return the sums of `more` over the ranks.
+        """Make the statistics equal on all ranks after a step, and return the sums of `more` over
+        the ranks.
 
         weight: samples that this rank had in the step.
         """
         if not (self.norms or self.others or more) or dist.get_world_size() == 1:
             return list(more)
-        changed = [_has_changed(place, seen) for place, seen in zip(self.others, self._seen, strict=True)]
+        changed = [
+            _has_changed(place, seen) for place, seen in zip(self.others, self._seen, strict=True)
+        ]
         sums = _mean_of(self.norms, weight, [weight, *more, *changed])
         total, sums_of_more = sums[0], sums[1 : 1 + len(more)]
-        touched = [place for place, count in zip(self.others, sums[1 + len(more) :], strict=True) if count]
+        touched = [
+            place for place, count in zip(self.others, sums[1 + len(more) :], strict=True) if count
+        ]
         if touched and total:
             _mean_of(touched, weight, [weight])
         self._seen = [_as_it_is(place) for place in self.others]
@@ -76,7 +84,8 @@ def _buffer(place: Place) -> Tensor:
 
 
 def _as_it_is(place: Place) -> tuple[Tensor, int]:
-    """The tensor itself, so that no later one can be taken for it, and torch's count of its changes."""
+    """The tensor itself, so that no later one can be taken for it, and torch's count of its
+    changes."""
     buffer = _buffer(place)
     return buffer, buffer._version
 
@@ -88,10 +97,13 @@ def _has_changed(place: Place, seen: tuple[Tensor, int]) -> bool:
 
 
 def _mean_of(places: Sequence[Place], weight: int, more: Sequence[float]) -> list[float]:
-    """Puts the weighted mean over all ranks into the buffers; the sums of `more` over the ranks, of which the first is the weight."""
+    """Puts the weighted mean over all ranks into the buffers; the sums of `more` over the ranks, of
+    which the first is the weight."""
     buffers = [_buffer(place) for place in places]
     mine = [_real(buffer).double().flatten().cpu() for buffer in buffers]
-    weighed = [each * weight if weight else torch.zeros_like(each) for each in mine]  # 0 x inf is not 0
+    weighed = [
+        each * weight if weight else torch.zeros_like(each) for each in mine
+    ]  # 0 x inf is not 0
     total = torch.cat([*weighed, torch.tensor(more, dtype=torch.float64)])
     dist.all_reduce(total)
     flat = total[: len(total) - len(more)]

@@ -1,14 +1,17 @@
 """The training step, and where its time goes.
 
-Every rank runs the same steps at the same time: it takes its share of the global batch and computes the gradient of
+Every rank runs the same steps at the same time: it takes its share of the global batch and computes
+the gradient of
 
     (sum of the losses of its share) x ranks / (samples of the global batch)
 
-The mean of that over the ranks is the gradient of the mean loss over the global batch, however uneven the shares are: N workers do what
-one would. The factor is the same on all ranks, because a synchronised norm carries gradients from one rank's loss to another's samples.
+The mean of that over the ranks is the gradient of the mean loss over the global batch, however
+uneven the shares are: N workers do what one would. The factor is the same on all ranks, because a
+synchronised norm carries gradients from one rank's loss to another's samples.
 
-The clock splits a rank's time in four: `input` until its share is there, `compute` forward and backward, `wait` for the other ranks'
-gradients (and for what they tell each other after the step), `update` of the weights and all else but evaluation.
+The clock splits a rank's time in four: `input` until its share is there, `compute` forward and
+backward, `wait` for the other ranks' gradients (and for what they tell each other after the step),
+`update` of the weights and all else but evaluation.
 """
 
 import math
@@ -86,14 +89,16 @@ class Trainer:
     scale: float = 1.0
     """What the gradients of the last step were multiplied with."""
     first_piece: GradientSize | None = None
-    """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how noisy its gradients are."""
+    """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how
+    noisy its gradients are."""
     watches_first_piece: bool = False
     not_finite: list[int] = field(default_factory=list)
     """Rows of the last share whose loss is not a number, or without bounds."""
 
     @cached_property
     def ranks_meet(self) -> bool:
-        """Whether ranks talk to each other within the net, so that all must go through it equally often."""
+        """Whether ranks talk to each other within the net, so that all must go through it equally
+        often."""
         return any(_asks_others(layer) for layer in self.net.modules())
 
 
@@ -105,7 +110,8 @@ def _asks_others(layer: nn.Module) -> bool:
 
 
 def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tally:
-    """One update of the weights from a global batch of `num_samples`, of which `batch` is this rank's share; the tally of the share."""
+    """One update of the weights from a global batch of `num_samples`, of which `batch` is this
+    rank's share; the tally of the share."""
     clock.lap("input")
     optimizer = trainer.optimizer
     set_rate(optimizer, trainer.rate(batch.position))
@@ -128,12 +134,17 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
 def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:
     """Adds the gradients of the share's loss, piece by piece; a share without samples adds none.
 
-    Where ranks meet within the net (synchronised norms), all go through it equally often: with nothing, if they have nothing.
+    Where ranks meet within the net (synchronised norms), all go through it equally often: with
+    nothing, if they have nothing.
     """
     tally, factor = trainer.task.tally(), trainer.precision.scale * trainer.size / num_samples
     trainer.not_finite = []
-    weights = trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
-    pieces = min(trainer.pieces, math.ceil(num_samples / trainer.size))  # the largest share's: the same on all ranks
+    weights = (
+        trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
+    )
+    pieces = min(
+        trainer.pieces, math.ceil(num_samples / trainer.size)
+    )  # the largest share's: the same on all ranks
     for data, target, weight in zip(
         *(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True
     ):
@@ -151,7 +162,8 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
         tally.add(losses.detach().sum(), logits.detach(), target)
         if not math.isfinite(tally.loss):
             trainer.not_finite += [
-                row + each for each in losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
+                row + each
+                for each in losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
             ]
         if trainer.watches_first_piece and tally.count == len(target) < batch.weight:
             trainer.first_piece = _size_of_gradient(trainer, len(target), factor)
@@ -160,15 +172,20 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
 
 def _size_of_gradient(trainer: Trainer, count: int, factor: float) -> GradientSize:
     """What is there after the first piece, as the mean over its samples."""
-    gradients = [parameter.grad for parameter in trainer.net.parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad for parameter in trainer.net.parameters() if parameter.grad is not None
+    ]
     return GradientSize(squared_norm(gradients) / (factor * count) ** 2, count)
 
 
 def finish_gradients(trainer: Trainer, seen: int) -> bool:
-    """Takes float16's scale off the reduced gradients and adds the noise that was asked for; False: leave this step out."""
+    """Takes float16's scale off the reduced gradients and adds the noise that was asked for; False:
+    leave this step out."""
     if trainer.precision.name != "float16" and trainer.noise is None:
         return True
-    parameters = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    parameters = [
+        parameter for group in trainer.optimizer.param_groups for parameter in group["params"]
+    ]
     if not trainer.precision.unscale([each.grad for each in parameters if each.grad is not None]):
         return False
     if trainer.noise is not None:

@@ -62,7 +62,11 @@ class TrialModel:
     first_error: Exception | None = None
 
     def trial(
-        self, loss_of: LossOf, steps: int, prepare: Callable[[nn.Module], object], compiles: bool = False
+        self,
+        loss_of: LossOf,
+        steps: int,
+        prepare: Callable[[nn.Module], object],
+        compiles: bool = False,
     ) -> Trial:
         """Time `steps` steps (0: the first one) of `loss_of` after `prepare` has changed the copy.
 
@@ -95,7 +99,10 @@ class TrialModel:
 def stage(net: nn.Module, example: Example) -> Iterator[TrialModel]:
     """Trials on it change neither the model nor the random numbers of the run."""
     device = example[0].device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), warnings.catch_warnings():
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # of a way that may not be taken; the run itself shows them
         yield TrialModel(copy.deepcopy(net), example)
 
@@ -133,7 +140,9 @@ def _beats(trial: Trial, other: Trial, remaining_steps: float) -> bool:
 def figures(trials: Mapping[str, Trial]) -> str:
     """Milliseconds of a step by way, of the ways that worked."""
     return ", ".join(
-        f"{way} {milliseconds(trial.seconds)}{_compiling(trial)}" for way, trial in trials.items() if trial.works
+        f"{way} {milliseconds(trial.seconds)}{_compiling(trial)}"
+        for way, trial in trials.items()
+        if trial.works
     )
 
 

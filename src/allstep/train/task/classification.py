@@ -27,17 +27,24 @@ class ClassificationTally:
     def add(self, loss: Tensor, outputs: Tensor, target: Tensor) -> None:
         """Count some samples, given the sum of their losses.
 
-        target: classes, or (n, classes) shares of which the largest counts. The device is waited for once.
+        target: classes, or (n, classes) shares of which the largest counts. The device is waited
+        for once.
         """
         classes = as_classes(target)
         five = outputs.topk(min(5, outputs.shape[1]), sorted=False).indices
         correct, top5 = (outputs.argmax(1) == classes).sum(), (five == classes[:, None]).sum()
         sums = torch.stack((loss.detach().double(), correct.double(), top5.double())).tolist()
-        self.loss, self.correct, self.top5 = self.loss + sums[0], self.correct + sums[1], self.top5 + sums[2]
+        self.loss, self.correct, self.top5 = (
+            self.loss + sums[0],
+            self.correct + sums[1],
+            self.top5 + sums[2],
+        )
         self.count += len(target)
 
     def __add__(self, other: "ClassificationTally") -> "ClassificationTally":
-        return self.with_sums([mine + theirs for mine, theirs in zip(self.sums(), other.sums(), strict=True)])
+        return self.with_sums(
+            [mine + theirs for mine, theirs in zip(self.sums(), other.sums(), strict=True)]
+        )
 
     def sums(self) -> list[float]:
         """Return plain numbers, to be sent and added; `with_sums` is the way back."""
@@ -63,7 +70,11 @@ class Classification:
     num_classes: int
     label_smoothing: float = 0.0
     input: Literal["images"] = "images"
-    metrics: tuple[Metric, ...] = (Metric("accuracy", True), Metric("top5", True), Metric("loss", False))
+    metrics: tuple[Metric, ...] = (
+        Metric("accuracy", True),
+        Metric("top5", True),
+        Metric("loss", False),
+    )
 
     def tally(self) -> ClassificationTally:
         """Return an empty tally."""
@@ -71,17 +82,25 @@ class Classification:
 
     def training_losses(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the cross-entropy of each sample, with smoothed labels."""
-        return functional.cross_entropy(outputs, target, reduction="none", label_smoothing=self.label_smoothing)
+        return functional.cross_entropy(
+            outputs, target, reduction="none", label_smoothing=self.label_smoothing
+        )
 
     def loss_sum(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the sum of the cross-entropies."""
         return functional.cross_entropy(outputs, target, reduction="sum")
 
     def check_targets(self, batch: Batch, loader: Loader) -> None:
-        """Raise DataError that names the first sample of `batch` whose class is none of the model's."""
+        """Raise DataError that names the first sample of `batch` whose class is none of the
+        model's."""
         target = batch.target
         if target.ndim > 1 and target.shape[1] != self.num_classes:
-            raise _wrong(batch, 0, loader, f"its target has {target.shape[1]} classes, the net has {self.num_classes}")
+            raise _wrong(
+                batch,
+                0,
+                loader,
+                f"its target has {target.shape[1]} classes, the net has {self.num_classes}",
+            )
         if target.ndim > 1 or not len(target):
             return
         least, most = target.aminmax()
@@ -90,11 +109,17 @@ class Classification:
         is_wrong = (target < 0) | (target >= self.num_classes)
         row = int(is_wrong.nonzero()[0])
         label = int(target[row])
-        raise _wrong(batch, row, loader, f"its label is {label}, the net's classes are 0 to {self.num_classes - 1}")
+        raise _wrong(
+            batch,
+            row,
+            loader,
+            f"its label is {label}, the net's classes are 0 to {self.num_classes - 1}",
+        )
 
 
 def as_classes(target: Tensor) -> Tensor:
-    """Return the class of each sample; of soft targets, (n, classes), the one with the largest share."""
+    """Return the class of each sample; of soft targets, (n, classes), the one with the largest
+    share."""
     return target if target.ndim == 1 else target.argmax(1)
 
 
@@ -102,5 +127,6 @@ def _wrong(batch: Batch, row: int, loader: Loader, what: str) -> DataError:
     number = int(batch.samples[row])
     place = loader.source.place(number)
     return DataError(
-        f"sample {number} ({place}): {what}; mend the labels, or set data.num_classes and data.labels_from"
+        f"sample {number} ({place}): {what}; mend the labels, or set data.num_classes and"
+        " data.labels_from"
     )

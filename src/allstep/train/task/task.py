@@ -7,8 +7,9 @@ model(input) ──> outputs ──┬─> training_losses   of each sample: the
                                   Score ──> Metric   which of two scores is better
 ```
 
-A task returns sums, never means: the loop divides once, by the samples of all ranks, so any number of
-workers computes the same. The loop owns backward, optimizer, precision and the exchange of gradients.
+A task returns sums, never means: the loop divides once, by the samples of all ranks, so any number
+of workers computes the same. The loop owns backward, optimizer, precision and the exchange of
+gradients.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,14 @@
-"""Evaluates a run that was trained, or is being trained, once more: on its own data, or on other data.
+"""Evaluates a run that was trained, or is being trained, once more: on its own data, or on other
+data.
 
 ```
 own data       the parts of the run, as its config opens them: the score is the one that the run logged for these weights
 --data PLACE   all samples there; the run's own data need not be here. Any pictures: they are prepared as for `allstep predict`
 ```
 
-All ranks together, each its share, every sample once (`evaluate`). Rank 0 reads the checkpoint, so that all have the same one, although a
-run that is under way writes new ones meanwhile. Nothing is written to the run folder.
+All ranks together, each its share, every sample once (`evaluate`). Rank 0 reads the checkpoint, so
+that all have the same one, although a run that is under way writes new ones meanwhile. Nothing is
+written to the run folder.
 """
 
 from dataclasses import dataclass
@@ -72,7 +74,8 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
 
 
 def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:
-    """As a worker of whatever world there is, from its start to its end; only rank 0 has the result."""
+    """As a worker of whatever world there is, from its start to its end; only rank 0 has the
+    result."""
     world = comm.init(launcher)
     result = reevaluate(asked, world)
     comm.shutdown()
@@ -90,7 +93,11 @@ class _Opened:
 
 
 def _opened(asked: Evaluation, config: RunConfig, trained: Trained) -> "_Opened":
-    return _elsewhere(asked.place, asked, config, trained) if asked.place is not None else _own(asked, config, trained)
+    return (
+        _elsewhere(asked.place, asked, config, trained)
+        if asked.place is not None
+        else _own(asked, config, trained)
+    )
 
 
 def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
@@ -106,15 +113,26 @@ def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
     section = config.data
     source = open_source(
-        place, labels_from=section.labels_from, num_classes=section.num_classes, classes=given_names(trained.classes)
+        place,
+        labels_from=section.labels_from,
+        num_classes=section.num_classes,
+        classes=given_names(trained.classes),
     )
-    if asked.part == "test" and isinstance(source, IdxSource | CifarSource) and Path(place).is_dir():
+    if (
+        asked.part == "test"
+        and isinstance(source, IdxSource | CifarSource)
+        and Path(place).is_dir()
+    ):
         source = open_source(place, train=False)
     check_same_classes(place, source.classes, trained.classes)
-    return _Opened(None, source, picture_transform(section.prepare, trained.shape, section.max_pixels), place)
+    return _Opened(
+        None, source, picture_transform(section.prepare, trained.shape, section.max_pixels), place
+    )
 
 
-def _loader(config: RunConfig, trained: Trained, opened: _Opened, world: World, device: str) -> Loader:
+def _loader(
+    config: RunConfig, trained: Trained, opened: _Opened, world: World, device: str
+) -> Loader:
     section = config.data
     return Loader(
         opened.source,

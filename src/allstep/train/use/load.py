@@ -4,12 +4,13 @@
 RUN/config.yaml ─────────────> which net, how it is laid out
 RUN/checkpoints/<samples>/
   state.json, "pictures" ────> classes, shape, mean and std, what is done to a picture
-  weights.safetensors ───────> the net
-  optimizer.safetensors ─────> the moving average of the weights instead, where the run keeps one: it is what the run evaluates
+  weights.safetensors ───────> the net optimizer.safetensors ─────> the moving average of the
+  weights instead, where the run keeps one: it is what the run evaluates
 ```
 
-Taken is the newest checkpoint that is whole, or the one that was best on the validation part. A run that is under way may be read, too:
-checkpoints appear and go as wholes. Synchronised and ghost norms are plain ones in evaluation, so one process is enough for them.
+Taken is the newest checkpoint that is whole, or the one that was best on the validation part. A run
+that is under way may be read, too: checkpoints appear and go as wholes. Synchronised and ghost
+norms are plain ones in evaluation, so one process is enough for them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,8 @@ from allstep.train.step import build
 
 @dataclass(frozen=True)
 class Found:
-    """A run and the checkpoint that was chosen of it, as plain values and tensors: they can be sent to other workers."""
+    """A run and the checkpoint that was chosen of it, as plain values and tensors: they can be sent
+    to other workers."""
 
     folder: Path
     config: RunConfig
@@ -83,13 +85,17 @@ class Trained:
         return len(self.classes)
 
 
-def load_run(folder: Path | str, which: Which | None = None, device: str = "auto", trust: bool = False) -> Trained:
-    """The net of the run in `folder`: its last weights, or the best on the validation part; None: what the run itself would test.
+def load_run(
+    folder: Path | str, which: Which | None = None, device: str = "auto", trust: bool = False
+) -> Trained:
+    """The net of the run in `folder`: its last weights, or the best on the validation part; None:
+    what the run itself would test.
 
     trust: execute the model code that the config names, also when the folder may be another
     person's (`train.config.trust`).
 
-    Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or not one of this net.
+    Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or
+    not one of this net.
     """
     return make_trained(find_run(folder, which, trust), make_device(device))
 
@@ -109,7 +115,8 @@ def find_run(folder: Path | str, which: Which | None = None, trust: bool = False
         return Found(folder, config, newest.path, which, newest.snapshot, notes)
     if not standing["best"]:
         raise CheckpointError(
-            f"{folder}: no weights are the best yet, the run has not been evaluated: take the last ones"
+            f"{folder}: no weights are the best yet, the run has not been evaluated: take the last"
+            " ones"
         )
     path = folder / "checkpoints" / name_of(standing["best_samples"])
     return Found(folder, config, path, which, _best(path), notes)
@@ -129,8 +136,14 @@ def _best(path: Path) -> Snapshot:
 
 def _no_checkpoint(folder: Path, complaints: Sequence[str]) -> str:
     if complaints:
-        return f"{folder}: none of its {len(complaints)} checkpoints is whole; the newest: {complaints[0]}"
-    return f"{folder}: has no checkpoint yet; the first one comes as config.yaml says under `save`, or with the end of the run"
+        return (
+            f"{folder}: none of its {len(complaints)} checkpoints is whole; the newest:"
+            f" {complaints[0]}"
+        )
+    return (
+        f"{folder}: has no checkpoint yet; the first one comes as config.yaml says under `save`, or"
+        " with the end of the run"
+    )
 
 
 def make_device(name: str) -> torch.device:
@@ -138,7 +151,9 @@ def make_device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"--device: expected auto, cpu or cuda, found {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: there is no GPU that torch could use here; auto takes what there is")
+        raise ConfigError(
+            "--device cuda: there is no GPU that torch could use here; auto takes what there is"
+        )
     use_gpu = name != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
 
@@ -146,7 +161,8 @@ def make_device(name: str) -> torch.device:
 def make_trained(found: Found, device: torch.device) -> Trained:
     """The net of a run that was found, with its weights."""
     config, facts = found.config, found.facts
-    # A run falls back to plain where a user's net needs it, and does not say so in its config: plain suits any net.
+    # A run falls back to plain where a user's net needs it, and does not say so in its config:
+    # plain suits any net.
     channels_last = config.execution != "plain" and ":" not in config.model.name
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     net = with_weights(_net(found).to(dtype), found.snapshot, str(found.path)).to(device).eval()
@@ -170,7 +186,9 @@ def make_trained(found: Found, device: torch.device) -> Trained:
     )
 
 
-def _check_shape(net: nn.Module, to_input: ToInput, shape: tuple[int, int, int], path: Path) -> None:
+def _check_shape(
+    net: nn.Module, to_input: ToInput, shape: tuple[int, int, int], path: Path
+) -> None:
     """CheckpointError where the model does not take an image of the shape that the checkpoint has."""
     try:
         with torch.no_grad():
@@ -178,7 +196,8 @@ def _check_shape(net: nn.Module, to_input: ToInput, shape: tuple[int, int, int],
     except Exception as error:  # whatever a user's model raises
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
-            f"{path}: state.json: pictures.shape: the model does not take images of {list(shape)} ({words})"
+            f"{path}: state.json: pictures.shape: the model does not take images of {list(shape)}"
+            f" ({words})"
         ) from error
 
 
@@ -215,15 +234,18 @@ def _net(found: Found) -> nn.Module:
         if ":" not in found.config.model.name:
             raise
         raise ConfigError(
-            f"{error}; the net is the user's own: call this from the folder that the run was trained from"
+            f"{error}; the net is the user's own: call this from the folder that the run was"
+            " trained from"
         ) from error
 
 
-def picture_transform(text: str, shape: tuple[int, int, int], max_pixels: int = MAX_PIXELS) -> Transform:
+def picture_transform(
+    text: str, shape: tuple[int, int, int], max_pixels: int = MAX_PIXELS
+) -> Transform:
     """What `data.prepare` spells, for pictures of any size and kind.
 
-    Where it does not end at a size, all pictures of the run had the one in `shape` (channels, height, width): others are stretched to
-    it first.
+    Where it does not end at a size, all pictures of the run had the one in `shape` (channels,
+    height, width): others are stretched to it first.
     """
     channels, *size = shape
     made = spelled(text, channels=channels)

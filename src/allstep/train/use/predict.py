@@ -5,9 +5,10 @@ words ── find_pictures ──> files ── read, decode, prepare: a thread 
 files, folders, patterns                  └─ one that cannot be read: a Prediction with a problem
 ```
 
-A picture goes the way that the run's validation pictures went (`data.prepare`, mean and deviation, the mirror image too where the run
-evaluates with it), so a picture of the test set gets the classes here that it got there. Where the run's pictures were arrays of one size,
-other pictures are stretched to that size, and made grey where those were grey.
+A picture goes the way that the run's validation pictures went (`data.prepare`, mean and deviation,
+the mirror image too where the run evaluates with it), so a picture of the test set gets the classes
+here that it got there. Where the run's pictures were arrays of one size, other pictures are
+stretched to that size, and made grey where those were grey.
 """
 
 import errno
@@ -42,7 +43,8 @@ _MOST, _VALUES = 256, 6_000_000
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a net makes of a picture: its classes, the likeliest first, each with its probability; or why it could not be read."""
+    """What a net makes of a picture: its classes, the likeliest first, each with its probability;
+    or why it could not be read."""
 
     picture: str
     classes: tuple[tuple[str, float], ...] = ()
@@ -50,10 +52,11 @@ class Prediction:
 
 
 def find_pictures(words: Sequence[str], left_out: Counter[str] | None = None) -> list[Path]:
-    """The files that `words` name: a file, all pictures in and below a folder, or those that match a pattern.
+    """The files that `words` name: a file, all pictures in and below a folder, or those that match
+    a pattern.
 
-    A word that names nothing stays what it is, so that it gets its line among the others. `left_out` counts the endings of files in
-    folders that are not taken for pictures.
+    A word that names nothing stays what it is, so that it gets its line among the others.
+    `left_out` counts the endings of files in folders that are not taken for pictures.
     """
     counted: Counter[str] = Counter() if left_out is None else left_out
     return [path for word in words for path in _named(word, counted)]
@@ -71,9 +74,12 @@ def _named(word: str, left_out: Counter[str]) -> list[Path]:
 
 
 def _in_folder(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
-    """Pictures in and below `folder`, and folders that may not be listed: each gets a line with the reason."""
+    """Pictures in and below `folder`, and folders that may not be listed: each gets a line with the
+    reason."""
     refused: list[Path] = []
-    for here, inside, names in os.walk(folder, onerror=lambda error: refused.append(Path(error.filename))):
+    for here, inside, names in os.walk(
+        folder, onerror=lambda error: refused.append(Path(error.filename))
+    ):
         inside[:] = [name for name in inside if not name.startswith(".")]
         if links := sum((Path(here) / name).is_symlink() for name in inside):
             left_out["links to folders"] += links
@@ -86,13 +92,18 @@ def _in_folder(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
 
 
 def predict(trained: Trained, pictures: Sequence[Path | str], top: int = 5) -> Iterator[Prediction]:
-    """For each of the files its `top` likeliest classes, in their order. Files are read as the iterator goes on."""
+    """For each of the files its `top` likeliest classes, in their order.
+
+    Files are read as the iterator goes on.
+    """
     if top < 1:
         raise ConfigError(f"--top: expected 1 or more, found {top}")
     at_once = num_at_once(trained.shape)
     with ThreadPoolExecutor(allowed_cores()) as pool:
         for begin in range(0, len(pictures), at_once):
-            yield from _batch(trained, [Path(each) for each in pictures[begin : begin + at_once]], top, pool)
+            yield from _batch(
+                trained, [Path(each) for each in pictures[begin : begin + at_once]], top, pool
+            )
 
 
 def num_at_once(shape: tuple[int, int, int]) -> int:
@@ -100,7 +111,9 @@ def num_at_once(shape: tuple[int, int, int]) -> int:
     return max(1, min(_MOST, _VALUES // math.prod(shape)))
 
 
-def _batch(trained: Trained, files: Sequence[Path], top: int, pool: ThreadPoolExecutor) -> Iterator[Prediction]:
+def _batch(
+    trained: Trained, files: Sequence[Path], top: int, pool: ThreadPoolExecutor
+) -> Iterator[Prediction]:
     assert trained.prepare.shape is not None
     out = np.empty((len(files), *trained.prepare.shape), np.uint8)
     draws = trained.prepare.draw(0, 0, np.arange(len(files)))
@@ -111,14 +124,24 @@ def _batch(trained: Trained, files: Sequence[Path], top: int, pool: ThreadPoolEx
     for file, problem in zip(files, problems, strict=True):
         if problem is None and not (likely := next(found)):
             problem = "what the net says of it is no number; did the run diverge?"
-        yield Prediction(str(file), problem=problem) if problem is not None else Prediction(str(file), likely)
+        yield (
+            Prediction(str(file), problem=problem)
+            if problem is not None
+            else Prediction(str(file), likely)
+        )
 
 
-def _read(trained: Trained, out: NDArray[np.uint8], draws: Draws, row: int, file: Path) -> str | None:
+def _read(
+    trained: Trained, out: NDArray[np.uint8], draws: Draws, row: int, file: Path
+) -> str | None:
     """One picture into its row; what was wrong with it, if something was."""
     if os.path.isdir(file):  # noqa: PTH112  # Path's raises where a folder above may not be entered
         may_list = os.access(file, os.R_OK | os.X_OK)
-        return f"no picture in this folder ({', '.join(PICTURES)})" if may_list else os.strerror(errno.EACCES)
+        return (
+            f"no picture in this folder ({', '.join(PICTURES)})"
+            if may_list
+            else os.strerror(errno.EACCES)
+        )
     try:
         trained.prepare.one(read_regular(file, MAX_NBYTES), out[row], draws, row)
     except OSError as error:
@@ -129,7 +152,9 @@ def _read(trained: Trained, out: NDArray[np.uint8], draws: Draws, row: int, file
 
 
 @torch.inference_mode()
-def _classes(trained: Trained, pictures: NDArray[np.uint8], top: int) -> list[tuple[tuple[str, float], ...]]:
+def _classes(
+    trained: Trained, pictures: NDArray[np.uint8], top: int
+) -> list[tuple[tuple[str, float], ...]]:
     """Of pictures (n, height, width, channels); none where the net's logits are no numbers."""
     if not len(pictures):
         return []
@@ -140,7 +165,11 @@ def _classes(trained: Trained, pictures: NDArray[np.uint8], top: int) -> list[tu
     return [_pairs(trained, numbers, shares) for numbers, shares in rows]
 
 
-def _pairs(trained: Trained, numbers: Sequence[int], shares: Sequence[float]) -> tuple[tuple[str, float], ...]:
+def _pairs(
+    trained: Trained, numbers: Sequence[int], shares: Sequence[float]
+) -> tuple[tuple[str, float], ...]:
     if not all(map(math.isfinite, shares)):
         return ()
-    return tuple((trained.classes[number], share) for number, share in zip(numbers, shares, strict=True))
+    return tuple(
+        (trained.classes[number], share) for number, share in zip(numbers, shares, strict=True)
+    )

@@ -109,11 +109,13 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class TrainingScore:
-    """A fixed sample of the training split in evaluation mode, with the weights that were tested: comparable with validation."""
+    """A fixed sample of the training split in evaluation mode, with the weights that were tested:
+    comparable with validation."""
 
     score: Score
     samples: int
-    """Trained on when the weights were those: the validation score at this position has the same weights."""
+    """Trained on when the weights were those: the validation score at this position has the same
+    weights."""
     seconds: float
     """That the evaluation took."""
 
@@ -127,7 +129,8 @@ class Result:
     images_per_second: float
     seconds_per_epoch: float
     seconds: float
-    """Of the whole run, from the first batch to the test; of this part of it, where it was resumed."""
+    """Of the whole run, from the first batch to the test; of this part of it, where it was resumed.
+    """
     out: Path
     samples: int = 0
     """Trained on."""
@@ -138,7 +141,8 @@ class Result:
     why: str = ""
     """Why the run ended before its last epoch, if it did."""
     aside: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that steps waited for `saving` (copies for checkpoints) and `telling` (the record, the screen), on rank 0."""
+    """Seconds that steps waited for `saving` (copies for checkpoints) and `telling` (the record,
+    the screen), on rank 0."""
     num_bad: int = 0
     """Samples found bad and skipped."""
     train: TrainingScore | None = None
@@ -146,8 +150,8 @@ class Result:
 
 
 class Pace:
-    """How fast training went since the last evaluation, from the words about its progress: a run that was resumed in between knows
-    only its own part."""
+    """How fast training went since the last evaluation, from the words about its progress: a run
+    that was resumed in between knows only its own part."""
 
     def __init__(self) -> None:
         self._samples = self._seconds = 0.0

@@ -17,7 +17,10 @@ from allstep.train.watch.events import Evaluated, Opening, Progress, Result
 
 
 class Record(Callback):
-    """Write events to the run record. Lines that the disk refuses are kept and tried again before the next one."""
+    """Write events to the run record.
+
+    Lines that the disk refuses are kept and tried again before the next one.
+    """
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
@@ -30,7 +33,11 @@ class Record(Callback):
             "start",
             version=__version__,
             config=opening.config.model_dump(mode="json"),
-            world={**asdict(opening.world), "hosts": list(opening.hosts), "threads": list(opening.threads)},
+            world={
+                **asdict(opening.world),
+                "hosts": list(opening.hosts),
+                "threads": list(opening.threads),
+            },
             machine=_machine(opening.device),
             data={"found": str(opening.data_folder), **opening.num_samples},
             parameters=opening.parameters,
@@ -46,13 +53,20 @@ class Record(Callback):
     def progress(self, progress: Progress) -> None:
         known = {field.name: getattr(progress, field.name) for field in fields(progress)}
         times = known.pop("times")
-        self._write("step", **times, **{name: value for name, value in known.items() if value is not None})
+        self._write(
+            "step", **times, **{name: value for name, value in known.items() if value is not None}
+        )
 
     def evaluated(self, evaluated: Evaluated) -> None:
         if evaluated.num_bad > self._num_bad:
             self._num_bad = evaluated.num_bad
-            text = f"{evaluated.num_bad} samples were found bad and skipped so far; quarantine*.jsonl in the run folder lists them"
-            self.event(text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad)
+            text = (
+                f"{evaluated.num_bad} samples were found bad and skipped so far; quarantine*.jsonl"
+                " in the run folder lists them"
+            )
+            self.event(
+                text, epoch=evaluated.epoch, samples=evaluated.samples, num_bad=evaluated.num_bad
+            )
         score = asdict(evaluated.validation)
         self._write(
             "eval",
@@ -99,7 +113,10 @@ class Record(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it. Numbers that are not finite become None: a gradient that overflowed is no reason to fail."""
+    """`value` as JSON has it.
+
+    Numbers that are not finite become None: a gradient that overflowed is no reason to fail.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):

@@ -1,14 +1,17 @@
-"""TensorBoard events: `tensorboard --logdir RUN` draws the run while it goes on. The x axis counts samples, as everything here does.
+"""TensorBoard events: `tensorboard --logdir RUN` draws the run while it goes on. The x axis counts
+samples, as everything here does.
 
 ```
 run ──Progress──> queue ──> thread: tags and figures, Event message, TFRecord frame, one write ──> events.out.tfevents.*
 ```
 
-The run pays for putting what it is told on a queue. The message classes are tensorboard's own, the framing is that of our TFRecords: the
-writers of torch and tensorboard import all of TensorFlow where it is installed, which takes seconds.
+The run pays for putting what it is told on a queue. The message classes are tensorboard's own, the
+framing is that of our TFRecords: the writers of torch and tensorboard import all of TensorFlow
+where it is installed, which takes seconds.
 
-A run that goes on writes a further file, which begins by taking back what an earlier part told of samples after the checkpoint.
-What goes wrong in the thread is raised at the next word from the run, once; `Callbacks` tells it, and from then on there is silence here.
+A run that goes on writes a further file, which begins by taking back what an earlier part told of
+samples after the checkpoint. What goes wrong in the thread is raised at the next word from the run,
+once; `Callbacks` tells it, and from then on there is silence here.
 
 | Tag | |
 |---|---|
@@ -43,7 +46,9 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._queue: queue.Queue[tuple[float, Callable[[], _Event]] | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[tuple[float, Callable[[], _Event]] | None] = queue.Queue(
+            _MOST_WAITING
+        )
         self._thread = threading.Thread(target=self._work, name="allstep-tensorboard", daemon=True)
         self._num_train, self._pace = 0, Pace()
         self._error: Exception | None = None
@@ -94,14 +99,18 @@ class TensorBoard(Callback):
             self._write_all()
         except Exception as error:
             self._error, self._is_silent = error, True
-            while self._queue.get() is not None:  # nobody may wait for room in the queue, nor for the end
+            while (
+                self._queue.get() is not None
+            ):  # nobody may wait for room in the queue, nor for the end
                 continue
 
     def _write_all(self) -> None:
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"  # read in the order of names
+        path = (
+            self.folder / f"events.out.tfevents.{time.time():017.6f}.{os.getpid()}"
+        )  # read in the order of names
         with path.open("ab", buffering=0) as file:
             while (told := self._queue.get()) is not None:
                 when, make = told
@@ -114,7 +123,11 @@ def _event(samples: int, figures: Mapping[str, float]) -> _Event:
 
 
 def _of_score(part: str, score: Score) -> dict[str, float]:
-    return {f"loss/{part}": score.loss, f"accuracy/{part}": score.accuracy, f"top5/{part}": score.top5}
+    return {
+        f"loss/{part}": score.loss,
+        f"accuracy/{part}": score.accuracy,
+        f"top5/{part}": score.top5,
+    }
 
 
 def _of_progress(progress: Progress) -> Iterator[tuple[str, float]]:
@@ -131,7 +144,9 @@ def _of_progress(progress: Progress) -> Iterator[tuple[str, float]]:
         yield f"trust/{layer}", ratio
     totals = [sum(by_phase) for by_phase in zip(*progress.times.values(), strict=True)]
     for phase, seconds in progress.times.items():
-        shares = [spent / total if total else 0.0 for spent, total in zip(seconds, totals, strict=True)]
+        shares = [
+            spent / total if total else 0.0 for spent, total in zip(seconds, totals, strict=True)
+        ]
         yield from _by_rank(phase, shares)
     yield from _by_rank("memory", progress.memory)
 

@@ -1,18 +1,20 @@
-"""What the terminal shows: a banner, a progress bar with a line per evaluation, and a table at the end.
+"""What the terminal shows: a banner, a progress bar with a line per evaluation, and a table at the
+end.
 
 ```
 allstep 0.1.0 trains digits
   workers    2, 1 thread each                        what runs, where, on what
-epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.0 s
-epoch 2/2  ━━━━━━━━━━━━━━━  loss 0.3  ...            on a terminal only: redrawn in place by a thread of its own
+epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.0 s epoch 2/2
+━━━━━━━━━━━━━━━  loss 0.3  ...            on a terminal only: redrawn in place by a thread of its
+own
 
   test accuracy   91.23% of 360 pictures
 look at it: allstep report runs/digits-20260101-120000
 ```
 
-Where standard output is not a terminal the bar is left out and everything is plain lines, so that a log file stays readable: one per
-evaluation, and at most one a minute in between. Square brackets in a path are no colors, and
-control characters in a name are escaped.
+Where standard output is not a terminal the bar is left out and everything is plain lines, so that a
+log file stays readable: one per evaluation, and at most one a minute in between. Square brackets in
+a path are no colors, and control characters in a name are escaped.
 """
 
 import contextlib
@@ -57,7 +59,10 @@ class Display(Callback):
 
     def start(self, opening: Opening) -> None:
         self._last["progress"] = time.monotonic()
-        self.epochs, self.num_train = opening.config.num_epochs, max(1, opening.num_samples["train"])
+        self.epochs, self.num_train = (
+            opening.config.num_epochs,
+            max(1, opening.num_samples["train"]),
+        )
         self.with_top5 = len(opening.classes) >= _TOP5_FROM
         self._print(f"allstep {__version__} trains {opening.config.title}", "bold")
         for name, value in banner(opening):
@@ -68,7 +73,10 @@ class Display(Callback):
             self._print(f"note: {note}")
         if self.console.is_terminal:
             self.bar = _bar(self.console)
-            total, epoch = self.num_train * self.epochs, f"{opening.position // self.num_train + 1}/{self.epochs}"
+            total, epoch = (
+                self.num_train * self.epochs,
+                f"{opening.position // self.num_train + 1}/{self.epochs}",
+            )
             self.task = self.bar.add_task(
                 "", total=total, completed=opening.position, epoch=epoch, figures="", saved=""
             )
@@ -78,7 +86,9 @@ class Display(Callback):
         self._pace.add(progress)
         epoch = f"{progress.epoch + 1}/{self.epochs}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=progress.samples, epoch=epoch, figures=_figures(progress))
+            self.bar.update(
+                self.task, completed=progress.samples, epoch=epoch, figures=_figures(progress)
+            )
         elif self._is_time("progress"):
             self._print(f"epoch {epoch}  {progress.samples:,} samples  {_figures(progress)}")
 
@@ -128,7 +138,11 @@ class Display(Callback):
         return True
 
     def _accuracy(self, score: Score) -> str:
-        return f"{score.accuracy:.1%} (top-5 {score.top5:.1%})" if self.with_top5 else f"{score.accuracy:.1%}"
+        return (
+            f"{score.accuracy:.1%} (top-5 {score.top5:.1%})"
+            if self.with_top5
+            else f"{score.accuracy:.1%}"
+        )
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._write(escaped(line), soft_wrap=True, markup=False, style=style)
@@ -146,7 +160,10 @@ class Display(Callback):
             if not self._reported:
                 self._reported = True
                 with contextlib.suppress(OSError):
-                    print_notice(f"standard output cannot be written: {error.strerror or error}; the run continues")
+                    print_notice(
+                        f"standard output cannot be written: {error.strerror or error}; the run"
+                        " continues"
+                    )
             raise
 
 
@@ -165,10 +182,18 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         ("execution", opening.execution),
     ]
     if num_workers > 1:
-        lines += [("weights", "one copy on each host" if opening.share_weights else "each worker has its own")]
+        lines += [
+            (
+                "weights",
+                "one copy on each host" if opening.share_weights else "each worker has its own",
+            )
+        ]
     if opening.precision_why or opening.precision != "float32":
         lines += [("precision", precision_line(opening))]
-    lines += [("batch", batch_sum(config, num_workers)), ("rate", rate_line(config, opening.peak_lr))]
+    lines += [
+        ("batch", batch_sum(config, num_workers)),
+        ("rate", rate_line(config, opening.peak_lr)),
+    ]
     lines += [("schedule", schedule_line(config))]
     if opening.position:
         lines += [("goes on", f"after {opening.position:,} samples")]
@@ -190,13 +215,19 @@ def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
 
 def net_line(opening: Opening) -> str:
     """Its size, and its work where that could be counted."""
-    work = f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture" if opening.flop_per_sample else ""
+    work = (
+        f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture"
+        if opening.flop_per_sample
+        else ""
+    )
     return f"{opening.parameters:,} parameters{work}"
 
 
 def precision_line(opening: Opening) -> str:
     """The precision, and the reason where it was chosen by `precision: auto`."""
-    return opening.precision + (f" (auto: {opening.precision_why})" if opening.precision_why else "")
+    return opening.precision + (
+        f" (auto: {opening.precision_why})" if opening.precision_why else ""
+    )
 
 
 def batch_sum(config: ResolvedConfig, num_workers: int) -> str:
@@ -213,7 +244,8 @@ def rate_line(config: ResolvedConfig, peak: float) -> str:
     """The recipe's rate and what the batch made of it."""
     section = config.optimizer
     return (
-        f"{section.lr:g} at batch {section.base_batch} -> {peak:g} at batch {config.batch} (scaling: {section.scaling})"
+        f"{section.lr:g} at batch {section.base_batch} -> {peak:g} at batch {config.batch}"
+        f" (scaling: {section.scaling})"
     )
 
 
@@ -258,7 +290,10 @@ def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, st
 
 
 def _figures(progress: Progress) -> str:
-    return f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%}  {progress.images_per_second:,.0f} images/s"
+    return (
+        f"loss {progress.loss:.3f}  accuracy {progress.accuracy:.1%} "
+        f" {progress.images_per_second:,.0f} images/s"
+    )
 
 
 def _bar(console: Console) -> Bar:

@@ -2,15 +2,15 @@
 
 ```
              messages of the busiest rank   bytes that it sends       good for
-tree         log2 p                         n log2 p                  small tensors
-ring         2 (p-1), more in segments      2 (p-1)/p n               large ones
-butterfly    2 log2 p  (+1 when folded)     2 (p-1)/p n  (+n)         those between, p a power of two
-star         p-1                            (p-1) n                   two ranks; a yardstick
-native       Gloo's ring                    2 (p-1)/p n               a yardstick
-```
+tree         log2 p                         n log2 p                  small tensors ring         2
+(p-1), more in segments      2 (p-1)/p n               large ones butterfly    2 log2 p  (+1 when
+folded)     2 (p-1)/p n  (+n)         those between, p a power of two star         p-1
+(p-1) n                   two ranks; a yardstick native       Gloo's ring                    2
+(p-1)/p n               a yardstick ```
 
-`choose` takes the one whose formula gives the least time on a measured link. One record holds procedure and formula, so what runs and
-what a planner predicts cannot drift apart. A new algorithm is one file and one line below.
+`choose` takes the one whose formula gives the least time on a measured link. One record holds
+procedure and formula, so what runs and what a planner predicts cannot drift apart. A new algorithm
+is one file and one line below.
 """
 
 import os
@@ -63,17 +63,24 @@ ABOUT = 1.05  # a formula is not more exact than that
 
 def choose(num_ranks: int, nbytes: float, speed: Speed) -> Algorithm:
     """The first in the table whose cost is the least, or within 5 % of it."""
-    costs = {name: algorithm.cost(num_ranks, nbytes, speed) for name, algorithm in ALGORITHMS.items()}
+    costs = {
+        name: algorithm.cost(num_ranks, nbytes, speed) for name, algorithm in ALGORITHMS.items()
+    }
     least = min(costs.values())
     return next(ALGORITHMS[name] for name, cost in costs.items() if cost <= ABOUT * least)
 
 
 def wanted_algorithm(name: str | None = None) -> Algorithm | None:
-    """The one that the user asks for, by argument or else by ALLSTEP_ALGORITHM. None: "auto", or nothing said."""
+    """The one that the user asks for, by argument or else by ALLSTEP_ALGORITHM.
+
+    None: "auto", or nothing said.
+    """
     source = "algorithm" if name else VARIABLE
     name = name or os.environ.get(VARIABLE) or "auto"
     if name == "auto":
         return None
     if name not in ALGORITHMS:
-        raise ConfigError(f"{source}={name!r} is no algorithm: {did_you_mean(name, [*ALGORITHMS, 'auto'])}")
+        raise ConfigError(
+            f"{source}={name!r} is no algorithm: {did_you_mean(name, [*ALGORITHMS, 'auto'])}"
+        )
     return ALGORITHMS[name]

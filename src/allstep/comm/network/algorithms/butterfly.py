@@ -1,4 +1,5 @@
-"""Butterfly: ranks exchange halves, then quarters, then eighths, and back. As few bytes as the ring, as few rounds as the tree.
+"""Butterfly: ranks exchange halves, then quarters, then eighths, and back. As few bytes as the
+ring, as few rounds as the tree.
 
 Eight ranks, positions 0 to 7; `=` joins two that exchange:
 
@@ -11,19 +12,22 @@ round 5     0=2  1=3  4=6  5=7
 round 6     0=4  1=5  2=6  3=7
 ```
 
-Drawn with lines between the rounds this is the butterfly of the fast Fourier transform. Each eighth is summed in one place and then only
-copied: all ranks get the same bits.
+Drawn with lines between the rounds this is the butterfly of the fast Fourier transform. Each eighth
+is summed in one place and then only copied: all ranks get the same bits.
 
-It needs a power of two. Of p = q + extra ranks (q the largest power of two in p) the first 2 * extra therefore fold together in pairs: the
-odd one hands its tensor to the even one before it, sits out, and gets the result at the end:
+It needs a power of two. Of p = q + extra ranks (q the largest power of two in p) the first 2 *
+extra therefore fold together in pairs: the odd one hands its tensor to the even one before it, sits
+out, and gets the result at the end:
 
 ```
 p = 5       1 --> 0      positions 0 1 2 3 are ranks 0 2 3 4      butterfly of 4      0 --> 1
 ```
 
-Cost: log2 q rounds down and up; round i moves n/2^i bytes. Folding adds two messages of the whole tensor and one adding.
+Cost: log2 q rounds down and up; round i moves n/2^i bytes. Folding adds two messages of the whole
+tensor and one adding.
 
-    2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma  [+ 2 (alpha + n beta) + n gamma  if p is no power of two]
+    2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma  [+ 2 (alpha + n beta) + n gamma  if p is no
+    power of two]
 
 Each round waits for its adding: for large tensors the ring, which hides it, is better.
 """
@@ -40,7 +44,9 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     if rank >= 2 * extra:
         _halve_and_double(exchange, flat, combine)
     elif rank % 2:
-        _swap(exchange, rank - 1, flat, flat)  # the result holds our part, so it cannot come before that was read
+        _swap(
+            exchange, rank - 1, flat, flat
+        )  # the result holds our part, so it cannot come before that was read
     else:
         _swap(exchange, rank + 1, flat[:0], flat, combine)
         _halve_and_double(exchange, flat, combine)
@@ -72,15 +78,25 @@ def _rank_at(position: int, extra: int) -> int:
 
 
 def _spans(flat: Tensor, bounds: list[int], position: int, distance: int) -> tuple[Tensor, Tensor]:
-    """Of the parts that we and the peer at this distance share: those of our side, and those of its side."""
+    """Of the parts that we and the peer at this distance share: those of our side, and those of its
+    side."""
     ours = position // distance * distance
     theirs = ours ^ distance
-    return flat[bounds[ours] : bounds[ours + distance]], flat[bounds[theirs] : bounds[theirs + distance]]
+    return flat[bounds[ours] : bounds[ours + distance]], flat[
+        bounds[theirs] : bounds[theirs + distance]
+    ]
 
 
-def _swap(exchange: Exchange, peer: int, outgoing: Tensor, place: Tensor, combine: Combine | None = None) -> None:
-    """Send, and receive what belongs to `place`: added to it, or instead of it. Either may be empty."""
-    coming = received(exchange, [Message(peer, place, direct=combine is None)] if place.numel() else [])
+def _swap(
+    exchange: Exchange, peer: int, outgoing: Tensor, place: Tensor, combine: Combine | None = None
+) -> None:
+    """Send, and receive what belongs to `place`: added to it, or instead of it.
+
+    Either may be empty.
+    """
+    coming = received(
+        exchange, [Message(peer, place, direct=combine is None)] if place.numel() else []
+    )
     sent = [exchange.send(outgoing, peer)] if outgoing.numel() else []
     for _, data in coming:
         if combine is not None:
@@ -93,6 +109,9 @@ def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
     if not nbytes:
         return 0.0
     size = whole(num_ranks)
-    seconds = sum(2 * speed.moving(nbytes / 2**i) + speed.combining(nbytes / 2**i) for i in range(1, size.bit_length()))
+    seconds = sum(
+        2 * speed.moving(nbytes / 2**i) + speed.combining(nbytes / 2**i)
+        for i in range(1, size.bit_length())
+    )
     fold = 2 * speed.moving(nbytes) + speed.combining(nbytes)
     return seconds + (fold if num_ranks > size else 0.0)

@@ -1,21 +1,28 @@
-"""What an algorithm needs of a network: send to a rank, receive from a rank, wait. And that over Gloo.
+"""What an algorithm needs of a network: send to a rank, receive from a rank, wait. And that over
+Gloo.
 
-An algorithm is written against `Exchange`, five names, so the same lines run between hosts, on one host for study, and in a test where
-all ranks are threads of one process. The rules that algorithms rely on:
+An algorithm is written against `Exchange`, five names, so the same lines run between hosts, on one
+host for study, and in a test where all ranks are threads of one process. The rules that algorithms
+rely on:
 
-* `send` and `recv` return at once. The tensor belongs to the transfer until its handle was waited for.
-* Messages from one rank to another arrive in the order in which they were sent, each in the receive that was posted in the same place.
-* A posted receive writes into its tensor when the message comes, not before. So a receive may be posted into memory that an earlier
-  send still reads, as long as the message to come depends on that send having arrived.
+* `send` and `recv` return at once. The tensor belongs to the transfer until its handle was waited
+  for.
+* Messages from one rank to another arrive in the order in which they were sent, each in the receive
+  that was posted in the same place.
+* A posted receive writes into its tensor when the message comes, not before. So a receive may be
+  posted into memory that an earlier send still reads, as long as the message to come depends on
+  that send having arrived.
 * Empty messages are not sent: both ends know the size and leave them out.
 
-Over Gloo a message leaves when its receive has been posted at the other end. So algorithms post the receive of an answer before they
-send what is to be answered: that saves Gloo's question whether it may send, and Gloo's own thread fills the buffer while ours adds.
-`received` is that habit in one place.
+Over Gloo a message leaves when its receive has been posted at the other end. So algorithms post the
+receive of an answer before they send what is to be answered: that saves Gloo's question whether it
+may send, and Gloo's own thread fills the buffer while ours adds. `received` is that habit in one
+place.
 
 ```
 GlooLink    one per group: counts operations
-  .operation() -> GlooExchange    one all-reduce: its messages carry its own tag, so a rank that is ahead by an
+  .operation() -> GlooExchange    one all-reduce: its messages carry its own tag, so a rank that is
+  ahead by an
                                   operation, or two operations under way at once, cannot be mixed up
 ```
 """
@@ -43,7 +50,10 @@ class Handle(Protocol):
     """A transfer under way."""
 
     def wait(self) -> Any:
-        """Return when the tensor may be used again (sent) or used at all (received). Raises when the peer is gone."""
+        """Return when the tensor may be used again (sent) or used at all (received).
+
+        Raises when the peer is gone.
+        """
 
 
 class Exchange(Protocol):
@@ -68,7 +78,11 @@ class HasAllReduce(Protocol):
 
 
 class Message(NamedTuple):
-    """A message to come: `place` is where it belongs. It is written there if `direct`, else shown in a buffer of its size."""
+    """A message to come:
+
+    `place` is where it belongs. It is written there if `direct`, else shown in a buffer of its
+    size.
+    """
 
     peer: int
     place: Tensor
@@ -78,9 +92,11 @@ class Message(NamedTuple):
 Posted = tuple[Message, Tensor, Handle]  # and where it will be, and the transfer
 
 
-def received(exchange: Exchange, messages: Iterable[Message], ahead: int = 2) -> Iterator[tuple[Message, Tensor]]:
-    """Each message and what came, in the order given. The receives of the first `ahead` of them are posted at once, before the
-    first is asked for, and those of later ones in good time.
+def received(
+    exchange: Exchange, messages: Iterable[Message], ahead: int = 2
+) -> Iterator[tuple[Message, Tensor]]:
+    """Each message and what came, in the order given. The receives of the first `ahead` of them are
+    posted at once, before the first is asked for, and those of later ones in good time.
 
     A buffer is used again for a later message as soon as the next one is asked for.
     """
@@ -89,7 +105,9 @@ def received(exchange: Exchange, messages: Iterable[Message], ahead: int = 2) ->
     return _arriving(exchange, posted, coming)
 
 
-def _arriving(exchange: Exchange, posted: deque[Posted], coming: Iterator[Message]) -> Iterator[tuple[Message, Tensor]]:
+def _arriving(
+    exchange: Exchange, posted: deque[Posted], coming: Iterator[Message]
+) -> Iterator[tuple[Message, Tensor]]:
     buffers: deque[Tensor] = deque()
     while posted:
         message, data, handle = posted.popleft()
@@ -97,7 +115,9 @@ def _arriving(exchange: Exchange, posted: deque[Posted], coming: Iterator[Messag
         yield message, data
         if not message.direct:
             buffers.append(data)
-        posted.extend(_post(exchange, following, buffers) for following in itertools.islice(coming, 1))
+        posted.extend(
+            _post(exchange, following, buffers) for following in itertools.islice(coming, 1)
+        )
 
 
 def _post(exchange: Exchange, message: Message, buffers: deque[Tensor]) -> Posted:
@@ -108,7 +128,11 @@ def _post(exchange: Exchange, message: Message, buffers: deque[Tensor]) -> Poste
 def _buffer(like: Tensor, buffers: deque[Tensor]) -> Tensor:
     """One that was used before, if it is large enough; one that is not is dropped."""
     used = buffers.popleft() if buffers else None
-    return torch.empty_like(like) if used is None or used.numel() < like.numel() else used[: like.numel()]
+    return (
+        torch.empty_like(like)
+        if used is None or used.numel() < like.numel()
+        else used[: like.numel()]
+    )
 
 
 def wait_for(handles: Iterable[Handle]) -> None:
@@ -122,9 +146,11 @@ _KINDS: dict[Combine, Any] = {combine: kind for kind, combine in FOLD.items()}
 
 
 class GlooLink:
-    """Makes the exchange of each operation. All ranks must begin their operations in the same order, as with every collective.
+    """Makes the exchange of each operation. All ranks must begin their operations in the same
+    order, as with every collective.
 
-    `mover` is a `GlooMover`, or any other whose `send`, `recv` and `all_reduce` never say "not mine".
+    `mover` is a `GlooMover`, or any other whose `send`, `recv` and `all_reduce` never say "not
+    mine".
     """
 
     def __init__(self, mover: Mover, rank: int, size: int) -> None:
@@ -153,7 +179,9 @@ class GlooExchange:
     def all_reduce(self, flat: Tensor, combine: Combine) -> Handle:
         kind = _KINDS.get(combine)
         if kind is None:
-            raise CommError(f"Gloo has no reduction like {combine!r}: choose another algorithm", op="all_reduce")
+            raise CommError(
+                f"Gloo has no reduction like {combine!r}: choose another algorithm", op="all_reduce"
+            )
         opts = AllreduceOptions()
         opts.reduceOp = kind
         return _taken(self._mover.all_reduce(flat, opts))

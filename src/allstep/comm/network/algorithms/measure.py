@@ -1,11 +1,13 @@
-"""Measures a link's `Speed`, in a few milliseconds (25 for each pair at 1 Gbit/s), when a group is made.
+"""Measures a link's `Speed`, in a few milliseconds (25 for each pair at 1 Gbit/s), when a group is
+made.
 
-Neighbours play ping-pong: 0 with 1 and 2 with 3 and so on, then 1 with 2 and 3 with 4. A small message there and back gives the latency.
-A large one, both ways at once as all algorithms use the wire, gives the bandwidth; a first round fills TCP's window and empties the
-burst allowance of a shaped link, and does not count. Each rank adds two blocks that fit into its cache.
+Neighbours play ping-pong: 0 with 1 and 2 with 3 and so on, then 1 with 2 and 3 with 4. A small
+message there and back gives the latency. A large one, both ways at once as all algorithms use the
+wire, gives the bandwidth; a first round fills TCP's window and empties the burst allowance of a
+shaped link, and does not count. Each rank adds two blocks that fit into its cache.
 
-Of each the quickest round counts. A step of a collective ends when its slowest rank is through, so all take the slowest figures: agreed
-through `tree`, same bits on all.
+Of each the quickest round counts. A step of a collective ends when its slowest rank is through, so
+all take the slowest figures: agreed through `tree`, same bits on all.
 """
 
 import time
@@ -23,7 +25,10 @@ SMALL_ROUNDS, LARGE_ROUNDS, ADDING_ROUNDS = 10, 2, 5
 
 
 def measure_speed(exchange: Exchange) -> Speed:
-    """The same on all ranks. Call it on all of them at once. One rank alone has a link that costs nothing."""
+    """The same on all ranks.
+
+    Call it on all of them at once. One rank alone has a link that costs nothing.
+    """
     latency, moving, adding = 0.0, 0.0, _seconds_to_add() / BLOCK
     for peer in _neighbours(exchange):
         latency = max(latency, _one_way(exchange, peer))
@@ -35,7 +40,8 @@ def measure_speed(exchange: Exchange) -> Speed:
 
 
 def _neighbours(exchange: Exchange) -> list[int]:
-    """With whom we play, in this order: the even ranks begin with their right neighbour, the odd with their left."""
+    """With whom we play, in this order: the even ranks begin with their right neighbour, the odd
+    with their left."""
     left, right = exchange.rank - 1, exchange.rank + 1
     order = [right, left] if exchange.rank % 2 == 0 else [left, right]
     return [peer for peer in order if 0 <= peer < exchange.size]

@@ -7,8 +7,9 @@ above the line       one thread of Python            nothing
 below it             send, recv of Gloo              all_reduce of Gloo
 ```
 
-It is here to be compared with, and because it needs no thread of ours while it runs. It cuts each rank's chunk into at least two
-segments, so that one travels while the other is added, and none is above 1 MB: for tiny tensors it sends twice as many messages as `ring`.
+It is here to be compared with, and because it needs no thread of ours while it runs. It cuts each
+rank's chunk into at least two segments, so that one travels while the other is added, and none is
+above 1 MB: for tiny tensors it sends twice as many messages as `ring`.
 
 Cost: the ring's formula with s = 2 ceil(n/p / 2 MB) segments.
 """
@@ -29,7 +30,8 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     """All-reduce `flat`, contiguous and one-dimensional, in place."""
     if not isinstance(exchange, HasAllReduce):
         raise CommError(
-            f"{type(exchange).__name__} has no all-reduce of its own: choose another algorithm than native",
+            f"{type(exchange).__name__} has no all-reduce of its own: choose another algorithm than"
+            " native",
             rank=exchange.rank,
             op="all_reduce",
         )
@@ -40,4 +42,6 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
 def cost(num_ranks: int, nbytes: float, speed: Speed) -> float:
     """Seconds."""
     chunk = nbytes / num_ranks
-    return pipelined(num_ranks, chunk, 2 * ceil(chunk / (2 * SEGMENT)), min(chunk / 2, SEGMENT), speed)
+    return pipelined(
+        num_ranks, chunk, 2 * ceil(chunk / (2 * SEGMENT)), min(chunk / 2, SEGMENT), speed
+    )

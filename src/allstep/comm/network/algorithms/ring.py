@@ -1,32 +1,36 @@
-"""Ring: each rank sends only to the next one, and sends 2 (p-1)/p of the tensor, the least that is possible. Best for large tensors.
+"""Ring: each rank sends only to the next one, and sends 2 (p-1)/p of the tensor, the least that is
+possible. Best for large tensors.
 
-The tensor is cut into p chunks, one for each rank. Four ranks; `c0` to `c3` are chunks, `+` counts the ranks whose values are in it:
+The tensor is cut into p chunks, one for each rank. Four ranks; `c0` to `c3` are chunks, `+` counts
+the ranks whose values are in it:
 
 ```
             rank 0 ---> rank 1 ---> rank 2 ---> rank 3 ---> rank 0
-step 0      c0 --->     c1 --->     c2 --->     c3 --->             what arrives is added to the own chunk of that number
-step 1      c3+ --->    c0+ --->    c1+ --->    c2+ --->
-step 2      c2++ -->    c3++ -->    c0++ -->    c1++ -->
-            c1 done     c2 done     c3 done     c0 done             reduce-scatter ends: each rank has one finished chunk
-step 3      c1 --->     c2 --->     c3 --->     c0 --->             what arrives is finished, and is only passed on
-step 4      c0 --->     c1 --->     c2 --->     c3 --->
-step 5      c3 --->     c0 --->     c1 --->     c2 --->             allgather ends: each rank has them all
-```
+step 0      c0 --->     c1 --->     c2 --->     c3 --->             what arrives is added to the own
+chunk of that number step 1      c3+ --->    c0+ --->    c1+ --->    c2+ ---> step 2      c2++ -->
+c3++ -->    c0++ -->    c1++ -->
+            c1 done     c2 done     c3 done     c0 done             reduce-scatter ends: each rank
+            has one finished chunk
+step 3      c1 --->     c2 --->     c3 --->     c0 --->             what arrives is finished, and is
+only passed on step 4      c0 --->     c1 --->     c2 --->     c3 ---> step 5      c3 --->     c0
+--->     c1 --->     c2 --->             allgather ends: each rank has them all ```
 
-In each of the 2(p-1) steps rank r sends chunk r - step and receives chunk r - step - 1: it always passes on what it has just received.
-A finished chunk was summed once, along one way around the ring, and then only copied: all ranks get the same bits.
+In each of the 2(p-1) steps rank r sends chunk r - step and receives chunk r - step - 1: it always
+passes on what it has just received. A finished chunk was summed once, along one way around the
+ring, and then only copied: all ranks get the same bits.
 
-Chunks travel in segments. A segment is passed on as soon as it has been added, while the next ones are still coming in, so the wire does
-not wait for the adding.
+Chunks travel in segments. A segment is passed on as soon as it has been added, while the next ones
+are still coming in, so the wire does not wait for the adding.
 
-Cost, with chunks of b = n/p bytes in s segments, the first of f bytes. Either the wire sets the pace: 2(p-1) steps of
-`s alpha + b beta`, and in the first half of them one segment's adding that nothing hides. Or adding does: p-1 chunks, after which the last
-of them is all but sent.
+Cost, with chunks of b = n/p bytes in s segments, the first of f bytes. Either the wire sets the
+pace: 2(p-1) steps of `s alpha + b beta`, and in the first half of them one segment's adding that
+nothing hides. Or adding does: p-1 chunks, after which the last of them is all but sent.
 
-    max(  (p-1) (2 wire + add(f)),    (p-1) add(b) + (p-2) wire + 2 move(f)  )        wire = s alpha + b beta
+    max(  (p-1) (2 wire + add(f)),    (p-1) add(b) + (p-2) wire + 2 move(f)  )        wire = s alpha
+    + b beta
 
-For large n this is 2 (p-1)/p n beta. With more than one segment it is a little too much: a step can hide all its adding behind the
-segments of the step before.
+For large n this is 2 (p-1)/p n beta. With more than one segment it is a little too much: a step can
+hide all its adding behind the segments of the step before.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,8 +63,13 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     wait_for(sent)
 
 
-def _steps(exchange: Exchange, chunks: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, tuple[Message, Tensor]]]:
-    """Every segment that comes from the left, with the step to which it belongs. The first half is to be added."""
+def _steps(
+    exchange: Exchange, chunks: Sequence[Sequence[Tensor]]
+) -> Iterator[tuple[int, tuple[Message, Tensor]]]:
+    """Every segment that comes from the left, with the step to which it belongs.
+
+    The first half is to be added.
+    """
     rank, size = exchange.rank, exchange.size
     left = (rank - 1) % size
     coming = [
@@ -89,5 +98,7 @@ def pipelined(num_ranks: int, chunk: float, num_segments: int, first: float, spe
         return 0.0
     wire = num_segments * speed.latency + chunk / speed.bandwidth
     of_wire = (num_ranks - 1) * (2 * wire + speed.combining(first))
-    of_adding = (num_ranks - 1) * speed.combining(chunk) + (num_ranks - 2) * wire + 2 * speed.moving(first)
+    of_adding = (
+        (num_ranks - 1) * speed.combining(chunk) + (num_ranks - 2) * wire + 2 * speed.moving(first)
+    )
     return max(of_wire, of_adding)

@@ -2,11 +2,12 @@
 
 The usual model of message passing, with its Greek names:
 
-    alpha  `latency`     seconds from sending a message to having it, however small it is
-    beta   1/`bandwidth` seconds for each byte of it (a host sends and receives at the same time at this rate)
-    gamma  1/`adding`    seconds to combine each byte with one of our own
+    alpha  `latency`     seconds from sending a message to having it, however small it is beta
+    1/`bandwidth` seconds for each byte of it (a host sends and receives at the same time at this
+    rate) gamma  1/`adding`    seconds to combine each byte with one of our own
 
-A message of n bytes takes `alpha + n * beta`, and a host sends one message at a time and receives one at a time.
+A message of n bytes takes `alpha + n * beta`, and a host sends one message at a time and receives
+one at a time.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Star: all send to rank 0, which adds and sends the result to all. The parameter server, with one server.
+"""Star: all send to rank 0, which adds and sends the result to all. The parameter server, with one
+server.
 
 ```
    1   2   3   4              1   2   3   4
@@ -7,11 +8,13 @@
          0     adds                 0     sends the sum
 ```
 
-The simplest of all, and the yardstick for the others: rank 0's wire carries every tensor twice, so the time grows with the number of ranks
-where the ring's stays. Good for two ranks and tiny tensors. Rank 0 adds in the order of ranks, so the result has the bits that one process
-would compute, on all ranks.
+The simplest of all, and the yardstick for the others: rank 0's wire carries every tensor twice, so
+the time grows with the number of ranks where the ring's stays. Good for two ranks and tiny tensors.
+Rank 0 adds in the order of ranks, so the result has the bits that one process would compute, on all
+ranks.
 
-Cost: p-1 messages come in one after the other, each added while the next one comes; then p-1 messages go out.
+Cost: p-1 messages come in one after the other, each added while the next one comes; then p-1
+messages go out.
 
     move = alpha + n beta, add = n gamma:    move + add + (p-2) max(move, add) + (p-1) move
 """
@@ -29,7 +32,9 @@ def run(exchange: Exchange, flat: Tensor, combine: Combine) -> None:
     if exchange.rank == 0:
         _serve(exchange, flat, combine)
     else:
-        result = exchange.recv(flat, 0)  # into what we send: it holds our part, so it cannot come before that was read
+        result = exchange.recv(
+            flat, 0
+        )  # into what we send: it holds our part, so it cannot come before that was read
         wait_for([exchange.send(flat, 0), result])
 
 

@@ -1,4 +1,5 @@
-"""Tree: sums climb a binomial tree to rank 0, the result climbs down. Few messages, each with the whole tensor. Best for small tensors.
+"""Tree: sums climb a binomial tree to rank 0, the result climbs down. Few messages, each with the
+whole tensor. Best for small tensors.
 
 Eight ranks; each arrow is one message:
 
@@ -12,14 +13,17 @@ round 5     0 -------> 2          4 -------> 6              broadcast: the same 
 round 6     0 --> 1    2 --> 3    4 --> 5    6 --> 7
 ```
 
-In other words: the parent of a rank is its number without the lowest set bit; 6 = 110 has parent 4 = 100, and 4 has parent 0. With a number
-of ranks that is no power of two some arrows are missing, nothing else. One rank computes the sum, so all get the same bits.
+In other words: the parent of a rank is its number without the lowest set bit; 6 = 110 has parent 4
+= 100, and 4 has parent 0. With a number of ranks that is no power of two some arrows are missing,
+nothing else. One rank computes the sum, so all get the same bits.
 
-Cost: ceil(log2 p) rounds up, each one message and one adding of n bytes; the same number of rounds down.
+Cost: ceil(log2 p) rounds up, each one message and one adding of n bytes; the same number of rounds
+down.
 
     ceil(log2 p) (2 (alpha + n beta) + n gamma)
 
-Whole tensors travel in each round, so there is nothing to gain for large ones by cutting them: the ring moves log2 p times less.
+Whole tensors travel in each round, so there is nothing to gain for large ones by cutting them: the
+ring moves log2 p times less.
 """
 
 from collections.abc import Iterator

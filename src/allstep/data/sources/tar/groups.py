@@ -1,4 +1,5 @@
-"""From the members of a tar to samples: members that follow each other under one key belong together.
+"""From the members of a tar to samples: members that follow each other under one key belong
+together.
 
 The index of a tar is made of the columns that come out here:
 
@@ -7,8 +8,8 @@ place       per sample: where its first header begins            first   per sam
 key, keys   per sample, and the end: where its key is in `keys`  extension, start, size   per member; extension by number
 ```
 
-A stretch that was lost may have held a member of the sample before it, or of the one behind it. Such a neighbour is good only if it has all
-the extensions that samples of this shard usually have.
+A stretch that was lost may have held a member of the sample before it, or of the one behind it.
+Such a neighbour is good only if it has all the extensions that samples of this shard usually have.
 """
 
 import re
@@ -44,7 +45,13 @@ class Groups:
         elif extension is not None:
             if not self._continues(key):
                 self._open(key, found.header)
-            self._rows.append((self._extensions.setdefault(extension, len(self._extensions)), found.start, found.size))
+            self._rows.append(
+                (
+                    self._extensions.setdefault(extension, len(self._extensions)),
+                    found.start,
+                    found.size,
+                )
+            )
 
     def finish(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """The columns, and what else an index must hold."""
@@ -65,7 +72,10 @@ class Groups:
     def spans(self) -> Iterator[list[tuple[int, int]]]:
         """Start and size of all members of each sample."""
         for row in range(len(self._keys)):
-            yield [(start, size) for _, start, size in self._rows[self._first[row] : self._first[row + 1]]]
+            yield [
+                (start, size)
+                for _, start, size in self._rows[self._first[row] : self._first[row + 1]]
+            ]
 
     def _continues(self, key: bytes) -> bool:
         return bool(self._keys) and key == self._keys[-1] and len(self._keys) - 1 not in self._lost
@@ -88,14 +98,18 @@ class Groups:
         doubtful = {row: reason for row, reason in self._doubtful.items() if row not in self._lost}
         if not doubtful:
             return
-        sure = (row for row in range(len(self._keys)) if row not in self._lost and row not in doubtful)
+        sure = (
+            row for row in range(len(self._keys)) if row not in self._lost and row not in doubtful
+        )
         usual = Counter(self._extensions_of(row) for row in sure).most_common(1)
         for row, reason in doubtful.items():
             if not usual or not self._extensions_of(row) >= usual[0][0]:
                 self._lost[row] = f"a part of it is lost: {reason}"
 
     def _extensions_of(self, row: int) -> frozenset[int]:
-        return frozenset(extension for extension, _, _ in self._rows[self._first[row] : self._first[row + 1]])
+        return frozenset(
+            extension for extension, _, _ in self._rows[self._first[row] : self._first[row + 1]]
+        )
 
 
 def _split(name: str) -> tuple[bytes, str | None]:

@@ -41,7 +41,10 @@ def label_of(extension: str, content: bytes) -> Any:
 
 
 def recognise(members: Mapping[str, memoryview], listed: Collection[str] = ()) -> str | None:
-    """The extension of the label among the `members` of a sample, or None. `listed`: known names."""
+    """The extension of the label among the `members` of a sample, or None.
+
+    `listed`: known names.
+    """
     if "cls" in members:
         return "cls"
     tests: tuple[tuple[str, Callable[[str], bool]], ...] = (
@@ -51,14 +54,21 @@ def recognise(members: Mapping[str, memoryview], listed: Collection[str] = ()) -
         ("json", lambda text: True),
     )
     return next(
-        (name for name, is_right in tests if name in members and _is_label(name, members[name], is_right)), None
+        (
+            name
+            for name, is_right in tests
+            if name in members and _is_label(name, members[name], is_right)
+        ),
+        None,
     )
 
 
 def _is_label(extension: str, content: memoryview, is_right: Callable[[str], bool]) -> bool:
     try:
         label = label_of(extension, bytes(content))
-        return isinstance(label, int) or (isinstance(label, bytes | str) and is_right(text_of(label)))
+        return isinstance(label, int) or (
+            isinstance(label, bytes | str) and is_right(text_of(label))
+        )
     except (ValueError, RecursionError):  # the latter: what json says of brackets without end
         return False
 
@@ -72,9 +82,14 @@ class Members:
     lost: Collection[int]
 
     def recognise(self, view: memoryview) -> str | None:
-        """The extension of the labels in the bytes `view`, by the first samples that show it, or None."""
+        """The extension of the labels in the bytes `view`, by the first samples that show it, or
+        None."""
         for row in range(min(len(self.columns["place"]), _LOOKED_AT)):
-            found = {} if row in self.lost else {name: view[a : a + n] for name, a, n in self._members(row)}
+            found = (
+                {}
+                if row in self.lost
+                else {name: view[a : a + n] for name, a, n in self._members(row)}
+            )
             if extension := recognise(found):
                 return extension
         return None
@@ -102,7 +117,9 @@ class Members:
 
     def _members(self, row: int) -> Iterator[tuple[str, int, int]]:
         first, last = self.columns["first"][row : row + 2].tolist()
-        for number, start, size in zip(*(self.columns[name][first:last].tolist() for name in _PLACES), strict=True):
+        for number, start, size in zip(
+            *(self.columns[name][first:last].tolist() for name in _PLACES), strict=True
+        ):
             yield self.extensions[number], start, size
 
     def _is_sound(self, view: memoryview, row: int) -> bool:

@@ -6,10 +6,11 @@
 ```
 
 Sizes are octal digits, or binary where the first byte is 0x80 (GNU, 8 GB and more). A name of more
-than 100 bytes comes in a member of its own in front: type L (GNU) holds just the name, type x (POSIX)
-lines like "30 path=...".
+than 100 bytes comes in a member of its own in front: type L (GNU) holds just the name, type x
+(POSIX) lines like "30 path=...".
 
-**Damage** costs the member that it is in; the walk continues with the next block that is a sound header:
+**Damage** costs the member that it is in; the walk continues with the next block that is a sound
+header:
 
 | damaged | lost |
 |---|---|
@@ -17,8 +18,8 @@ lines like "30 path=...".
 | lines of a type x member that cannot be read, such as a size of thousands of digits | the member that they describe |
 | a size that goes beyond the end of the file | this member; at a cut end nothing follows it |
 
-A search goes through the file window by window and passes over runs of zeros, so that neither a large
-file nor many damaged places in it make it slow.
+A search goes through the file window by window and passes over runs of zeros, so that neither a
+large file nor many damaged places in it make it slow.
 """
 
 from collections.abc import Iterator
@@ -187,7 +188,9 @@ def _pax(content: bytes, about: _About) -> _About:
         end = position + _decimal(digits, "the length of a line")
         if not position + len(digits) + 1 < end <= len(content):
             raise ValueError(f"a line at byte {position} ends at byte {end} of {len(content)}")
-        key, _, value = content[position + len(digits) + 1 : end].removesuffix(b"\n").partition(b"=")
+        key, _, value = (
+            content[position + len(digits) + 1 : end].removesuffix(b"\n").partition(b"=")
+        )
         if key == b"path":
             about = replace(about, name=value.decode("utf-8", "surrogateescape"))
         elif key == b"size":
@@ -199,7 +202,9 @@ def _pax(content: bytes, about: _About) -> _About:
 def _decimal(digits: bytes, what: str) -> int:
     # Without this limit int() raises an error of its own from 4,301 digits on.
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
-        shown = f"{digits[:_MOST_DIGITS]!r}" + (f" ... ({len(digits)} bytes)" if len(digits) > _MOST_DIGITS else "")
+        shown = f"{digits[:_MOST_DIGITS]!r}" + (
+            f" ... ({len(digits)} bytes)" if len(digits) > _MOST_DIGITS else ""
+        )
         raise ValueError(f"{what} is {shown}, expected 1 to {_MOST_DIGITS} digits")
     return int(digits)
 

@@ -5,15 +5,18 @@
 |------- sample 00012 --------|                                    first dot of the file's name; extension: what comes after it
 ```
 
-A picture's extension (jpg, jpeg, png, webp, ppm, ...) is the data; `cls`, else a number in `txt` or `json` ("label" or "class" of an
-object), else a class name in them (`labels`), is the target; everything else, and the key as `__key__`, goes to `fields` by
-extension. The index holds each member's place, so a read touches only the members of its sample. GNU's and POSIX's (pax) long names are
-understood.
+A picture's extension (jpg, jpeg, png, webp, ppm, ...) is the data; `cls`, else a number in `txt` or
+`json` ("label" or "class" of an object), else a class name in them (`labels`), is the target;
+everything else, and the key as `__key__`, goes to `fields` by extension. The index holds each
+member's place, so a read touches only the members of its sample. GNU's and POSIX's (pax) long names
+are understood.
 
-A tar has no checksum of its contents, only of its headers. A shard that is cut, or has a damaged header, gives all samples up to there; the
-rest of it is one BadSample. So is every sample of a packed shard (`x.tar.gz`) whose compressed bytes are damaged: nothing tells which are
-right. `checksum=True` stores a CRC32C per sample in the index, and every read is held against it, also after the shard was changed;
-`again=True` stores new ones. Samples without a label: `target=""` says that they have none (their target is 0).
+A tar has no checksum of its contents, only of its headers. A shard that is cut, or has a damaged
+header, gives all samples up to there; the rest of it is one BadSample. So is every sample of a
+packed shard (`x.tar.gz`) whose compressed bytes are damaged: nothing tells which are right.
+`checksum=True` stores a CRC32C per sample in the index, and every read is held against it, also
+after the shard was changed; `again=True` stores new ones. Samples without a label: `target=""` says
+that they have none (their target is 0).
 """
 
 import json
@@ -42,7 +45,9 @@ from allstep.errors import DataError
 
 KIND = "tar"
 PICTURES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
-_DOUBTFUL = "the compressed bytes of its shard are damaged, and nothing tells which samples in it are right"
+_DOUBTFUL = (
+    "the compressed bytes of its shard are damaged, and nothing tells which samples in it are right"
+)
 
 
 def is_tar(name: str) -> bool:
@@ -51,16 +56,23 @@ def is_tar(name: str) -> bool:
 
 
 class Shard:
-    """One tar file, and its index. `keep`: checksums that were stored before are kept, whatever happened to the file since."""
+    """One tar file, and its index.
 
-    def __init__(self, where: str, checksum: bool, progress: Progress | None, *, keep: bool = False) -> None:
+    `keep`: checksums that were stored before are kept, whatever happened to the file since.
+    """
+
+    def __init__(
+        self, where: str, checksum: bool, progress: Progress | None, *, keep: bool = False
+    ) -> None:
         self.where = where
         again = checksum and not keep
         self.index = indexed(
             where,
             KIND,
             lambda: stamp_of(where),
-            lambda: _build(where, checksum, None if again else stored_checksums(where, KIND), progress),
+            lambda: _build(
+                where, checksum, None if again else stored_checksums(where, KIND), progress
+            ),
             needs=("crc",) if checksum else (),
             again=again,
             must_write=again,
@@ -84,22 +96,34 @@ class Shard:
         if row in self.lost:
             raise ValueError(self.lost[row])
         first, last = self.index["first"][row : row + 2].tolist()
-        extensions, starts, sizes = (self.index[name][first:last].tolist() for name in ("extension", "start", "size"))
+        extensions, starts, sizes = (
+            self.index[name][first:last].tolist() for name in ("extension", "start", "size")
+        )
         begin, end = starts[0], starts[-1] + sizes[-1]
-        content = self.file.read(begin, end - begin)  # members of a sample are neighbours: one range
+        content = self.file.read(
+            begin, end - begin
+        )  # members of a sample are neighbours: one range
         found = {
             self._extensions[extension]: content[start - begin : start - begin + size]
             for extension, start, size in zip(extensions, starts, sizes, strict=True)
         }
-        if "crc" in self.index and (crc := _crc(found.values())) != (expected := int(self.index["crc"][row])):
+        if "crc" in self.index and (crc := _crc(found.values())) != (
+            expected := int(self.index["crc"][row])
+        ):
             raise ValueError(not_as_stored(crc, expected))
         return found
 
     def stored_labels(self, extension: str) -> StoredLabels:
-        """What its samples store as labels in the members with this `extension`; counted once, then kept in the index."""
+        """What its samples store as labels in the members with this `extension`; counted once, then
+        kept in the index."""
         members = Members(self.index.columns, self._extensions, self.lost)
         self.index = completed(
-            self.where, KIND, self.index, extension, True, lambda view: members.look(view, extension)
+            self.where,
+            KIND,
+            self.index,
+            extension,
+            True,
+            lambda view: members.look(view, extension),
         )
         found = kept(self.index, extension, True)
         assert found is not None
@@ -109,9 +133,10 @@ class Shard:
 class TarSource(Source):
     """The samples of tar shards: a folder, file, pattern, URL or list of them.
 
-    `data` and `target` name the extensions of the sample's data and target; without them, the first sample tells.
-    `classes` numbers labels that are names where there is no `classes.txt`; `labeling` is what another process found.
-    `checksum` stores checksums where there are none yet, `again` in any case.
+    `data` and `target` name the extensions of the sample's data and target; without them, the first
+    sample tells. `classes` numbers labels that are names where there is no `classes.txt`;
+    `labeling` is what another process found. `checksum` stores checksums where there are none yet,
+    `again` in any case.
     """
 
     def __init__(
@@ -138,7 +163,10 @@ class TarSource(Source):
         self._num_classes = num_classes or len(self.classes) or None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names, stamps = [shard.where for shard in self.shards], [shard.index.stamp for shard in self.shards]
+        names, stamps = (
+            [shard.where for shard in self.shards],
+            [shard.index.stamp for shard in self.shards],
+        )
         settings = {"data": self._data, "target": self._target_in, "num_classes": self._num_classes}
         return _reopen, (names, stamps, {**settings, "labeling": self.labeling})
 
@@ -150,7 +178,10 @@ class TarSource(Source):
         shard = self.shards[which]
         try:
             return self._sample(shard.members(row), shard.key(row))
-        except (ValueError, RecursionError) as error:  # the latter: what json says of brackets without end
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # the latter: what json says of brackets without end
             raise BadSample(number, self.place(number), str(error)) from error
 
     def place(self, number: int) -> Place:
@@ -162,18 +193,28 @@ class TarSource(Source):
             shard.__dict__.pop("file", None)
 
     def _sample(self, found: dict[str, memoryview], key: str) -> Sample:
-        picture = next((name for name in found if (name == self._data if self._data else name in PICTURES)), None)
+        picture = next(
+            (name for name in found if (name == self._data if self._data else name in PICTURES)),
+            None,
+        )
         if picture is None:
-            raise ValueError(f"sample {key!r} has no {self._data or 'picture'}, only {', '.join(found)}")
+            raise ValueError(
+                f"sample {key!r} has no {self._data or 'picture'}, only {', '.join(found)}"
+            )
         fields = {
-            name: _field(name, content) for name, content in found.items() if name not in (picture, self._target_in)
+            name: _field(name, content)
+            for name, content in found.items()
+            if name not in (picture, self._target_in)
         }
         target = 0 if self._target_in == "" else self._target_of(found, key)
         return Sample(found[picture], target, fields | {"__key__": key})
 
     def _target_of(self, found: dict[str, memoryview], key: str) -> Any:
         if self._target_in is None:
-            raise ValueError(f"nothing is known as its label, it has only {', '.join(found)}; name it: target=...")
+            raise ValueError(
+                f"nothing is known as its label, it has only {', '.join(found)}; name it:"
+                " target=..."
+            )
         if self._target_in not in found:
             raise ValueError(f"sample {key!r} has no {self._target_in}, only {', '.join(found)}")
         stored = label_of(self._target_in, bytes(found[self._target_in]))
@@ -186,10 +227,16 @@ class TarSource(Source):
         """How labels are stored."""
         if self._target_in is None or self._target_in not in LABELS:
             return AS_NUMBERS
-        return decide(self._target_in, [shard.stored_labels(self._target_in) for shard in self.shards], listed, given)
+        return decide(
+            self._target_in,
+            [shard.stored_labels(self._target_in) for shard in self.shards],
+            listed,
+            given,
+        )
 
     def _recognise_target(self, listed: tuple[str, ...]) -> str | None:
-        """The extension that holds the class, in the first of the first hundred samples that has one. None: all of them are bad."""
+        """The extension that holds the class, in the first of the first hundred samples that has
+        one. None: all of them are bad."""
         seen: set[str] = set()
         for number in range(min(len(self), 100)):
             which, row = self._numbers.locate(number)
@@ -201,10 +248,14 @@ class TarSource(Source):
                 return extension
             seen.update(found)
         if seen:
-            known = "cls, an integer in txt or json, a name in json, or in txt one that classes.txt lists"
+            known = (
+                "cls, an integer in txt or json, a name in json, or in txt one that classes.txt"
+                " lists"
+            )
             raise DataError(
-                f"{self.shards[0].where}: no label ({known}) in its first samples, which have {', '.join(sorted(seen))}; "
-                'name it: TarSource(..., target="..."), or target="" for samples without one'
+                f"{self.shards[0].where}: no label ({known}) in its first samples, which have"
+                f' {", ".join(sorted(seen))}; name it: TarSource(..., target="..."), or'
+                ' target="" for samples without one'
             )
         return None
 
@@ -238,7 +289,9 @@ def _build(where: str, checksum: bool, before: Index | None, progress: Progress 
                 progress(where, found.header, size)
         columns, extra = groups.finish()
         if checksum or before:
-            columns["crc"] = np.array([_crc(view[a : a + n] for a, n in spans) for spans in groups.spans()], np.uint32)
+            columns["crc"] = np.array(
+                [_crc(view[a : a + n] for a, n in spans) for spans in groups.spans()], np.uint32
+            )
         if before:
             _keep_checksums(before, columns)
         if is_doubtful(view):
@@ -256,10 +309,15 @@ def _look_at_labels(members: Members, view: memoryview) -> dict[str, Any]:
 
 
 def _keep_checksums(before: Index, columns: dict[str, NDArray[Any]]) -> None:
-    """Gives each sample the checksum that was stored for it `before`, if one was: by its key, the nth of that key."""
+    """Gives each sample the checksum that was stored for it `before`, if one was: by its key, the
+    nth of that key."""
     stored = dict(zip(_names(before), before["crc"].tolist(), strict=True))
     columns["crc"] = np.array(
-        [stored.get(name, now) for name, now in zip(_names(columns), columns["crc"].tolist(), strict=True)], np.uint32
+        [
+            stored.get(name, now)
+            for name, now in zip(_names(columns), columns["crc"].tolist(), strict=True)
+        ],
+        np.uint32,
     )
 
 

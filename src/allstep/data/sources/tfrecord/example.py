@@ -1,4 +1,5 @@
-"""tf.train.Example: a record as named features, in protobuf's wire format, without protobuf and without TensorFlow.
+"""tf.train.Example: a record as named features, in protobuf's wire format, without protobuf and
+without TensorFlow.
 
 ```
 Example   1: Features                                   every field: a tag (number << 3 | wire type) as a varint, then
@@ -7,9 +8,11 @@ Feature   1: BytesList | 2: FloatList | 3: Int64List      type 1: 8 bytes      t
 ...List   1: value, repeated                              type 2: a length as a varint, then so many bytes
 ```
 
-Numbers of a list may stand packed (all in one field of type 2) or one by one; both are read, packed is written. As protobuf demands,
-fields that are not known are skipped, and of a name or kind that comes twice the last one counts. `encode` writes names in order, so equal
-features are equal bytes. Whatever is malformed is a ValueError: each step goes forward and stays inside its message, so nothing hangs.
+Numbers of a list may stand packed (all in one field of type 2) or one by one; both are read, packed
+is written. As protobuf demands, fields that are not known are skipped, and of a name or kind that
+comes twice the last one counts. `encode` writes names in order, so equal features are equal bytes.
+Whatever is malformed is a ValueError: each step goes forward and stays inside its message, so
+nothing hangs.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 
 Buffer: TypeAlias = bytes | memoryview
 Value: TypeAlias = list[Any] | NDArray[np.float32] | NDArray[np.int64]
-"""A feature's values: a list of bytes (views where the record is a view), or an array of float32 or int64. Empty: an empty list."""
+"""A feature's values: a list of bytes (views where the record is a view), or an array of float32 or
+int64. Empty: an empty list."""
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 _MANY = 64  # bytes of packed integers from which numpy is quicker
@@ -28,16 +32,21 @@ _UINT64 = (1 << 64) - 1
 
 
 def encode(features: Mapping[str, Any]) -> bytes:
-    """The Example that holds `features`: bytes, text, a number, or a list or array of one of these each."""
+    """The Example that holds `features`: bytes, text, a number, or a list or array of one of these
+    each."""
     entries = (
-        _field(1, _field(1, name.encode()) + _field(2, _feature(name, features[name]))) for name in sorted(features)
+        _field(1, _field(1, name.encode()) + _field(2, _feature(name, features[name])))
+        for name in sorted(features)
     )
     return _field(1, b"".join(entries))
 
 
 def decode(record: Buffer, wanted: Collection[str] | None = None) -> dict[str, Value]:
-    """The features of an Example, or of them only the `wanted` ones; a name that is not there is not in the result."""
-    return {name: _values(record, start, stop) for name, (start, stop) in spans(record, wanted).items()}
+    """The features of an Example, or of them only the `wanted` ones; a name that is not there is
+    not in the result."""
+    return {
+        name: _values(record, start, stop) for name, (start, stop) in spans(record, wanted).items()
+    }
 
 
 def spans(record: Buffer, wanted: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
@@ -52,7 +61,11 @@ def spans(record: Buffer, wanted: Collection[str] | None = None) -> dict[str, tu
 
 
 def _entries(
-    record: Buffer, position: int, end: int, wanted: Collection[str] | None, found: dict[str, tuple[int, int]]
+    record: Buffer,
+    position: int,
+    end: int,
+    wanted: Collection[str] | None,
+    found: dict[str, tuple[int, int]],
 ) -> None:
     while position < end:
         tag, start, position = next_field(record, position, end)
@@ -85,7 +98,9 @@ def next_field(record: Buffer, position: int, end: int) -> tuple[int, int, int]:
     tag, position = _varint(record, position, end) if tag & 0x80 else (tag, position + 1)
     wire = tag & 7
     if tag < 8:
-        raise ValueError(f"not a tf.train.Example: byte {position - 1} is {tag}, which begins no field")
+        raise ValueError(
+            f"not a tf.train.Example: byte {position - 1} is {tag}, which begins no field"
+        )
     if wire == 2:
         length, position = _varint(record, position, end)
         stop = position + length
@@ -99,7 +114,8 @@ def next_field(record: Buffer, position: int, end: int) -> tuple[int, int, int]:
         raise ValueError(f"not a tf.train.Example: byte {position - 1} has wire type {wire}")
     if stop > end:
         raise ValueError(
-            f"not a whole tf.train.Example: a field at byte {position} ends at {stop}, what it is in at {end}"
+            f"not a whole tf.train.Example: a field at byte {position} ends at {stop}, what it is"
+            f" in at {end}"
         )
     return tag, position, stop
 
@@ -113,11 +129,14 @@ def _varint(record: Buffer, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & _UINT64, position
         shift += 7
-    raise ValueError(f"not a whole tf.train.Example: the number before byte {position} does not end")
+    raise ValueError(
+        f"not a whole tf.train.Example: the number before byte {position} does not end"
+    )
 
 
 def _end_of_group(record: Buffer, position: int, end: int) -> int:
-    """Groups are older than most readers of this; nothing we know is one, so it is only passed over."""
+    """Groups are older than most readers of this; nothing we know is one, so it is only passed
+    over."""
     depth = 1
     while depth:
         if position >= end:
@@ -146,7 +165,9 @@ def _values(record: Buffer, position: int, end: int) -> Value:
     if kind == _FLOATS:
         return np.concatenate([_float_list(record, *piece) for piece in pieces])
     if kind == _INTS:
-        return np.array([value for piece in pieces for value in _int_list(record, *piece)], np.int64)
+        return np.array(
+            [value for piece in pieces for value in _int_list(record, *piece)], np.int64
+        )
     return []
 
 
@@ -165,7 +186,10 @@ def _float_list(record: Buffer, position: int, end: int) -> NDArray[np.float32]:
         tag, start, position = next_field(record, position, end)
         if tag in (0x0A, 0x0D):
             if (position - start) % 4:
-                raise ValueError(f"not a tf.train.Example: {position - start} bytes at byte {start} are no float32s")
+                raise ValueError(
+                    f"not a tf.train.Example: {position - start} bytes at byte {start} are no"
+                    " float32s"
+                )
             values.append(np.frombuffer(bytes(record[start:position]), "<f4"))
     return np.concatenate(values).astype(np.float32, copy=False)
 
@@ -198,7 +222,9 @@ def _many_packed_ints(content: NDArray[np.uint8]) -> NDArray[np.int64]:
     first = np.concatenate(([0], last[:-1] + 1))
     longest = int((last - first).max()) + 1
     if longest > 10:
-        raise ValueError(f"not a tf.train.Example: a number of a list has {longest} bytes, more than 10")
+        raise ValueError(
+            f"not a tf.train.Example: a number of a list has {longest} bytes, more than 10"
+        )
     values = np.zeros(len(last), np.uint64)
     for byte in range(longest):
         reaches = first + byte <= last
@@ -217,14 +243,21 @@ def _feature(name: str, value: Any) -> bytes:
     if not values:
         return b""
     if all(isinstance(one, bytes | bytearray | memoryview | str) for one in values):
-        return _field(_BYTES, b"".join(_field(1, one.encode() if isinstance(one, str) else one) for one in values))
+        return _field(
+            _BYTES,
+            b"".join(_field(1, one.encode() if isinstance(one, str) else one) for one in values),
+        )
     if all(isinstance(one, int | np.integer | np.bool_) for one in values):
         return _field(_INTS, _field(1, b"".join(_int64(name, int(one)) for one in values)))
     if all(isinstance(one, int | float | np.integer | np.floating) for one in values):
-        with np.errstate(over="ignore"):  # what is too large for float32 is infinite, as in TensorFlow
+        with np.errstate(
+            over="ignore"
+        ):  # what is too large for float32 is infinite, as in TensorFlow
             return _field(_FLOATS, _field(1, np.array(values, "<f4").tobytes()))
     kinds = ", ".join(sorted({type(one).__name__ for one in values}))
-    raise ValueError(f"feature {name!r}: expected bytes, text or numbers of one kind, found {kinds}")
+    raise ValueError(
+        f"feature {name!r}: expected bytes, text or numbers of one kind, found {kinds}"
+    )
 
 
 def _as_list(value: Any) -> list[Any]:

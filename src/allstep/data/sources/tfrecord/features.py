@@ -1,19 +1,22 @@
-"""From a tf.train.Example to a sample: which feature is the picture, which the label, and how they are read.
+"""From a tf.train.Example to a sample: which feature is the picture, which the label, and how they
+are read.
 
 ```
 known by themselves     data                                       target
-  image/raw             uint8 pixels, shape in image/shape         label (from 0)
-  image/encoded         bytes of a JPEG or PNG                     image/class/label (from 1: target = label - 1), label
-  image                 the same                                   label
-  image_raw             the same; or uint8 pixels, if they are       label
+  image/raw             uint8 pixels, shape in image/shape         label (from 0) image/encoded
+  bytes of a JPEG or PNG                     image/class/label (from 1: target = label - 1), label
+  image                 the same                                   label image_raw             the
+  same; or uint8 pixels, if they are       label
                         height x width x depth bytes
                         image/class/text becomes the field "text" of the records that have it
 ```
 
-Anything else is said by a map from feature to field: {"jpeg": "data", "age": "target", "name": "name"}. The fields "data" and "target" are
-the sample's own, all others go to `Sample.fields`. The empty map means: no Examples, the data is the record itself.
+Anything else is said by a map from feature to field: {"jpeg": "data", "age": "target", "name":
+"name"}. The fields "data" and "target" are the sample's own, all others go to `Sample.fields`. The
+empty map means: no Examples, the data is the record itself.
 
-One value is delivered as itself (int, float, bytes), several as an array (a list for bytes). Data stays a view of the mapped file.
+One value is delivered as itself (int, float, bytes), several as an array (a list for bytes). Data
+stays a view of the mapped file.
 """
 
 import math
@@ -71,14 +74,18 @@ class RecordLayout:
     @cached_property
     def label(self) -> str | None:
         """The feature that is the target."""
-        return next((feature for feature, field in self.features.items() if field == "target"), None)
+        return next(
+            (feature for feature, field in self.features.items() if field == "target"), None
+        )
 
     def sample(self, record: memoryview) -> Sample:
         """The sample in `record`; ValueError when it is not there or cannot be right."""
         if not self.features:
             return Sample(record)
         found = example.decode(record, self.wanted)
-        values = {field: self._value(found, feature, field) for feature, field in self._fields_in(found)}
+        values = {
+            field: self._value(found, feature, field) for feature, field in self._fields_in(found)
+        }
         return Sample(values.pop("data", None), values.pop("target", 0), values)
 
     def target(self, value: Any) -> Any:
@@ -91,7 +98,9 @@ class RecordLayout:
         target = value - self.labels_from
         if target < 0 and (self.labels_from or self.num_classes):
             hint = "; labels_from=0 if they begin with 0" if self.labels_from else ""
-            raise ValueError(f"its label is {value}, expected labels from {self.labels_from} on{hint}")
+            raise ValueError(
+                f"its label is {value}, expected labels from {self.labels_from} on{hint}"
+            )
         if self.num_classes and target >= self.num_classes:
             last = self.num_classes - 1 + self.labels_from
             raise ValueError(f"its label is {value}, expected {self.labels_from} to {last}")
@@ -99,7 +108,11 @@ class RecordLayout:
 
     def _fields_in(self, found: Mapping[str, example.Value]) -> Iterator[tuple[str, str]]:
         """Features and their fields; the text of a class is no loss where it is missing."""
-        return (pair for pair in self.features.items() if pair != (_TEXT, "text") or len(found.get(_TEXT, ())))
+        return (
+            pair
+            for pair in self.features.items()
+            if pair != (_TEXT, "text") or len(found.get(_TEXT, ()))
+        )
 
     def _value(self, found: Mapping[str, example.Value], feature: str, field: str) -> Any:
         if feature not in found:
@@ -115,7 +128,9 @@ class RecordLayout:
         return self.target(value) if field == "target" else value
 
 
-def layout_for(features: Mapping[str, str] | None, there: Collection[str], labels_from: int | None) -> RecordLayout:
+def layout_for(
+    features: Mapping[str, str] | None, there: Collection[str], labels_from: int | None
+) -> RecordLayout:
     """The layout that was asked for, or the one that the features that are `there` speak of."""
     chosen = recognise(there) if features is None else features
     start = (1 if chosen.get(_FROM_ONE) == "target" else 0) if labels_from is None else labels_from
@@ -123,7 +138,8 @@ def layout_for(features: Mapping[str, str] | None, there: Collection[str], label
 
 
 def label_in(record: memoryview, feature: str) -> Any:
-    """The label that a record stores as `feature`, as `RecordLayout.sample` reads it; None where it has none."""
+    """The label that a record stores as `feature`, as `RecordLayout.sample` reads it; None where it
+    has none."""
     values = example.decode(record, (feature,)).get(feature, [])
     return _plain(values, "target") if len(values) else None
 
@@ -131,13 +147,18 @@ def label_in(record: memoryview, feature: str) -> Any:
 def recognise(there: Collection[str]) -> dict[str, str]:
     """Which of the features that are `there` is what; DataError when that is not known."""
     picture = next((name for name in _PICTURES if name in there), None)
-    label = next((name for name in (_FROM_ONE, LABEL) if name in there), None) if picture == "image/encoded" else None
+    label = (
+        next((name for name in (_FROM_ONE, LABEL) if name in there), None)
+        if picture == "image/encoded"
+        else None
+    )
     label = label or next((name for name in _LABELS if name in there), None)
     if picture is None or label is None:
         missing = "picture" if picture is None else "label"
         names = ", ".join(sorted(there)) or "none"
         raise DataError(
-            f'no feature is known as the {missing}; features: {names}; name it: features={{"...": "data", "...": "target"}}'
+            f'no feature is known as the {missing}; features: {names}; name it: features={{"...":'
+            ' "data", "...": "target"}'
         )
     return {picture: "data", label: "target"} | ({_TEXT: "text"} if _TEXT in there else {})
 
@@ -152,7 +173,8 @@ def _plain(values: example.Value, field: str) -> Any:
 
 
 def _pixels_or_file(values: example.Value, sides: Sequence[example.Value]) -> Any:
-    """TensorFlow's tutorials call both `image_raw`: a JPEG's file, and height x width x depth pixels."""
+    """TensorFlow's tutorials call both `image_raw`: a JPEG's file, and height x width x depth
+    pixels."""
     if isinstance(values, np.ndarray):
         raise ValueError(f"expected bytes in {_TUTORIAL!r}, found numbers")
     shape = [int(side[0]) for side in sides if isinstance(side, np.ndarray) and len(side) == 1]

@@ -7,8 +7,8 @@ offset + 12   length    the data, mostly a tf.train.Example
 ...           4 bytes   masked CRC32C of the data
 ```
 
-`frame` makes one, `length_at` and `data_at` read one and check it. Finding the places of all records, also in a damaged file, is the work
-of `scan`.
+`frame` makes one, `length_at` and `data_at` read one and check it. Finding the places of all
+records, also in a damaged file, is the work of `scan`.
 """
 
 import struct
@@ -35,25 +35,37 @@ def header(length: int) -> bytes:
 
 
 def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -> memoryview:
-    """The data, `length` bytes, of the record at `offset`; ValueError when it is not what its checksum was made for."""
+    """The data, `length` bytes, of the record at `offset`; ValueError when it is not what its
+    checksum was made for."""
     start, end = offset + HEADER, offset + HEADER + length
     if len(view) < end + FOOTER:
-        raise ValueError(f"the record of {length} bytes needs {end + FOOTER} bytes, and there are {len(view)}")
+        raise ValueError(
+            f"the record of {length} bytes needs {end + FOOTER} bytes, and there are {len(view)}"
+        )
     data = view[start:end]
     if check:
         found, expected = masked(data), FOOT.unpack_from(view, end)[0]
         if found != expected:
-            raise ValueError(f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are damaged")
+            raise ValueError(
+                f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are"
+                " damaged"
+            )
     return data
 
 
 def length_at(view: memoryview, offset: int) -> int:
-    """Length of the data of the record at `offset`; ValueError when the length field is damaged, or the file ends before the record."""
+    """Length of the data of the record at `offset`; ValueError when the length field is damaged, or
+    the file ends before the record."""
     if len(view) - offset < OVERHEAD:
-        raise ValueError(f"the file ends {len(view) - offset} bytes after it, before a record of no data would")
+        raise ValueError(
+            f"the file ends {len(view) - offset} bytes after it, before a record of no data would"
+        )
     length, crc = HEAD.unpack_from(view, offset)
     if masked(bytes(view[offset : offset + 8])) != crc:
         raise ValueError("its length field is damaged")
     if offset + OVERHEAD + length > len(view):
-        raise ValueError(f"its {length} bytes of data are cut off: the file has {len(view) - offset - HEADER} of them")
+        raise ValueError(
+            f"its {length} bytes of data are cut off: the file has {len(view) - offset - HEADER} of"
+            " them"
+        )
     return int(length)

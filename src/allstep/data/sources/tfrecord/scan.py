@@ -1,10 +1,12 @@
 """Finds all records of a TFRecord file, and as many as there are in a damaged one.
 
-The walk goes from header to header and reads nothing else: 12 bytes a record, whose length must agree with its CRC. Runs of records of one
-length, as decoded pictures of one size are, have equal headers; they are compared many at once.
+The walk goes from header to header and reads nothing else: 12 bytes a record, whose length must
+agree with its CRC. Runs of records of one length, as decoded pictures of one size are, have equal
+headers; they are compared many at once.
 
-**Damage.** Where no sound header stands, the rest must be searched for: the next place where a length agrees with its CRC *and* the data
-behind it with its own. Everything between is one lost stretch, and becomes one bad sample.
+**Damage.** Where no sound header stands, the rest must be searched for: the next place where a
+length agrees with its CRC *and* the data behind it with its own. Everything between is one lost
+stretch, and becomes one bad sample.
 
 ```
 | record | record | ###### | record | record |        a damaged length: the search begins behind the last sound record
@@ -13,11 +15,13 @@ behind it with its own. Everything between is one lost stretch, and becomes one 
 | record | record | rec                               a file that was cut: the rest is one lost stretch, with no record in it
 ```
 
-So one flipped bit costs one sample, and a cut file gives all of its whole records. Damage inside a record's data is not looked for here:
-its number and place are right, and whoever reads it finds out. Numbers come from the file's content alone: every worker counts alike.
+So one flipped bit costs one sample, and a cut file gives all of its whole records. Damage inside a
+record's data is not looked for here: its number and place are right, and whoever reads it finds
+out. Numbers come from the file's content alone: every worker counts alike.
 
-A search tries at most `_TRIES` places whose header is sound and whose data is not, or `_TIMES` the bytes
-of the file, so that a file made to be slow cannot be. It passes over runs of zeros: the CRC of a length is never zero, so no header is.
+A search tries at most `_TRIES` places whose header is sound and whose data is not, or `_TIMES` the
+bytes of the file, so that a file made to be slow cannot be. It passes over runs of zeros: the CRC
+of a length is never zero, so no header is.
 """
 
 from array import array
@@ -35,14 +39,21 @@ from allstep.data.sources.zeros import end_of_zeros
 _FIRST_WINDOW, _WINDOW = 1 << 10, 1 << 17  # places that are looked at at once
 _TRIES = 1000
 _TIMES = 16  # the file's size, read in such tries
-_SHORT_RUN, _LONG_RUN = 8, 4096  # records compared at once; more only while that goes well: each one touches a page
+_SHORT_RUN, _LONG_RUN = (
+    8,
+    4096,
+)  # records compared at once; more only while that goes well: each one touches a page
 _LONGEST = 0xFFFFFFFF  # an index holds lengths as uint32
 _EVERY = 1 << 26  # bytes between two words of progress
 
 
 @dataclass
 class Walk:
-    """What was found: `offsets` and `lengths` of all samples, lost stretches among them, and the reason for each lost one by number."""
+    """What was found:
+
+    `offsets` and `lengths` of all samples, lost stretches among them, and the reason for each lost
+    one by number.
+    """
 
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     lengths: "array[int]" = field(default_factory=lambda: array("I"))
@@ -69,8 +80,11 @@ def walk(view: memoryview, progress: Callable[[int], None] | None = None) -> Wal
         offset = _pass_damage(view, offset, found)
 
 
-def _walk_sound(view: memoryview, offset: int, found: Walk, progress: Callable[[int], None] | None) -> int:
-    """Adds the records from `offset` on up to the file's end or the first damage; gives back where that is."""
+def _walk_sound(
+    view: memoryview, offset: int, found: Walk, progress: Callable[[int], None] | None
+) -> int:
+    """Adds the records from `offset` on up to the file's end or the first damage; gives back where
+    that is."""
     lengths, size = _Lengths(), len(view)
     before, reach, word = b"", _SHORT_RUN, offset
     while offset + OVERHEAD <= size:
@@ -95,7 +109,10 @@ def _walk_sound(view: memoryview, offset: int, found: Walk, progress: Callable[[
 
 
 class _Lengths(dict[bytes, int]):
-    """The length in a header, or -1 if it is damaged or no sample can be that long. Lengths repeat, so most are known already."""
+    """The length in a header, or -1 if it is damaged or no sample can be that long.
+
+    Lengths repeat, so most are known already.
+    """
 
     def __missing__(self, head: bytes) -> int:
         length = int.from_bytes(head[:8], "little")
@@ -108,7 +125,8 @@ class _Lengths(dict[bytes, int]):
 
 
 def _run(view: memoryview, offset: int, head: bytes, step: int, reach: int) -> int:
-    """How many of the next `reach` records from `offset` on have just this header and are whole; the first one does."""
+    """How many of the next `reach` records from `offset` on have just this header and are whole;
+    the first one does."""
     count = min(reach, (len(view) - offset) // step)
     rows = np.frombuffer(view, np.uint8, count * step, offset).reshape(count, step)[:, :HEADER]
     differ = (rows != np.frombuffer(head, np.uint8)).any(axis=1)
@@ -116,10 +134,15 @@ def _run(view: memoryview, offset: int, head: bytes, step: int, reach: int) -> i
 
 
 def _pass_damage(view: memoryview, offset: int, found: Walk) -> int:
-    """Adds the lost stretch at `offset` and gives back where the next sound record is, or the file's end."""
+    """Adds the lost stretch at `offset` and gives back where the next sound record is, or the
+    file's end."""
     reason = _what_is_wrong(view, offset)
     last = len(found.offsets) - 1
-    if last >= 0 and last not in found.lost and not _agrees(view, found.offsets[last], found.lengths[last]):
+    if (
+        last >= 0
+        and last not in found.lost
+        and not _agrees(view, found.offsets[last], found.lengths[last])
+    ):
         offset = found.drop_last()
         reason = f"bytes were lost or put in behind it, and {reason}"
     after = _search(view, offset + 1)
@@ -144,9 +167,11 @@ def _agrees(view: memoryview, offset: int, length: int) -> bool:
 
 
 def _search(view: memoryview, offset: int) -> int:
-    """The first place from `offset` on where a whole, sound record stands; the file's end if there is none."""
+    """The first place from `offset` on where a whole, sound record stands; the file's end if there
+    is none."""
     tries, spent, start, end = 0, 0, offset, len(view) - OVERHEAD + 1
-    # Small at first: mostly the next record is near, and a file may be damaged at thousands of places.
+    # Small at first: mostly the next record is near, and a file may be damaged at thousands of
+    # places.
     window = _FIRST_WINDOW
     while start < end:
         # A header may begin with zeros, but at most with all of its bytes but one.
@@ -164,7 +189,8 @@ def _search(view: memoryview, offset: int) -> int:
 
 
 def _candidates(view: memoryview, start: int, count: int) -> list[tuple[int, int]]:
-    """Places among the `count` from `start` on that could begin a record: the length fits into the file and agrees with its CRC."""
+    """Places among the `count` from `start` on that could begin a record: the length fits into the
+    file and agrees with its CRC."""
     window = np.frombuffer(view, np.uint8, count + HEADER - 1, start)
     nbytes = min(8, ((len(view) - start).bit_length() + 7) // 8)
     possible = np.ones(count, bool)
@@ -192,12 +218,18 @@ def _tables() -> NDArray[np.uint32]:
     """
     zeros = crc32c(bytes(8))
     alone = np.array(
-        [[crc32c(bytes(i) + bytes([v]) + bytes(7 - i)) ^ zeros for v in range(256)] for i in range(8)], np.uint32
+        [
+            [crc32c(bytes(i) + bytes([v]) + bytes(7 - i)) ^ zeros for v in range(256)]
+            for i in range(8)
+        ],
+        np.uint32,
     )
     return np.stack([(alone[i + 1][:, None] ^ alone[i]).ravel() for i in range(0, 8, 2)])
 
 
-def _crc_of_lengths(pairs: NDArray[np.uint16], places: NDArray[np.int64], nbytes: int) -> NDArray[np.uint32]:
+def _crc_of_lengths(
+    pairs: NDArray[np.uint16], places: NDArray[np.int64], nbytes: int
+) -> NDArray[np.uint32]:
     """Masked CRC32C of the 8 bytes at each place; only the first `nbytes` are not zero."""
     crc = np.full(len(places), crc32c(bytes(8)), np.uint32)
     for byte in range(0, nbytes, 2):

@@ -2,17 +2,21 @@
 
 ```
 TFRecordSource
-  shards       each one a file (mapped when first read) and its index: offset and length of every record      files, index, walk
-  layout       which feature is the picture and which the label                                               features, example
-  numbers      0..len-1 over all shards in order; which shard, by bisection of where each begins
+  shards       each one a file (mapped when first read) and its index: offset and length of every
+  record      files, index, walk layout       which feature is the picture and which the label
+  features, example numbers      0..len-1 over all shards in order; which shard, by bisection of
+  where each begins
 ```
 
-**Damage.** A record whose bytes do not agree with their CRC32C is a BadSample, as is one that lacks a feature or has a label out of range.
-A stretch of a shard in which no sound record can be found, a cut-off end too, is one BadSample that says how many bytes are lost: all whole
-records before and after it are delivered. With `check=False` the CRC of the data is not computed; nothing else changes.
+**Damage.** A record whose bytes do not agree with their CRC32C is a BadSample, as is one that lacks
+a feature or has a label out of range. A stretch of a shard in which no sound record can be found, a
+cut-off end too, is one BadSample that says how many bytes are lost: all whole records before and
+after it are delivered. With `check=False` the CRC of the data is not computed; nothing else
+changes.
 
-`classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of labels. Files compressed as a whole are
-unpacked into the cache first. Remote shards are copied through the cache once, for their index; then each read is one range.
+`classes.txt` beside the first shard, one name a line, gives `classes`, and with it the range of
+labels. Files compressed as a whole are unpacked into the cache first. Remote shards are copied
+through the cache once, for their index; then each read is one range.
 
 **Labels** may be int64 or text (`labels`). The walk through a shard looks at the labels of some
 records, evenly spread. If one of them is text, all labels of all shards are read, once: only then
@@ -46,7 +50,8 @@ KIND = "tfrecord"
 
 
 def is_tfrecord(name: str) -> bool:
-    """Whether a file is called as TFRecord shards are: x.tfrecord, x.tfrecords.gz, x.tfrecord-00000-of-00010, train-00000-of-01024."""
+    """Whether a file is called as TFRecord shards are: x.tfrecord, x.tfrecords.gz,
+    x.tfrecord-00000-of-00010, train-00000-of-01024."""
     stem = name.removesuffix(".gz").removesuffix(".zlib").removesuffix(".zz")
     first, separator, rest = stem.partition("-of-")
     numbered = bool(separator) and first[-1:].isdigit() and rest.isdigit()
@@ -54,11 +59,18 @@ def is_tfrecord(name: str) -> bool:
 
 
 class Shard:
-    """One file of records, and its index. `label` is the feature of the labels; None: the usual ones, "": there are none."""
+    """One file of records, and its index.
 
-    def __init__(self, where: str, progress: Progress | None = None, *, label: str | None = None) -> None:
+    `label` is the feature of the labels; None: the usual ones, "": there are none.
+    """
+
+    def __init__(
+        self, where: str, progress: Progress | None = None, *, label: str | None = None
+    ) -> None:
         self.where = where
-        self.index = indexed(where, KIND, lambda: stamp_of(where), lambda: _build(where, label, progress))
+        self.index = indexed(
+            where, KIND, lambda: stamp_of(where), lambda: _build(where, label, progress)
+        )
         self._offsets, self._lengths = self.index["offset"], self.index["length"]
         self.lost: dict[int, str] = {int(row): reason for row, reason in self.index.extra["lost"]}
 
@@ -78,13 +90,23 @@ class Shard:
         if self.lost and row in self.lost:
             raise ValueError(self.lost[row])
         length = int(self._lengths[row])
-        return data_at(self.file.read(int(self._offsets[row]), OVERHEAD + length), 0, length, check=check)
+        return data_at(
+            self.file.read(int(self._offsets[row]), OVERHEAD + length), 0, length, check=check
+        )
 
     def stored_labels(self, feature: str, *, whole: bool = False) -> StoredLabels:
-        """What records store as `feature`: of some of them, or of the `whole` shard. Counted once, then kept in the index."""
+        """What records store as `feature`: of some of them, or of the `whole` shard.
+
+        Counted once, then kept in the index.
+        """
         records = Records(self._offsets, self._lengths, self.lost)
         self.index = completed(
-            self.where, KIND, self.index, feature, whole, lambda view: records.look(view, feature, whole)
+            self.where,
+            KIND,
+            self.index,
+            feature,
+            whole,
+            lambda view: records.look(view, feature, whole),
         )
         found = kept(self.index, feature, whole)
         assert found is not None
@@ -96,7 +118,9 @@ class Shard:
         if "label" not in self.index or self.index.extra.get("label") != made_for:
             labels = np.array([self._label(row, layout) for row in range(len(self))], np.int64)
             extra = {**self.index.extra, "label": made_for}
-            self.index = Index({**self.index.columns, "label": _smallest(labels)}, extra, self.index.stamp)
+            self.index = Index(
+                {**self.index.columns, "label": _smallest(labels)}, extra, self.index.stamp
+            )
             any(write_index(place, KIND, self.index) for place in index_places(self.where))
         return self.index["label"].astype(np.int64)
 
@@ -111,9 +135,10 @@ class Shard:
 class TFRecordSource(Source):
     """The samples of TFRecord shards: a folder, file, pattern, URL or list of them.
 
-    `features` maps features to fields (None: recognised from the first record; {}: records as they are). `labels_from` is the smallest
-    label (None: 1 for `image/class/label`, else 0). Labels outside `num_classes` (default: as many as `classes.txt` names) are bad.
-    `classes` numbers labels that are names where there is no `classes.txt`; `labeling` is what another process found.
+    `features` maps features to fields (None: recognised from the first record; {}: records as they
+    are). `labels_from` is the smallest label (None: 1 for `image/class/label`, else 0). Labels
+    outside `num_classes` (default: as many as `classes.txt` names) are bad. `classes` numbers
+    labels that are names where there is no `classes.txt`; `labeling` is what another process found.
     """
 
     def __init__(
@@ -140,13 +165,22 @@ class TFRecordSource(Source):
         self.classes = self.labeling.classes or listed
         num_classes = num_classes or len(self.classes) or None
         self.layout = replace(layout, num_classes=num_classes, labeling=self.labeling)
-        self._has_moulds = self.layout.is_raw and self.layout.label is not None and len(self.layout.features) <= 2
+        self._has_moulds = (
+            self.layout.is_raw and self.layout.label is not None and len(self.layout.features) <= 2
+        )
         self._moulds: dict[int, raw.Mould | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         layout = self.layout
-        names, stamps = [shard.where for shard in self.shards], [shard.index.stamp for shard in self.shards]
-        settings = {"labels_from": layout.labels_from, "num_classes": layout.num_classes, "check": self._check}
+        names, stamps = (
+            [shard.where for shard in self.shards],
+            [shard.index.stamp for shard in self.shards],
+        )
+        settings = {
+            "labels_from": layout.labels_from,
+            "num_classes": layout.num_classes,
+            "check": self._check,
+        }
         return _reopen, (names, stamps, layout.features, {**settings, "labeling": self.labeling})
 
     def __len__(self) -> int:
@@ -170,7 +204,11 @@ class TFRecordSource(Source):
             return None
         try:
             located = [self._locate(number) for number in numbers.tolist()]
-            found = raw.gather([shard.record(row, self._check) for shard, row in located], self.layout, self._moulds)
+            found = raw.gather(
+                [shard.record(row, self._check) for shard, row in located],
+                self.layout,
+                self._moulds,
+            )
         except ValueError:
             return None
         return Block(*found) if found else None
@@ -186,8 +224,13 @@ class TFRecordSource(Source):
         which, row = self._numbers.locate(number)
         return self.shards[which], row
 
-    def _decide(self, feature: str | None, listed: tuple[str, ...], given: tuple[str, ...]) -> Labeling:
-        """How labels are stored. A shard that has text asks for the whole truth about all of them."""
+    def _decide(
+        self, feature: str | None, listed: tuple[str, ...], given: tuple[str, ...]
+    ) -> Labeling:
+        """How labels are stored.
+
+        A shard that has text asks for the whole truth about all of them.
+        """
         if feature is None:
             return AS_NUMBERS
         stored = [shard.stored_labels(feature) for shard in self.shards]
@@ -236,10 +279,14 @@ def _build(where: str, label: str | None, progress: Progress | None) -> Index:
             "offset": np.frombuffer(found.offsets, np.uint64),
             "length": np.frombuffer(found.lengths, np.uint32),
         }
-        labels = _look_at_labels(Records(columns["offset"], columns["length"], found.lost), view, label)
+        labels = _look_at_labels(
+            Records(columns["offset"], columns["length"], found.lost), view, label
+        )
     if progress:
         progress(where, size, size)
-    return Index(columns, {"packed": packed, "lost": sorted(found.lost.items()), **labels}, file.stamp)
+    return Index(
+        columns, {"packed": packed, "lost": sorted(found.lost.items()), **labels}, file.stamp
+    )
 
 
 def _look_at_labels(records: Records, view: memoryview, label: str | None) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""A loader is a class with `_iterate`, the batches of one epoch. The mixin in front of it fetches them in a thread.
+"""A loader is a class with `_iterate`, the batches of one epoch. The mixin in front of it fetches
+them in a thread.
 
     class MyLoader(AsyncDataLoaderMixin, BaseDataLoader):
         def _iterate(self): ...
 
-The thread goes on with the next epoch by itself; a queue holds what it has fetched: batches, None at the end of each epoch, and an
-exception, raised where the batch would have come. `close_async_loader()` ends it at any time.
+The thread goes on with the next epoch by itself; a queue holds what it has fetched: batches, None
+at the end of each epoch, and an exception, raised where the batch would have come.
+`close_async_loader()` ends it at any time.
 """
 
 import contextlib
@@ -23,7 +25,9 @@ class BaseDataLoader:
         raise NotImplementedError(f"{type(self).__name__} does not say how many batches it has")
 
     def _iterate(self) -> Iterator[Any]:
-        raise NotImplementedError(f"{type(self).__name__} needs _iterate(), the batches of one epoch")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs _iterate(), the batches of one epoch"
+        )
 
     def _process_batch(self, batch: Any) -> Any:
         """What is done to a batch where it is used, as moving it to a GPU."""
@@ -35,10 +39,17 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin(BaseDataLoader):
-    """Stands before a loader's class. `async_loader_queue_size` batches are fetched ahead; 0 fetches them when asked."""
+    """Stands before a loader's class.
+
+    `async_loader_queue_size` batches are fetched ahead; 0 fetches them when asked.
+    """
 
     def __init__(
-        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+        self,
+        async_loader_queue_size: int = 64,
+        debug_data_loader: bool = False,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader

@@ -1,3 +1,5 @@
 """Not offered."""
 
-raise ImportError("allstep does not offer horovod.ray; `import horovod.torch` and `horovod.run` work")
+raise ImportError(
+    "allstep does not offer horovod.ray; `import horovod.torch` and `horovod.run` work"
+)
