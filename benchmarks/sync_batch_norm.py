@@ -4,7 +4,7 @@ step with plain batch norm.
     python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json
     FILE]
 
-Pictures of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
+Images of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
 with momentum in a DistributedOptimizer. Both nets live in the same processes and take turns of a
 few steps; a first turn warms up and does not count. A turn lasts as long as its slowest worker
 needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
@@ -72,9 +72,9 @@ class Trainee:
     parts: list[dict[str, float]] = field(default_factory=list)
     """Seconds of a step, by turn that was looked into."""
 
-    def step(self, pictures: Tensor, labels: Tensor) -> None:
+    def step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.net(pictures), labels).backward()
+        nn.functional.cross_entropy(self.net(images), labels).backward()
         self.optimizer.step()
 
     def turn(self, batches: Batches, looking: bool) -> None:
@@ -141,7 +141,7 @@ def _optimizer(net: nn.Module) -> Any:
 
 
 def batches_of(turn: int, rank: int, options: argparse.Namespace) -> Batches:
-    """Made-up pictures and labels, the same whenever this rank asks for this turn."""
+    """Made-up images and labels, the same whenever this rank asks for this turn."""
     chance = torch.Generator().manual_seed(1000 * turn + rank)
     shape = (options.batch, 3, 32, 32)
     return [
@@ -243,7 +243,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workers", type=positive, default=2, help="on this host; 2")
     parser.add_argument(
-        "--batch", type=positive, default=64, help="pictures of a worker at a step; 64"
+        "--batch", type=positive, default=64, help="images of a worker at a step; 64"
     )
     parser.add_argument(
         "--turns", type=positive, default=9, help="that count, after one that does not; 9"

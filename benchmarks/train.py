@@ -9,7 +9,7 @@ In each round every contestant trains once, in turn, so that a busy hour of the 
 alike; ratios are taken within a round, and their median and range are shown. Speed is images per
 second of training alone, without start and evaluation, as each of them reports it. Time to the goal
 is the training time until an evaluation, four each epoch, is at or above it on the 5,000 held-out
-pictures. Each round has its own seed.
+images. Each round has its own seed.
 
 | contestant | workers x threads | |
 |---|---|---|
@@ -20,7 +20,7 @@ pictures. Each round has its own seed.
 | plain PyTorch | 2 x 1 | DDP on Gloo, DataLoader with 0 and with 1 worker processes each (the faster counts) |
 | plain PyTorch, channels last | 2 x 1 | the same by somebody who knows which layout is the faster one |
 
-With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, pictures shifted
+With --as-is it is one epoch of the recipe as it stands (batch 512, precision auto, images shifted
 and mirrored), without plain PyTorch.
 """
 

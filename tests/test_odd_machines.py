@@ -19,8 +19,8 @@ import pytest
 
 from allstep.cli.shortage import shortage
 from allstep.errors import ConfigError
+from image_folders import make_folder
 from launch.command import Done
-from picture_folders import make_folder
 from ranks import clean_environment
 
 ALLSTEP = shlex.join([sys.executable, "-m", "allstep"])

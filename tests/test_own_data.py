@@ -1,4 +1,4 @@
-"""The page "train your own data in five commands", run as it is written, on pictures that are drawn
+"""The page "train your own data in five commands", run as it is written, on images that are drawn
 here."""
 
 import re

@@ -24,10 +24,10 @@ from allstep.train.folder.read import Evaluation
 from allstep.train.input.splits import Parts, open_parts
 from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
-from allstep.train.use.predict import find_pictures, load_run, predict
+from allstep.train.use.predict import find_images, load_run, predict
 from allstep.train.watch.record import Record
+from image_folders import image
 from label_records import write_labels, write_tutorial
-from picture_folders import picture
 
 NAMES = [b"tench", b"goldfish", b"hen"]
 SORTED = ("goldfish", "hen", "tench")
@@ -233,6 +233,6 @@ def test_train_eval_and_predict_show_names(ranks: Any, course: Path, tmp_path: P
     assert stored == (packed[0], 62, 1) and packed[1:] == (62, 0)
 
     (tmp_path / "new").mkdir()
-    Image.Image.save(picture(0, 24, 32), tmp_path / "new" / "x.jpg")
-    (found,) = predict(load_run(out), find_pictures([str(tmp_path / "new")]))
+    Image.Image.save(image(0, 24, 32), tmp_path / "new" / "x.jpg")
+    (found,) = predict(load_run(out), find_images([str(tmp_path / "new")]))
     assert {name for name, _ in found.classes} == set(SORTED)

@@ -193,10 +193,10 @@ def _fails_in_turn(turn: int) -> Any:
     def wrap(net: Any, sgd: Any) -> Any:
         left = iter(range(2 + 3 * turn))
 
-        def fragile(pictures: torch.Tensor) -> torch.Tensor:
+        def fragile(images: torch.Tensor) -> torch.Tensor:
             if next(left, None) is None:
                 raise RuntimeError("worn out")
-            return net(pictures)
+            return net(images)
 
         return fragile, sgd
 
@@ -333,8 +333,8 @@ def test_lessons_are_the_same_for_all_contenders_and_others_for_each_rank_turn_a
         lessons = lessons or Lessons(TASKS["small-cnn"], rank, 2, 4)
         return [
             value
-            for pictures, _ in lessons.of(turn, 2)
-            for value in (pictures.sum().item(), torch.rand(()).item())
+            for images, _ in lessons.of(turn, 2)
+            for value in (images.sum().item(), torch.rand(()).item())
         ]
 
     used = Lessons(TASKS["small-cnn"], 0, 2, 4)
@@ -442,7 +442,7 @@ def test_the_table_fits_a_terminal() -> None:
     screen = io.StringIO()
     Console(width=80, file=screen).print(RESULT.table())
     lines = [line.split() for line in screen.getvalue().splitlines()]
-    assert "alexnet, 2 ranks with 32 pictures each, turns of 4 steps" in screen.getvalue()
+    assert "alexnet, 2 ranks with 32 images each, turns of 4 steps" in screen.getvalue()
     assert ["DistributedOptimizer", "62.4", "96.0%", "94.0%", "97.0%", "95%", "met", "700"] in lines
     assert [
         "share_weights",
@@ -470,7 +470,7 @@ def test_json_holds_every_figure() -> None:
     assert document["missing"] == [{"name": DDP, "reason": "it fails here: worn out"}]
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_image(tmp_path: Path) -> None:
     file = tmp_path / "step.png"
     RESULT.plot(file)
     assert file.read_bytes().startswith(b"\x89PNG")

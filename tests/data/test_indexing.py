@@ -14,7 +14,7 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources import idx
 from allstep.errors import DataError
-from picture_folders import make_folder
+from image_folders import make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +61,7 @@ def test_tars_are_packed_with_checksums(tmp_path: Path, seconds: int) -> None:
     pack(open_source(str(folder)), "photos", tmp_path / "out", Options("x", to="tar"))
     path = tmp_path / "out" / "x-00000-of-00001.tar"
     change(path, open_source(str(path)).place(5).offset + 512 + 400, seconds)
-    found = verify(
-        open_source(str(path))
-    ).bad  # by its checksum: nobody would see it in the picture
+    found = verify(open_source(str(path))).bad  # by its checksum: nobody would see it in the image
     assert [bad.number for bad in found] == [5] and "CRC32C" in found[0].reason
     invoke(str(path), "--checksum")
     assert 5 not in {

@@ -13,7 +13,7 @@ from allstep.data.opening import open_source
 from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.errors import DataError
-from picture_folders import CLASSES, make_folder
+from image_folders import CLASSES, make_folder
 
 
 @pytest.fixture(autouse=True)

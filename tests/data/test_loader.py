@@ -1,4 +1,4 @@
-"""The loader: no sample lost or repeated, the same pictures at any number of workers, from any
+"""The loader: no sample lost or repeated, the same images at any number of workers, from any
 position on."""
 
 import gc
@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allstep.data import Batch, Loader, Mixup, Normalise, augment
+from allstep.data import Batch, Loader, Mixup, Normalize, augment
 from allstep.data.augment.transform import Transform
 from allstep.data.sources.arrays import ArraySource
 from allstep.data.sources.source import Sample
 from allstep.errors import ConfigError, DataError
 from allstep.world import World, places
-from sources import Arrays, Singly, noise_transform, noisy, pictures
+from sources import Arrays, Singly, noise_transform, noisy, sample_images
 
 IMAGES = np.arange(400, dtype=np.uint8).reshape(100, 2, 2)
 SIZES = st.integers(1, 12)
@@ -101,7 +101,7 @@ class TestTheStream:
     @pytest.mark.parametrize("transform", [None, noise_transform()])
     def test_a_share_may_be_empty(self, source: type[Arrays], transform: Transform | None) -> None:
         ranks = [
-            Loader(source(pictures(2)), transform, batch=2, world=world(rank, 4), workers=0)
+            Loader(source(sample_images(2)), transform, batch=2, world=world(rank, 4), workers=0)
             for rank in range(4)
         ]
         shares = [next(iter(each)) for each in ranks]
@@ -149,7 +149,7 @@ class TestPosition:
     @pytest.mark.parametrize("workers", [0, 2])
     def test_it_counts_what_was_delivered(self, workers: int) -> None:
         ours = Loader(
-            Singly(pictures(40)),
+            Singly(sample_images(40)),
             noise_transform(),
             batch=4,
             workers=workers,
@@ -165,7 +165,7 @@ class TestPosition:
         state = ours.state_dict()
         assert state["position"] == 12
         other = Loader(
-            Singly(pictures(40)),
+            Singly(sample_images(40)),
             noise_transform(),
             batch=7,
             workers=workers,
@@ -204,7 +204,9 @@ class TestPosition:
         assert numbers == samples(loader(n, n).batches())
 
     def test_the_batch_may_change_while_workers_are_ahead(self) -> None:
-        ours = Loader(Singly(pictures(60)), noise_transform(), batch=4, workers=2, kind="threads")
+        ours = Loader(
+            Singly(sample_images(60)), noise_transform(), batch=4, workers=2, kind="threads"
+        )
         weights = []
         for batch in ours:
             weights.append(batch.weight)
@@ -225,11 +227,11 @@ class TestPosition:
         assert next(iter(ours)).epoch == 2
 
 
-def all_pictures(shares: list[list[Batch]]) -> torch.Tensor:
+def all_images(shares: list[list[Batch]]) -> torch.Tensor:
     return torch.cat([share.data for together in zip(*shares, strict=True) for share in together])
 
 
-class TestPictures:
+class TestImages:
     """Reference: one worker, no threads."""
 
     @pytest.mark.parametrize("source", [Arrays, Singly])
@@ -237,7 +239,7 @@ class TestPictures:
     def test_any_number_of_workers_and_threads_sees_the_same(
         self, source: type[Arrays], workers: int
     ) -> None:
-        images = pictures(53)
+        images = sample_images(53)
         alone = Loader(Singly(images), noise_transform(), batch=10, seed=3, workers=0)
         expected = torch.cat([batch.data for batch in alone.batches(7, 110)])
         for size in (1, 2, 3):
@@ -252,15 +254,15 @@ class TestPictures:
                 for r in range(size)
             ]
             shares = [list(each.batches(7, 110)) for each in ranks]
-            assert torch.equal(all_pictures(shares), expected)
+            assert torch.equal(all_images(shares), expected)
 
     def test_memory_is_channels_last_and_nothing_is_copied(self) -> None:
-        batch = next(iter(Loader(Singly(pictures(8)), noise_transform(), batch=8, workers=0)))
+        batch = next(iter(Loader(Singly(sample_images(8)), noise_transform(), batch=8, workers=0)))
         assert batch.data.shape == (8, 3, 4, 4)
         assert batch.data.is_contiguous(memory_format=torch.channels_last)
 
     def test_a_transform_without_a_size_keeps_that_of_the_arrays(self) -> None:
-        images = pictures(6, 5, 7)
+        images = sample_images(6, 5, 7)
         batch = next(iter(Loader(Singly(images), Transform(channels=1), batch=6, seed=None)))
         assert torch.equal(batch.data, torch.from_numpy(images)[:, None])
 
@@ -274,14 +276,14 @@ class TestPictures:
             return data.float() / 2, target
 
         transform = Transform(noisy, shape=(4, 4, 3), batch=[halve])
-        source = Arrays(pictures(20), bad=(3, 4, 11))
+        source = Arrays(sample_images(20), bad=(3, 4, 11))
         ours = list(Loader(source, transform, batch=8, workers=workers, kind="threads"))
         plain = list(Loader(source, noise_transform(), batch=8, workers=0))
         for batch, other in zip(ours, plain, strict=True):
             assert torch.equal(batch.data, other.data.float() / 2)
 
     def test_fields_come_stacked_or_listed(self) -> None:
-        ours = Loader(Arrays(pictures(9)), batch=5, seed=None, fields=("name", "box", "list"))
+        ours = Loader(Arrays(sample_images(9)), batch=5, seed=None, fields=("name", "box", "list"))
         batch = next(iter(ours))
         assert batch.fields["name"] == [f"sample {i}" for i in range(5)]
         np.testing.assert_array_equal(batch.fields["box"], [[i, i + 1] for i in range(5)])
@@ -289,18 +291,18 @@ class TestPictures:
 
     def test_float_targets_stay_floats(self) -> None:
         targets = np.linspace(0, 1, 12, dtype=np.float32).reshape(6, 2)
-        for source in (Arrays(pictures(6), targets), Singly(pictures(6), targets)):
+        for source in (Arrays(sample_images(6), targets), Singly(sample_images(6), targets)):
             batch = next(iter(Loader(source, batch=4, seed=None)))
             assert torch.equal(batch.target, torch.from_numpy(targets[:4]))
 
 
 class TestMemory:
     def test_a_batch_that_is_held_is_never_overwritten(self) -> None:
-        """Held as a batch, as a slice, as an array, as one picture.
+        """Held as a batch, as a slice, as an array, as one image.
 
         Reference: the same loader with copies made at once.
         """
-        images = pictures(400)
+        images = sample_images(400)
 
         def batches() -> Iterator[Batch]:
             return Loader(
@@ -325,7 +327,9 @@ class TestMemory:
             assert torch.equal(torch.as_tensor(data), copy)
 
     def test_memory_is_used_again(self) -> None:
-        ours = Loader(Singly(pictures(400)), noise_transform(), batch=10, workers=2, kind="threads")
+        ours = Loader(
+            Singly(sample_images(400)), noise_transform(), batch=10, workers=2, kind="threads"
+        )
         places = {batch.data.data_ptr() for batch in ours}
         assert len(places) <= ours._machinery().ahead + 3
 
@@ -382,7 +386,9 @@ class TestOptions:
         sizes = (3, 5)
         loaders = [
             Loader(
-                ArraySource(pictures(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])),
+                ArraySource(
+                    sample_images(12), np.zeros(12, np.int64), classes=tuple("abcde"[:size])
+                ),
                 transform,
                 batch=4,
             )
@@ -392,7 +398,7 @@ class TestOptions:
         assert transform.num_classes is None
 
     def test_what_is_wrong_for_every_sample_is_said_at_once(self) -> None:
-        floats = pictures(50).astype(np.float32)
+        floats = sample_images(50).astype(np.float32)
         for source in (Arrays(floats), Singly(floats)):
             with pytest.raises(
                 ConfigError, match=r"uint8, and the samples are float32 arrays of shape \(4, 4, 3\)"
@@ -446,10 +452,10 @@ class TestRealTransforms:
 
         smooth = [
             cv2.resize(small, (40 + 3 * i, 60), interpolation=cv2.INTER_CUBIC)
-            for i, small in enumerate(pictures(n))
+            for i, small in enumerate(sample_images(n))
         ]
-        encoded = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in smooth]
-        return Jpegs(pictures(n))
+        encoded = [cv2.imencode(".jpg", image)[1].tobytes() for image in smooth]
+        return Jpegs(sample_images(n))
 
     @pytest.mark.parametrize("kind", ["threads", "processes"])
     def test_jpegs(self, kind: Any) -> None:
@@ -465,12 +471,12 @@ class TestRealTransforms:
                 list(Loader(source, transform, world=w, **options).batches(0, 60))
                 for w in places(["here"] * size)
             ]
-            assert torch.equal(all_pictures(shares), expected)
+            assert torch.equal(all_images(shares), expected)
 
     @pytest.mark.parametrize("workers", [0, 2])
-    def test_small_pictures_at_once(self, workers: int) -> None:
+    def test_small_images_at_once(self, workers: int) -> None:
         images, transform = (
-            pictures(1000, 32, 32, 3),
+            sample_images(1000, 32, 32, 3),
             Transform(augment.PadAndCrop(32), augment.Flip()),
         )
         one_by_one = Loader(Singly(images), transform, batch=300, seed=2, workers=0)
@@ -483,9 +489,9 @@ class TestRealTransforms:
             assert batch.target.tolist() == other.samples.tolist()
 
     def test_the_batch_part_of_empty_and_of_bad_shares(self) -> None:
-        batch_part = [Mixup(0.2, num_classes=4), Normalise((0.45, 0.45, 0.45), (0.25, 0.25, 0.25))]
+        batch_part = [Mixup(0.2, num_classes=4), Normalize((0.45, 0.45, 0.45), (0.25, 0.25, 0.25))]
         transform = Transform(augment.Flip(), shape=(4, 4, 3), batch=batch_part)
-        source = Singly(pictures(4), np.arange(4), bad=(2,))
+        source = Singly(sample_images(4), np.arange(4), bad=(2,))
         shares = [
             next(iter(Loader(source, transform, batch=4, seed=None, world=world(rank, 6))))
             for rank in range(6)

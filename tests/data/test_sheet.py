@@ -1,4 +1,4 @@
-"""The contact sheet: its size, and that its places hold the pictures that training would see."""
+"""The contact sheet: its size, and that its places hold the images that training would see."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from allstep.data.inspect.contact_sheet import BAND, GAP, sheet, sheet_size
 from allstep.data.opening import open_source
 from allstep.data.sources.arrays import ArraySource
 from allstep.errors import ConfigError
-from picture_folders import make_folder
+from image_folders import make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_small_arrays_are_magnified(shape: tuple[int, ...]) -> None:
 
 def test_a_bad_sample_has_its_reason_for_a_title(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos")
-    (folder / "cat" / "000.jpg").write_bytes(b"no picture")
+    (folder / "cat" / "000.jpg").write_bytes(b"no image")
     image = np.asarray(sheet(open_source(str(folder)), spelled("Resize(96)"), [0], columns=1))
     assert (image[2 * BAND :] == 255).all()
     assert (image[BAND : 2 * BAND] < 255).any()
@@ -108,7 +108,7 @@ class TestTheCommand:
         assert "\n" not in str(outcome.exception)
 
     def test_the_augmentation_of_a_recipe(self, tmp_path: Path) -> None:
-        """On the recipe's own data, or on a set that is given; the same pictures as with its
+        """On the recipe's own data, or on a set that is given; the same images as with its
         operations spelled out."""
         recipe, spelled_out, other = (
             str(tmp_path / f"{name}.png") for name in ("recipe", "spelled", "other")

@@ -12,7 +12,7 @@ from allstep.data.inspect.verify import verify
 from allstep.data.opening import open_source
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.framing import frame
-from picture_folders import encoded, make_folder
+from image_folders import encoded, make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +22,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """24 pictures; the last one of `cat` and of `eel` are PNG."""
+    """24 images; the last one of `cat` and of `eel` are PNG."""
     return make_folder(tmp_path / "photos")
 
 
 def plant(folder: Path) -> list[int]:
-    """Damages pictures 2 (cut JPEG), 7 (cut PNG), 9 (no picture), 20 (empty)."""
+    """Damages images 2 (cut JPEG), 7 (cut PNG), 9 (no image), 20 (empty)."""
     files = [path for part in sorted(folder.iterdir()) for path in sorted(part.iterdir())]
     for number, content in (
         (2, encoded(2)[:-60]),
@@ -47,7 +47,7 @@ def test_a_good_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_planted_pictures_are_found(folder: Path, jobs: int) -> None:
+def test_planted_images_are_found(folder: Path, jobs: int) -> None:
     planted = plant(folder)
     found = verify(open_source(str(folder)), jobs=jobs)
     assert [bad.number for bad in found.bad] == planted

@@ -34,11 +34,11 @@ def test_it_is_the_published_net(side: int) -> None:
     with torch.no_grad():
         for parameter, theirs in zip(net.parameters(), published.parameters(), strict=True):
             parameter.copy_(theirs)
-        pictures = torch.randn(2, 3, side, side)
-        logits = net(pictures)
-        torch.testing.assert_close(logits, published(pictures))
+        images = torch.randn(2, 3, side, side)
+        logits = net(images)
+        torch.testing.assert_close(logits, published(images))
     assert logits.shape == (2, 10)
-    assert logits[0].allclose(logits[1]) is False  # the pictures reach the output
+    assert logits[0].allclose(logits[1]) is False  # the images reach the output
 
 
 def test_as_many_parameters_as_the_docstring_says() -> None:

@@ -152,7 +152,7 @@ def made(name: str, shape: tuple[int, int, int] = (3, 8, 8), **options: Any) -> 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_name_takes_the_smallest_pictures_it_says_and_no_smaller_ones(
+def test_each_name_takes_the_smallest_images_it_says_and_no_smaller_ones(
     name: str, channels: int
 ) -> None:
     side = NAMES[name].smallest
@@ -164,13 +164,13 @@ def test_each_name_takes_the_smallest_pictures_it_says_and_no_smaller_ones(
     if side > 1:
         with pytest.raises(
             ConfigError,
-            match=rf"{name}: expected pictures of at least {side}x{side} pixels.*{side - 1}x",
+            match=rf"{name}: expected images of at least {side}x{side} pixels.*{side - 1}x",
         ):
             check_shape(name, (channels, side - 1, 2 * side))
         with (
             torch.device("meta"),
             pytest.raises(Exception),
-        ):  # noqa: B017  # the limit is not larger than need be
+        ):  # the limit is not larger than need be
             net(torch.empty(2, channels, side - 1, side - 1))
 
 
@@ -283,7 +283,7 @@ WRONG: list[tuple[str, Mapping[str, Any], str]] = [
     ),
     ("own_nets:no_net", {}, "the factory returned a list, expected a torch.nn.Module"),
     ("own_nets:Pair", {}, r"it returned a tuple, expected one tensor of logits \(n, 10\)"),
-    ("own_nets:sharp", {}, "it cannot take a picture of 3 x 8 x 8: RuntimeError"),
+    ("own_nets:sharp", {}, "it cannot take an image of 3 x 8 x 8: RuntimeError"),
     ("own_nets:too_few", {}, r"logits of shape \(1, 9\), expected \(1, 10\)"),
     (
         "wrong_nets:net",

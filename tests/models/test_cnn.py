@@ -9,7 +9,7 @@ from allstep.models import NORMS, SmallCnn
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 8, 8), (3, 32, 32), (1, 1, 1), (2, 5, 3)])
 @pytest.mark.parametrize("norm", sorted(NORMS))
-def test_any_size_of_picture(shape: tuple[int, int, int], norm: str) -> None:
+def test_any_size_of_image(shape: tuple[int, int, int], norm: str) -> None:
     net = SmallCnn(7, shape, norm=NORMS[norm])
     logits = net(torch.randn(4, *shape))
     assert logits.shape == (4, 7)
@@ -39,6 +39,6 @@ def test_the_norm_is_a_factory() -> None:
 def test_samples_do_not_see_each_other(norm: str) -> None:
     """So that N workers compute what one would."""
     torch.manual_seed(0)
-    net, pictures = SmallCnn(10, (1, 8, 8), norm=NORMS[norm]), torch.randn(6, 1, 8, 8)
-    alone = torch.cat([net(picture[None]) for picture in pictures])
-    torch.testing.assert_close(net(pictures), alone)
+    net, images = SmallCnn(10, (1, 8, 8), norm=NORMS[norm]), torch.randn(6, 1, 8, 8)
+    alone = torch.cat([net(image[None]) for image in images])
+    torch.testing.assert_close(net(images), alone)

@@ -14,7 +14,7 @@ from allstep.models import NORMS, ResNet, resnet18, resnet34, resnet50, resnet10
 from allstep.models.norms import no_norm
 from allstep.models.resnet import Basic, Block, Bottleneck
 
-# parameters at 1,000 classes, and billions of multiplications for a picture of 224 x 224
+# parameters at 1,000 classes, and billions of multiplications for an image of 224 x 224
 # (torchvision's tables)
 PUBLISHED = [
     (resnet18, 11_689_512, 1.81),
@@ -46,7 +46,7 @@ def test_sizes_and_costs_are_the_published_ones(
     assert round(_multiplications(net, 224) / 1e9, 2) == billions
 
 
-def test_the_form_for_small_pictures() -> None:
+def test_the_form_for_small_images() -> None:
     with torch.device("meta"):
         net = resnet18(10, small_pictures=True)
         assert net.stages(net.stem(torch.empty(1, 3, 32, 32))).shape == (1, 512, 4, 4)

@@ -13,7 +13,7 @@ from allstep.models import NORMS, CifarResNet, GoogLeNet, LeNet, Speedy, Vgg16, 
 Net = Callable[..., nn.Module]
 
 PUBLISHED: list[tuple[str, Net, tuple[int, int], int, float]] = [
-    # name, net, (channels, side), parameters, millions of multiplications for one picture
+    # name, net, (channels, side), parameters, millions of multiplications for one image
     (
         "LeNet",
         LeNet,
@@ -56,14 +56,14 @@ PUBLISHED: list[tuple[str, Net, tuple[int, int], int, float]] = [
 
 
 @pytest.mark.parametrize(
-    ("make", "picture", "parameters", "millions"),
+    ("make", "image", "parameters", "millions"),
     [row[1:] for row in PUBLISHED],
     ids=[row[0] for row in PUBLISHED],
 )
 def test_sizes_and_costs(
-    make: Net, picture: tuple[int, int], parameters: int, millions: float
+    make: Net, image: tuple[int, int], parameters: int, millions: float
 ) -> None:
-    channels, side = picture
+    channels, side = image
     with torch.device("meta"):
         net = make().eval()
     with FlopCounterMode(display=False) as counter:

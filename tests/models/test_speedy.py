@@ -6,7 +6,7 @@ from torch import nn
 from allstep.models import Speedy
 
 
-def correlated_pictures(n: int) -> torch.Tensor:
+def correlated_images(n: int) -> torch.Tensor:
     """Neighbours alike, as in photographs."""
     noise = torch.randn(n, 3, 40, 40)
     return nn.functional.avg_pool2d(noise, 5, stride=1)[:, :, :32, :32] * 5 + 0.1 * torch.randn(
@@ -16,9 +16,9 @@ def correlated_pictures(n: int) -> torch.Tensor:
 
 def test_whitening_makes_patches_uncorrelated() -> None:
     torch.manual_seed(0)
-    net, pictures = Speedy(), correlated_pictures(200)
-    net.whiten(pictures, floor=0.0)
-    responses = nn.functional.conv2d(pictures, net.whitening.weight)
+    net, images = Speedy(), correlated_images(200)
+    net.whiten(images, floor=0.0)
+    responses = nn.functional.conv2d(images, net.whitening.weight)
     half = responses.shape[1] // 2
     flat = responses[:, :half].transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Residual nets for small pictures: their blocks against the papers' formulas, and depths that do
+"""Residual nets for small images: their blocks against the papers' formulas, and depths that do
 not exist."""
 
 import pytest

@@ -60,10 +60,10 @@ def norms(chosen: Any) -> list[nn.Module]:
 def test_statistics_and_gradients_of_some_ranks(ranks: Ranks) -> None:
     """Ranks 0 and 2 together, rank 1 beside them alone; then all, by name; and after a restart with
     other numbers."""
-    ranks(3, normalise_in_sets)
+    ranks(3, normalize_in_sets)
 
 
-def normalise_in_sets() -> None:
+def normalize_in_sets() -> None:
     warnings.simplefilter("ignore")  # rank 1 alone has less than a ghost batch
     pair, single = hvd.ProcessSet([2, 0]), hvd.ProcessSet([1])
     layers: list[nn.Module] = []

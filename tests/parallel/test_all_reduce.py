@@ -34,8 +34,8 @@ def parameters_of(dtypes: dict[str, torch.dtype] | None = None) -> list[Named]:
         Named(name, nn.Parameter(torch.zeros(shape, dtype=(dtypes or {}).get(name, torch.float32))))
         for name, shape in SHAPES.items()
     ]
-    picture = named[list(SHAPES).index("picture")].parameter
-    picture.data = picture.data.to(memory_format=torch.channels_last)
+    image = named[list(SHAPES).index("picture")].parameter
+    image.data = image.data.to(memory_format=torch.channels_last)
     return named
 
 
@@ -261,7 +261,7 @@ def test_order_and_differences(ranks: Ranks) -> None:
     other_shape = lambda named: [
         Named("tiny", nn.Parameter(torch.zeros(4))),
         *named[1:],
-    ]  # noqa: E731
+    ]
     for change, words in [
         (
             other_shape,

@@ -73,14 +73,14 @@ def test_equal_states_are_equal_files(tmp_path: Path) -> None:
 
 
 def test_tied_and_channels_last_weights(tmp_path: Path) -> None:
-    picture = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    image = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     shared = torch.randn(6)
     weights = {
         "a": shared,
         "b": shared,
         "part": shared[1:3],
         "turned": torch.randn(3, 4).T,
-        "picture": picture,
+        "picture": image,
     }
     found = checkpoint.read(checkpoint.write(tmp_path, Snapshot(1, weights, {}, {})))
     assert all(torch.equal(found.weights[name], value) for name, value in weights.items())

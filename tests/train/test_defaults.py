@@ -20,7 +20,7 @@ from allstep.train.folder.claim import claim_folder
 from allstep.train.run.prepare import check, prepare
 from allstep.train.step.learning_rate import peak_rate
 from allstep.train.watch.terminal import recipe_lines
-from picture_folders import make_folder
+from image_folders import make_folder
 
 DEFAULTS: dict[str, Any] = {
     "recipe": "defaults",

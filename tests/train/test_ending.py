@@ -27,7 +27,7 @@ from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
 from allstep.train.watch.events import Result, Score
 from allstep.train.watch.record import Record
-from picture_folders import make_folder
+from image_folders import make_folder
 from ranks import Ranks
 
 # All that makes training differ from evaluation: running statistics, dropout, averaged weights,
@@ -79,10 +79,10 @@ def by_hand(out: Path, which: Any) -> tuple[float, float]:
     """Loss and accuracy of a checkpoint on the sample, computed in one piece with torch alone."""
     trained = load_run(out, which)
     part = open_parts(read_config("digits", WORDS)).train.sample(100, seed=3)
-    pictures, labels = (
+    images, labels = (
         torch.from_numpy(getattr(part.source, name)[part.numbers]) for name in ("data", "target")
     )
-    inputs: Tensor = trained.to_input(pictures)
+    inputs: Tensor = trained.to_input(images)
     with torch.no_grad():
         logits = (trained.net(inputs) + trained.net(inputs.flip(-1))) / 2
     return float(functional.cross_entropy(logits, labels)), float(

@@ -376,8 +376,8 @@ def meeting_net(norm: torch.nn.Module) -> torch.nn.Module:
 def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
     """Or the others would wait for it. Reference: torch's batch norm over both samples."""
     net = meeting_net(torch.nn.BatchNorm2d(4)).double()
-    pictures, labels = (torch.from_numpy(each) for each in two_samples())
-    torch.nn.functional.cross_entropy(net(pictures), labels).backward()
+    images, labels = (torch.from_numpy(each) for each in two_samples())
+    torch.nn.functional.cross_entropy(net(images), labels).backward()
     for gradients in ranks(3, meeting_gradients, 3):
         for ours, theirs in zip(gradients, net.parameters(), strict=True):
             np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-9, atol=1e-12)

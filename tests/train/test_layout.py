@@ -27,13 +27,13 @@ class Small(nn.Module):
         self.out = nn.Linear(4 * 36, 5)
         self.by_view = by_view
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        maps = self.drop(self.norm(self.conv(pictures)))
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.drop(self.norm(self.conv(images)))
         return self.out(maps.view(len(maps), -1) if self.by_view else maps.flatten(1))
 
 
-def loss_of(net: nn.Module, pictures: Tensor, target: Tensor) -> Tensor:
-    return functional.cross_entropy(net(pictures), target)
+def loss_of(net: nn.Module, images: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(net(images), target)
 
 
 def example() -> tuple[Tensor, Tensor]:
@@ -95,17 +95,17 @@ def choose_untouched(ways: tuple[str, ...], by_view: bool, sync: bool) -> dict[s
     world = allstep.init()
     torch.manual_seed(0)
     net = convert(Small(by_view), sync=True) if sync else Small(by_view)
-    pictures = example()
+    images = example()
     before, state = (
         {name: tensor.clone() for name, tensor in net.state_dict().items()},
         torch.get_rng_state(),
     )
-    chosen = choose(net, pictures, loss_of, world, ways, steps=2, remaining_steps=100)
+    chosen = choose(net, images, loss_of, world, ways, steps=2, remaining_steps=100)
     assert chosen.net is net
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
-    loss_of(net, *pictures).backward()
+    loss_of(net, *images).backward()
     return without_net(chosen)
 
 
@@ -138,9 +138,9 @@ def test_norms_that_talk_are_not_compiled(ranks: Ranks) -> None:
 
 def choose_without_sense() -> str:
     world = allstep.init()
-    pictures, target = example()
+    images, target = example()
     try:
-        choose(Small(), (pictures, target + 7), loss_of, world, ("plain", "channels-last"))
+        choose(Small(), (images, target + 7), loss_of, world, ("plain", "channels-last"))
     except IndexError as error:
         return str(error)
     return ""
@@ -192,15 +192,15 @@ def test_without_a_compiler(ranks: Ranks, tmp_path: Path) -> None:
 def compiled_like_plain() -> tuple[dict[str, Any], int]:
     """A Sequential: torch's own Module.compile() would do nothing."""
     world = allstep.init()
-    net, pictures = (
+    net, images = (
         nn.Sequential(nn.Linear(8, 4), nn.Tanh()),
         (torch.randn(6, 8), torch.arange(6) % 4),
     )
     names = list(net.state_dict())
-    expected = torch.autograd.grad(loss_of(net, *pictures), list(net.parameters()))
-    chosen = settle(net, pictures, loss_of, world, "compiled")
+    expected = torch.autograd.grad(loss_of(net, *images), list(net.parameters()))
+    chosen = settle(net, images, loss_of, world, "compiled")
     assert list(net.state_dict()) == names
-    found = torch.autograd.grad(loss_of(net, *pictures), list(net.parameters()))
+    found = torch.autograd.grad(loss_of(net, *images), list(net.parameters()))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     return without_net(chosen), torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -30,7 +30,7 @@ NAMES = ("ankle boot", "bag", "coat", "dress", "5 é")
 
 
 def samples(n: int, channels: int) -> tuple[Any, Any, Any]:
-    """Pictures that say in their first pixels which sample they are, labels, and what a net says."""
+    """Images that say in their first pixels which sample they are, labels, and what a net says."""
     rng = np.random.default_rng(n)
     images = rng.integers(0, 256, (n, 6, 5, channels), np.uint8)
     images[:, 0, 0, 0] = np.arange(n)
@@ -63,8 +63,8 @@ class Said(torch.nn.Module):
         super().__init__()
         self.logits = torch.from_numpy(logits)
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        return self.logits[pictures[:, 0, 0, 0].long()]
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.logits[images[:, 0, 0, 0].long()]
 
 
 def evaluate_and_write(n: int, channels: int, keep: int, folder: Path) -> str | None:
@@ -123,10 +123,10 @@ def test_batches_do_not_matter(order: list[int], cuts: set[int], keep: int, leve
     the same, and all are counted."""
     rng = np.random.default_rng(levels)
     logits = torch.from_numpy(rng.integers(0, levels, (12, 3)).astype(np.float32))
-    target, pictures = torch.from_numpy(rng.integers(0, 3, 12)), torch.zeros(12, 2, 2)
+    target, images = torch.from_numpy(rng.integers(0, 3, 12)), torch.zeros(12, 2, 2)
     mistakes = Mistakes((), keep)
     for rows in np.split(np.array(order), sorted(cuts)):
-        mistakes.add(pictures[rows], rows, logits[rows], target[rows])
+        mistakes.add(images[rows], rows, logits[rows], target[rows])
     shares, taken = logits.softmax(1).max(1)
     wrong = sorted((-shares[row].item(), row) for row in range(12) if taken[row] != target[row])
     assert [mistake.order for mistake in mistakes.worst] == wrong[:keep]
@@ -209,7 +209,7 @@ def test_classes_without_a_name_get_their_number(alone: World, tmp_path: Path) -
     assert (listed(tmp_path)[0]["label"], listed(tmp_path)[0]["predicted"]) == ("2", "1")
 
 
-def test_samples_that_are_no_pictures_are_only_counted(alone: World, tmp_path: Path) -> None:
+def test_samples_that_are_no_images_are_only_counted(alone: World, tmp_path: Path) -> None:
     mistakes = Mistakes(NAMES[:3])
     mistakes.add(
         torch.zeros(2, 7),
@@ -233,7 +233,7 @@ def test_a_full_disk_is_told_and_ends_nothing(
 
 
 @pytest.mark.parametrize("shape", [(224, 224, 3), (300, 500, 1)])
-def test_a_large_picture_is_made_smaller(shape: tuple[int, ...]) -> None:
+def test_a_large_image_is_made_smaller(shape: tuple[int, ...]) -> None:
     noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     small = Image.open(io.BytesIO(to_png(noise)))
     assert len(to_png(noise)) <= 40_000

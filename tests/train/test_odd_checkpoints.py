@@ -65,7 +65,7 @@ def snapshot(samples: int) -> Snapshot:
         0,
         since=ClassificationTally(1.0, 2.0, 3.0, 4.0),
     )
-    pictures = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
+    images = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
     state = {
         "standing": standing.to_plain(),
         "optimizer": numbers,
@@ -74,7 +74,7 @@ def snapshot(samples: int) -> Snapshot:
         "growth": {"times": 0, "last": 0, "room": 0},
         "watch": asdict(LossWatch()),
         "execution": "plain",
-        "pictures": {**pictures, "prepare": "none", "classes": ["a", "b"]},
+        "pictures": {**images, "prepare": "none", "classes": ["a", "b"]},
         "ema": {"updates": 3},
         "noise": asdict(RunningNoiseScale()),
     }

@@ -1,5 +1,5 @@
 """The data of a run: its parts against slow sets of numbers, its figures against numpy, its batches
-against the pictures they hold."""
+against the images they hold."""
 
 import io
 import subprocess
@@ -35,7 +35,7 @@ from allstep.train.input.splits import (
     open_parts,
 )
 from allstep.world import World, places
-from picture_folders import CLASSES, encoded, make_folder
+from image_folders import CLASSES, encoded, make_folder
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def numbers(parts: Parts) -> list[list[int]]:
 
 
 def write_mnist(folder: Path, n: int = 40, labels: Any = None, *, test: int | None = 10) -> Path:
-    """An idx set of n pictures of 6 x 5 in 4 classes, each of one level."""
+    """An idx set of n images of 6 x 5 in 4 classes, each of one level."""
     folder.mkdir(exist_ok=True)
     for prefix, count in (("train", n), ("t10k", test)):
         if count is not None:
@@ -145,7 +145,7 @@ class TestParts:
         assert len(opened(train=str(alone)).test) == 4
 
     def test_a_set_of_any_kind(self, tmp_path: Path) -> None:
-        """The same pictures as class folders, TFRecords and tars have the same classes and sizes."""
+        """The same images as class folders, TFRecords and tars have the same classes and sizes."""
         folder = make_folder(tmp_path / "photos", per_class=8)
         for kind in ("tfrecord", "tar"):
             pack(open_source(str(folder)), str(folder), tmp_path / kind, Options("photos", kind))
@@ -192,7 +192,7 @@ class TestWhatIsWrong:
             opened(train=str(tmp_path))
 
     @pytest.mark.parametrize("key", ["augment", "prepare"])
-    def test_pictures_of_many_sizes(self, tmp_path: Path, key: str) -> None:
+    def test_images_of_many_sizes(self, tmp_path: Path, key: str) -> None:
         folder = make_folder(tmp_path / "photos", 4)
         other = {"augment": "prepare", "prepare": "augment"}[key]
         with pytest.raises(
@@ -252,13 +252,13 @@ class TestWhatIsWrong:
         parts = opened(train=str(tmp_path / "few.tar"), num_classes=3)
         assert (parts.classes, parts.shape) == (("0", "1", "2"), (3, 24, 32))
 
-    def test_a_set_without_a_good_picture(self, tmp_path: Path) -> None:
+    def test_a_set_without_a_good_image(self, tmp_path: Path) -> None:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         for number in range(5):
-            (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(b"not a picture")
+            (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(b"not an image")
         with pytest.raises(
             DataError,
-            match=r"no good picture among .* that were tried; the last one: sample .*cat/",
+            match=r"no good image among .* that were tried; the last one: sample .*cat/",
         ):
             opened(train=str(tmp_path / "photos"))
 
@@ -275,7 +275,7 @@ class TestFigures:
         }
 
     def test_colours_are_measured_as_they_are_evaluated(self, tmp_path: Path) -> None:
-        """Reference: all pictures of the training part, one by one.
+        """Reference: all images of the training part, one by one.
 
         One file is broken and does not count.
         """
@@ -288,9 +288,9 @@ class TestFigures:
             World.alone(),
             tmp_path,
         )["test"]
-        pictures = torch.cat([batch.data for batch in prepared.batches()])
-        assert pictures.shape[1:] == (3, 12, 12)
-        levels = pictures.double().transpose(0, 1).flatten(1)
+        images = torch.cat([batch.data for batch in prepared.batches()])
+        assert images.shape[1:] == (3, 12, 12)
+        levels = images.double().transpose(0, 1).flatten(1)
         found = measure(parts)
         assert found["mean"] == pytest.approx(levels.mean(1).tolist())
         assert found["std"] == pytest.approx(levels.std(1, correction=0).tolist())
@@ -299,7 +299,7 @@ class TestFigures:
         section = {"train": "synthetic:30x8x8", "mean": (9.0,), "std": (1.0, 2.0, 3.0)}
         parts = opened(num_classes=3, **section)
         assert measure(parts) == {"mean": (9.0, 9.0, 9.0), "std": (1.0, 2.0, 3.0)}
-        assert parts.picture_facts() == {
+        assert parts.image_facts() == {
             "shape": [3, 8, 8],
             "trained_shape": [3, 8, 8],
             "mean": [9.0, 9.0, 9.0],
@@ -308,7 +308,7 @@ class TestFigures:
             "classes": ["0", "1", "2"],
         }
 
-    def test_pictures_that_are_all_the_same_are_not_divided_by_zero(self) -> None:
+    def test_images_that_are_all_the_same_are_not_divided_by_zero(self) -> None:
         parts = opened(name="digits")
         black = ArraySource(np.zeros((1437, 8, 8), np.uint8), np.zeros(1437, np.int64))
         assert min(measure(replace(parts, train=replace(parts.train, source=black)))["std"]) > 0
@@ -328,18 +328,18 @@ class TestFigures:
             if len(shape) == 3
             else [stored, stored.contiguous(memory_format=torch.channels_last)]
         )
-        for given_pictures in [*memories, stored.float()]:
-            before = given_pictures.clone()
-            made = to_input(given_pictures)
-            pictures = stored.double().view(-1, channels, 6, 5)
-            expected = (pictures - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(
+        for given_images in [*memories, stored.float()]:
+            before = given_images.clone()
+            made = to_input(given_images)
+            images = stored.double().view(-1, channels, 6, 5)
+            expected = (images - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(
                 deviation
             ).double().view(-1, 1, 1)
             torch.testing.assert_close(made, expected.to(dtype))
             assert made.is_contiguous(
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format
             )
-            assert torch.equal(given_pictures, before)
+            assert torch.equal(given_images, before)
 
 
 class TestLoaders:
@@ -365,7 +365,7 @@ class TestLoaders:
                 torch.cat([batch.data for batch in pieces]),
             )
 
-    def test_evaluation_sees_pictures_as_they_are_and_in_their_order(self, tmp_path: Path) -> None:
+    def test_evaluation_sees_images_as_they_are_and_in_their_order(self, tmp_path: Path) -> None:
         made = config(name="digits", augment="PadAndCrop(8, pad=2)")
         loader = self.loaders(tmp_path, made)["test"]
         images = load(find_set(named_set("digits"))).test
@@ -373,7 +373,7 @@ class TestLoaders:
         assert torch.equal(seen, torch.from_numpy(images.images.copy()))
         assert loader.batch > made.batch
 
-    def test_an_evaluation_batch_of_large_pictures_is_smaller(self, tmp_path: Path) -> None:
+    def test_an_evaluation_batch_of_large_images_is_smaller(self, tmp_path: Path) -> None:
         for side, most in ((8, 500), (100, 200)):
             loaders = self.loaders(
                 tmp_path, config(train=f"synthetic:200x{side}x{side}", num_classes=3)
@@ -448,7 +448,7 @@ class TestLoaders:
         }
         made = config(**sizes, num_classes=3)
         with pytest.raises(
-            ConfigError, match=r"training pictures of 3x12x12 and validation pictures of 3x8x8"
+            ConfigError, match=r"training images of 3x12x12 and validation images of 3x8x8"
         ):
             make_sample_loader(made, open_parts(made), World.alone(), CPU)
 

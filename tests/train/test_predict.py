@@ -33,15 +33,15 @@ from allstep.train.folder.read import Evaluation
 from allstep.train.run.loop import train
 from allstep.train.step import build
 from allstep.train.use.evaluate import Reevaluated, reevaluate
-from allstep.train.use.load import picture_transform
-from allstep.train.use.predict import Prediction, find_pictures, load_run, predict
+from allstep.train.use.load import image_transform
+from allstep.train.use.predict import Prediction, find_images, load_run, predict
 from allstep.train.watch.record import Record
-from picture_folders import CLASSES, encoded, make_folder
+from image_folders import CLASSES, encoded, make_folder
 
 # A run, as it lies on the disk
 
 
-class Pictures:
+class Images:
     """What `build.make_net` asks of the data."""
 
     num_classes = 3
@@ -67,7 +67,7 @@ WORDS = [
 def make_net(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
     """With running statistics that are not those of a new net."""
     config = read_config("digits", [*WORDS, *words, f"seed={seed}"])
-    net = build.make_net(config, Pictures())  # type: ignore[arg-type]
+    net = build.make_net(config, Images())  # type: ignore[arg-type]
     for name, buffer in net.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2)
@@ -98,7 +98,7 @@ def make_run(folder: Path, *words: str, **more: Any) -> torch.nn.Module:
     return net.eval()
 
 
-def picture(seed: int, height: int = 12, width: int = 12) -> NDArray[np.uint8]:
+def image(seed: int, height: int = 12, width: int = 12) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
@@ -106,13 +106,13 @@ def store(folder: Path, count: int, height: int = 12, width: int = 12) -> list[P
     folder.mkdir(exist_ok=True)
     files = [folder / f"{number:03}.png" for number in range(count)]
     for number, file in enumerate(files):
-        Image.fromarray(picture(number, height, width)).save(file)
+        Image.fromarray(image(number, height, width)).save(file)
     return files
 
 
-def by_hand(net: torch.nn.Module, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
+def by_hand(net: torch.nn.Module, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
     """Probabilities by plain numpy and torch."""
-    scaled = (np.stack(pictures) - np.array(FACTS["mean"])) / np.array(FACTS["std"])
+    scaled = (np.stack(images) - np.array(FACTS["mean"])) / np.array(FACTS["std"])
     like = next(net.parameters())
     with torch.no_grad():
         logits = net(torch.from_numpy(scaled.transpose(0, 3, 1, 2)).to(like.dtype))
@@ -141,7 +141,7 @@ def test_predictions_are_those_of_the_net_in_plain_torch(tmp_path: Path, words: 
     assert (trained.classes, trained.shape, trained.samples) == (CLASSES, (3, 12, 12), 100)
     found = list(predict(trained, files))
     np.testing.assert_allclose(
-        shares(found), by_hand(net, [picture(number) for number in range(5)]), atol=1e-5
+        shares(found), by_hand(net, [image(number) for number in range(5)]), atol=1e-5
     )
     for each in found:
         assert [share for _, share in each.classes] == sorted(
@@ -160,7 +160,7 @@ def test_in_several_batches_they_are_the_same(
     whole = list(predict(trained, files))
     monkeypatch.setattr("allstep.train.use.predict._MOST", 3)
     pieces = list(predict(trained, files))
-    assert [each.picture for each in pieces] == [str(file) for file in files]
+    assert [each.image for each in pieces] == [str(file) for file in files]
     assert [each.problem for each in pieces] == [each.problem for each in whole]
     good = [number for number, each in enumerate(whole) if each.problem is None]
     assert len(good) == 7
@@ -172,8 +172,8 @@ def test_in_several_batches_they_are_the_same(
 def test_the_mirror_image_counts_where_the_run_has_it_so(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "evaluation.flip=true")
     make_run(tmp_path / "plain")
-    Image.fromarray(picture(0)).save(tmp_path / "one.png")
-    Image.fromarray(picture(0)[:, ::-1]).save(tmp_path / "other.png")
+    Image.fromarray(image(0)).save(tmp_path / "one.png")
+    Image.fromarray(image(0)[:, ::-1]).save(tmp_path / "other.png")
     files = [tmp_path / "one.png", tmp_path / "other.png"]
     one, other = shares(list(predict(load_run(tmp_path / "run", device="cpu"), files)))
     np.testing.assert_allclose(one, other, atol=1e-6)
@@ -209,11 +209,11 @@ def test_last_or_best(tmp_path: Path) -> None:
         load_run(run, "best")
 
 
-def test_pictures_of_another_size_or_kind(tmp_path: Path) -> None:
+def test_images_of_another_size_or_kind(tmp_path: Path) -> None:
     """Stretched to the net's size, against Pillow; grey where the net's are grey."""
-    smooth = Image.fromarray(picture(0, 4, 4)).resize((60, 36), Image.Resampling.BICUBIC)
+    smooth = Image.fromarray(image(0, 4, 4)).resize((60, 36), Image.Resampling.BICUBIC)
     smooth.save(tmp_path / "large.png")
-    trained = picture_transform("none", (3, 12, 12)), picture_transform("none", (1, 12, 12))
+    trained = image_transform("none", (3, 12, 12)), image_transform("none", (1, 12, 12))
     expected = np.asarray(smooth.resize((12, 12), Image.Resampling.BOX)).astype(float)
     for transform, reference in zip(
         trained, (expected, expected @ [[0.299], [0.587], [0.114]]), strict=True
@@ -224,7 +224,7 @@ def test_pictures_of_another_size_or_kind(tmp_path: Path) -> None:
         )
         assert abs(out - reference).mean() < 5
     assert (
-        picture_transform("CentreCrop(9)", (3, 9, 9)).describe()
+        image_transform("CentreCrop(9)", (3, 9, 9)).describe()
         == "CentreCrop(size=(9, 9), shorter=10)"
     )
 
@@ -233,10 +233,10 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
     store(tmp_path / "a", 2)
     store(tmp_path / "a" / "b", 1)
     store(tmp_path / "a" / ".hidden", 1)
-    (tmp_path / "a" / "notes.txt").write_text("no picture")
+    (tmp_path / "a" / "notes.txt").write_text("no image")
     odd = tmp_path / "a[0].png"
     odd.write_bytes(encoded(1, kind="PNG"))
-    found = find_pictures(
+    found = find_images(
         [str(tmp_path / "a"), str(odd), str(tmp_path / "a" / "0*.png"), str(tmp_path / "x*.png")]
     )
     names = [str(path.relative_to(tmp_path)) for path in found]
@@ -260,8 +260,8 @@ def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
     os.mkfifo(folder / "pipe.jpg")
     (folder / "zero.jpg").symlink_to("/dev/zero")
     found = [
-        (Path(each.picture).name, each.problem)
-        for each in predict(load_run(tmp_path / "run"), find_pictures([str(folder)]))
+        (Path(each.image).name, each.problem)
+        for each in predict(load_run(tmp_path / "run"), find_images([str(folder)]))
     ]
     assert found == [
         ("dangling.jpg", "No such file or directory"),
@@ -274,10 +274,10 @@ def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
 AS_NOBODY = """
 import os, sys
 from types import SimpleNamespace
-from allstep.train.use.predict import _read, find_pictures
+from allstep.train.use.predict import _read, find_images
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 trained = SimpleNamespace(prepare=SimpleNamespace(one=None))
-print([(path.name, _read(trained, None, None, 0, path)) for path in find_pictures(sys.argv[1:])])
+print([(path.name, _read(trained, None, None, 0, path)) for path in find_images(sys.argv[1:])])
 """
 
 
@@ -321,7 +321,7 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
     assert "cannot be read" in bad
     assert "gone.jpg" in gone
     assert "No such file" in gone
-    assert "no picture in this folder" in empty
+    assert "no image in this folder" in empty
     assert [set(entry) for entry in written] == [{"picture", "classes"}] * 2 + [
         {"picture", "problem"}
     ] * 3
@@ -337,8 +337,8 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
     ]
 
 
-def test_a_picture_is_not_written_over(tmp_path: Path) -> None:
-    """`--json` in front of a pattern takes the first picture as its file."""
+def test_a_image_is_not_written_over(tmp_path: Path) -> None:
+    """`--json` in front of a pattern takes the first image as its file."""
     make_run(tmp_path / "run")
     first, second = store(tmp_path / "new", 2)
     before = first.read_bytes()
@@ -455,7 +455,7 @@ def test_a_net_of_the_users_that_is_not_here(
             load_run(tmp_path / "run", trust=trust)
     (tmp_path / "their_nets.py").write_text(
         "from torch import nn\nclass Net(nn.Sequential):\n"
-        # which channels-last pictures cannot be
+        # which channels-last images cannot be
         "    def forward(self, x): return self[1](x.view(len(x), -1))\n"
         "def make(num_classes):\n    return Net(nn.Flatten(), nn.Linear(432, num_classes))\n"
     )
@@ -533,8 +533,8 @@ def check_equal(found: Reevaluated, line: dict[str, Any]) -> None:
     assert found.score.loss == pytest.approx(line["loss"], rel=1e-4)
 
 
-def test_evaluating_again_gives_what_a_run_on_pictures_logged(ranks: Any, tmp_path: Path) -> None:
-    """And so do other data without the run's, and predictions of the same pictures, one by one."""
+def test_evaluating_again_gives_what_a_run_on_images_logged(ranks: Any, tmp_path: Path) -> None:
+    """And so do other data without the run's, and predictions of the same images, one by one."""
     folder, other, odd = make_folder(tmp_path / "photos", 20), tmp_path / "other", tmp_path / "odd"
     for name in CLASSES:
         (other / name).mkdir(parents=True)
@@ -578,8 +578,8 @@ def test_evaluating_again_gives_what_a_run_on_pictures_logged(ranks: Any, tmp_pa
     assert numbers.score.count == 3
     assert "has 4 classes, and the net knows 3" in too_many
 
-    found = list(predict(load_run(out), find_pictures([str(other)])))
-    right = [each.classes[0][0] == Path(each.picture).parent.name for each in found]
+    found = list(predict(load_run(out), find_images([str(other)])))
+    right = [each.classes[0][0] == Path(each.image).parent.name for each in found]
     assert sum(right) / 3 == pytest.approx(logged(out, "test")["accuracy"])
 
 
@@ -625,11 +625,11 @@ def test_only_the_data_of_a_run_can_be_another(tmp_path: Path) -> None:
         assert isinstance(result.exception, ConfigError)
 
 
-def test_a_picture_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path) -> None:
+def test_a_image_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path) -> None:
     """The limit is the run's own, or the one that is given."""
     make_run(tmp_path / "run", "data.max_pixels=200")
     store(tmp_path / "new", 1)
-    Image.fromarray(picture(1, 20, 20)).save(tmp_path / "new" / "large.png")
+    Image.fromarray(image(1, 20, 20)).save(tmp_path / "new" / "large.png")
     words = [
         "predict",
         str(tmp_path / "run"),

@@ -170,7 +170,7 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
                 writer.suspend()
                 wait_until(
                     lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer"
-                )  # noqa: B023
+                )
                 if (folder / name).is_dir():
                     writer.kill()
                     run.wait(60)

@@ -137,8 +137,8 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(64, 16), nn.Linear(16, num_classes)
 
-    def forward(self, pictures):
-        return self.last(Wrong.apply(self.first(pictures.flatten(1)).relu()))
+    def forward(self, images):
+        return self.last(Wrong.apply(self.first(images.flatten(1)).relu()))
 
 
 def factory(num_classes):

@@ -97,7 +97,7 @@ def step(
     ] = 2,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, help="Pictures of a rank at a step; 32, resnet18: 64."),
+        typer.Option("--batch", min=1, help="Images of a rank at a step; 32, resnet18: 64."),
     ] = None,
     repetitions: Repetitions = 9,
     json: Json = None,
@@ -118,12 +118,12 @@ def step(
 @bench.command()
 def data(
     where: Annotated[
-        list[str], typer.Argument(metavar="SRC...", help="Pictures: shards, a folder, idx files.")
+        list[str], typer.Argument(metavar="SRC...", help="Images: shards, a folder, idx files.")
     ],
     size: Annotated[
         int, typer.Option("--size", min=1, help="Pixels of a side that come out.")
     ] = 224,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures of a batch.")] = 64,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images of a batch.")] = 64,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -134,13 +134,13 @@ def data(
         ),
     ] = None,
     max_samples: Annotated[
-        int, typer.Option("--max-samples", min=1, help="Take so many pictures at most.")
+        int, typer.Option("--max-samples", min=1, help="Take so many images at most.")
     ] = 2000,
     repetitions: Repetitions = 5,
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Read, decode, crop, flip and collate pictures: allstep beside DataLoader, WebDataset, DALI
+    """Read, decode, crop, flip and collate images: allstep beside DataLoader, WebDataset, DALI
     and tf.data."""
     from allstep.bench.data.measure import NUM_EXTRA, measure_data
 

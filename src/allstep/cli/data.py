@@ -1,7 +1,7 @@
 """`allstep data`: get, pack, look at and check sets of samples.
 
 SRC is whatever `allstep.data.open_source` takes: a folder of classes, of TFRecord or tar shards or
-of idx files, a single file, a pattern, a URL, made-up pictures (synthetic:1000x224x224); or the
+of idx files, a single file, a pattern, a URL, made-up images (synthetic:1000x224x224); or the
 name of a set that `get` knows.
 """
 
@@ -43,7 +43,7 @@ Jobs = Annotated[
 ]
 MaxPixels = Annotated[
     int,
-    typer.Option("--max-pixels", min=1, help="Larger pictures are bad samples, and not decoded."),
+    typer.Option("--max-pixels", min=1, help="Larger images are bad samples, and not decoded."),
 ]
 Test = Annotated[
     bool,
@@ -76,7 +76,7 @@ def pack(
         typer.Option(
             "--max-side",
             metavar="PIXELS",
-            help="Make larger pictures smaller; others keep their bytes.",
+            help="Make larger images smaller; others keep their bytes.",
         ),
     ] = None,
     quality: Annotated[
@@ -85,7 +85,7 @@ def pack(
     raw: Annotated[
         bool, typer.Option("--raw", help="Store pixels: nothing is decoded in training.")
     ] = False,
-    picture_format: Annotated[
+    image_format: Annotated[
         str, typer.Option("--format", help="keep, jpeg, png or webp.")
     ] = "keep",
     name: Annotated[
@@ -113,7 +113,7 @@ def pack(
         max_side,
         quality,
         raw,
-        picture_format,
+        image_format,
         max_pixels,
     )
     _check_apart(src, dst)
@@ -160,7 +160,7 @@ def info(
         typer.Option("--json", metavar="FILE", help="Write all of it there; - is standard output."),
     ] = None,
 ) -> None:
-    """Say what is in a set: samples, files, sizes of pictures, balance of the classes."""
+    """Say what is in a set: samples, files, sizes of images, balance of the classes."""
     from allstep.cli.data_table import info_table
     from allstep.data.inspect.info import info as look
 
@@ -213,7 +213,7 @@ def verify(
     ] = None,
     max_pixels: MaxPixels = MAX_PIXELS,
 ) -> None:
-    """Check every checksum and decode every picture. The exit status is 1 when one is bad."""
+    """Check every checksum and decode every image. The exit status is 1 when one is bad."""
     from allstep.cli.data_table import bad_table
     from allstep.console.progress_bar import bar
     from allstep.data.inspect.verify import verify as check
@@ -243,7 +243,7 @@ def verify(
 @data.command()
 def show(
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE.png", help="The picture to write.")
+        Path, typer.Option("--out", "-o", metavar="FILE.png", help="The image to write.")
     ],
     src: Annotated[
         str | None,
@@ -283,13 +283,13 @@ def show(
         ),
     ] = 6,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the run whose pictures are shown.")
+        int | None, typer.Option("--seed", help="Of the run whose images are shown.")
     ] = None,
     test: Test = False,
     max_pixels: Annotated[
         int | None,
         typer.Option(
-            "--max-pixels", min=1, help="Show no larger pictures (default: as --recipe says)."
+            "--max-pixels", min=1, help="Show no larger images (default: as --recipe says)."
         ),
     ] = None,
 ) -> None:
@@ -316,18 +316,18 @@ def show(
 
 
 def _shown(src: str | None, augment: str | None, recipe: str | None) -> tuple[str, str, int, int]:
-    """Whose pictures, what is done to them, the run's seed, its largest picture."""
+    """Whose images, what is done to them, the run's seed, its largest image."""
     from allstep.errors import ConfigError
 
     if augment is not None and recipe is not None:
         raise ConfigError(
-            f"--augment {augment!r} and --recipe {recipe} both say what is done to pictures; give"
+            f"--augment {augment!r} and --recipe {recipe} both say what is done to images; give"
             " one of them"
         )
     if recipe is None:
         if src is None:
             raise ConfigError(
-                "whose pictures? give a set (SRC), or a recipe that has one (--recipe NAME)"
+                "whose images? give a set (SRC), or a recipe that has one (--recipe NAME)"
             )
         return src, augment or "imagenet", 0, MAX_PIXELS
     from allstep.train.config.read import read_config

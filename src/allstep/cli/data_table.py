@@ -38,13 +38,13 @@ def _figures(info: "Info") -> Iterator[tuple[str, str]]:
     yield "source", f"{info.where} ({info.kind})"
     yield "samples", f"{info.num_samples}"
     yield "files", f"{info.num_files}, {nbytes(info.nbytes)}, {nbytes(info.mean_nbytes)} a sample"
-    pictures = info.pictures
-    formats = ", ".join(f"{count} {kind}" for kind, count in pictures.formats.items())
-    bad = f", {pictures.bad} bad: `allstep data verify` lists all" if pictures.bad else ""
-    yield "pictures", f"{formats or 'none'} of {pictures.looked_at} looked at{bad}"
-    if pictures.height and pictures.width:
-        yield "height", _spread(pictures.height)
-        yield "width", _spread(pictures.width)
+    images = info.pictures
+    formats = ", ".join(f"{count} {kind}" for kind, count in images.formats.items())
+    bad = f", {images.bad} bad: `allstep data verify` lists all" if images.bad else ""
+    yield "images", f"{formats or 'none'} of {images.looked_at} looked at{bad}"
+    if images.height and images.width:
+        yield "height", _spread(images.height)
+        yield "width", _spread(images.width)
     yield "labels", info.labels
     yield "classes", f"{info.num_classes}" + (f", {_balance(info)}" if info.classes else "")
     if info.num_unlabelled:

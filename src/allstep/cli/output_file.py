@@ -3,7 +3,7 @@ FILE.html`).
 
 What would go wrong at the end of an hour goes wrong at the start. A file that is there already is
 replaced only if it looks like an earlier output: `predict RUN --json *.png`, with the name
-forgotten, must not write over the first picture.
+forgotten, must not write over the first image.
 """
 
 import sys

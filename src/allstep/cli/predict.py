@@ -1,4 +1,4 @@
-"""`allstep predict`: what the net of a run sees in pictures, as a table and as JSON."""
+"""`allstep predict`: what the net of a run sees in images, as a table and as JSON."""
 
 import json as json_format
 from collections import Counter
@@ -40,17 +40,17 @@ Json = Annotated[
 MaxPixels = Annotated[
     int | None,
     typer.Option(
-        "--max-pixels", min=1, help="Refuse larger pictures (default: the run's data.max_pixels)."
+        "--max-pixels", min=1, help="Refuse larger images (default: the run's data.max_pixels)."
     ),
 ]
 
 
 def predict(
     run: RunFolder,
-    pictures: Annotated[
+    images: Annotated[
         list[str],
         typer.Argument(
-            metavar="PICTURES...", help="Files, folders (all pictures below them) or patterns."
+            metavar="IMAGES...", help="Files, folders (all images below them) or patterns."
         ),
     ],
     top: Annotated[int, typer.Option("--top", min=1, help="How many classes of each.")] = 5,
@@ -60,7 +60,7 @@ def predict(
     max_pixels: MaxPixels = None,
     trust: Trust = False,
 ) -> None:
-    """Name the likeliest classes of pictures.
+    """Name the likeliest classes of images.
 
     The exit status is 1 when one of them cannot be read.
     """
@@ -72,7 +72,7 @@ def predict(
     check_output("--json", json, "JSON")
     run_config(run, trust=trust)  # what is wrong with the folder is said before torch is fetched
     from allstep.data.sources.folder import left_out_notes
-    from allstep.train.use.predict import find_pictures, load_run
+    from allstep.train.use.predict import find_images, load_run
     from allstep.train.use.predict import predict as look_at
 
     trained = load_run(run, chosen, device, trust)
@@ -80,9 +80,9 @@ def predict(
         trained.prepare.max_pixels = max_pixels
     tell(trained.notes)
     left_out: Counter[str] = Counter()
-    files, found = find_pictures(pictures, left_out), []
-    tell(list(left_out_notes(", ".join(pictures), left_out)))
-    with bar("predicting", "pictures") as shown:
+    files, found = find_images(images, left_out), []
+    tell(list(left_out_notes(", ".join(images), left_out)))
+    with bar("predicting", "images") as shown:
         for prediction in look_at(trained, files, top):
             found.append(prediction)
             shown(len(found), len(files), "")
@@ -114,8 +114,8 @@ def write_json(file: Path | None, content: Any) -> None:
 
 def _as_json(prediction: "Prediction") -> dict[str, Any]:
     if prediction.problem is not None:
-        return {"picture": prediction.picture, "problem": prediction.problem}
+        return {"picture": prediction.image, "problem": prediction.problem}
     classes = [
         {"class": name, "probability": probability} for name, probability in prediction.classes
     ]
-    return {"picture": prediction.picture, "classes": classes}
+    return {"picture": prediction.image, "classes": classes}

@@ -1,4 +1,4 @@
-"""Predictions as lines for a person: the picture, then its classes, the likeliest first; or why it
+"""Predictions as lines for a person: the image, then its classes, the likeliest first; or why it
 cannot be read.
 
 new/a.jpg      circle 98.2%   square 1.1%   triangle 0.7%
@@ -26,8 +26,8 @@ def show(found: "Sequence[Prediction]", *, stderr: bool) -> None:
 
 
 def lines(found: "Sequence[Prediction]") -> list[str]:
-    """One for each picture. Reasons are long, so they widen no column."""
-    rows = [[escaped(each.picture), *_shares(each)] for each in found]
+    """One for each image. Reasons are long, so they widen no column."""
+    rows = [[escaped(each.image), *_shares(each)] for each in found]
     widths = [max(map(cell_len, cells)) for cells in zip_longest(*rows, fillvalue="")]
     for row, each in zip(rows, found, strict=True):
         if each.problem is not None:

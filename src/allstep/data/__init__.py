@@ -3,7 +3,7 @@
 ```
 sets        sets known by name: found, downloaded, read         sources    TFRecord, tar, folders, idx, arrays: samples by number
 order       which rank reads which sample when                  packing    any source into a few large shards
-image       bytes to pixels                                     augment    what is done to a picture; transform: a chain of it
+image       bytes to pixels                                     augment    what is done to an image; transform: a chain of it
 loading     memory, threads and processes behind `loader`       loader     batches, which is what all of it is for
 ```
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allstep.data.augment.mix import Cutmix, Mixup
-    from allstep.data.augment.normalize import Normalise
+    from allstep.data.augment.normalize import Normalize
     from allstep.data.augment.transform import Transform
     from allstep.data.loading.dataset import as_dataset
     from allstep.data.loading.loader import Batch, Loader
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from allstep.data.sets.load import (
         NAMED,
         Found,
+        Images,
         ImageSet,
         NamedSet,
-        Pictures,
         cache_folder,
         find,
         load,
@@ -54,8 +54,8 @@ __all__ = [
     "Loader",
     "Mixup",
     "NamedSet",
-    "Normalise",
-    "Pictures",
+    "Normalize",
+    "Images",
     "Sample",
     "Source",
     "SyntheticSource",
@@ -85,8 +85,8 @@ _LATER = {
     "Mixup": "allstep.data.augment.mix",
     "NAMED": "allstep.data.sets.load",
     "NamedSet": "allstep.data.sets.load",
-    "Normalise": "allstep.data.augment.normalize",
-    "Pictures": "allstep.data.sets.load",
+    "Normalize": "allstep.data.augment.normalize",
+    "Images": "allstep.data.sets.load",
     "Sample": "allstep.data.sources.source",
     "Source": "allstep.data.sources.source",
     "SyntheticSource": "allstep.data.sources.synthetic",

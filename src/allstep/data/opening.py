@@ -8,8 +8,8 @@ a folder of TFRecords or tars     all of them; here or behind a URL             
 a folder with data_batch_*.bin    CIFAR-10 as published                            CifarSource      train=False: test_batch.bin
 a folder with idx files           MNIST and its like                               IdxSource        train=False: t10k-*
 a folder of folders               class folders                                    FolderSource
-x-images-idx3-ubyte               one idx file of pictures, its labels beside it   IdxSource
-synthetic:1000x224x224            so many made-up pictures of that size            SyntheticSource
+x-images-idx3-ubyte               one idx file of images, its labels beside it   IdxSource
+synthetic:1000x224x224            so many made-up images of that size            SyntheticSource
 ```
 
 Whatever does not fit is a DataError that says what was found.
@@ -49,7 +49,7 @@ def open_source(
     """The samples at `where`, whatever they are.
 
     `features`, `labels_from` and `check` are TFRecordSource's, `num_classes` is that of records,
-    tars and made-up pictures. `classes` numbers labels of records and tars that are names, where
+    tars and made-up images. `classes` numbers labels of records and tars that are names, where
     there is no `classes.txt`: those of the training set. `train` chooses between the two parts of a
     folder that holds both, as CIFAR-10's and MNIST's do. `progress` hears of indexes that must be
     built.
@@ -88,7 +88,7 @@ def _folder(where: Where) -> Path | None:
 
 
 def holds_class_folders(folder: Path) -> bool:
-    """Whether folders in this one are classes of pictures: there are no records, archives or arrays
+    """Whether folders in this one are classes of images: there are no records, archives or arrays
     beside them."""
     names = [path.name for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     arrays = _is_cifar(names) or _idx_images(names, train=True) is not None
@@ -210,11 +210,11 @@ def _is_idx(name: str) -> bool:
 
 
 def _idx_images(names: list[str], train: bool) -> str | None:
-    """The file of pictures for training, or the one for testing (t10k); the only one for training,
+    """The file of images for training, or the one for testing (t10k); the only one for training,
     if there is only one."""
-    pictures = [name for name in names if _is_idx(name)]
-    wanted = [name for name in pictures if name.startswith("t10k") is not train]
-    return next(iter(wanted or (pictures if train and len(pictures) == 1 else [])), None)
+    images = [name for name in names if _is_idx(name)]
+    wanted = [name for name in images if name.startswith("t10k") is not train]
+    return next(iter(wanted or (images if train and len(images) == 1 else [])), None)
 
 
 def _idx_pair(images: Path) -> IdxSource:

@@ -2,14 +2,14 @@
 ("package.module:factory").
 
 ```
-name ----> factory -------called with what it takes of-------> net ----one picture of zeros, if it is a user's----> net
+name ----> factory -------called with what it takes of-------> net ----one image of zeros, if it is a user's----> net
             num_classes, shape, channels, norm                      logits (1, num_classes), or an
             error and all of the options
 ```
 
-`shape` is (channels, height, width) of a picture, `norm` makes a norm layer from a number of
+`shape` is (channels, height, width) of an image, `norm` makes a norm layer from a number of
 channels. A factory that does not want one of them leaves it out: `def factory(num_classes)` is
-enough. Options it does not know are errors. A net takes pictures (n, channels, height, width) and
+enough. Options it does not know are errors. A net takes images (n, channels, height, width) and
 returns one tensor of logits (n, num_classes), in training and in evaluation; a tuple (GoogLeNet's
 side exits in other libraries) is refused here, before training.
 
@@ -62,9 +62,9 @@ class Named:
     home: str
     """Module and name of its factory."""
     smallest: int = 1
-    """Pixels that a side of a picture has at least."""
+    """Pixels that a side of an image has at least."""
     sized: bool = False
-    """Whether it takes pictures of one size only: the one that it was made for."""
+    """Whether it takes images of one size only: the one that it was made for."""
     settled: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that its name says."""
     options: Mapping[str, Check] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_shape(name: str, shape: Shape, evaluated: Shape | None = None) -> None:
-    """ConfigError when the net cannot take pictures of `shape` (channels, height, width), or those
+    """ConfigError when the net cannot take images of `shape` (channels, height, width), or those
     that it is evaluated on.
 
     Of a user's net nothing is known.
@@ -190,14 +190,14 @@ def check_shape(name: str, shape: Shape, evaluated: Shape | None = None) -> None
     for _, height, width in (shape, evaluated or shape):
         if min(height, width) < net.smallest:
             raise ConfigError(
-                f"model {name}: expected pictures of at least {net.smallest}x{net.smallest} pixels,"
+                f"model {name}: expected images of at least {net.smallest}x{net.smallest} pixels,"
                 f" these are {height}x{width}: choose a net for smaller ones, such as small-cnn, or"
                 f" enlarge them by data.augment and data.prepare: Resize({net.smallest})"
             )
     if net.sized and evaluated is not None and evaluated != shape:
         sizes = " and ".join("x".join(map(str, each[1:])) for each in (shape, evaluated))
         raise ConfigError(
-            f"model {name} takes pictures of one size, and those of training and evaluation have"
+            f"model {name} takes images of one size, and those of training and evaluation have"
             f" {sizes}: let data.augment and data.prepare end at the same"
         )
 
@@ -210,7 +210,7 @@ def make_model(
     norm: "Norm",
     options: Mapping[str, Any] | None = None,
 ) -> "nn.Module":
-    """The net called `name` for pictures of `shape` (channels, height, width); `options` are
+    """The net called `name` for images of `shape` (channels, height, width); `options` are
     further arguments of its factory.
 
     Everything that a user can get wrong is a ConfigError of one line.
@@ -387,7 +387,7 @@ def _attribute(home: Any, name: str) -> Any:
 
 
 def _try(name: str, net: "nn.Module", num_classes: int, shape: Shape) -> None:
-    """One picture through a user's net, so that what does not fit is told before training.
+    """One image through a user's net, so that what does not fit is told before training.
 
     The net is left as it was.
     """
@@ -401,7 +401,7 @@ def _try(name: str, net: "nn.Module", num_classes: int, shape: Shape) -> None:
     except Exception as error:
         size = " x ".join(map(str, shape))
         raise ConfigError(
-            f"model {name}: it cannot take a picture of {size}: {_in_one_line(error)}"
+            f"model {name}: it cannot take an image of {size}: {_in_one_line(error)}"
         ) from error
     finally:
         for module, was in training:
@@ -413,7 +413,7 @@ def _try(name: str, net: "nn.Module", num_classes: int, shape: Shape) -> None:
         )
     if logits.shape != (1, num_classes):
         raise ConfigError(
-            f"model {name}: one picture gave logits of shape {tuple(logits.shape)}, expected (1,"
+            f"model {name}: one image gave logits of shape {tuple(logits.shape)}, expected (1,"
             f" {num_classes}), one for each class"
         )
 

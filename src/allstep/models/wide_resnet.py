@@ -1,4 +1,4 @@
-"""Residual nets for pictures of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
+"""Residual nets for images of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
 (Zagoruyko and Komodakis 2016).
 
 ```
@@ -92,7 +92,7 @@ class _Wide(nn.Module):
         return out
 
 
-class _SmallPictures(nn.Module):
+class _SmallImages(nn.Module):
     """Stem, stages and head; `leave` stands between the stages and the head."""
 
     def __init__(
@@ -107,13 +107,13 @@ class _SmallPictures(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.leave(self.stages(self.stem(pictures))))
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.leave(self.stages(self.stem(images))))
         return logits
 
 
-class CifarResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, channels, height, width). depth: 20, 32, 44, 56,
+class CifarResNet(_SmallImages):
+    """Logits (n, num_classes) for images (n, channels, height, width). depth: 20, 32, 44, 56,
     110, or any other 6n+2."""
 
     def __init__(
@@ -138,8 +138,8 @@ class CifarResNet(_SmallPictures):
                 start_at_zero(block.through[-1])
 
 
-class WideResNet(_SmallPictures):
-    """Logits (n, num_classes) for pictures (n, channels, height, width).
+class WideResNet(_SmallImages):
+    """Logits (n, num_classes) for images (n, channels, height, width).
 
     WRN-28-10 is `WideResNet(28, 10)`; depth is 6n+4.
     """

@@ -2,7 +2,7 @@
 few samples at a time.
 
 A batch norm computes with the samples of one worker, so its noise depends on how many workers there
-are. `sync` takes that away: N workers normalise as one would. `ghost` fixes it: statistics of, say,
+are. `sync` takes that away: N workers normalize as one would. `ghost` fixes it: statistics of, say,
 32 samples, whatever the batch, which large batches need to generalise as small ones do. `convert`
 puts either in place of the batch norms of a model.
 """

@@ -2,7 +2,7 @@
 https://arxiv.org/abs/1705.08741).
 
 The noise in the statistics of a small batch helps a net to generalise; a large batch loses it.
-Ghost batch norm normalises a large batch as if it were many small ones:
+Ghost batch norm normalizes a large batch as if it were many small ones:
 
 ```
 worker's batch, ghost=32    | 32 | 32 | 32 | 32 |            each part by its own mean and variance; no word to other workers
@@ -40,7 +40,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from allstep.errors import ConfigError
 from allstep.norm.among import Among, ranks_of
 from allstep.norm.statistics import (
-    Normalise,
+    Normalize,
     check_values,
     combined,
     gathered,
@@ -50,7 +50,7 @@ from allstep.norm.statistics import (
 
 
 class GhostBatchNorm(_BatchNorm):
-    """Normalises (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is
+    """Normalizes (N, C, ...) per channel C over `ghost` samples at a time. In evaluation it is
     torch's BatchNorm.
 
     ghost: samples, at least 2. It must divide the first batch; a later one that it does not divide
@@ -154,7 +154,7 @@ class GhostBatchNorm(_BatchNorm):
         )
         mean, squares, count = found[mine]
         how = mean, squares / count, count, self.eps, group, parts[mine]
-        return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+        return cast(Tensor, Normalize.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
 
 
 def nearest_divisors(num_samples: int, ghost: int) -> list[int]:

@@ -83,7 +83,7 @@ def update_running(layer: _BatchNorm, mean: Tensor, squares: Tensor, count: Tens
     layer.running_var.lerp_((squares / (count - 1)).to(layer.running_var.dtype), factor)
 
 
-class Normalise(torch.autograd.Function):
+class Normalize(torch.autograd.Function):
     """Forward with statistics that are given; backward as in the module's docstring."""
 
     @staticmethod

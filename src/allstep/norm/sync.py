@@ -1,4 +1,4 @@
-"""Batch normalisation over the samples of all ranks, so that N workers normalise as one worker with
+"""Batch normalisation over the samples of all ranks, so that N workers normalize as one worker with
 the whole batch would.
 
 One collective forward and one backward; the arithmetic is in `statistics`. Ranks without samples
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from allstep.errors import ConfigError
 from allstep.norm.among import Among, ranks_of
 from allstep.norm.statistics import (
-    Normalise,
+    Normalize,
     check_values,
     combined,
     gathered,
@@ -25,7 +25,7 @@ from allstep.norm.statistics import (
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalises (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone,
+    """Normalizes (N, C, ...) per channel C over the batches of all ranks. In evaluation, and alone,
     it is torch's BatchNorm.
 
     process_group: among whom, a torch ProcessGroup or an hvd.ProcessSet that this rank is in; None
@@ -54,7 +54,7 @@ class SyncBatchNorm(_BatchNorm):
         mean, squares, count = _statistics(input, group)
         update_running(self, mean, squares, count)
         how = mean, squares / count, count, self.eps, group
-        return cast(Tensor, Normalise.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
+        return cast(Tensor, Normalize.apply(input, self.weight, self.bias, *how))  # type: ignore[no-untyped-call]
 
     def _alone(self, input: Tensor) -> Tensor:
         count = input.numel() // self.num_features

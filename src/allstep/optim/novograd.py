@@ -1,4 +1,4 @@
-"""NovoGrad: momentum over gradients normalised layer by layer (Ginsburg et al. 2019,
+"""NovoGrad: momentum over gradients normalized layer by layer (Ginsburg et al. 2019,
 https://arxiv.org/abs/1905.11286, algorithm 1).
 
 The second moment is one number for each layer instead of one for each weight, so the state is half
@@ -10,7 +10,7 @@ m = b1 * m + (g / (sqrt(n) + eps) + d * w)     grad_averaging: the bracket times
 w = w - lr * m
 ```
 
-Exempt layers are not decayed. They are normalised like all others: the rate is meant for gradients
+Exempt layers are not decayed. They are normalized like all others: the rate is meant for gradients
 of length one. `trust_ratios` tells 1 / (sqrt(n) + eps) of the others, and 1 where the gradient is
 zero, since nothing is scaled then.
 

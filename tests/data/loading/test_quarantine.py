@@ -17,15 +17,15 @@ from allstep.data.loading.quarantine import Quarantine, default_budget
 from allstep.data.sources.source import BadSample, Place, Sample
 from allstep.errors import DataError
 from allstep.world import places
-from sources import Arrays, Singly, pictures
+from sources import Arrays, Singly, sample_images
 
 BAD = (2, 3, 11, 30)
-PLAIN = Transform(lambda picture: picture, shape=(4, 4, 3))
+PLAIN = Transform(lambda image: image, shape=(4, 4, 3))
 
 
 def loader(bad: tuple[int, ...] = BAD, source: type[Arrays] = Singly, **options: Any) -> Loader:
     return Loader(
-        source(pictures(40), bad=bad), **{"batch": 8, "seed": 1, "kind": "threads", **options}
+        source(sample_images(40), bad=bad), **{"batch": 8, "seed": 1, "kind": "threads", **options}
     )
 
 
@@ -63,7 +63,7 @@ def test_a_bad_sample_leaves_its_batch_smaller_and_nothing_else_moves(
 
 @pytest.mark.parametrize("transform", [None, PLAIN])
 def test_a_share_of_bad_samples_only_has_weight_0(transform: Transform | None) -> None:
-    ours = Loader(Singly(pictures(6), bad=(0, 1, 2)), transform, batch=3, seed=None, workers=0)
+    ours = Loader(Singly(sample_images(6), bad=(0, 1, 2)), transform, batch=3, seed=None, workers=0)
     first, second = ours
     assert (first.weight, second.weight) == (0, 3)
     assert first.data.shape[1:] == second.data.shape[1:]
@@ -184,9 +184,9 @@ class WithoutNames(Singly):
 
 
 def test_what_cannot_be_decoded_and_what_lacks_a_feature_is_bad_too() -> None:
-    ours = Loader(Encoded(pictures(10)), PLAIN, batch=10, workers=0, seed=None)
+    ours = Loader(Encoded(sample_images(10)), PLAIN, batch=10, workers=0, seed=None)
     assert next(iter(ours)).samples.tolist() == [0, 2, 4, 6, 8]
-    ours = Loader(WithoutNames(pictures(10)), batch=10, workers=0, seed=None, fields=("name",))
+    ours = Loader(WithoutNames(sample_images(10)), batch=10, workers=0, seed=None, fields=("name",))
     assert next(iter(ours)).samples.tolist() == [0, 1, 2, 3, 4]
 
 

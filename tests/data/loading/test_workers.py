@@ -34,9 +34,9 @@ from allstep.data.order import Span
 from allstep.data.sources.source import Block, Sample
 from allstep.errors import AllstepError, ConfigError
 from allstep.world import places
-from sources import Arrays, Singly, Unwilling, noise_transform, pictures
+from sources import Arrays, Singly, Unwilling, noise_transform, sample_images
 
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 BOTH: Any = pytest.mark.parametrize("kind", ["threads", "processes"])
 
 
@@ -79,7 +79,7 @@ def loader(
     n: int = 60, kind: str = "threads", source: type[Arrays] = Singly, **options: Any
 ) -> Loader:
     options = {"batch": 10, "workers": 2, "seed": 3, "transform": noise_transform(), **options}
-    return Loader(source(pictures(n), bad=options.pop("bad", ())), kind=kind, **options)
+    return Loader(source(sample_images(n), bad=options.pop("bad", ())), kind=kind, **options)
 
 
 def seen(batches: Any) -> tuple[list[list[int]], torch.Tensor]:
@@ -89,7 +89,7 @@ def seen(batches: Any) -> tuple[list[list[int]], torch.Tensor]:
 
 class TestProcesses:
     @pytest.mark.parametrize("source", [Arrays, Singly])
-    def test_they_make_the_same_pictures(self, source: type[Arrays]) -> None:
+    def test_they_make_the_same_images(self, source: type[Arrays]) -> None:
         """Two ranks, some samples bad. Reference: one rank, one loop."""
         options: dict[str, Any] = {"source": source, "bad": (5, 17, 18)}
         numbers, expected = seen(loader(workers=0, **options).batches(13, 100))
@@ -177,7 +177,7 @@ class TestProcesses:
         ours.close()
 
     def test_a_number_is_never_set_back_and_what_is_over_is_not_begun(self) -> None:
-        crew = Processes(Recipe(Singly(pictures(4)), noise_transform()), 0)
+        crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 0)
         with ThreadPoolExecutor(4) as pool:
             numbers = list(pool.map(lambda _: crew.serial(), range(2000)))
         assert sorted(numbers) == list(range(1, 2001))
@@ -187,7 +187,7 @@ class TestProcesses:
 
     def test_a_stop_between_two_pieces_is_seen(self) -> None:
         """As it happens when the loop ends just before a piece gets its number."""
-        crew = Processes(Recipe(Singly(pictures(4)), noise_transform()), 1)
+        crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 1)
         (link,), stop = crew.links, prefetch.Stop()
 
         def late() -> int:
@@ -207,7 +207,7 @@ class TestProcesses:
         """A question too long for the socket waits: else both sides could wait for the other to
         read."""
         monkeypatch.setattr(workers_process, "_ROOM", room)
-        recipe = Recipe(Singly(pictures(8)), noise_transform())
+        recipe = Recipe(Singly(sample_images(8)), noise_transform())
         layout = ShareLayout(
             Memory(1, SharedBuffer), (4, 4, 3), np.dtype(np.uint8), 4, Sample(None)
         )
@@ -240,7 +240,7 @@ class TestProcesses:
         self, share: int, count: int, ahead: int, piece: int
     ) -> None:
         crew = workers.Crew(count, "processes", "as asked")
-        recipe = Recipe(Singly(pictures(8)), noise_transform())
+        recipe = Recipe(Singly(sample_images(8)), noise_transform())
         made = machinery.Machinery(recipe, crew, None, ahead, pin=False).layout(share).piece
         assert made == piece
         assert made == 1 or (ahead + 1) * -(-share // made) >= (workers_process.DEPTH + 1) * count
@@ -259,17 +259,17 @@ class TestProcesses:
     def test_one_that_is_stuck_is_ended(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        def stuck(picture: Picture) -> Picture:
-            while picture[0, 0, 0] >= 20:
+        def stuck(image: Pixels) -> Pixels:
+            while image[0, 0, 0] >= 20:
                 (tmp_path / str(os.getpid())).touch()
                 time.sleep(0.1)
-            return picture
+            return image
 
         monkeypatch.setattr(machinery, "PATIENCE", 0.2)
         monkeypatch.setattr(
             prefetch, "PATIENCE", 1e9
         )  # processes, unlike threads, need not be awaited
-        images = pictures(60)
+        images = sample_images(60)
         images[:, 0, 0, 0] = np.arange(60)
         ours = Loader(
             Singly(images),
@@ -295,11 +295,11 @@ class TestProcesses:
             import numpy as np
             from allstep.data import Loader
             from allstep.data.augment.transform import Transform
-            from sources import Singly, pictures
-            def slow(picture):  # of __main__, without a guard
+            from sources import Singly, sample_images
+            def slow(image):  # of __main__, without a guard
                 time.sleep(0.02)
-                return picture
-            ours = Loader(Singly(pictures(1000)), Transform(slow, shape=(4, 4, 3)), batch=10, workers=2, kind="processes")
+                return image
+            ours = Loader(Singly(sample_images(1000)), Transform(slow, shape=(4, 4, 3)), batch=10, workers=2, kind="processes")
             batches = iter(ours)
             next(batches)
             print(*[link.process.pid for link in ours._ready._processes[0].links], flush=True)
@@ -333,12 +333,12 @@ def _life(pid: int) -> int | None:
 class TestErrors:
     @BOTH
     def test_an_error_comes_in_its_turn_with_the_sample_and_the_traceback(self, kind: str) -> None:
-        def fail(picture: Picture) -> Picture:
-            if picture[0, 0, 0] == marked:
+        def fail(image: Pixels) -> Pixels:
+            if image[0, 0, 0] == marked:
                 raise KeyError("no such thing")
-            return picture
+            return image
 
-        images = pictures(60)
+        images = sample_images(60)
         images[:, 0, 0, 0] = np.arange(60)
         marked = 37
         ours = Loader(
@@ -360,7 +360,7 @@ class TestErrors:
         ours.close()
 
     def test_an_error_that_cannot_be_pickled_is_told(self) -> None:
-        def fail(picture: Picture) -> Picture:
+        def fail(image: Pixels) -> Pixels:
             class OnlyHereError(Exception):
                 def __reduce__(self):  # type: ignore[no-untyped-def]
                     raise TypeError("not me")
@@ -374,7 +374,7 @@ class TestErrors:
 
     def test_a_source_that_cannot_be_opened_over_there(self) -> None:
         ours = Loader(
-            Unwilling(pictures(20)), noise_transform(), batch=10, workers=1, kind="processes"
+            Unwilling(sample_images(20)), noise_transform(), batch=10, workers=1, kind="processes"
         )
         with pytest.raises(OSError, match="not on this host"):
             next(iter(ours))
@@ -400,11 +400,11 @@ class TestEnds:
         ours.close()
 
     def test_ctrl_c(self) -> None:
-        def interrupt(picture: Picture) -> Picture:
+        def interrupt(image: Pixels) -> Pixels:
             calls.append(1)
             if len(calls) == 25:
                 os.kill(os.getpid(), signal.SIGINT)
-            return picture
+            return image
 
         calls: list[int] = []
         with pytest.raises(KeyboardInterrupt):
@@ -418,10 +418,10 @@ class TestEnds:
         script.write_text(
             textwrap.dedent("""
             from allstep.data import Loader
-            from sources import Singly, noise_transform, pictures
+            from sources import Singly, noise_transform, sample_images
             kept = []
             for kind in ("threads", "processes"):
-                kept.append(iter(Loader(Singly(pictures(5000)), noise_transform(), batch=10, workers=2, kind=kind)))
+                kept.append(iter(Loader(Singly(sample_images(5000)), noise_transform(), batch=10, workers=2, kind=kind)))
                 next(kept[-1])
             print("done", flush=True)
             """)
@@ -500,7 +500,10 @@ class TestBackPressure:
 
         layout = ShareLayout(Memory(1), (4, 4, 3), np.dtype(np.uint8), 1, Sample(None))
         share = Share(
-            Recipe(Singly(pictures(4)), noise_transform()), layout, Span(0, 0, 4, 4), np.arange(4)
+            Recipe(Singly(sample_images(4)), noise_transform()),
+            layout,
+            Span(0, 0, 4, 4),
+            np.arange(4),
         )
         assert len(list(prefetch.ahead_of_time(given(), [begin], ahead=1, depth=2))) == 1
         assert [event for event in events if event.startswith("end")] == [
@@ -510,7 +513,7 @@ class TestBackPressure:
 
     @pytest.mark.parametrize("ahead", [1, 3])
     def test_no_more_is_read_than_was_asked_for(self, ahead: int) -> None:
-        source = Counting(pictures(1000))
+        source = Counting(sample_images(1000))
         ours = Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=ahead)
         for number, _ in enumerate(ours):
             assert (
@@ -520,7 +523,7 @@ class TestBackPressure:
                 break
 
     def test_work_goes_on_while_the_caller_does_something_else(self) -> None:
-        source = Counting(pictures(1000))
+        source = Counting(sample_images(1000))
         batches = iter(
             Loader(source, noise_transform(), batch=10, workers=2, kind="threads", ahead=3)
         )
@@ -560,13 +563,13 @@ class TestChoice:
     def choose(
         self, transform: Transform | None, cores: int = 2, samples: int = 20, blocks: bool = False
     ) -> workers.Crew:
-        recipe = Recipe(Singly(pictures(samples)), transform, blocks=blocks)
+        recipe = Recipe(Singly(sample_images(samples)), transform, blocks=blocks)
         return workers.choose("auto", "auto", cores, recipe, np.arange(samples))
 
     def test_a_large_set_is_measured_whatever_its_transform(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Decoded pictures leave so little to C that threads do not help."""
+        """Decoded images leave so little to C that threads do not help."""
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 0.9)
         assert self.choose(Transform(), samples=workers.ENOUGH - 1).kind == "threads"
         assert self.choose(Transform(), samples=workers.ENOUGH).kind == "processes"
@@ -614,21 +617,21 @@ class TestChoice:
         assert self.choose(noise_transform(), cores=cores).kind == kind
 
     def test_blocks_only_where_all_of_it_can_be_done_at_once(self) -> None:
-        """Pictures of several shapes do not stack, and a crop that resizes does not work on a
+        """Images of several shapes do not stack, and a crop that resizes does not work on a
         block: asking would only read twice."""
         numbers = np.arange(20)
         equal = ArraySource(np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, np.int64))
         assert fill.gives_blocks(equal, None, numbers)
         assert fill.gives_blocks(equal, Transform(PadAndCrop(8, 1), Flip()), numbers)
         assert not fill.gives_blocks(equal, Transform(RandomResizedCrop(8)), numbers)
-        assert not fill.gives_blocks(Unequal(pictures(20)), None, numbers)
+        assert not fill.gives_blocks(Unequal(sample_images(20)), None, numbers)
 
     def test_threads_for_what_no_process_can_be_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         lock = threading.Lock()
 
-        def hold(picture: Picture) -> Picture:
+        def hold(image: Pixels) -> Pixels:
             with lock:
-                return picture
+                return image
 
         monkeypatch.setattr(workers, "time_of_two_threads", lambda *_: 1.02)
         transform = Transform(hold, shape=(4, 4, 3))
@@ -641,16 +644,17 @@ class TestChoice:
             next(iter(loader(kind="processes", transform=transform)))
 
     def test_the_measurement_survives_whatever_a_transform_does(self) -> None:
-        def fail(picture: Picture) -> Picture:
+        def fail(image: Pixels) -> Pixels:
             raise KeyError
 
         transform = Transform(fail, shape=(4, 4, 3))
         assert (
-            workers.time_of_two_threads(Recipe(Singly(pictures(20)), transform), np.arange(20)) > 0
+            workers.time_of_two_threads(Recipe(Singly(sample_images(20)), transform), np.arange(20))
+            > 0
         )
         assert (
             workers.time_of_two_threads(
-                Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)
+                Recipe(Singly(sample_images(20)), noise_transform()), np.arange(20)
             )
             > 0
         )
@@ -670,7 +674,9 @@ class TestChoice:
 
         monkeypatch.setattr(workers, "fill", watched)
         monkeypatch.setattr(workers, "_SECONDS", 0.0)
-        workers.time_of_two_threads(Recipe(Singly(pictures(20)), noise_transform()), np.arange(20))
+        workers.time_of_two_threads(
+            Recipe(Singly(sample_images(20)), noise_transform()), np.arange(20)
+        )
         (first, warm), *timed = filled[1:]
         assert first == 4 and [size for size, _ in timed] == [4, 2, 2] * 3
         assert all(np.shares_memory(out, warm) for _, out in timed)
@@ -682,7 +688,7 @@ class TestChoice:
 
         Here it is more than all time there is.
         """
-        recipe, numbers = Recipe(Singly(pictures(20)), noise_transform()), np.arange(20)
+        recipe, numbers = Recipe(Singly(sample_images(20)), noise_transform()), np.arange(20)
         monkeypatch.setattr(workers, "seconds_in_run_queue", lambda: 1000.0)
         assert workers._seconds(recipe, numbers, None, [slice(0, 4)]) < -900
         assert workers._seconds(recipe, numbers, None, [slice(0, 2), slice(2, 4)]) > 0
@@ -696,7 +702,9 @@ class TestChoice:
             workers, "_seconds", lambda *args: sizes.append(args[3][0].stop) or 0.001
         )
         assert (
-            workers._enough(Recipe(Singly(pictures(20)), noise_transform()), np.arange(1000), None)
+            workers._enough(
+                Recipe(Singly(sample_images(20)), noise_transform()), np.arange(1000), None
+            )
             == workers.ENOUGH
         )
         assert sizes == [1, 4, 8, 16, 32, 64, 128]

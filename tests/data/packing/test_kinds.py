@@ -1,4 +1,4 @@
-"""Pictures of every kind that a class folder may hold come through packing, whatever the shards
+"""Images of every kind that a class folder may hold come through packing, whatever the shards
 are. Reference: Pillow."""
 
 import io
@@ -10,12 +10,12 @@ from PIL import Image
 
 from allstep.data.image.decode import decode
 from allstep.data.opening import open_source
+from allstep.data.packing.image import SUFFIXES, kind_of
 from allstep.data.packing.pack import pack
-from allstep.data.packing.picture import SUFFIXES, kind_of
 from allstep.data.packing.plan import Options
 from allstep.data.sources import folder
 from allstep.data.sources.tar import source as tar
-from picture_folders import encoded, picture
+from image_folders import encoded, image
 
 
 @pytest.fixture(autouse=True)
@@ -24,21 +24,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readers_of_tars_know_every_suffix_that_is_written() -> None:
-    assert set(SUFFIXES.values()) <= set(tar.PICTURES)
+    assert set(SUFFIXES.values()) <= set(tar.IMAGES)
 
 
 def files() -> dict[str, bytes]:
-    """A picture of each kind that a folder's files may be."""
+    """An image of each kind that a folder's files may be."""
     pillows = {
         **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "JPEG"),
         ".tif": "TIFF",
         ".pgm": "PPM",
     }
     made = {}
-    for suffix in set(folder.PICTURES) - {".jp2", ".avif"}:
+    for suffix in set(folder.IMAGES) - {".jp2", ".avif"}:
         file = io.BytesIO()
         mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
-        picture(1, 20, 30).convert(mode).save(
+        image(1, 20, 30).convert(mode).save(
             file, pillows.get(suffix, "PPM" if suffix == ".pbm" else suffix[1:].upper())
         )
         made[suffix] = file.getvalue()

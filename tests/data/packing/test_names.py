@@ -14,7 +14,7 @@ from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig
 from allstep.train.input.classes import settle
-from picture_folders import encoded
+from image_folders import encoded
 from tfrecord_files import read_records
 
 
@@ -78,7 +78,7 @@ def test_info_and_verify_show_names_that_are_no_text(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["data", "info", str(tmp_path / "src")])
     assert shown.exit_code == 0, shown.output
     assert "caf\\xe9" in shown.stdout
-    make(tmp_path / "bad", b"caf\xe9", b"\xff.jpg", b"no picture")
+    make(tmp_path / "bad", b"caf\xe9", b"\xff.jpg", b"no image")
     shown = CliRunner().invoke(app, ["data", "verify", str(tmp_path / "bad")])
     assert shown.exit_code == 1, shown.output
     assert "\\xff.jpg" in shown.stdout
@@ -86,7 +86,7 @@ def test_info_and_verify_show_names_that_are_no_text(tmp_path: Path) -> None:
 
 def test_info_and_verify_obey_nothing_in_a_name(tmp_path: Path) -> None:
     hostile, harmless = "e\x1b[31m\u202e\x9b[red]", r"e\x1b[31m\u202e\x9b[red]"
-    make(tmp_path / "src", hostile.encode(), f"{hostile}.jpg".encode(), b"no picture")
+    make(tmp_path / "src", hostile.encode(), f"{hostile}.jpg".encode(), b"no image")
     for words, code in (["info"], 0), (["verify"], 1):
         shown = CliRunner().invoke(
             app, ["data", *words, str(tmp_path / "src")], env={"COLUMNS": "200"}

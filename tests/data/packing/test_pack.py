@@ -28,7 +28,7 @@ from allstep.data.sources.source import Source
 from allstep.data.sources.tfrecord.example import decode, encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.errors import ConfigError, DataError
-from picture_folders import CLASSES, encoded, make_folder
+from image_folders import CLASSES, encoded, make_folder
 from tfrecord_files import read_records
 
 NUM = 24
@@ -114,8 +114,8 @@ class TestWhatIsInIt:
         found = []
         for record in tf.data.TFRecordDataset(names):
             features = tf.train.Example.FromString(record.numpy()).features.feature
-            picture = Image.open(io.BytesIO(features["image"].bytes_list.value[0]))
-            assert list(features["shape"].int64_list.value) == [picture.height, picture.width]
+            image = Image.open(io.BytesIO(features["image"].bytes_list.value[0]))
+            assert list(features["shape"].int64_list.value) == [image.height, image.width]
             name = features["filename"].bytes_list.value[0].decode()
             found.append(
                 (features["image"].bytes_list.value[0], features["label"].int64_list.value[0], name)
@@ -193,7 +193,7 @@ def test_every_sample_has_one_place(n: int, per_shard: int, seed: int | None) ->
     np.testing.assert_array_equal(np.sort(numbers), np.arange(n))
 
 
-class TestPictures:
+class TestImages:
     def test_only_larger_ones_are_made_smaller(self, tmp_path: Path) -> None:
         for name, sides in (("small", (70, 100)), ("large", (360, 640))):
             (tmp_path / "photos" / name).mkdir(parents=True)
@@ -240,9 +240,9 @@ class TestPictures:
         pack(ArraySource(data, np.arange(5)), "arrays", tmp_path / "out", Options("x"))
         there = open_source(str(tmp_path / "out"))
         for number in range(5):
-            picture = Image.open(io.BytesIO(there.read(number).data))
-            assert picture.format == "PNG"
-            np.testing.assert_array_equal(np.asarray(picture), data[number])
+            image = Image.open(io.BytesIO(there.read(number).data))
+            assert image.format == "PNG"
+            np.testing.assert_array_equal(np.asarray(image), data[number])
 
     @pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
     def test_all_in_one_format(self, folder: Path, tmp_path: Path, kind: str) -> None:
@@ -371,7 +371,7 @@ class TestStopped:
 class TestBadSamples:
     @pytest.fixture
     def spoilt(self, folder: Path) -> Path:
-        (folder / "cat" / "003.jpg").write_bytes(b"not a picture at all")
+        (folder / "cat" / "003.jpg").write_bytes(b"not an image at all")
         (folder / "dog" / "001.jpg").write_bytes(encoded(5)[:200])
         return folder
 

@@ -37,7 +37,7 @@ def test_a_number_does_not_depend_on_the_batch(samples: list[int], seed: int, ep
 
 
 def test_numbers_are_the_same_in_every_version() -> None:
-    """A resumed run must go on with the same pictures.
+    """A resumed run must go on with the same images.
 
     Reference: recorded when the format was fixed.
     """

@@ -242,10 +242,10 @@ def test_kill_leaves_nothing_that_stays(toy: NamedSet, home: Path, tmp_path: Pat
     assert contents(tmp_path / "to") == the_six(home)
 
 
-def test_pictures_and_labels(toy: NamedSet, home: Path) -> None:
+def test_images_and_labels(toy: NamedSet, home: Path) -> None:
     images = load(find(toy, home))
     assert images.train.images.shape == (5 * N, 32, 32, 3)
-    assert images.picture_shape == (3, 32, 32)
+    assert images.image_shape == (3, 32, 32)
     assert images.test.labels.tolist() == [3, 1, 9, 0]
     row = np.frombuffer((home / CIFAR_FILES[1]).read_bytes(), np.uint8).reshape(N, 3073)[2]
     for channel in range(3):  # the slow way round

@@ -38,8 +38,8 @@ from allstep.data.sources.tfrecord import labels as record_labels
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.source import KIND, TFRecordSource
 from allstep.errors import DataError
+from image_folders import encoded
 from label_records import tutorial_features, write_labels, write_tutorial
-from picture_folders import encoded
 from tfrecord_files import write_records
 
 
@@ -499,7 +499,7 @@ class TestRaw:
 
 
 class TestTutorialLayout:
-    def test_the_picture_is_found_as_image_raw(self, tmp_path: Path) -> None:
+    def test_the_image_is_found_as_image_raw(self, tmp_path: Path) -> None:
         source = TFRecordSource(write_tutorial(tmp_path / "x.tfrecord", [b"tench", b"eel"]))
         assert bytes(source.read(0).data) == tutorial_features(0, b"")["image_raw"] and targets(
             source

@@ -16,7 +16,7 @@ from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.shards import read_classes
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
-from picture_folders import make_folder
+from image_folders import make_folder
 from ranks import clean_environment
 
 
@@ -30,7 +30,7 @@ def endless(path: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [pipe, endless])
-def test_a_picture_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_image_that_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make_folder(tmp_path / "src", per_class=2)
     folder = next(path for path in (tmp_path / "src").iterdir() if path.is_dir())
     make(folder / "zzz.jpg")

@@ -137,7 +137,7 @@ def test_random_changes_are_read_alike_or_refused_by_us(tf: Any) -> None:
     assert compared > 50
 
 
-def test_tensorflow_parses_records_of_decoded_pictures(tf: Any, tmp_path: Path) -> None:
+def test_tensorflow_parses_records_of_decoded_images(tf: Any, tmp_path: Path) -> None:
     pixels = RANDOM.integers(0, 256, (4, 5, 6, 3), np.uint8)
     path = tmp_path / "x.tfrecord"
     records = [

@@ -34,7 +34,7 @@ def a_tar(samples: int = 3) -> bytes:
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for number in range(samples):
             for name, content in (
-                (f"{number}.jpg", b"picture %d" % number),
+                (f"{number}.jpg", b"image %d" % number),
                 (f"{number}.cls", b"%d" % number),
             ):
                 member = tarfile.TarInfo(name)
@@ -224,7 +224,7 @@ def test_a_shard_by_its_url_is_read_by_ranges_only(server: Any) -> None:
     url = f"{server.url}/in/a.tar"
     source = TarSource(url)
     assert [bytes(source.read(number).data) for number in range(len(source))] == [
-        b"picture %d" % n for n in range(3)
+        b"image %d" % n for n in range(3)
     ]
     assert (
         stamp_of(url) == {"size": len(TAR), "version": '"x"'}

@@ -9,7 +9,7 @@ same with share_weights=True: one copy of the weights for all ranks of the host 
 ====================================================================================================
 
 One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with
-the same first weights, SGD with momentum and weight decay, the same made-up pictures at the same
+the same first weights, SGD with momentum and weight decay, the same made-up images at the same
 step (see `rank`). Their losses have to be the same too; where they part, somebody computes
 something else, and there is no result. Two numbers have the same sum in either order, so with two
 ranks all losses agree to the end. More ranks may add in another order, and what begins as rounding
@@ -80,7 +80,7 @@ def measure_step(
     batch: int | None = None,
     progress: Progress = lambda text: None,
 ) -> StepResult:
-    """Time everybody `repetitions` times. batch: pictures of a rank at a step.
+    """Time everybody `repetitions` times. batch: images of a rank at a step.
 
     `progress` is told where we are, NUM_EXTRA times more.
     """

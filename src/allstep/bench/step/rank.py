@@ -17,7 +17,7 @@ Whatever goes wrong with a contender is answered by {"failed": why}.
 
 A contender is a function that takes the net and its SGD and gives back what is to be called in
 their place. All have the same net with the same weights, and at the same step of the same turn the
-same pictures and the same dropout, so that their losses are the same.
+same images and the same dropout, so that their losses are the same.
 """
 
 import os
@@ -99,9 +99,9 @@ class Trainee:
     net: Callable[[Tensor], Tensor]
     optimizer: Optimizer
 
-    def step(self, pictures: Tensor, labels: Tensor) -> Tensor:
+    def step(self, images: Tensor, labels: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.net(pictures), labels)
+        loss = nn.functional.cross_entropy(self.net(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
@@ -183,7 +183,7 @@ class StepRank:
 
 
 class Lessons:
-    """Pictures and labels, made up before the clock starts; the same whenever this rank asks for
+    """Images and labels, made up before the clock starts; the same whenever this rank asks for
     this turn."""
 
     def __init__(self, task: Task, rank: int, size: int, batch: int) -> None:
@@ -199,8 +199,8 @@ class Lessons:
         return self._seeded(turn)
 
     def _draw(self, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        pictures = torch.randn(self._batch, *self._task.shape, generator=chance)
-        return pictures, torch.randint(self._task.num_classes, (self._batch,), generator=chance)
+        images = torch.randn(self._batch, *self._task.shape, generator=chance)
+        return images, torch.randint(self._task.num_classes, (self._batch,), generator=chance)
 
     def _seeded(self, turn: int) -> Iterator[tuple[Tensor, Tensor]]:
         for step, lesson in enumerate(self._made):

@@ -1,6 +1,6 @@
 """The hosts of a group: which ranks share memory, and the lanes between hosts.
 
-Every rank leaves a card in the group's store; from all cards every rank computes the same picture
+Every rank leaves a card in the group's store; from all cards every rank computes the same image
 (`host_map`).
 
 ==================

@@ -2,7 +2,7 @@
 others.
 
 The cards make the world exact. A launcher tells each rank its own place, often not the others';
-from the cards every rank computes the same picture: which ranks share a host, which cores they may
+from the cards every rank computes the same image: which ranks share a host, which cores they may
 use, from which interface the other hosts are reached. A rank that does not appear is named.
 """
 

@@ -1,4 +1,4 @@
-"""What is in a source: how many samples, files and bytes, which sizes and formats of pictures, how
+"""What is in a source: how many samples, files and bytes, which sizes and formats of images, how
 many of each class.
 
 Images are looked at by their headers, and only a few hundred of them, spread over the set. Classes
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from allstep.data.inspect.verify import is_encoded
-from allstep.data.packing.picture import kind_of, size_of
+from allstep.data.packing.image import kind_of, size_of
 from allstep.data.packing.plan import spread
 from allstep.data.sources.files import stamp_of
 from allstep.data.sources.source import BadSample, Source
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class ImageSummary:
-    """What the pictures that were looked at are like."""
+    """What the images that were looked at are like."""
 
     looked_at: int
     bad: int
@@ -111,7 +111,7 @@ def files_of(source: Source) -> list[str]:
 
 
 def look_at(source: Source, count: int = _LOOKED_AT) -> ImageSummary:
-    """Formats and sizes of up to `count` pictures."""
+    """Formats and sizes of up to `count` images."""
     seen = [_look(source, number) for number in spread(len(source), count)] if len(source) else []
     good = [each for each in seen if each is not None]
     heights, widths = ([size[axis] for _, size in good if size] for axis in (0, 1))

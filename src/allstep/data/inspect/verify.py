@@ -1,4 +1,4 @@
-"""Checks every sample of a source: its checksum, its label, and that its picture can be decoded,
+"""Checks every sample of a source: its checksum, its label, and that its image can be decoded,
 all of it.
 
 A sample is good when a loader would deliver it. Bad ones are listed with file, offset and reason,
@@ -41,7 +41,7 @@ def verify(
     """Reads and decodes all samples of `source` with `jobs` threads (one for each core, unless
     given).
 
-    Pictures of more than `max_pixels` are bad, and not decoded.
+    Images of more than `max_pixels` are bad, and not decoded.
     """
     bad: list[BadSample] = []
 
@@ -75,5 +75,5 @@ def what_is_wrong(source: Source, number: int, max_pixels: int = MAX_PIXELS) -> 
 
 
 def is_encoded(data: Any) -> bool:
-    """Whether `data` is a picture's file rather than its pixels or other numbers."""
+    """Whether `data` is an image's file rather than its pixels or other numbers."""
     return not isinstance(data, np.ndarray) or data.ndim == 1

@@ -34,10 +34,10 @@ class Batch:
     """Further features that the loader was asked for: an array where they stack, else a list."""
 
 
-def pictures_first(pictures: NDArray[Any]) -> torch.Tensor:
+def images_first(images: NDArray[Any]) -> torch.Tensor:
     """(n, height, width, channels) as torch likes it, (n, channels, height, width), in the same
     memory."""
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 class Mover:

@@ -6,7 +6,7 @@
         dataset.set_epoch(epoch)
         for data, target in loader: ...
 
-The pictures are those of `Loader` with the same seed, bit for bit: random numbers belong to (seed,
+The images are those of `Loader` with the same seed, bit for bit: random numbers belong to (seed,
 epoch, sample), whoever draws them. The transform's batch part (mixup, normalisation) is left to the
 caller: `transform.on_batch`. A bad sample is an error here, since a Dataset cannot skip one.
 """
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill
-from allstep.data.loading.batch import pictures_first
+from allstep.data.loading.batch import images_first
 from allstep.data.order import Numbers, some_of
 from allstep.data.sources.source import BadSample, Source
 
@@ -42,18 +42,18 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
         self.numbers = None if numbers is None else some_of(numbers, len(source))
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # seen by workers that live for many epochs
-        self._picture: Any = None
+        self._image: Any = None
 
     def __len__(self) -> int:
         return len(self.source) if self.numbers is None else len(self.numbers)
 
     @property
     def epoch(self) -> int:
-        """Which epoch's random numbers the pictures have."""
+        """Which epoch's random numbers the images have."""
         return int(self._epoch.item())
 
     def set_epoch(self, epoch: int) -> None:
-        """From now on the pictures of that epoch, in all worker processes; call it between two
+        """From now on the images of that epoch, in all worker processes; call it between two
         epochs."""
         self._epoch[0] = epoch
 
@@ -72,9 +72,9 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
         return self._made(self.transform, number, sample.data), target
 
     def _made(self, transform: Transform, number: int, data: Any) -> torch.Tensor:
-        if self._picture is None:
-            self._picture = fill.picture_shape(transform, self.source.read(number))
-        shape, dtype = self._picture
+        if self._image is None:
+            self._image = fill.image_shape(transform, self.source.read(number))
+        shape, dtype = self._image
         out = np.empty((1, *shape), dtype)
         try:
             transform.one(
@@ -82,7 +82,7 @@ class SourceDataset(Dataset[tuple[torch.Tensor, Any]]):
             )
         except ValueError as error:
             raise BadSample(number, self.source.place(number), str(error)) from error
-        return pictures_first(out)[0]
+        return images_first(out)[0]
 
 
 def as_dataset(

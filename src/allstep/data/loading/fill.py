@@ -51,7 +51,7 @@ class Recipe:
 
 @dataclass
 class Rows:
-    """What became of some samples, beside the pictures in batch memory."""
+    """What became of some samples, beside the images in batch memory."""
 
     target: NDArray[Any] | list[Any]
     data: NDArray[Any] | list[Any] | None = None
@@ -200,7 +200,7 @@ def check_fit(recipe: Recipe, like: Sample | None) -> None:
         and like.data.dtype != np.uint8
     ):
         raise ConfigError(
-            f"a transform works on pictures of uint8, and the samples are {like.data.dtype} arrays"
+            f"a transform works on images of uint8, and the samples are {like.data.dtype} arrays"
             f" of shape {like.data.shape}: store them as uint8, or leave the transform out and"
             " change the batches yourself"
         )
@@ -219,22 +219,22 @@ def gives_blocks(source: Source, transform: Transform | None, numbers: Numbers) 
     if block is None or transform is None:
         return block is not None
     try:
-        shape, dtype = picture_shape(transform, Sample(block.data[0]))
+        shape, dtype = image_shape(transform, Sample(block.data[0]))
     except ConfigError:  # it is raised again where it can be explained
         return False
     out = np.empty((len(good), *shape), dtype)
     return transform.many(block.data, out, transform.draw(0, 0, np.array(good)))
 
 
-def picture_shape(
+def image_shape(
     transform: Transform, like: Sample | None
 ) -> tuple[tuple[int, int, int], np.dtype[Any]]:
-    """Shape and type of a picture in batch memory."""
+    """Shape and type of an image in batch memory."""
     if transform.shape is not None:
         return transform.shape, np.dtype(np.uint8)
     if like is None or not isinstance(like.data, np.ndarray) or like.data.ndim not in (2, 3):
         raise ConfigError(
-            "the transform does not say how large its pictures are, and the samples are not arrays"
+            "the transform does not say how large its images are, and the samples are not arrays"
             " of one shape: begin it with RandomResizedCrop(224), or another crop or resize"
         )
     height, width, *channels = like.data.shape

@@ -36,7 +36,7 @@ import torch
 from allstep.data import order
 from allstep.data.augment.transform import Transform
 from allstep.data.loading import fill, workers
-from allstep.data.loading.batch import Batch, Mover, pictures_first, to_tensor
+from allstep.data.loading.batch import Batch, Mover, images_first, to_tensor
 from allstep.data.loading.fill import Recipe
 from allstep.data.loading.pipeline import Machinery
 from allstep.data.loading.quarantine import Quarantine, WholeEpoch, default_budget, path_of_rank
@@ -269,7 +269,7 @@ class Loader:
     def _to_batch(self, span: Span, filled: Filled) -> Batch:
         for bad in filled.bad:
             self._quarantine.note(bad, span.epoch)
-        data = _as_it_is(filled.data) if self.transform is None else pictures_first(filled.data)
+        data = _as_it_is(filled.data) if self.transform is None else images_first(filled.data)
         data, target = self._mover(data), self._mover(to_tensor(filled.target))
         if self.transform is not None and filled.draws is not None:
             data, target = self.transform.on_batch(

@@ -1,7 +1,7 @@
 """Memory for batches, used again when nobody holds the batch any more.
 
 Fresh memory costs: the kernel clears each page at its first touch, about as long as a resize of a
-picture takes to fill it. So a batch's memory comes back to a free list when the last array, tensor
+image takes to fill it. So a batch's memory comes back to a free list when the last array, tensor
 or view of it is gone, and never before:
 
 ```

@@ -34,7 +34,7 @@ _PIECE_SENT = 64
 _PIECES_EACH = DEPTH + 1
 # seconds until processes that are stuck in a sample are ended: starting others takes about as long
 PATIENCE = 1.0
-# bytes of the pictures that are gathered and augmented at once: more leave the cache and fault in
+# bytes of the images that are gathered and augmented at once: more leave the cache and fault in
 # fresh pages
 _BLOCK = 400_000
 
@@ -52,22 +52,22 @@ class Machinery:
         shared = crew.kind == "processes" and crew.count > 0
         make: type[Buffer] = SharedBuffer if shared else PinnedBuffer if pin else Buffer
         self.memory = Memory(self.ahead + 2, make)
-        self.picture: tuple[int, int, int] | None = None
+        self.image: tuple[int, int, int] | None = None
         self.dtype = np.dtype(np.uint8)
         if recipe.transform is not None:
-            self.picture, self.dtype = fill.picture_shape(recipe.transform, like)
+            self.image, self.dtype = fill.image_shape(recipe.transform, like)
         else:
             _refuse_encoded(like)
 
     def layout(self, share: int) -> ShareLayout:
         """For shares of about `share` samples."""
-        return ShareLayout(self.memory, self.picture, self.dtype, self._piece(share), self.like)
+        return ShareLayout(self.memory, self.image, self.dtype, self._piece(share), self.like)
 
     def _piece(self, share: int) -> int:
         """Samples of a piece: blocks that fit the cache; all, where arrays are only copied; else
         few, for all workers to have some."""
-        if self.recipe.blocks and self.picture is not None:
-            return max(1, _BLOCK // (math.prod(self.picture) * self.dtype.itemsize))
+        if self.recipe.blocks and self.image is not None:
+            return max(1, _BLOCK // (math.prod(self.image) * self.dtype.itemsize))
         if self.recipe.blocks:
             return share
         if self.crew.kind == "processes":
@@ -121,6 +121,6 @@ class Machinery:
 def _refuse_encoded(like: Sample | None) -> None:
     if like is not None and isinstance(like.data, bytes | bytearray | memoryview):
         raise ConfigError(
-            "the samples are encoded pictures, and nothing says how to make arrays of them: "
+            "the samples are encoded images, and nothing says how to make arrays of them: "
             "Loader(source, Transform(RandomResizedCrop(224)), ...), or another transform"
         )

@@ -10,7 +10,7 @@ thread i  --piece: samples, place in batch memory (the memory itself, a file des
 A process is sent the next piece before it has answered the last (`DEPTH`), so that it need not wait
 for this process to wake up between two pieces. Answers come in the order of the questions.
 
-Pictures never pass through the socket: the process writes them into the batch memory that both map.
+Images never pass through the socket: the process writes them into the batch memory that both map.
 Recipe and functions are sent by cloudpickle, so functions of a script or a notebook need no module
 and no `if __name__ == "__main__"`. One number in shared memory says up to which piece everything is
 cancelled; processes look at it between two samples.

@@ -28,7 +28,7 @@ class ShareLayout:
     """How shares lie in memory."""
 
     memory: Memory
-    picture: tuple[int, int, int] | None
+    image: tuple[int, int, int] | None
     """Height, width, channels; None without a transform."""
     dtype: np.dtype[Any]
     piece: int
@@ -61,10 +61,8 @@ class Share:
         ] or [slice(0, 0)]
         self.buffer: Buffer | None = None
         self.out: NDArray[Any] | None = None
-        if layout.picture is not None:
-            self.buffer, self.out = layout.memory.take(
-                (len(samples), *layout.picture), layout.dtype
-            )
+        if layout.image is not None:
+            self.buffer, self.out = layout.memory.take((len(samples), *layout.image), layout.dtype)
         self._rows: list[Rows | None] = [None] * len(self.pieces)
         self._missing = len(self.pieces)
         self._draws: Draws | None = None

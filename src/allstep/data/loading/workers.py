@@ -4,7 +4,7 @@ for, else by measurement.
 Threads share everything and start at once, but only one of them runs Python at a time. Our own
 operations spend their time in C without the GIL, but between two of them a thread needs it again:
 one that finds it taken sleeps, and waking up takes longer than the Python that it waited for. A
-user's function may hold the GIL; and where pictures are stored decoded, little is left but Python.
+user's function may hold the GIL; and where images are stored decoded, little is left but Python.
 
 So some samples are made ready by one thread and by two, and from the two times follows which share
 of the work runs alone (Amdahl), and what each of `count` threads would deliver:
@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allstep import machine
-from allstep.data.loading.fill import Recipe, Rows, fill, look, picture_shape
+from allstep.data.loading.fill import Recipe, Rows, fill, image_shape, look
 from allstep.data.loading.prefetch import Finish, Stop
 from allstep.data.loading.processes import cannot_travel
 from allstep.data.loading.share import Share
@@ -111,7 +111,7 @@ def choose(workers: int | str, kind: Kind, cores: int, recipe: Recipe, numbers: 
 
 
 def _for_blocks(num_threads: int, num_processes: int, recipe: Recipe, numbers: Numbers) -> Crew:
-    """Blocks of small pictures are many short calls of numpy: a second thread only takes the GIL
+    """Blocks of small images are many short calls of numpy: a second thread only takes the GIL
     from the first."""
     if len(numbers) < ENOUGH:
         return Crew(num_threads, "threads", "a small set")
@@ -205,12 +205,12 @@ def seconds_in_run_queue() -> float:
 
 
 def _room(recipe: Recipe, samples: Numbers) -> NDArray[Any] | None:
-    """Memory for the pictures of `samples`; None where they have none or it cannot be known how
+    """Memory for the images of `samples`; None where they have none or it cannot be known how
     large they are."""
     if recipe.transform is None:
         return None
     try:
-        shape, dtype = picture_shape(recipe.transform, look(recipe.source, samples))
+        shape, dtype = image_shape(recipe.transform, look(recipe.source, samples))
     except ConfigError:  # it is raised again when the loader is made ready
         return None
     return np.empty((len(samples), *shape), dtype)

@@ -16,8 +16,8 @@ number of threads. The folder in the end:
     quarantine.jsonl                 samples that were left out, one a line, where there were any
     pack.jsonl                       the journal: options, source, shards
 
-The parts: `plan` decides which sample goes where, `journal` remembers what is done, `picture` makes
-pictures smaller, `record` makes bytes of samples, `ordered` has the threads.
+The parts: `plan` decides which sample goes where, `journal` remembers what is done, `image` makes
+images smaller, `record` makes bytes of samples, `ordered` has the threads.
 """
 
 import json
@@ -177,7 +177,7 @@ class _Packer:
             return self._record(item)
         except BadSample as error:
             return error
-        except ValueError as error:  # no picture, or a feature that no record can hold
+        except ValueError as error:  # no image, or a feature that no record can hold
             return BadSample(number, self.source.place(number), str(error))
 
     def _pieces(self, shards: Iterable[int]) -> Iterator[tuple[int, int, int]]:

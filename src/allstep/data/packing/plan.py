@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from allstep.data.image.limit import MAX_PIXELS
 from allstep.data.order import permute
-from allstep.data.packing.picture import Recoding
+from allstep.data.packing.image import Recoding
 from allstep.data.packing.record import FORMS
 from allstep.data.sources.files import stamp_of
 from allstep.data.sources.source import Source
@@ -59,7 +59,7 @@ class Options:
         if self.raw and self.to != "tfrecord":
             raise ConfigError(
                 f"--raw is for TFRecord shards, not for --to {self.to}: tar has no place for a"
-                " picture's size"
+                " image's size"
             )
         if not 0 < self.shard_mb < math.inf:
             raise ConfigError(
@@ -72,7 +72,7 @@ class Options:
         self.recoding()
 
     def recoding(self) -> Recoding:
-        """What happens to the pictures."""
+        """What happens to the images."""
         return Recoding(self.max_side, self.quality, self.raw, self.format, self.max_pixels)
 
 

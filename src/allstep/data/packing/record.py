@@ -2,13 +2,13 @@
 
 | | TFRecord | TFRecord, raw | tar (WebDataset's naming) |
 |---|---|---|---|
-| picture | `image`: encoded bytes | `image/raw`: pixels | `00000017.jpg` (png, webp) |
+| image | `image`: encoded bytes | `image/raw`: pixels | `00000017.jpg` (png, webp) |
 | size | `shape`: height, width | `image/shape`: height, width, channels | |
 | class | `label`: int64 | `label`: int64 | `00000017.cls`: the number as text |
 | origin | `filename` | | |
 | others | by their names | | `00000017.json`: what JSON can hold |
 
-Raw records hold nothing else, so that pictures of one size differ in pixels and label only and can
+Raw records hold nothing else, so that images of one size differ in pixels and label only and can
 be read many at once. All of it depends on the sample alone: no time, user or machine goes into a
 shard.
 """
@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from allstep.data.packing.picture import SUFFIXES, StoredImage
-from allstep.data.sources.folder import PICTURES
+from allstep.data.packing.image import SUFFIXES, StoredImage
+from allstep.data.sources.folder import IMAGES
 from allstep.data.sources.source import Place, Sample
 from allstep.data.sources.tar import source as tar
 from allstep.data.sources.tfrecord import source as tfrecord
@@ -59,7 +59,7 @@ class Item:
     number: int
     place: Place
     sample: Sample
-    picture: StoredImage
+    image: StoredImage
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,14 @@ class Form:
 
 def tfrecord_record(item: Item) -> bytes:
     """One record with an Example in it."""
-    picture, target = item.picture, item.sample.target
-    if picture.kind == "raw":
+    image, target = item.image, item.sample.target
+    if image.kind == "raw":
         return frame(
-            encode(
-                {"image/raw": picture.content, "image/shape": list(picture.shape), "label": target}
-            )
+            encode({"image/raw": image.content, "image/shape": list(image.shape), "label": target})
         )
     features = {
-        "image": picture.content,
-        "shape": list(picture.shape),
+        "image": image.content,
+        "shape": list(image.shape),
         "label": target,
         "filename": filename(item),
     }
@@ -94,10 +92,10 @@ def tfrecord_record(item: Item) -> bytes:
 
 
 def tar_record(item: Item) -> bytes:
-    """The members of one sample: picture, class, and what else there is."""
+    """The members of one sample: image, class, and what else there is."""
     key = f"{item.number:08d}"
     target, others = item.sample.target, _others(item.sample)
-    members = {SUFFIXES[item.picture.kind]: item.picture.content}
+    members = {SUFFIXES[item.image.kind]: item.image.content}
     if isinstance(target, int | np.integer):
         members["cls"] = str(int(target)).encode()
     else:
@@ -120,9 +118,7 @@ def filename(item: Item) -> bytes:
         if (known := item.sample.fields.get(name)) is not None:
             return known if isinstance(known, bytes) else os.fsencode(str(known))
     path = PurePosixPath(item.place.file)
-    return os.fsencode(
-        path.name if path.suffix.lower() in PICTURES else f"{path.name}:{item.number}"
-    )
+    return os.fsencode(path.name if path.suffix.lower() in IMAGES else f"{path.name}:{item.number}")
 
 
 def _others(sample: Sample) -> dict[str, Any]:

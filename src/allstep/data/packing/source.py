@@ -1,6 +1,6 @@
 """What a packer reads: TFRecords with all their features, any other source as it is.
 
-A loader needs picture and label and looks for nothing else. A set that is packed anew should keep
+A loader needs image and label and looks for nothing else. A set that is packed anew should keep
 the rest, too: file names, boxes, texts. They go into `Sample.fields`, whichever of them a record
 happens to have.
 """

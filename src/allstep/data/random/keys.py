@@ -2,7 +2,7 @@
 kind of integer.
 
 `digest` makes a key of (seed, epoch, ...); `mixed` spreads bits that a key was added to. `order`
-permutes with the two and `pictures.draws` draws with them.
+permutes with the two and `images.draws` draws with them.
 """
 
 import operator

@@ -2,7 +2,7 @@
 
 | layout | files | read by |
 |---|---|---|
-| idx | pictures and labels of the training set, then of the test set; plain or `.gz` | `idx` |
+| idx | images and labels of the training set, then of the test set; plain or `.gz` | `idx` |
 | cifar | five files of training rows, one of test rows | `cifar` |
 
 A home has either every file by its name, or one `archive` (a tar.gz) with all of them inside.

@@ -1,4 +1,4 @@
-"""Named data sets: where they are found, and their pictures in memory.
+"""Named data sets: where they are found, and their images in memory.
 
 The files of a set (`sets`) are looked for in this order, and the first place that has all of them
 is taken:
@@ -36,7 +36,7 @@ __all__ = [
     "Found",
     "ImageSet",
     "NamedSet",
-    "Pictures",
+    "Images",
     "cache_folder",
     "find",
     "load",
@@ -57,7 +57,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Images:
     """A labelled part of a set:
 
     `images` (n, height, width) or (n, height, width, channels); `labels` (n,), int64.
@@ -74,15 +74,15 @@ class Pictures:
 class ImageSet:
     """A set in memory."""
 
-    train: Pictures
-    test: Pictures
+    train: Images
+    test: Images
     num_classes: int
     classes: tuple[str, ...] = ()
     """Names of the classes, or nothing where they are not known."""
 
     @property
-    def picture_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one picture."""
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
         height, width, *channels = self.train.images.shape[1:]
         return (*(channels or [1]), height, width)
 
@@ -122,47 +122,46 @@ def load(found: Found) -> ImageSet:
     return ImageSet(train, test, num_classes, classes)
 
 
-def _read_idx(files: tuple[Path, ...]) -> tuple[Pictures, Pictures]:
+def _read_idx(files: tuple[Path, ...]) -> tuple[Images, Images]:
     train_images, train_labels, test_images, test_labels = files
-    train = _pictures(train_images, train_labels)
-    test = _pictures(test_images, test_labels)
+    train = _images(train_images, train_labels)
+    test = _images(test_images, test_labels)
     if train.images.shape[1:] != test.images.shape[1:]:
         expected, size = train.images.shape[1:], test.images.shape[1:]
         raise DataError(
-            f"{test_images}: expected pictures of {expected} as in {train_images.name}, found"
-            f" {size}"
+            f"{test_images}: expected images of {expected} as in {train_images.name}, found {size}"
         )
     return train, test
 
 
-def _read_cifar(files: tuple[Path, ...]) -> tuple[Pictures, Pictures]:
+def _read_cifar(files: tuple[Path, ...]) -> tuple[Images, Images]:
     *train, test = files
-    return Pictures(*cifar.read(train)), Pictures(*cifar.read([test]))
+    return Images(*cifar.read(train)), Images(*cifar.read([test]))
 
 
-_READ: Mapping[str, Callable[[tuple[Path, ...]], tuple[Pictures, Pictures]]] = {
+_READ: Mapping[str, Callable[[tuple[Path, ...]], tuple[Images, Images]]] = {
     "idx": _read_idx,
     "cifar": _read_cifar,
 }
 
 
-def _pictures(images: Path, labels: Path) -> Pictures:
-    pictures, numbers = idx.read_pair(images, labels)
-    if pictures.ndim not in (3, 4):
+def _images(image_file: Path, labels: Path) -> Images:
+    images, numbers = idx.read_pair(image_file, labels)
+    if images.ndim not in (3, 4):
         raise DataError(
-            f"{images}: expected pictures with 3 or 4 dimensions, found shape {pictures.shape}"
+            f"{image_file}: expected images with 3 or 4 dimensions, found shape {images.shape}"
         )
-    if not len(pictures):
-        raise DataError(f"{images}: has no pictures")
+    if not len(images):
+        raise DataError(f"{image_file}: has no images")
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:
         raise DataError(
             f"{labels}: expected labels that are whole numbers from 0 on, found {numbers.dtype}"
             f" from {numbers.min()} on"
         )
-    native = pictures.astype(
-        pictures.dtype.newbyteorder("="), copy=False
+    native = images.astype(
+        images.dtype.newbyteorder("="), copy=False
     )  # bytes stay where they are, mapped or not
-    return Pictures(native, numbers.astype(np.int64))
+    return Images(native, numbers.astype(np.int64))
 
 
 def _found_in(wanted: NamedSet, folder: Path) -> Found:

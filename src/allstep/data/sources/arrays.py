@@ -77,9 +77,7 @@ class _Rows(Source):
         if self._has_wrong(target):
             reason = f"its label is {target}, expected 0 to {self._num_classes - 1}"
             raise BadSample(number, self.place(number), reason)
-        return Sample(
-            self._pictures(stored[None])[0], target.item() if target.ndim == 0 else target
-        )
+        return Sample(self._images(stored[None])[0], target.item() if target.ndim == 0 else target)
 
     def block(self, numbers: NDArray[np.int64]) -> Block | None:
         for number in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
@@ -90,7 +88,7 @@ class _Rows(Source):
             map(int.__ne__, map(_crc, stored, target), self._crcs[numbers].tolist())
         ):
             return None
-        return None if self._has_wrong(target) else Block(self._pictures(stored), target)
+        return None if self._has_wrong(target) else Block(self._images(stored), target)
 
     def place(self, number: int) -> Place:
         part, row = self._locate(number)
@@ -165,7 +163,7 @@ class _Rows(Source):
             stored[here] = self._parts[part][numbers[here] - self._begins[part]]
         return stored
 
-    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def _images(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows as they are delivered, from rows as they are stored."""
         return rows
 
@@ -189,26 +187,26 @@ class ArraySource(_Rows):
 
 
 class IdxSource(_Rows):
-    """The samples of two idx files, pictures and labels."""
+    """The samples of two idx files, images and labels."""
 
     def __init__(
         self, images: str | Path, labels: str | Path, *, classes: tuple[str, ...] = ()
     ) -> None:
         self._pair = (str(images), str(labels))
         self._stamps = [stamp_of(name) for name in self._pair]
-        pictures, numbers = idx.read_pair(local_path(images), local_path(labels))
+        pixels, numbers = idx.read_pair(local_path(images), local_path(labels))
         if numbers.dtype.kind not in "iu":
             raise DataError(
                 f"{labels}: expected labels that are whole numbers, found {numbers.dtype}"
             )
-        super().__init__([pictures], [str(images)], numbers.astype(np.int64), classes)
-        self._header = 4 + 4 * pictures.ndim
+        super().__init__([pixels], [str(images)], numbers.astype(np.int64), classes)
+        self._header = 4 + 4 * pixels.ndim
         self._use_checksums()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _idx_source, (self._pair, self._stamps, self.classes)
 
-    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
+    def _images(self, rows: NDArray[Any]) -> NDArray[Any]:
         return rows.astype(
             rows.dtype.newbyteorder("="), copy=False
         )  # a copy only where elements have more than one byte
@@ -238,8 +236,8 @@ class CifarSource(_Rows):
     def __reduce__(self) -> tuple[Any, ...]:
         return _cifar_source, (self._names, self._stamps, self.classes)
 
-    def _pictures(self, rows: NDArray[Any]) -> NDArray[Any]:
-        return cifar.pictures(rows)
+    def _images(self, rows: NDArray[Any]) -> NDArray[Any]:
+        return cifar.images(rows)
 
 
 def _check_batches(folder: str | Path, names: Sequence[str]) -> tuple[str, ...]:
@@ -279,8 +277,8 @@ def _cifar_classes(name: str) -> tuple[str, ...]:
 
 def _crc(row: NDArray[Any], target: Any) -> int:
     """Of the stored bytes and of the label, which may be in another file."""
-    picture = np.ascontiguousarray(row).reshape(-1).view(np.uint8)
-    return crc32c(picture) ^ crc32c(np.asarray(target).tobytes() + b"label")
+    image = np.ascontiguousarray(row).reshape(-1).view(np.uint8)
+    return crc32c(image) ^ crc32c(np.asarray(target).tobytes() + b"label")
 
 
 def _crc_index(

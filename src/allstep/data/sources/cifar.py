@@ -21,8 +21,8 @@ from allstep.data.sources.files import LocalFile
 from allstep.errors import DataError
 
 SIDE = 32
-PICTURE = 3 * SIDE * SIDE
-ROW = 1 + PICTURE
+IMAGE = 3 * SIDE * SIDE
+ROW = 1 + IMAGE
 NUM_CLASSES = 10
 
 
@@ -37,17 +37,17 @@ def rows(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(file.view, np.uint8).reshape(-1, ROW)
 
 
-def pictures(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The pictures of `rows` as (n, height, width, channels), contiguous."""
+def images(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The images of `rows` as (n, height, width, channels), contiguous."""
     planes = rows[:, 1:].reshape(len(rows), 3, SIDE, SIDE)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
 
 
 def read(paths: Sequence[Path]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All pictures (n, 32, 32, 3) and labels (n,) of some files, in their order, in memory."""
+    """All images (n, 32, 32, 3) and labels (n,) of some files, in their order, in memory."""
     parts = [rows(path) for path in paths]
     labels = [_labels(path, part) for path, part in zip(paths, parts, strict=True)]
-    return np.concatenate([pictures(part) for part in parts]), np.concatenate(labels)
+    return np.concatenate([images(part) for part in parts]), np.concatenate(labels)
 
 
 def _labels(path: Path, rows: NDArray[np.uint8]) -> NDArray[np.int64]:

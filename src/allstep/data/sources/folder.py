@@ -44,12 +44,12 @@ from allstep.errors import DataError
 from allstep.files.bounded import read_regular
 
 KIND = "folder"
-PICTURES = (
+IMAGES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".png", ".webp", ".avif"),
     *(".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".tif", ".tiff"),
 )
-# What usually lies beside pictures. Other files that are left out may be meant as pictures.
-_NO_PICTURES = (
+# What usually lies beside images. Other files that are left out may be meant as images.
+_NO_IMAGES = (
     *(
         ".txt",
         ".md",
@@ -73,7 +73,7 @@ _TICK_NS = 20_000_000
 
 
 class FolderSource(Source):
-    """The pictures of class folders; `suffixes` says which files are samples.
+    """The images of class folders; `suffixes` says which files are samples.
 
     `checksum` stores checksums where there are none yet, `again` in any case.
     """
@@ -82,7 +82,7 @@ class FolderSource(Source):
         self,
         root: str | Path,
         *,
-        suffixes: tuple[str, ...] = PICTURES,
+        suffixes: tuple[str, ...] = IMAGES,
         checksum: bool = False,
         again: bool = False,
         progress: Progress | None = None,
@@ -96,7 +96,7 @@ class FolderSource(Source):
         self.notes = tuple(left_out_notes(str(root), index.extra.get("left_out")))
         if not len(self):
             raise DataError(
-                f"{root}: its {len(self.classes)} class folders hold no pictures"
+                f"{root}: its {len(self.classes)} class folders hold no images"
                 f" ({', '.join(self._suffixes)})"
             )
 
@@ -231,7 +231,7 @@ def _files(
     folders: dict[str, int],
     left_out: Counter[str],
 ) -> Iterator[str]:
-    """Yield the paths, from `root` on, of all pictures in `folder`, at any depth.
+    """Yield the paths, from `root` on, of all images in `folder`, at any depth.
 
     Adds each folder's time, taken before it is listed, and the endings of files that are left out.
     """
@@ -258,14 +258,14 @@ def _files(
 
 
 def left_out_notes(root: str, endings: Any) -> Iterator[str]:
-    """Yield a note on files that may be meant as pictures and have other endings than those that
+    """Yield a note on files that may be meant as images and have other endings than those that
     are read.
 
     endings: how many files have each, as counted; from an index, which may hold anything.
     """
     given = endings.items() if isinstance(endings, dict) else ()
     counts = Counter(
-        {ending: n for ending, n in given if ending not in _NO_PICTURES and isinstance(n, int)}
+        {ending: n for ending, n in given if ending not in _NO_IMAGES and isinstance(n, int)}
     )
     if counts:
         some = [
@@ -274,7 +274,7 @@ def left_out_notes(root: str, endings: Any) -> Iterator[str]:
         more = f" and {len(counts) - _MOST_ENDINGS} more" if len(counts) > _MOST_ENDINGS else ""
         yield (
             f"{root}: {counts.total()} files are left out, by the ends of their names: "
-            f"{', '.join(some)}{more}; pictures end in {', '.join(PICTURES)}"
+            f"{', '.join(some)}{more}; images end in {', '.join(IMAGES)}"
         )
 
 
@@ -307,7 +307,7 @@ def _reopen(root: str, suffixes: tuple[str, ...], before: tuple[int, int]) -> Fo
     source = FolderSource(root, suffixes=suffixes)
     if (now := source._fingerprint()) != before:
         counts = (
-            f"it had {before[0]} pictures and has {now[0]}"
+            f"it had {before[0]} images and has {now[0]}"
             if now[0] != before[0]
             else "its files have other names"
         )

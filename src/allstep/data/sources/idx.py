@@ -57,26 +57,26 @@ def read(path: Path) -> NDArray[Any]:
 
 def read_pair(images: Path, labels: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """Two idx files that belong together: the same number of samples, and one number per label."""
-    pictures, numbers = read(images), read(labels)
-    if 0 in pictures.shape[1:]:
+    pixels, numbers = read(images), read(labels)
+    if 0 in pixels.shape[1:]:
         raise DataError(
-            f"{images}: expected pictures with 1 pixel or more, found shape {pictures.shape}"
+            f"{images}: expected images with 1 pixel or more, found shape {pixels.shape}"
         )
     if numbers.ndim != 1:
         raise DataError(
             f"{labels}: expected labels with 1 dimension, found {numbers.ndim}: shape"
             f" {numbers.shape}"
         )
-    if pictures.ndim < 2:
+    if pixels.ndim < 2:
         raise DataError(
-            f"{images}: expected pictures with 2 dimensions or more, found shape {pictures.shape}"
+            f"{images}: expected images with 2 dimensions or more, found shape {pixels.shape}"
         )
-    if len(pictures) != len(numbers):
+    if len(pixels) != len(numbers):
         raise DataError(
-            f"{labels}: expected {len(pictures)} labels, as many as pictures in {images.name},"
+            f"{labels}: expected {len(pixels)} labels, as many as images in {images.name},"
             f" found {len(numbers)}"
         )
-    return pictures, numbers
+    return pixels, numbers
 
 
 def write(path: Path, array: NDArray[Any]) -> None:

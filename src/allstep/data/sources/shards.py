@@ -177,7 +177,7 @@ def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
             str(Path(name).absolute())
             for name in sorted(glob.glob(str(path)))
             if not Path(name).is_dir()
-        ]  # noqa: PTH207
+        ]
     raise DataError(f"{pattern}: no such file or folder")
 
 

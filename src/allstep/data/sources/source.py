@@ -10,7 +10,7 @@ Source      len(source)                how many samples
             labels
 ```
 
-`data` is what was stored: the bytes of an encoded picture (anything with the buffer protocol), or
+`data` is what was stored: the bytes of an encoded image (anything with the buffer protocol), or
 an array (height, width, channels) or (height, width). Decoding is not a source's work. `target` is
 the class number, or whatever array the set stores for one sample. `fields` holds further features
 by name.

@@ -122,7 +122,7 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
     if model.norm in ("batch", "ghost"):
         whose = "its own samples" if model.norm == "batch" else f"{model.ghost} of its own samples"
         notes.append(
-            f"model.norm={model.norm}: each worker normalises over {whose}, so N workers differ"
+            f"model.norm={model.norm}: each worker normalizes over {whose}, so N workers differ"
             " from one by nature; verified with model.norm=sync instead, which agrees"
         )
         model = model.model_copy(update={"norm": "sync"})

@@ -2,10 +2,10 @@
 
 ```
 stage      what is done                                                            what it finds
-start      data opened, net and optimizer made, weights sent round                 a net that does not fit the pictures, no memory
+start      data opened, net and optimizer made, weights sent round                 a net that does not fit the images, no memory
 data       first and last batch of each part, read by all workers                  damaged files, labels outside the classes
 step       one update, and a few more by the clock                                 too little memory for the batch, no gradients
-evaluate   one batch of the validation part                                        pictures of another size than in training
+evaluate   one batch of the validation part                                        images of another size than in training
 save       a checkpoint, where the run would write it                              no right to write, no space
 load       read back, a second run made from it, its checkpoint compared           state that is lost on the way: bit for bit
 ```

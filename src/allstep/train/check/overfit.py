@@ -190,7 +190,7 @@ def verdict(learned: Learned) -> str:
     if evaluated is not None and evaluated.accuracy < 1:
         line += (
             f" (in evaluation mode {evaluated.accuracy:.1%} are right: running statistics of norms"
-            " follow slowly, and pictures made ready by data.prepare may look different)"
+            " follow slowly, and images made ready by data.prepare may look different)"
         )
     return line
 

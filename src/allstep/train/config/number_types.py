@@ -50,7 +50,7 @@ Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
 Batch = Annotated[int, *_in_range(1, MAX_BATCH)]
 PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]
-"""Of a picture; 65,535 x 65,535, the largest JPEG, is less."""
+"""Of an image; 65,535 x 65,535, the largest JPEG, is less."""
 Classes = Annotated[int, *_in_range(1, 1 << 24)]
 """Each takes a row of weights."""
 Label = Annotated[int, *_in_range(0, 1 << 31)]

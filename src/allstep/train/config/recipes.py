@@ -26,7 +26,7 @@ from allstep.train.config.run_config import (
 
 
 def fashion_mnist() -> RunConfig:
-    """A small fast net on Fashion-MNIST (60,000 pictures of clothes, 28x28): 93.87% of the test
+    """A small fast net on Fashion-MNIST (60,000 images of clothes, 28x28): 93.87% of the test
     set, mean of 3 seeds (93.80 to 93.99).
 
     12 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
@@ -81,7 +81,7 @@ def fashion_mnist_large() -> RunConfig:
 
 
 def cifar10() -> RunConfig:
-    """A small fast net on CIFAR-10 (60,000 pictures of 10 things, 32x32): 93.51% of the test set,
+    """A small fast net on CIFAR-10 (60,000 images of 10 things, 32x32): 93.51% of the test set,
     one seed.
 
     10 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
@@ -139,7 +139,7 @@ def imagenet() -> RunConfig:
 
 
 def digits() -> RunConfig:
-    """Small CNN on the 8x8 digits that come with allstep (1,797 pictures): 99.1% in bfloat16, 99.2%
+    """Small CNN on the 8x8 digits that come with allstep (1,797 images): 99.1% in bfloat16, 99.2%
     in float32, means of 3 seeds.
 
     2 workers of one thread on 2 cores, saving every 2 s, 17 November 2026:

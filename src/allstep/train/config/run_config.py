@@ -49,7 +49,7 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which samples, and what is done to a picture before the net sees it."""
+    """Which samples, and what is done to an image before the net sees it."""
 
     name: str = ""
     """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose
@@ -68,10 +68,10 @@ class DataConfig(_Section):
     split_seed: Seed = 0
     """Which samples are held out: not the run's seed, so that runs can be compared."""
     augment: str = "none"
-    """What happens to a picture in training: operations of `allstep.data.augment`, as in
+    """What happens to an image in training: operations of `allstep.data.augment`, as in
     "PadAndCrop(32, pad=4), Flip()", or a preset."""
     prepare: str = "none"
-    """What happens to a picture in evaluation, as in "CentreCrop(224)"."""
+    """What happens to an image in evaluation, as in "CentreCrop(224)"."""
     mix: str = "none"
     """What happens to a whole batch in training: "Mixup(0.2)", "Cutmix(1.0)"."""
     mean: tuple[Real, ...] | None = None
@@ -84,13 +84,13 @@ class DataConfig(_Section):
     num_classes: Classes | None = None
     """How many classes there are, where the data does not say."""
     workers: Loaders | Literal["auto"] = "auto"
-    """Threads or processes of each rank that make pictures ready; "auto" measures."""
+    """Threads or processes of each rank that make images ready; "auto" measures."""
     strict: bool = False
     """The first bad sample ends the run, rather than being skipped and listed in the run folder."""
     budget: Whole | None = None
     """Bad samples of a part that each worker may skip; None: 100, or 0.1% of a large set."""
     max_pixels: Pixels = MAX_PIXELS
-    """Pixels of the largest picture that is decoded; a larger one is a bad sample."""
+    """Pixels of the largest image that is decoded; a larger one is a bad sample."""
 
     @model_validator(mode="before")
     @classmethod
@@ -230,7 +230,7 @@ class EvaluationConfig(_Section):
     every: Positive = 1.0
     """Epochs between two evaluations."""
     flip: bool = False
-    """Whether a picture's score is the mean of its own and its mirror image's."""
+    """Whether an image's score is the mean of its own and its mirror image's."""
     patience: Count | None = None
     """End after so many evaluations without a better one."""
     stop_at: Share | None = None

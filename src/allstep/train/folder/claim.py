@@ -102,7 +102,7 @@ def _claimed(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
 
 
 def _keep_out_of_data(config: ResolvedConfig, folder: Path) -> None:
-    """Folders of pictures are classes: a run among them would be one more, for the next run and for
+    """Folders of images are classes: a run among them would be one more, for the next run and for
     its own resume."""
     if holds_run(folder):
         return

@@ -100,7 +100,7 @@ class _Classes(_State):
     classes: Annotated[list[str], Field(min_length=1)]
 
 
-class _Pictures(_Classes):
+class _Images(_Classes):
     shape: _Shape
     trained_shape: _Shape | None = None
     mean: list[float]
@@ -123,7 +123,7 @@ class _Resumed(_State):
 
 class _Used(_State):
     standing: _Position
-    pictures: _Pictures
+    pictures: _Images
 
 
 def check_resumed(snapshot: Snapshot) -> None:
@@ -191,9 +191,9 @@ def _listed(group: Mapping[str, Any], key: str, kind: type, index: int) -> list[
 
 def check_used(snapshot: Snapshot) -> None:
     """CheckpointError unless images can be shown to the model, as far as types and ranges show."""
-    pictures = _checked(_Used, snapshot).pictures
-    channels = pictures.shape[0]
-    for name, values in (("mean", pictures.mean), ("std", pictures.std)):
+    images = _checked(_Used, snapshot).pictures
+    channels = images.shape[0]
+    for name, values in (("mean", images.mean), ("std", images.std)):
         if name == "std" and not all(0 < value < LARGEST for value in values):
             raise CheckpointError(
                 f"state.json: pictures.std: expected numbers above 0, found {str(values)[:40]}"
@@ -202,7 +202,7 @@ def check_used(snapshot: Snapshot) -> None:
             raise CheckpointError(
                 f"state.json: pictures.{name}: expected {channels} numbers, found {len(values)}"
             )
-    for shape in (pictures.shape, pictures.trained_shape or pictures.shape):
+    for shape in (images.shape, images.trained_shape or images.shape):
         if prod(shape) > _MOST_VALUES:
             raise CheckpointError(
                 f"state.json: pictures.shape: {shape} is more than {_MOST_VALUES:,} values"

@@ -11,7 +11,7 @@ best |_\\_/___x               best: the lowest mean over about the last 10 steps
 ```
 
 The limit is 10 times the best, but at least half of the first loss: near the end of a good run the
-best is so low that a single mislabelled picture is worth more than 10 times of it. From a million
+best is so low that a single mislabelled image is worth more than 10 times of it. From a million
 limits no net comes back: its loss may fall again, to that of guessing, while the running statistics
 of its norms have become infinite. Those are looked at before each evaluation, by whoever calls
 `LossWatch`.

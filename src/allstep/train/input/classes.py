@@ -130,7 +130,7 @@ def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -
     )
     raise DataError(
         f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones:"
-        f" {what or 'another order'}; a class without pictures needs its folder, too"
+        f" {what or 'another order'}; a class without images needs its folder, too"
     )
 
 

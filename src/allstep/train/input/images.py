@@ -1,7 +1,7 @@
-"""What the stored pictures of a set are like, and the transform that makes those that a net is fed.
+"""What the stored images of a set are like, and the transform that makes those that a net is fed.
 
-A net wants pictures of one size. An operation that ends at a size gives it (RandomResizedCrop,
-CentreCrop, Resize, PadAndCrop(32)); where none does, the stored pictures must all have one, and a
+A net wants images of one size. An operation that ends at a size gives it (RandomResizedCrop,
+CentreCrop, Resize, PadAndCrop(32)); where none does, the stored images must all have one, and a
 few are looked at, spread over the set, by their headers.
 
 ```
@@ -23,24 +23,24 @@ from allstep.data import order
 from allstep.data.augment.parse import PRESETS, spelled
 from allstep.data.augment.transform import BatchOperation, Transform
 from allstep.data.image.limit import check_size
-from allstep.data.packing.picture import kind_of, size_of
+from allstep.data.packing.image import kind_of, size_of
 from allstep.data.sources.arrays import ArraySource, CifarSource, IdxSource
 from allstep.data.sources.source import BadSample, Source
 from allstep.errors import ConfigError, DataError, cut
 from allstep.train.config.run_config import DataConfig
 
-_ENOUGH = 50  # good pictures whose sizes are looked at
+_ENOUGH = 50  # good images whose sizes are looked at
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of a set: the sizes (height, width) of some pictures, from the smallest to the
+    """What was seen of a set: the sizes (height, width) of some images, from the smallest to the
     largest, and what they are."""
 
     sizes: tuple[tuple[int, int], ...]
     channels: int
     dtype: str | None
-    """Of arrays; None: encoded pictures."""
+    """Of arrays; None: encoded images."""
     flat: bool
     """Whether they are arrays (height, width)."""
     where: str
@@ -74,9 +74,7 @@ def look(source: Source, numbers: order.Numbers, section: DataConfig) -> Look:
         if len(seen) == wanted:
             break
     if not seen:
-        raise DataError(
-            f"no good picture among {len(tried)} that were tried; the last one: {reason}"
-        )
+        raise DataError(f"no good image among {len(tried)} that were tried; the last one: {reason}")
     sizes = {each.one_size for each in seen}
     return replace(seen[0], sizes=tuple(sorted(sizes, key=lambda size: size[0] * size[1])))
 
@@ -91,7 +89,7 @@ def _check_label(target: Any, where: str) -> None:
 
 
 def _ends_at_a_size(section: DataConfig) -> bool:
-    """Whether both chains of operations do, so that any picture will do for them."""
+    """Whether both chains of operations do, so that any image will do for them."""
     return all(_spelled(key, section).shape is not None for key in ("augment", "prepare"))
 
 
@@ -103,9 +101,7 @@ def _look_at(stored: Any, where: str, max_pixels: int) -> Look:
     height, width, *channels = stored.shape
     if (channels and channels[0] not in (1, 3)) or len(channels) > 1:
         wanted = "(height, width) or (height, width, channels) with 1 or 3 channels"
-        raise DataError(
-            f"{where}: expected pictures {wanted}, found arrays of shape {stored.shape}"
-        )
+        raise DataError(f"{where}: expected images {wanted}, found arrays of shape {stored.shape}")
     return Look(
         ((height, width),), channels[0] if channels else 1, str(stored.dtype), not channels, where
     )
@@ -118,14 +114,14 @@ def make_transform(
     mix: Sequence[BatchOperation] = (),
     num_classes: int | None = None,
 ) -> Transform | None:
-    """What `data.augment` or `data.prepare` (`key`) makes of pictures like those that were seen;
+    """What `data.augment` or `data.prepare` (`key`) makes of images like those that were seen;
     None: they come as they are."""
     made = _spelled(key, section, seen.channels, mix)
     if seen.flat and not made.operations and not mix:
         return None
     if seen.dtype not in (None, "uint8"):
         raise ConfigError(
-            f"config key 'data.{'mix' if mix else key}': operations and colours need pictures of"
+            f"config key 'data.{'mix' if mix else key}': operations and colours need images of"
             f" uint8, and those in {seen.where} are {seen.dtype}: store them as uint8"
         )
     if made.shape is None:
@@ -150,7 +146,7 @@ def _only_size(key: str, seen: Look) -> tuple[int, int]:
         return seen.one_size
     smallest, largest = ("x".join(map(str, size)) for size in (seen.sizes[0], seen.sizes[-1]))
     raise ConfigError(
-        f"config key 'data.{key}': pictures such as {seen.where} have many sizes, from {smallest}"
+        f"config key 'data.{key}': images such as {seen.where} have many sizes, from {smallest}"
         f" to {largest}, and a net needs one: begin with an operation that ends at a size, such as"
         f" data.augment={PRESETS['imagenet']!r} data.prepare={PRESETS['imagenet-eval']!r}"
     )

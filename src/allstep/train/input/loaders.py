@@ -97,8 +97,8 @@ def make_sample_loader(
     ours, theirs = parts.prepared_shape(part), parts.evaluated_shape
     if ours != theirs:
         raise ConfigError(
-            f"data.prepare={section.prepare!r} leaves training pictures of {_size(ours)} and"
-            f" validation pictures of {_size(theirs)}; add a step to data.prepare that makes them"
+            f"data.prepare={section.prepare!r} leaves training images of {_size(ours)} and"
+            f" validation images of {_size(theirs)}; add a step to data.prepare that makes them"
             " equal, such as Resize or CentreCrop"
         )
     return Loader(
@@ -128,7 +128,7 @@ def _training(config: ResolvedConfig, parts: Parts) -> Transform | None:
 
 
 def _evaluation_batch(config: ResolvedConfig, parts: Parts, size: int) -> int:
-    """Samples of one rank: as many as in training, or more where pictures are small."""
+    """Samples of one rank: as many as in training, or more where images are small."""
     channels, height, width = parts.evaluated_shape
     trained = config.batch // (size * config.accumulation)
     return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))

@@ -1,7 +1,7 @@
-"""Mean and std of a training set's pictures, by channel: what is taken off and divided by before a
+"""Mean and std of a training set's images, by channel: what is taken off and divided by before a
 net sees them.
 
-Measured on up to 5,000 training pictures, spread over the set and made ready as for evaluation (up
+Measured on up to 5,000 training images, spread over the set and made ready as for evaluation (up
 to 1,000 where they must be decoded). uint8 has 256 levels, so they are counted, and the figures are
 the same on every machine.
 """
@@ -16,8 +16,8 @@ from allstep.errors import DataError
 from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Parts
 
-_PICTURES, _DECODED = 5000, 1000
-_AT_ONCE = 1 << 22  # bytes of pictures: they stay in the cache
+_IMAGES, _DECODED = 5000, 1000
+_AT_ONCE = 1 << 22  # bytes of images: they stay in the cache
 _LEAST = 1e-3  # a channel that is the same everywhere has no std to divide by
 
 
@@ -26,23 +26,23 @@ def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
     if parts.mean is not None and parts.std is not None:
         return {"mean": parts.mean, "std": parts.std}
     count, total, squares = 0, np.zeros(parts.shape[0]), np.zeros(parts.shape[0])
-    for pictures in _some_pictures(parts):
-        number, first, second = _moments(pictures)
+    for images in _some_images(parts):
+        number, first, second = _moments(images)
         count, total, squares = count + number, total + first, squares + second
     if not count:
         raise DataError(
-            f"{parts.place}: no good picture to measure the mean of; set data.mean and data.std"
+            f"{parts.place}: no good image to measure the mean of; set data.mean and data.std"
         )
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _LEAST).tolist())}
 
 
-def _some_pictures(parts: Parts) -> Iterator[NDArray[np.generic]]:
+def _some_images(parts: Parts) -> Iterator[NDArray[np.generic]]:
     """Blocks (n, height, width, channels)."""
     part, seen = parts.train, parts.train.seen
     transform = make_transform("prepare", parts.section, seen)
-    numbers = part.some(_PICTURES if seen.dtype is not None else _DECODED)
+    numbers = part.some(_IMAGES if seen.dtype is not None else _DECODED)
     recipe = Recipe(part.source, transform, blocks=gives_blocks(part.source, transform, numbers))
     height, width, channels = (
         transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
@@ -54,13 +54,13 @@ def _some_pictures(parts: Parts) -> Iterator[NDArray[np.generic]]:
             None if transform is None else np.empty((len(some), height, width, channels), np.uint8)
         )
         rows = fill(recipe, some, out, recipe.draw(0, some))
-        pictures = np.asarray(rows.data) if out is None else drop_bad(out, sorted(rows.bad))
-        yield pictures.reshape(-1, height, width, channels)
+        images = np.asarray(rows.data) if out is None else drop_bad(out, sorted(rows.bad))
+        yield images.reshape(-1, height, width, channels)
 
 
-def _moments(pictures: NDArray[np.generic]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+def _moments(images: NDArray[np.generic]) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
     """Pixels of a channel, and the sums of its levels and of their squares."""
-    flat = pictures.reshape(-1, pictures.shape[-1])
+    flat = images.reshape(-1, images.shape[-1])
     if flat.dtype != np.uint8:
         values = flat.astype(np.float64)
         return len(flat), values.sum(0), (values**2).sum(0)

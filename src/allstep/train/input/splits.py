@@ -1,4 +1,4 @@
-"""The data of a run: its three parts, its classes, and what its pictures are like.
+"""The data of a run: its three parts, its classes, and what its images are like.
 
 ```
 data.name                  a named set: arrays in memory, with a test part of its own
@@ -71,7 +71,7 @@ class Part:
     source: Source
     numbers: order.Numbers | None
     seen: Look
-    """What its pictures are like."""
+    """What its images are like."""
 
     def __len__(self) -> int:
         return len(self.source) if self.numbers is None else len(self.numbers)
@@ -108,7 +108,7 @@ class Parts:
     classes: tuple[str, ...]
     """Names of the classes; their numbers where they have no names."""
     shape: tuple[int, int, int]
-    """Channels, height and width of a picture as a net is trained on it."""
+    """Channels, height and width of an image as a net is trained on it."""
     section: DataConfig
     mean: Figures | None = None
     """Of each channel, from 0 to 255.
@@ -130,14 +130,14 @@ class Parts:
 
     @property
     def evaluated_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of a picture as a net is evaluated on it."""
+        """Channels, height and width of an image as a net is evaluated on it."""
         return self.prepared_shape(self.validation)
 
     def prepared_shape(self, part: Part) -> tuple[int, int, int]:
-        """The same of pictures of one of the parts: sets of their own may differ in size."""
+        """The same of images of one of the parts: sets of their own may differ in size."""
         return _shape("prepare", self.section, part.seen)
 
-    def picture_facts(self) -> dict[str, Any]:
+    def image_facts(self) -> dict[str, Any]:
         """What somebody with the weights alone must know to use the net: plain values."""
         return {
             "shape": list(self.evaluated_shape),
@@ -206,7 +206,7 @@ def _shape(key: str, section: DataConfig, seen: Look) -> tuple[int, int, int]:
 
 
 def _looked_at(chosen: Sequence[_Chosen], section: DataConfig) -> list[Part]:
-    """Each part with what its pictures are like, which must do for one net."""
+    """Each part with what its images are like, which must do for one net."""
     seen: dict[Source, Look] = {}
     for each in chosen:
         if each.source not in seen:
@@ -217,7 +217,7 @@ def _looked_at(chosen: Sequence[_Chosen], section: DataConfig) -> list[Part]:
         ours, theirs = parts[0].seen, part.seen
         if ours.channels != theirs.channels:
             raise DataError(
-                f"the pictures in {ours.where} have {ours.channels} channels, those in"
+                f"the images in {ours.where} have {ours.channels} channels, those in"
                 f" {theirs.where} {theirs.channels}: a net takes one kind"
             )
         _shape("prepare", section, theirs)

@@ -3,7 +3,7 @@
 ```
 weights.safetensors      the net's parameters and buffers
 optimizer.safetensors    "<parameter>/<name>" of the optimizer; "<tensor>/average" of the moving average, where there is one
-state.json               the standing, the optimizer's numbers, and what a picture must look like for this net (classes, shape, mean, ...)
+state.json               the standing, the optimizer's numbers, and what an image must look like for this net (classes, shape, mean, ...)
 ```
 
 Nothing in it knows the time, the host or the number of workers, but for one number of a batch that
@@ -31,7 +31,7 @@ def capture(job: Job) -> Snapshot:
         "growth": job.growth.state(),
         "watch": asdict(job.watch),
         "execution": job.execution,
-        "pictures": job.parts.picture_facts(),
+        "pictures": job.parts.image_facts(),
         "model": job.config.model.model_dump(mode="json"),
     }
     if job.ema is not None:

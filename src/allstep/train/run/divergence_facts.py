@@ -41,7 +41,7 @@ def _suspects(job: Job, batch: Batch) -> list[Suspect]:
             rank=job.world.rank,
             number=int(batch.samples[row]),
             place=str(job.loaders["train"].source.place(int(batch.samples[row]))),
-            is_finite=bool(picture.isfinite().all()),
+            is_finite=bool(image.isfinite().all()),
         )
-        for row, picture in zip(rows, inputs, strict=False)
+        for row, image in zip(rows, inputs, strict=False)
     ]

@@ -126,7 +126,7 @@ def _with_places(config: RunConfig, folder: Path | None) -> RunConfig:
 
 
 def _absolute(where: int | str | None) -> int | str | None:
-    """A path of this machine from its root on; a URL, made-up pictures and a number as they are."""
+    """A path of this machine from its root on; a URL, made-up images and a number as they are."""
     if not isinstance(where, str) or not where or is_remote(where) or is_synthetic(where):
         return where
     return str(Path(where).expanduser().absolute())

@@ -49,7 +49,7 @@ from allstep.train.task.classification import Classification
 from allstep.train.task.task import Task
 from allstep.world import World
 
-_PICTURES_TO_WHITEN = 5000
+_IMAGES_TO_WHITEN = 5000
 # By kind of a task's input: how what is stored becomes what a model takes.
 _INPUTS = {"images": make_to_input}
 
@@ -250,17 +250,17 @@ def _net(
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(net, snapshot.weights))
     elif callable(whiten := getattr(net, "whiten", None)):
-        whiten(to_input(_some_pictures(config, parts, out)))
+        whiten(to_input(_some_images(config, parts, out)))
     for tensor in net.state_dict().values():
         dist.broadcast(tensor, 0)
     return net
 
 
-def _some_pictures(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tensor:
-    """The first pictures of the validation part, as they are evaluated: the same with any number of
+def _some_images(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tensor:
+    """The first images of the validation part, as they are evaluated: the same with any number of
     workers."""
     loader = make_loaders(config, parts, World.alone(), out)["validation"]
-    loader.batch = _PICTURES_TO_WHITEN
+    loader.batch = _IMAGES_TO_WHITEN
     return next(iter(loader.batches())).data
 
 

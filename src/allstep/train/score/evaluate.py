@@ -47,7 +47,7 @@ def evaluate(
 ) -> Score:
     """Return the model's score on all samples of `loader`, the shares of all ranks together.
 
-    mirror: a picture's logits are the mean of its own and its mirror image's. mistakes: collects
+    mirror: an image's logits are the mean of its own and its mirror image's. mistakes: collects
     what this rank's share got wrong. must_leave: asked before each batch; when it is true on any
     rank, all end with `Interrupted`, the others after their share.
     """
@@ -73,11 +73,11 @@ def evaluate(
     return mine.with_sums(total).score()
 
 
-def outputs(net: nn.Module, pictures: torch.Tensor, mirror: bool = False) -> torch.Tensor:
+def outputs(net: nn.Module, images: torch.Tensor, mirror: bool = False) -> torch.Tensor:
     """The net's logits, in float32 or better."""
-    logits: torch.Tensor = net(pictures)
+    logits: torch.Tensor = net(images)
     if mirror:
-        logits = (logits + net(pictures.flip(-1))) / 2
+        logits = (logits + net(images.flip(-1))) / 2
     return exact(logits)
 
 

@@ -1,14 +1,14 @@
-"""What the net takes for what, and its worst mistakes with their pictures: collected on each rank
+"""What the net takes for what, and its worst mistakes with their images: collected on each rank
 during an evaluation, then written.
 
 ```
 rank 0 ─ counts[label][predicted], its worst mistakes ─┐  counts added, the worst of all chosen   rank 0 writes
-rank 1 ─ the same for its share                       ─┴─ their pictures travel as PNGs         ─> RUN/mistakes/
+rank 1 ─ the same for its share                       ─┴─ their images travel as PNGs         ─> RUN/mistakes/
 ```
 
 A mistake is the worse the higher the probability that the net gave to the wrong class.
 docs/report.md says what the files hold. They are whole at any moment: the list goes first, then the
-pictures are replaced, each by a rename, and the new list comes last.
+images are replaced, each by a rename, and the new list comes last.
 
 The counts are written in full: 1,000 classes are 2 MB, of which the page shows the most frequent.
 Beyond 2,000 classes the matrix would cost each rank more memory than it is worth, and there is
@@ -42,7 +42,7 @@ _LIST, _MATRIX = "mistakes.json", "confusion.json"
 
 @dataclass(frozen=True)
 class Mistake:
-    """A picture that the net took for something else."""
+    """An image that the net took for something else."""
 
     probability: float
     """What the net gave to `predicted`."""
@@ -50,9 +50,9 @@ class Mistake:
     """Of the sample."""
     label: int
     predicted: int
-    picture: NDArray[Any] | None
+    image: NDArray[Any] | None
     """(height, width, channels) as the net sees it, before normalisation; None where samples are no
-    pictures."""
+    images."""
 
     @property
     def order(self) -> tuple[float, int]:
@@ -81,7 +81,7 @@ class Mistakes:
         logits: torch.Tensor,
         target: torch.Tensor,
     ) -> None:
-        """Counts a batch: its pictures, their numbers, what the net said, and the classes."""
+        """Counts a batch: its images, their numbers, what the net said, and the classes."""
         probability, predicted = logits.detach().softmax(1).max(1)
         rows = (
             torch.stack((probability.double(), predicted.double(), target.double())).cpu().numpy()
@@ -90,9 +90,7 @@ class Mistakes:
         self._count(labels, taken, logits.shape[1])
         for row in self._candidates(likely, taken != labels, samples):
             number, label, wrong = int(samples[row]), int(labels[row]), int(taken[row])
-            self.worst.append(
-                Mistake(float(likely[row]), number, label, wrong, _picture(data[row]))
-            )
+            self.worst.append(Mistake(float(likely[row]), number, label, wrong, _image(data[row])))
         self.worst = heapq.nsmallest(self.keep, self.worst, key=lambda mistake: mistake.order)
 
     def write(self, folder: Path, world: World) -> str | None:
@@ -122,7 +120,7 @@ class Mistakes:
     def _candidates(
         self, likely: NDArray[np.float64], wrong: NDArray[np.bool_], samples: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Rows of a batch that may be among the worst: only their pictures are copied."""
+        """Rows of a batch that may be among the worst: only their images are copied."""
         rows = np.flatnonzero(wrong & np.isfinite(likely))
         if len(self.worst) == self.keep:
             rows = rows[likely[rows] >= self.worst[-1].probability]
@@ -142,7 +140,7 @@ class Mistakes:
     def _all_worst(self, world: World) -> list[dict[str, Any]]:
         """The worst of all ranks, each with its PNG.
 
-        Only pictures of those that are chosen travel.
+        Only images of those that are chosen travel.
         """
         orders = agree.gather(world, [mistake.order for mistake in self.worst])
         chosen = set(heapq.nsmallest(self.keep, chain.from_iterable(orders)))
@@ -161,16 +159,16 @@ class Mistakes:
             "predicted": names[mistake.predicted],
             "probability": round(mistake.probability, 6),
             "number": mistake.number,
-            "png": None if mistake.picture is None else to_png(mistake.picture),
+            "png": None if mistake.image is None else to_png(mistake.image),
         }
 
     def _named(self, size: int) -> tuple[str, ...]:
         return self.classes[:size] + tuple(map(str, range(len(self.classes), size)))
 
 
-def to_png(picture: NDArray[Any], largest: int = _LARGEST) -> bytes:
+def to_png(pixels: NDArray[Any], largest: int = _LARGEST) -> bytes:
     """(height, width, channels) as a PNG of at most `largest` bytes: made smaller until it is."""
-    image = Image.fromarray(_visible(picture))
+    image = Image.fromarray(_visible(pixels))
     while True:
         file = io.BytesIO()
         image.save(file, "PNG", optimize=True)
@@ -183,7 +181,7 @@ def to_png(picture: NDArray[Any], largest: int = _LARGEST) -> bytes:
         )
 
 
-def _picture(data: torch.Tensor) -> NDArray[Any] | None:
+def _image(data: torch.Tensor) -> NDArray[Any] | None:
     """A copy of one sample, (channels, height, width) or (height, width), with the channels last:
     batch memory is used again."""
     if data.ndim == 2:
@@ -191,16 +189,16 @@ def _picture(data: torch.Tensor) -> NDArray[Any] | None:
     return data.permute(1, 2, 0).cpu().numpy().copy() if data.ndim == 3 else None
 
 
-def _visible(picture: NDArray[Any]) -> NDArray[np.uint8]:
+def _visible(image: NDArray[Any]) -> NDArray[np.uint8]:
     """As grey (height, width) or colour (height, width, 3) of bytes.
 
     Floats have no scale of their own: least is black, most white.
     """
-    if picture.dtype != np.uint8:
-        floats = np.nan_to_num(picture.astype(np.float64), posinf=0.0, neginf=0.0)
+    if image.dtype != np.uint8:
+        floats = np.nan_to_num(image.astype(np.float64), posinf=0.0, neginf=0.0)
         low, high = floats.min(), floats.max()
-        picture = ((floats - low) * (255 / max(high - low, 1e-12))).round().astype(np.uint8)
-    return np.ascontiguousarray(picture[:, :, :3] if picture.shape[2] >= 3 else picture[:, :, 0])
+        image = ((floats - low) * (255 / max(high - low, 1e-12))).round().astype(np.uint8)
+    return np.ascontiguousarray(image[:, :, :3] if image.shape[2] >= 3 else image[:, :, 0])
 
 
 def _write(
@@ -215,9 +213,9 @@ def _write(
     folder.mkdir(parents=True, exist_ok=True)
     for name in (_LIST, _MATRIX):
         (folder / name).unlink(missing_ok=True)
-    with_picture = [entry for entry in entries if entry["png"] is not None]
+    with_image = [entry for entry in entries if entry["png"] is not None]
     listed = []
-    for position, entry in enumerate(with_picture):
+    for position, entry in enumerate(with_image):
         name = f"{position:04}.png"
         replace_file(folder / name, entry["png"])
         listed.append(
@@ -230,7 +228,7 @@ def _write(
 
 
 def _remove_others(folder: Path, names: set[str]) -> None:
-    """Pictures of an earlier evaluation that had more of them, and what a kill left half written."""
+    """Images of an earlier evaluation that had more of them, and what a kill left half written."""
     for file in [*folder.glob("[0-9][0-9][0-9][0-9].png"), *folder.glob(f".*{PART}")]:
         if file.name not in names:
             file.unlink(missing_ok=True)

@@ -121,7 +121,7 @@ def applied(net: nn.Module, name: str) -> nn.Module:
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """With the strides of that format in any case: a tensor of one channel counts as laid out
-    either way, and torch looks at its strides to choose its kernels (a grey picture's first
+    either way, and torch looks at its strides to choose its kernels (a grey image's first
     convolution made a small net 1.6 times as slow)."""
     return torch.empty(
         tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format

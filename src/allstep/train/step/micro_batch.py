@@ -5,7 +5,7 @@ many as its memory surely holds.
 bytes of a sample     what autograd keeps of a forward pass of 4 samples, less that of 2, halved; twice that, since the backward pass
                       makes gradients of the same sizes
 memory of a worker    its GPU's, or an equal part of what its host (or its cgroup) has in all room
-the samples whose bytes fill a quarter of the memory: weights, optimizer, pictures and others want
+the samples whose bytes fill a quarter of the memory: weights, optimizer, images and others want
 the rest ```
 
 Nothing of this depends on the moment: not on what is free just now, not on what a process happens

@@ -150,10 +150,10 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
     ):
         if not len(data) and not trainer.ranks_meet:
             continue
-        pictures = trainer.to_input(data)
-        target = target.to(pictures.device)
+        images = trainer.to_input(data)
+        target = target.to(images.device)
         with trainer.precision.autocast():
-            logits = trainer.net(pictures)
+            logits = trainer.net(images)
         logits = exact(logits)
         losses = trainer.task.training_losses(logits, target)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)

@@ -3,7 +3,7 @@ data.
 
 ```
 own data       the parts of the run, as its config opens them: the score is the one that the run logged for these weights
---data PLACE   all samples there; the run's own data need not be here. Any pictures: they are prepared as for `allstep predict`
+--data PLACE   all samples there; the run's own data need not be here. Any images: they are prepared as for `allstep predict`
 ```
 
 All ranks together, each its share, every sample once (`evaluate`). Rank 0 reads the checkpoint, so
@@ -29,7 +29,7 @@ from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Part, open_parts
 from allstep.train.score.evaluate import evaluate
 from allstep.train.task.classification import Classification
-from allstep.train.use.load import Trained, find_run, make_device, make_trained, picture_transform
+from allstep.train.use.load import Trained, find_run, image_transform, make_device, make_trained
 from allstep.train.use.predict import num_at_once
 from allstep.train.watch.events import Score
 from allstep.world import World
@@ -126,7 +126,7 @@ def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Traine
         source = open_source(place, train=False)
     check_same_classes(place, source.classes, trained.classes)
     return _Opened(
-        None, source, picture_transform(section.prepare, trained.shape, section.max_pixels), place
+        None, source, image_transform(section.prepare, trained.shape, section.max_pixels), place
     )
 
 

@@ -3,7 +3,7 @@
 ```
 RUN/config.yaml ─────────────> which net, how it is laid out
 RUN/checkpoints/<samples>/
-  state.json, "pictures" ────> classes, shape, mean and std, what is done to a picture
+  state.json, "pictures" ────> classes, shape, mean and std, what is done to an image
   weights.safetensors ───────> the net optimizer.safetensors ─────> the moving average of the
   weights instead, where the run keeps one: it is what the run evaluates
 ```
@@ -53,25 +53,25 @@ class Found:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a picture must be like for this net; see `Parts.picture_facts`."""
+        """What an image must be like for this net; see `Parts.image_facts`."""
         facts: Mapping[str, Any] = self.snapshot.state["pictures"]
         return facts
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A net and all that one must know to show it a picture."""
+    """A net and all that one must know to show it an image."""
 
     net: nn.Module
     config: RunConfig
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
-    """Channels, height and width of a picture as the net is evaluated on it."""
+    """Channels, height and width of an image as the net is evaluated on it."""
     mean: tuple[float, ...]
     """Of each channel, from 0 to 255."""
     std: tuple[float, ...]
     prepare: Transform
-    """From an encoded picture or an array to (height, width, channels)."""
+    """From an encoded image or an array to (height, width, channels)."""
     to_input: ToInput
     """From a batch of those, channels first, to what the net takes, on its device."""
     samples: int
@@ -178,7 +178,7 @@ def make_trained(found: Found, device: torch.device) -> Trained:
         shape=shape,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
-        prepare=picture_transform(facts["prepare"], shape, config.data.max_pixels),
+        prepare=image_transform(facts["prepare"], shape, config.data.max_pixels),
         to_input=to_input,
         samples=found.snapshot.samples,
         which=found.which,
@@ -225,11 +225,11 @@ class _ImageFacts:
 
 
 def _net(found: Found) -> nn.Module:
-    """With weights that mean nothing yet, for pictures of the size that it was trained on."""
+    """With weights that mean nothing yet, for images of the size that it was trained on."""
     channels, height, width = found.facts.get("trained_shape", found.facts["shape"])
-    pictures = _ImageFacts(len(found.facts["classes"]), (channels, height, width))
+    images = _ImageFacts(len(found.facts["classes"]), (channels, height, width))
     try:
-        return build.make_net(found.config, pictures)
+        return build.make_net(found.config, images)
     except ConfigError as error:
         if ":" not in found.config.model.name:
             raise
@@ -239,12 +239,12 @@ def _net(found: Found) -> nn.Module:
         ) from error
 
 
-def picture_transform(
+def image_transform(
     text: str, shape: tuple[int, int, int], max_pixels: int = MAX_PIXELS
 ) -> Transform:
-    """What `data.prepare` spells, for pictures of any size and kind.
+    """What `data.prepare` spells, for images of any size and kind.
 
-    Where it does not end at a size, all pictures of the run had the one in `shape` (channels,
+    Where it does not end at a size, all images of the run had the one in `shape` (channels,
     height, width): others are stretched to it first.
     """
     channels, *size = shape

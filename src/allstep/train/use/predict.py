@@ -1,13 +1,13 @@
-"""What a trained net sees in pictures.
+"""What a trained net sees in images.
 
 ```
-words ── find_pictures ──> files ── read, decode, prepare: a thread for each core ──> a batch ── net ── softmax ──> Prediction of each
+words ── find_images ──> files ── read, decode, prepare: a thread for each core ──> a batch ── net ── softmax ──> Prediction of each
 files, folders, patterns                  └─ one that cannot be read: a Prediction with a problem
 ```
 
-A picture goes the way that the run's validation pictures went (`data.prepare`, mean and deviation,
-the mirror image too where the run evaluates with it), so a picture of the test set gets the classes
-here that it got there. Where the run's pictures were arrays of one size, other pictures are
+An image goes the way that the run's validation images went (`data.prepare`, mean and deviation,
+the mirror image too where the run evaluates with it), so an image of the test set gets the classes
+here that it got there. Where the run's images were arrays of one size, other images are
 stretched to that size, and made grey where those were grey.
 """
 
@@ -29,34 +29,34 @@ from numpy.typing import NDArray
 from allstep.data.image.limit import MAX_NBYTES
 from allstep.data.loading.fill import drop_bad
 from allstep.data.random.draws import Draws
-from allstep.data.sources.folder import PICTURES
+from allstep.data.sources.folder import IMAGES
 from allstep.errors import ConfigError
 from allstep.files.bounded import read_regular
 from allstep.machine import allowed_cores
 from allstep.train.score.evaluate import outputs
 from allstep.train.use.load import Trained, load_run
 
-__all__ = ["Prediction", "Trained", "find_pictures", "load_run", "num_at_once", "predict"]
+__all__ = ["Prediction", "Trained", "find_images", "load_run", "num_at_once", "predict"]
 
 _MOST, _VALUES = 256, 6_000_000
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a net makes of a picture: its classes, the likeliest first, each with its probability;
+    """What a net makes of an image: its classes, the likeliest first, each with its probability;
     or why it could not be read."""
 
-    picture: str
+    image: str
     classes: tuple[tuple[str, float], ...] = ()
     problem: str | None = None
 
 
-def find_pictures(words: Sequence[str], left_out: Counter[str] | None = None) -> list[Path]:
-    """The files that `words` name: a file, all pictures in and below a folder, or those that match
+def find_images(words: Sequence[str], left_out: Counter[str] | None = None) -> list[Path]:
+    """The files that `words` name: a file, all images in and below a folder, or those that match
     a pattern.
 
     A word that names nothing stays what it is, so that it gets its line among the others.
-    `left_out` counts the endings of files in folders that are not taken for pictures.
+    `left_out` counts the endings of files in folders that are not taken for images.
     """
     counted: Counter[str] = Counter() if left_out is None else left_out
     return [path for word in words for path in _named(word, counted)]
@@ -74,7 +74,7 @@ def _named(word: str, left_out: Counter[str]) -> list[Path]:
 
 
 def _in_folder(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
-    """Pictures in and below `folder`, and folders that may not be listed: each gets a line with the
+    """Images in and below `folder`, and folders that may not be listed: each gets a line with the
     reason."""
     refused: list[Path] = []
     for here, inside, names in os.walk(
@@ -84,14 +84,14 @@ def _in_folder(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
         if links := sum((Path(here) / name).is_symlink() for name in inside):
             left_out["links to folders"] += links
         for name in (name for name in names if not name.startswith(".")):
-            if (ending := Path(name).suffix.lower()) in PICTURES:
+            if (ending := Path(name).suffix.lower()) in IMAGES:
                 yield Path(here) / name
             else:
                 left_out[ending] += 1
     yield from refused
 
 
-def predict(trained: Trained, pictures: Sequence[Path | str], top: int = 5) -> Iterator[Prediction]:
+def predict(trained: Trained, images: Sequence[Path | str], top: int = 5) -> Iterator[Prediction]:
     """For each of the files its `top` likeliest classes, in their order.
 
     Files are read as the iterator goes on.
@@ -100,14 +100,14 @@ def predict(trained: Trained, pictures: Sequence[Path | str], top: int = 5) -> I
         raise ConfigError(f"--top: expected 1 or more, found {top}")
     at_once = num_at_once(trained.shape)
     with ThreadPoolExecutor(allowed_cores()) as pool:
-        for begin in range(0, len(pictures), at_once):
+        for begin in range(0, len(images), at_once):
             yield from _batch(
-                trained, [Path(each) for each in pictures[begin : begin + at_once]], top, pool
+                trained, [Path(each) for each in images[begin : begin + at_once]], top, pool
             )
 
 
 def num_at_once(shape: tuple[int, int, int]) -> int:
-    """Pictures of a batch: no gradients are kept, so many fit."""
+    """Images of a batch: no gradients are kept, so many fit."""
     return max(1, min(_MOST, _VALUES // math.prod(shape)))
 
 
@@ -134,11 +134,11 @@ def _batch(
 def _read(
     trained: Trained, out: NDArray[np.uint8], draws: Draws, row: int, file: Path
 ) -> str | None:
-    """One picture into its row; what was wrong with it, if something was."""
+    """One image into its row; what was wrong with it, if something was."""
     if os.path.isdir(file):  # noqa: PTH112  # Path's raises where a folder above may not be entered
         may_list = os.access(file, os.R_OK | os.X_OK)
         return (
-            f"no picture in this folder ({', '.join(PICTURES)})"
+            f"no image in this folder ({', '.join(IMAGES)})"
             if may_list
             else os.strerror(errno.EACCES)
         )
@@ -153,12 +153,12 @@ def _read(
 
 @torch.inference_mode()
 def _classes(
-    trained: Trained, pictures: NDArray[np.uint8], top: int
+    trained: Trained, images: NDArray[np.uint8], top: int
 ) -> list[tuple[tuple[str, float], ...]]:
-    """Of pictures (n, height, width, channels); none where the net's logits are no numbers."""
-    if not len(pictures):
+    """Of images (n, height, width, channels); none where the net's logits are no numbers."""
+    if not len(images):
         return []
-    stored = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    stored = torch.from_numpy(images).permute(0, 3, 1, 2)
     logits = outputs(trained.net, trained.to_input(stored), trained.config.evaluation.flip)
     likely = logits.double().softmax(1).topk(min(top, trained.num_classes))
     rows = zip(likely.indices.tolist(), likely.values.tolist(), strict=True)

@@ -8,7 +8,7 @@ epoch 1/2  loss 0.512  accuracy 84.1%  validation 91.2% best  1,234 images/s  1.
 ━━━━━━━━━━━━━━━  loss 0.3  ...            on a terminal only: redrawn in place by a thread of its
 own
 
-  test accuracy   91.23% of 360 pictures
+  test accuracy   91.23% of 360 images
 look at it: allstep report runs/digits-20260101-120000
 ```
 
@@ -216,9 +216,7 @@ def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
 def net_line(opening: Opening) -> str:
     """Its size, and its work where that could be counted."""
     work = (
-        f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per picture"
-        if opening.flop_per_sample
-        else ""
+        f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per image" if opening.flop_per_sample else ""
     )
     return f"{opening.parameters:,} parameters{work}"
 
@@ -268,7 +266,7 @@ def warnings(config: ResolvedConfig) -> list[str]:
 def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, str]]:
     """Names and values of the final table: what may be quoted first."""
     test, best = result.test, result.best
-    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} pictures")]
+    lines = [("test accuracy", f"{test.accuracy:.2%} of {test.count:,} images")]
     lines += [("test top-5", f"{test.top5:.2%}")] if with_top5 else []
     lines += [
         ("images/s", f"{result.images_per_second:,.0f}"),

@@ -5,7 +5,7 @@
 |------- sample 00012 --------|                                    first dot of the file's name; extension: what comes after it
 ```
 
-A picture's extension (jpg, jpeg, png, webp, ppm, ...) is the data; `cls`, else a number in `txt` or
+An image's extension (jpg, jpeg, png, webp, ppm, ...) is the data; `cls`, else a number in `txt` or
 `json` ("label" or "class" of an object), else a class name in them (`labels`), is the target;
 everything else, and the key as `__key__`, goes to `fields` by extension. The index holds each
 member's place, so a read touches only the members of its sample. GNU's and POSIX's (pax) long names
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.checksum import crc32c_on
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
-from allstep.data.sources.folder import PICTURES as SUFFIXES
+from allstep.data.sources.folder import IMAGES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
 from allstep.data.sources.label_index import completed, kept, noted
 from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
@@ -44,7 +44,7 @@ from allstep.data.sources.unpack import all_content, is_doubtful, open_content, 
 from allstep.errors import DataError
 
 KIND = "tar"
-PICTURES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
+IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
 _DOUBTFUL = (
     "the compressed bytes of its shard are damaged, and nothing tells which samples in it are right"
 )
@@ -193,21 +193,21 @@ class TarSource(Source):
             shard.__dict__.pop("file", None)
 
     def _sample(self, found: dict[str, memoryview], key: str) -> Sample:
-        picture = next(
-            (name for name in found if (name == self._data if self._data else name in PICTURES)),
+        image = next(
+            (name for name in found if (name == self._data if self._data else name in IMAGES)),
             None,
         )
-        if picture is None:
+        if image is None:
             raise ValueError(
-                f"sample {key!r} has no {self._data or 'picture'}, only {', '.join(found)}"
+                f"sample {key!r} has no {self._data or 'image'}, only {', '.join(found)}"
             )
         fields = {
             name: _field(name, content)
             for name, content in found.items()
-            if name not in (picture, self._target_in)
+            if name not in (image, self._target_in)
         }
         target = 0 if self._target_in == "" else self._target_of(found, key)
-        return Sample(found[picture], target, fields | {"__key__": key})
+        return Sample(found[image], target, fields | {"__key__": key})
 
     def _target_of(self, found: dict[str, memoryview], key: str) -> Any:
         if self._target_in is None:

@@ -1,4 +1,4 @@
-"""From a tf.train.Example to a sample: which feature is the picture, which the label, and how they
+"""From a tf.train.Example to a sample: which feature is the image, which the label, and how they
 are read.
 
 ```
@@ -37,7 +37,7 @@ _FROM_ONE = "image/class/label"
 _TEXT = "image/class/text"
 _TUTORIAL = "image_raw"
 _SIDES = ("height", "width", "depth")
-_PICTURES = (PIXELS, "image/encoded", "image", _TUTORIAL)
+_IMAGES = (PIXELS, "image/encoded", "image", _TUTORIAL)
 _LABELS = (LABEL, _FROM_ONE)
 
 
@@ -146,21 +146,21 @@ def label_in(record: memoryview, feature: str) -> Any:
 
 def recognise(there: Collection[str]) -> dict[str, str]:
     """Which of the features that are `there` is what; DataError when that is not known."""
-    picture = next((name for name in _PICTURES if name in there), None)
+    image = next((name for name in _IMAGES if name in there), None)
     label = (
         next((name for name in (_FROM_ONE, LABEL) if name in there), None)
-        if picture == "image/encoded"
+        if image == "image/encoded"
         else None
     )
     label = label or next((name for name in _LABELS if name in there), None)
-    if picture is None or label is None:
-        missing = "picture" if picture is None else "label"
+    if image is None or label is None:
+        missing = "image" if image is None else "label"
         names = ", ".join(sorted(there)) or "none"
         raise DataError(
             f'no feature is known as the {missing}; features: {names}; name it: features={{"...":'
             ' "data", "...": "target"}'
         )
-    return {picture: "data", label: "target"} | ({_TEXT: "text"} if _TEXT in there else {})
+    return {image: "data", label: "target"} | ({_TEXT: "text"} if _TEXT in there else {})
 
 
 def _plain(values: example.Value, field: str) -> Any:

@@ -1,6 +1,6 @@
-"""Records of decoded pictures, read quickly: one, or many at once.
+"""Records of decoded images, read quickly: one, or many at once.
 
-Records that one packer wrote, of pictures of one size, differ in two places only: the pixels and
+Records that one packer wrote, of images of one size, differ in two places only: the pixels and
 the label.
 
 ```
@@ -21,7 +21,7 @@ from allstep.data.sources.source import Sample
 from allstep.data.sources.tfrecord.example import next_field, spans
 from allstep.data.sources.tfrecord.features import LABEL, PIXELS, RecordLayout
 
-_MOST_MOULDS = 4096  # lengths of records: pictures cut to a longer side have some hundreds
+_MOST_MOULDS = 4096  # lengths of records: images cut to a longer side have some hundreds
 _BYTES_LIST, _INT64_LIST, _VALUE = (
     0x0A,
     0x1A,
@@ -134,7 +134,7 @@ def _mould_for(
     record: memoryview, layout: RecordLayout, moulds: dict[int, Mould | None]
 ) -> Mould | None:
     if len(record) not in moulds:
-        if len(moulds) >= _MOST_MOULDS:  # pictures of every size: nothing to gain here
+        if len(moulds) >= _MOST_MOULDS:  # images of every size: nothing to gain here
             return None
         moulds[len(record)] = mould_of(record, layout)
     return moulds[len(record)]

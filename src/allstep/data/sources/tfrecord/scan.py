@@ -1,7 +1,7 @@
 """Finds all records of a TFRecord file, and as many as there are in a damaged one.
 
 The walk goes from header to header and reads nothing else: 12 bytes a record, whose length must
-agree with its CRC. Runs of records of one length, as decoded pictures of one size are, have equal
+agree with its CRC. Runs of records of one length, as decoded images of one size are, have equal
 headers; they are compared many at once.
 
 **Damage.** Where no sound header stands, the rest must be searched for: the next place where a

@@ -3,7 +3,7 @@
 ```
 TFRecordSource
   shards       each one a file (mapped when first read) and its index: offset and length of every
-  record      files, index, walk layout       which feature is the picture and which the label
+  record      files, index, walk layout       which feature is the image and which the label
   features, example numbers      0..len-1 over all shards in order; which shard, by bisection of
   where each begins
 ```

@@ -1,4 +1,4 @@
-"""What a picture becomes when it is packed.
+"""What an image becomes when it is packed.
 
 ```
 stored as     larger than max_side               not larger
@@ -10,8 +10,8 @@ others        decoded, made smaller, PNG         PNG: no tar has a suffix for th
 knows array         made smaller, PNG                  PNG ```
 
 With `format="jpeg"` (or png, webp) all others become that, too; with `raw=True` everything becomes
-pixels. A picture that keeps its bytes is not decoded, only its header is read: `allstep data
-verify` decodes all. The longer side counts; pictures only ever become smaller, by averaging over
+pixels. An image that keeps its bytes is not decoded, only its header is read: `allstep data
+verify` decodes all. The longer side counts; images only ever become smaller, by averaging over
 areas (OpenCV's INTER_AREA). JPEG is decoded at a fraction of its size where that is still large
 enough.
 """
@@ -63,7 +63,7 @@ _WEBP_AND_JPEG = range(1, 101)
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """A picture as it goes into a shard:
+    """An image as it goes into a shard:
 
     `content` is encoded as `kind`, or pixels when that is "raw".
     """
@@ -76,14 +76,14 @@ class StoredImage:
 
 @dataclass(frozen=True)
 class Recoding:
-    """Which pictures are changed, and into what."""
+    """Which images are changed, and into what."""
 
     max_side: int | None = None
     quality: int = 90
     raw: bool = False
     format: str = "keep"
     max_pixels: int = MAX_PIXELS
-    """A larger picture is a bad sample, also where it would keep its bytes."""
+    """A larger image is a bad sample, also where it would keep its bytes."""
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -102,13 +102,13 @@ class Recoding:
             )
 
     def __call__(self, data: Any) -> StoredImage:
-        """What `data`, an encoded picture or an array, becomes.
+        """What `data`, an encoded image or an array, becomes.
 
-        ValueError when it is no picture.
+        ValueError when it is no image.
         """
         if isinstance(data, np.ndarray) and data.ndim > 1:
-            picture = _checked(data)
-            return self._store(picture, "png", self._scaled((picture.shape[0], picture.shape[1])))
+            image = _checked(data)
+            return self._store(image, "png", self._scaled((image.shape[0], image.shape[1])))
         kind = kind_of(data)
         size = size_of(data, kind)
         check_size(size, self.max_pixels)
@@ -126,17 +126,17 @@ class Recoding:
         height, width = (max(1, round(side * self.max_side / longer)) for side in size)
         return height, width
 
-    def _store(self, picture: NDArray[np.uint8], kind: str, size: Size) -> StoredImage:
-        picture = _resized(picture, size)
+    def _store(self, image: NDArray[np.uint8], kind: str, size: Size) -> StoredImage:
+        image = _resized(image, size)
         if self.raw:
-            return StoredImage(np.ascontiguousarray(picture).tobytes(), picture.shape, "raw")
+            return StoredImage(np.ascontiguousarray(image).tobytes(), image.shape, "raw")
         kind = self.format if self.format != "keep" else kind
         kind = kind if kind in FORMATS else "png"
-        return StoredImage(_encoded(picture, kind, self.quality), size, kind)
+        return StoredImage(_encoded(image, kind, self.quality), size, kind)
 
 
 def kind_of(data: Any) -> str:
-    """The format of an encoded picture, by its first bytes."""
+    """The format of an encoded image, by its first bytes."""
     head = bytes(data[:12])
     if head.startswith(b"RIFF") and head[8:] == b"WEBP":
         return "webp"
@@ -155,55 +155,55 @@ def size_of(data: Any, kind: str) -> Size:
         return header_size(data)
     except ValueError as error:
         raise ValueError(
-            "is not a picture of any format we know" if kind == "other" else f"{kind}: {error}"
+            "is not an image of any format we know" if kind == "other" else f"{kind}: {error}"
         ) from error
 
 
 def _checked(array: NDArray[Any]) -> NDArray[np.uint8]:
     """The array as (height, width, 1 or 3 channels)."""
-    picture = array[..., None] if array.ndim == 2 else array
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3):
+    image = array[..., None] if array.ndim == 2 else array
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3):
         raise ValueError(
             f"expected uint8 (height, width[, 1 or 3]), found {array.dtype} {array.shape}"
         )
-    return picture
+    return image
 
 
 def _decode(data: Any, kind: str, size: Size, max_pixels: int) -> NDArray[np.uint8]:
-    """The picture, in its own size or in a smaller one that is still at least `size`."""
+    """The image, in its own size or in a smaller one that is still at least `size`."""
     if kind == "jpeg":
         try:
-            picture: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            image: NDArray[np.uint8] = simplejpeg.decode_jpeg(
                 data,
                 "RGB",
                 min_height=size[0],
                 min_width=size[1],
                 min_factor=2,  # smaller factors take longer than none
             )
-            return picture
+            return image
         except ValueError:  # odd ones are for the slower decoders, broken ones for nobody
             pass
     return decode(data, max_pixels=max_pixels)
 
 
-def _resized(picture: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
-    if picture.shape[:2] == size:
-        return picture
-    smaller = cv2.resize(picture, (size[1], size[0]), interpolation=cv2.INTER_AREA)
-    return smaller.reshape(*size, picture.shape[2]).astype(np.uint8, copy=False)
+def _resized(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    if image.shape[:2] == size:
+        return image
+    smaller = cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_AREA)
+    return smaller.reshape(*size, image.shape[2]).astype(np.uint8, copy=False)
 
 
-def _encoded(picture: NDArray[np.uint8], kind: str, quality: int) -> bytes:
-    grey = picture.shape[2] == 1
+def _encoded(image: NDArray[np.uint8], kind: str, quality: int) -> bytes:
+    grey = image.shape[2] == 1
     if kind == "jpeg":
-        picture = np.ascontiguousarray(picture)
+        image = np.ascontiguousarray(image)
         spaces = ("GRAY", "Gray") if grey else ("RGB", "420")
-        return bytes(simplejpeg.encode_jpeg(picture, quality, *spaces))
+        return bytes(simplejpeg.encode_jpeg(image, quality, *spaces))
     options = [cv2.IMWRITE_WEBP_QUALITY, quality] if kind == "webp" else []
     try:
-        done, encoded = cv2.imencode(f".{kind}", picture if grey else picture[..., ::-1], options)
+        done, encoded = cv2.imencode(f".{kind}", image if grey else image[..., ::-1], options)
     except cv2.error:  # WebP has at most 16,383 pixels a side
         done = False
     if not done:
-        raise ValueError(f"a picture of {picture.shape} cannot be written as {kind}")
+        raise ValueError(f"an image of {image.shape} cannot be written as {kind}")
     return encoded.tobytes()
