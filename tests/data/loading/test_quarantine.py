@@ -17,7 +17,7 @@ from allstep.data.loading.quarantine import Quarantine, default_budget
 from allstep.data.sources.source import BadSample, Place, Sample
 from allstep.errors import DataError
 from allstep.world import places
-from sources import Arrays, Singly, pictures
+from support.array_sources import Arrays, Singly, pictures
 
 BAD = (2, 3, 11, 30)
 PLAIN = Transform(lambda picture: picture, shape=(4, 4, 3))

@@ -15,7 +15,7 @@ from allstep.data.packing.picture import SUFFIXES, kind_of
 from allstep.data.packing.plan import Options
 from allstep.data.sources import folder
 from allstep.data.sources.tar import source as tar
-from picture_folders import encoded, picture
+from support.image_folders import encoded, picture
 
 
 @pytest.fixture(autouse=True)
