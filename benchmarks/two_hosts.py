@@ -4,9 +4,9 @@ Gloo.
     python benchmarks/two_hosts.py [--hosts 2] [--ranks-per-host 2] [--mbit 1000] [--sizes
     4KB,1MB,32MB,100MB] [--repetitions 9]
 
-The hosts are those of the tests (tests/hosts.py): network namespaces on a switch, each with its own
-sshd, which takes root. Each host's link is held to the given rate in both directions by a token
-bucket; its queue is long enough that nothing is dropped.
+The hosts are those of the tests (tests/support/hosts.py): network namespaces on a switch, each with
+its own sshd, which takes root. Each host's link is held to the given rate in both directions by a
+token bucket; its queue is long enough that nothing is dropped.
 
 ```
  h1 == 1 Gbit/s == switch == 1 Gbit/s == h2        ranks of a host share memory; what the other host
@@ -72,7 +72,7 @@ from allstep.errors import AllstepError, UserError
 from allstep.world import World
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from hosts import SshHosts, why_not
+from support.hosts import SshHosts, why_not
 
 TCP = "plain TCP"
 PORT = 5001  # of plain TCP; a host has its ports to itself

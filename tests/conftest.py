@@ -6,9 +6,9 @@ import signal
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from hosts import two_hosts
-from ranks import rank_server, ranks
-from slurm import slurm, slurm_two_nodes
+from support.hosts import two_hosts
+from support.ranks import rank_server, ranks
+from support.slurm import slurm, slurm_two_nodes
 
 __all__ = ["rank_server", "ranks", "slurm", "slurm_two_nodes", "two_hosts"]
 

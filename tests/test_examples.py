@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from allstep.data import open_source
-from ranks import clean_environment
-from slurm import Slurm
+from support.ranks import clean_environment
+from support.slurm import Slurm
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BIN = Path(sys.executable).parent

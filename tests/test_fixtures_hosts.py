@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hosts import SshHosts, reachable, why_not
-from slurm import Slurm
+from support.hosts import SshHosts, reachable, why_not
+from support.slurm import Slurm
 
 
 def comes_true(condition: Callable[[], bool], within: float = 40) -> bool:
@@ -93,7 +93,7 @@ def test_a_killed_ssh_client_ends_the_remote_standard_input(
 
 RUN_AND_WAIT = """
 import os, subprocess, sys, time
-from hosts import SshHosts
+from support.hosts import SshHosts
 hosts = SshHosts(["h1", "h2"])
 ssh = subprocess.Popen([*hosts.ssh.split(), "h2", "echo $$; exec sleep 600"], stdout=subprocess.PIPE, text=True)
 there = subprocess.Popen([*hosts.prefix(0), "sleep", "600"])

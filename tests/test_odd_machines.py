@@ -19,9 +19,9 @@ import pytest
 
 from allstep.cli.shortage import shortage
 from allstep.errors import ConfigError
-from image_folders import make_folder
-from launch.command import Done
-from ranks import clean_environment
+from support.allstep_command import Done
+from support.image_folders import make_folder
+from support.ranks import clean_environment
 
 ALLSTEP = shlex.join([sys.executable, "-m", "allstep"])
 # Root without the right to ignore permissions is as good as an ordinary user.

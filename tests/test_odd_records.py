@@ -18,10 +18,10 @@ from allstep.study.tail import Follower
 from allstep.study.trial import Outcome, Trial
 from allstep.train.folder.claim import has_ended
 from allstep.train.folder.lock import check_free
-from limited import limited, seeds
-from odd_files import ODD
-from odd_json import RAW, odd
-from report.made_up import lines, write
+from support.damaged_json import RAW, odd
+from support.limited_process import limited, seeds
+from support.special_files import ODD
+from support.synthetic_runs import lines, write
 
 
 def run_folder(folder: Path) -> Path:

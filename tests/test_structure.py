@@ -1,4 +1,4 @@
-"""Limits on the shape of the source, each with a planted violation that it must find."""
+"""Limits on the shape of the source and of the tests, each with a planted violation that it must find."""
 
 import ast
 import statistics
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "allstep"
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "allstep"
 HOROVODS_NAMES = "horovod_path"
 """What `import horovod` finds: its modules have Horovod's names."""
 
@@ -17,6 +18,9 @@ MOST_LINES = 400
 MEDIAN_FUNCTION = 6
 NINE_OF_TEN_FUNCTIONS = 15
 LONGEST_FUNCTION = 60
+
+NOT_IN_THE_SOURCE = ("support", "environments", "gloo_scripts", "hvd_scripts", "train/old_run")
+"""Folders of tests/ without a package of the same name: shared modules, data, scripts to run."""
 
 
 def modules(root: Path) -> Iterator[Path]:
@@ -95,3 +99,48 @@ def test_a_planted_violation_is_found(tmp_path: Path) -> None:
     body = "\n".join(f"    x = {number}" for number in range(MOST_LINES))
     (tmp_path / "package" / "long.py").write_text(f"def f():\n{body}\n")
     assert [len(check(tmp_path)) for check in CHECKS] == [1, 1, 1, 1]
+
+
+# The tests
+
+
+def _is_listed(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in NOT_IN_THE_SOURCE)
+
+
+def support_elsewhere(tests: Path) -> list[str]:
+    """Modules outside `support` that are no tests."""
+    paths = [path.relative_to(tests) for path in sorted(tests.rglob("*.py"))]
+    return [
+        path.as_posix()
+        for path in paths
+        if not (_is_listed(path) or path.name.startswith("test_") or path == Path("conftest.py"))
+    ]
+
+
+def folders_without_a_package(tests: Path) -> list[str]:
+    folders = [path.relative_to(tests) for path in sorted(tests.rglob("*")) if path.is_dir()]
+    return [
+        folder.as_posix()
+        for folder in folders
+        if not (_is_listed(folder) or folder.name == "__pycache__" or (SOURCE / folder).is_dir())
+    ]
+
+
+TREE_CHECKS = [support_elsewhere, folders_without_a_package]
+
+
+@pytest.mark.parametrize("check", TREE_CHECKS)
+def test_the_tests_follow_the_source(check: object) -> None:
+    assert check(TESTS) == []  # type: ignore[operator]
+
+
+def test_every_listed_folder_exists() -> None:
+    assert [name for name in NOT_IN_THE_SOURCE if not (TESTS / name).is_dir()] == []
+
+
+def test_a_planted_folder_or_module_is_found(tmp_path: Path) -> None:
+    for name in ("support/ranks.py", "comm/test_a.py", "comm/helper.py", "plan/test_b.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [check(tmp_path) for check in TREE_CHECKS] == [["comm/helper.py"], ["plan"]]

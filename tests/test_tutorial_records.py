@@ -26,8 +26,8 @@ from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
 from allstep.train.use.predict import find_images, load_run, predict
 from allstep.train.watch.record import Record
-from image_folders import image
-from label_records import write_labels, write_tutorial
+from support.image_folders import image
+from support.tutorial_records import write_labels, write_tutorial
 
 NAMES = [b"tench", b"goldfish", b"hen"]
 SORTED = ("goldfish", "hen", "tench")

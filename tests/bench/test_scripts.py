@@ -24,9 +24,9 @@ from torch import nn
 from allstep.bench import Row
 from allstep.bench.comm.result import GLOO, MB, PRIVATE, SHARED, CommRow
 from allstep.comm.network.algorithms import ALGORITHMS
-from hosts import why_not
-from launch.command import processes_with
-from ranks import Ranks, wait_until
+from support.allstep_command import processes_with
+from support.hosts import why_not
+from support.ranks import Ranks, wait_until
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 NO_HOSTS = why_not("ssh", "sshd", "ssh-keygen", "tc")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import allstep
 import allstep.torch as hvd
 from conftest import SOAK
-from ranks import Ranks
+from support.ranks import Ranks
 
 ROUNDS = 50 if SOAK else 10
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # torch's own pool of threads stays for good

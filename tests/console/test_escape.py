@@ -18,8 +18,8 @@ from allstep.console.progress_bar import _bar
 from allstep.errors import DataError
 from allstep.study.display import Lines, shown
 from allstep.study.runner import State
-from image_folders import make_folder
-from ranks import clean_environment
+from support.image_folders import make_folder
+from support.ranks import clean_environment
 
 HOSTILE = "[red]e\x1b[2J\x1b]0;t\x07vil\r\n\u202eallstep: saved\u2066\x9b\x7f\udcff\u2028[/red]"
 HOSTILE_SHOWN = (

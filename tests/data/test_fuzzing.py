@@ -1,5 +1,5 @@
 """Damaged files of every kind never end in a traceback, a hang or more than 2 GB: see
-`data_fuzzing`.
+`support.data_fuzzing`.
 
 A few seconds of fixed cases; `make soak` takes new ones for minutes.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import data_fuzzing
+from support import data_fuzzing
 
 SOAK = bool(os.environ.get("ALLSTEP_SOAK"))
 CASES = {"tar": 150, "tfrecord": 120, "idx": 400, "cifar": 400, "images": 100}
@@ -47,7 +47,7 @@ def test_damaged_files_are_refused_or_read(kind: str, tmp_path: Path) -> None:
 def test_the_fuzzer_finds_what_it_looks_for(tmp_path: Path) -> None:
     """A traceback, a hang and too much memory each end it, and it names the case."""
     source = (
-        "import data_fuzzing, sys, time; data_fuzzing.SECONDS = 1; data_fuzzing.use = {};"
+        "import sys, time; from support import data_fuzzing; data_fuzzing.SECONDS = 1; data_fuzzing.use = {};"
         " data_fuzzing.main({})"
     )
     for fault, sign in (

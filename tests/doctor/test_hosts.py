@@ -18,7 +18,7 @@ from allstep.doctor import Finding, Severity, host_checks
 from allstep.doctor.hosts import THIS_MACHINE, Visit, visit
 from allstep.launch.hosts import ssh as launch_ssh
 from allstep.launch.hosts.parse import parse_hosts
-from hosts import SshHosts
+from support.hosts import SshHosts
 
 PYTHON = sys.executable
 HERE = ".".join(map(str, sys.version_info[:3]))

@@ -40,8 +40,8 @@ HERE = Path(__file__).resolve().parent
 VENV = Path(sys.prefix).resolve()
 sys.path.insert(0, str(HERE.parent))
 
-from hosts import Hosts, SshHosts  # noqa: E402
-from slurm import Slurm  # noqa: E402
+from support.hosts import Hosts, SshHosts  # noqa: E402
+from support.slurm import Slurm  # noqa: E402
 
 BASE = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "LANG": "C.UTF-8"}
 NOT_THE_LAUNCHERS = {

@@ -21,8 +21,8 @@ from allstep.files.bounded import (
     read_lines,
     read_regular,
 )
-from limited import limited
-from odd_files import ODD
+from support.limited_process import limited
+from support.special_files import ODD
 
 PLAIN = st.recursive(
     st.none()

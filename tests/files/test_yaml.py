@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from allstep.errors import ConfigError
 from allstep.files.yaml import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
 from allstep.train import read_config
-from limited import limited, seeds
+from support.limited_process import limited, seeds
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

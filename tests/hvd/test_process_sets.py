@@ -8,8 +8,8 @@ import torch
 
 import allstep.torch as hvd
 from allstep.torch import mpi_ops
-from hvd.running import running
-from ranks import Ranks
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 
 def test_a_set_before_it_is_registered() -> None:

@@ -17,8 +17,8 @@ import torch
 import allstep.torch as hvd
 from allstep.hvd import timeline
 from allstep.world import World
-from hvd.running import running
-from ranks import Ranks, wait_until
+from support.hvd_ranks import running
+from support.ranks import Ranks, wait_until
 
 DYNAMIC = {"HOROVOD_TIMELINE": "DYNAMIC"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from allstep.launch.cause import Failure, blamed_by, first
-from launch.command import run
+from support.allstep_command import run
 
 LOST = ("Traceback (most recent call last):", "RuntimeError: Connection closed by peer")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.command import start
-from ranks import wait_until
+from support.allstep_command import start
+from support.ranks import wait_until
 
 LINES = 400_000
 

@@ -16,9 +16,9 @@ import allstep
 from allstep.errors import ConfigError
 from allstep.launch.horovod import FOLDER
 from allstep.launch.large_values import collect, pieces
-from hosts import Hosts
-from launch.command import processes_with
-from ranks import clean_environment, wait_until
+from support.allstep_command import processes_with
+from support.hosts import Hosts
+from support.ranks import clean_environment, wait_until
 
 # The contract, section 5.3.
 SIGNATURE = """(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,

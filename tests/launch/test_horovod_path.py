@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from allstep.launch.horovod import FOLDER, with_horovod
-from launch.command import run
-from ranks import clean_environment
+from support.allstep_command import run
+from support.ranks import clean_environment
 
 
 def python(code: str, **env: str) -> str:

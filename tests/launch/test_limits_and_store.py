@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.command import processes_with, run
-from ranks import clean_environment
+from support.allstep_command import processes_with, run
+from support.ranks import clean_environment
 
 SUM = """
 import allstep, torch, torch.distributed as dist

@@ -29,7 +29,7 @@ from allstep.launch.messages import (
     encode,
 )
 from allstep.launch.output.writer import _encoded
-from launch.command import run
+from support.allstep_command import run
 
 CHANNELS = [TO_AGENT, TO_LAUNCHER, TO_PROBE, TO_DOCTOR]
 KINDS = [(channel, cls) for channel in CHANNELS for cls in channel.kinds.values()]

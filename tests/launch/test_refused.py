@@ -15,8 +15,8 @@ from allstep.errors import ConfigError
 from allstep.launch import Host, Job, discover, parse_hosts, read_hostfile
 from allstep.launch.hosts import discovery
 from allstep.launch.hosts.parse import is_here
-from launch.command import run
-from ranks import clean_environment
+from support.allstep_command import run
+from support.ranks import clean_environment
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 
 from allstep.errors import ConfigError
 from allstep.launch.gloo import FOLDER, LINE, with_gloo_replaced
-from launch.command import run
-from ranks import Ranks
+from support.allstep_command import run
+from support.ranks import Ranks
 
 SCRIPTS = Path(__file__).parent.parent / "gloo_scripts"
 
@@ -49,7 +49,7 @@ def test_every_group_of_a_program_is_ours_and_has_the_name_it_asked_for(
     def work(backend: str | None, folder: str) -> list[Any]:
         import torch.distributed as dist
 
-        from groups import joined
+        from support.default_group import joined
 
         sys.path.insert(0, folder)
         import allstep_replace_gloo

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from allstep.process.family import descendants
-from launch.command import ALLSTEP, processes_with, run, start
-from ranks import clean_environment, shared_memory_files, wait_until
+from support.allstep_command import ALLSTEP, processes_with, run, start
+from support.ranks import clean_environment, shared_memory_files, wait_until
 
 SH = ["sh", "-c"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hosts import Hosts
-from launch.command import processes_with, run, start
-from ranks import wait_until
+from support.allstep_command import processes_with, run, start
+from support.hosts import Hosts
+from support.ranks import wait_until
 
 HELLO = """
 import json, os, sys, allstep, torch, torch.distributed as dist

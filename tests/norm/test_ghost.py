@@ -14,8 +14,8 @@ import allstep.torch as hvd
 from allstep.errors import ConfigError
 from allstep.norm import GhostBatchNorm, SyncBatchNorm, convert
 from allstep.norm.ghost import num_parts, parts_of_ranks
-from hvd.running import running
-from ranks import Ranks
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 OPTIONS: list[dict[str, Any]] = [
     {},

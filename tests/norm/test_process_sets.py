@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import allstep.torch as hvd
 from allstep.errors import ConfigError
 from allstep.norm import GhostBatchNorm, SyncBatchNorm, convert
-from groups import joined
-from hvd.running import running
-from ranks import Ranks
+from support.default_group import joined
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 SIZES = [3, 4, 5]
 

@@ -17,9 +17,9 @@ import allstep.torch as hvd
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.errors import ConfigError
 from allstep.norm import SyncBatchNorm
-from groups import joined
-from hvd.running import running
-from ranks import Ranks
+from support.default_group import joined
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 BATCHES = {1: [[4]], 2: [[3, 5], [0, 4], [6, 0]], 3: [[2, 2, 2], [1, 0, 7], [0, 0, 2]]}
 SHAPES: dict[tuple[int, ...], type[nn.Module]] = {

@@ -12,8 +12,8 @@ from torch import nn
 import allstep.torch as hvd
 from allstep.optim import LAMB, LARC, LARS, NovoGrad
 from allstep.optim.layerwise import LayerWise
-from hvd.running import running
-from ranks import Ranks
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 CLASSES: list[type[LayerWise]] = [LARS, LARC, LAMB, NovoGrad]
 HALVES = [torch.bfloat16, torch.float16]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from allstep.errors import ConfigError, UserError
 from allstep.optim import LAMB, LARC, LARS, NovoGrad, groups
-from optim import references
-from optim.references import gradients, start
+from support import numpy_optimizers
+from support.numpy_optimizers import gradients, start
 
 STEPS = 200
 Make = Callable[..., torch.optim.Optimizer]
@@ -62,7 +62,7 @@ def test_as_numpy(name: str, options: dict[str, Any], exempt: bool | None) -> No
     params, weights = parameters(), start()
     optimizer, reference = (
         CLASSES[name](params, exempt=exempt, **options),
-        getattr(references, name),
+        getattr(numpy_optimizers, name),
     )
     states: list[dict[str, Any]] = [{} for _ in weights]
     for step in range(1, STEPS + 1 if exempt is None else 20):

@@ -17,8 +17,8 @@ from allstep.optim import (
     seed_step,
     step_seed,
 )
-from hvd.running import running
-from ranks import Ranks
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 
 def weights() -> list[nn.Parameter]:

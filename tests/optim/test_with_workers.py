@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from allstep.optim import LAMB, LARC, LARS, NovoGrad, groups
-from hvd.running import running
-from ranks import Ranks
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "lars": lambda params: LARS(

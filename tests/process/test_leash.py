@@ -15,7 +15,7 @@ import pytest
 
 from allstep.process.python import run_bare
 from allstep.study.child import Child
-from fake_runs import SCRIPT, Steps
+from support.fake_trials import SCRIPT, Steps
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 

@@ -15,7 +15,7 @@ import pytest
 
 from allstep.process import liveness
 from allstep.process.liveness import Life, flags_of, life_of
-from ranks import wait_until
+from support.ranks import wait_until
 
 LIVING, EXITING = 0x400040, 0x400044
 CAN_END_EARLY = (

@@ -9,7 +9,7 @@ import pytest
 
 import allstep
 from allstep.process.python import run_module
-from ranks import clean_environment
+from support.ranks import clean_environment
 
 SHADOWS = ("allstep", "torch", "numpy", "rich", "json", "yaml", "typer", "cloudpickle")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from allstep.report import write_report
-from report.made_up import BEGAN, lines, write, write_rich
+from support.synthetic_runs import BEGAN, lines, write, write_rich
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

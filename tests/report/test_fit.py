@@ -8,7 +8,7 @@ from allstep.report import Judgement, judge
 from allstep.report.compared import Measured, compared
 from allstep.report.fit import look, no_verdict
 from allstep.report.scores import scores
-from report.made_up import BEGAN, SIZE, lines, record
+from support.synthetic_runs import BEGAN, SIZE, lines, record
 
 LATER = BEGAN + 1000.0
 

@@ -9,7 +9,7 @@ from allstep.report import fit, judge
 from allstep.report.compared import last_steps
 from allstep.report.ending import status
 from allstep.report.judge import RULES
-from report.made_up import BEGAN, lines, record
+from support.synthetic_runs import BEGAN, lines, record
 
 LATER = BEGAN + 1000.0
 

@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allstep.report import write_report
-from report.checker import Checker
-from report.made_up import BEGAN, CLASSES, lines, write, write_mistakes
+from support.html_checker import Checker
+from support.synthetic_runs import BEGAN, CLASSES, lines, write, write_mistakes
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=5),

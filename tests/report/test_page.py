@@ -22,8 +22,8 @@ from allstep.report.configs import rows
 from allstep.report.heat import trust_heat
 from allstep.report.run import read_runs
 from allstep.train import RECIPES
-from report.checker import Checker
-from report.made_up import BEGAN, lines, write, write_rich
+from support.html_checker import Checker
+from support.synthetic_runs import BEGAN, lines, write, write_rich
 
 ALLSTEP = str(Path(sys.executable).parent / "allstep")
 

@@ -19,7 +19,7 @@ from allstep.errors import DataError
 from allstep.report import read_run, write_report
 from allstep.report.mistakes import Confusion, read_mistakes
 from allstep.report.run import read_runs
-from report.made_up import BEGAN, lines, write, write_mistakes, write_rich
+from support.synthetic_runs import BEGAN, lines, write, write_mistakes, write_rich
 
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from allstep.report.series import (
     validations,
 )
 from allstep.report.split import lateness_over_seconds, split
-from report.made_up import BEGAN, SIZE, lines, record
+from support.synthetic_runs import BEGAN, SIZE, lines, record
 
 FINITE = st.floats(-1e6, 1e6).filter(lambda value: value == 0 or abs(value) > 1e-6)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import allstep.torch as hvd
 from allstep.optim import LARS
 from allstep.world import World, places
-from ranks import Ranks, clean_environment, wait_until
+from support.ranks import Ranks, clean_environment, wait_until
 
 Make = Callable[[nn.Module, Any], Any]
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import allstep.torch as hvd
 from allstep.torch import mpi_ops
-from hvd.running import in_worlds, run_checks, running
-from ranks import Ranks
+from support.hvd_ranks import in_worlds, run_checks, running
+from support.ranks import Ranks
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

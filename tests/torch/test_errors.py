@@ -12,8 +12,8 @@ import torch
 
 import allstep.torch as hvd
 from allstep.errors import CollectiveMismatch, CommError
-from hvd.running import running
-from ranks import Ranks
+from support.hvd_ranks import running
+from support.ranks import Ranks
 
 
 def raises(kind: type[Exception], words: str, call: Callable[[], Any]) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import allstep.torch as hvd
-from hvd.running import in_worlds, run_checks
-from ranks import Ranks
+from support.hvd_ranks import in_worlds, run_checks
+from support.ranks import Ranks
 
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1),

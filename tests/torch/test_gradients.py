@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 import allstep.torch as hvd
-from hvd.running import in_worlds, run_checks
-from ranks import Ranks
+from support.hvd_ranks import in_worlds, run_checks
+from support.ranks import Ranks
 
 
 def weights(rank: int, *shape: int) -> Tensor:

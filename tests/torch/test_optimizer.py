@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ranks import Ranks
+from support.ranks import Ranks
 
 BATCH, FEATURES, STEPS = 12, 6, 8
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from allstep.errors import ConfigError, UserError
 from allstep.optim import LAMB, LARS, groups
 from allstep.optim.noise_scale import Running, from_workers
-from hvd.running import in_worlds, run_checks, running
-from ranks import Ranks
+from support.hvd_ranks import in_worlds, run_checks, running
+from support.ranks import Ranks
 
 DATA = torch.randn(6, 11, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 CLIPPED = 1.5  # above the norms of some steps, below others

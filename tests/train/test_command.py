@@ -10,7 +10,7 @@ import pytest
 from allstep import runlog
 from allstep.cli.train import _request
 from allstep.train import RECIPES, read_config
-from ranks import clean_environment
+from support.ranks import clean_environment
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # threads that spin for each other starve on a busy machine
 

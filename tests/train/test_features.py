@@ -27,8 +27,8 @@ from allstep.train.task.classification import Classification
 from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Result
 from allstep.train.watch.record import Record
-from ranks import Outcome
-from sources import Arrays
+from support.array_sources import Arrays
+from support.ranks import Outcome
 
 # float32, not auto: the figures are compared with each other, and are the same on every CPU.
 SHORT = ["precision=float32", "epochs=3", "data.validation=100", "log_every=5", "batch=100"]

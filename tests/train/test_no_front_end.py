@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.command import run
+from support.allstep_command import run
 
 TRAIN = """
 import sys, threading

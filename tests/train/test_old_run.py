@@ -19,7 +19,7 @@ from allstep import runlog
 from allstep.cli.app import app
 from allstep.train.run.request import TrainRequest
 from allstep.train.run.worker import work
-from ranks import Ranks
+from support.ranks import Ranks
 
 OLD = Path(__file__).parent / "old_run"
 

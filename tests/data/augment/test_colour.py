@@ -11,7 +11,7 @@ from allstep.data.augment import Brightness, ColourJitter, Contrast, Hue, Satura
 from allstep.data.augment.operation import Operation
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
-from data.augment.scenes import Pixels, distance, scene
+from support.synthetic_photos import Pixels, distance, scene
 
 FACTORS = [0.0, 0.3, 0.77, 1.0, 1.4, 2.5]
 PILLOWS = {

@@ -9,7 +9,7 @@ import pytest
 from allstep.data.augment import Cutout, Erase
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
-from data.augment.scenes import scene
+from support.synthetic_photos import scene
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])

@@ -6,7 +6,7 @@ import pytest
 from allstep.data.augment import Flip
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
-from data.augment.scenes import scene
+from support.synthetic_photos import scene
 
 
 def flipped(operation: Flip, epoch: int, n: int = 1000, seed: int = 0) -> Floats:

@@ -11,7 +11,7 @@ from allstep.data.augment import CentreCrop, Cutout, PadAndCrop, RandomResizedCr
 from allstep.data.image.resize import resized
 from allstep.data.random.draws import Draws, Floats
 from allstep.errors import ConfigError
-from data.augment.scenes import distance, scene
+from support.synthetic_photos import distance, scene
 
 SIDES = st.integers(1, 3000)
 

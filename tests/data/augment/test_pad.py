@@ -6,7 +6,7 @@ import pytest
 from allstep.data.augment import PadAndCrop
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
-from data.augment.scenes import scene
+from support.synthetic_photos import scene
 
 
 @pytest.mark.parametrize(("mode", "numpys"), [("zero", "constant"), ("reflect", "reflect")])

@@ -7,7 +7,7 @@ from PIL import Image
 from allstep.data.augment import Rotate
 from allstep.data.random.draws import Draws
 from allstep.errors import ConfigError
-from data.augment.scenes import distance, scene
+from support.synthetic_photos import distance, scene
 
 
 @pytest.mark.parametrize("angle", [-90, -33.3, 0, 7, 45, 180])

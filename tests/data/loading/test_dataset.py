@@ -12,7 +12,7 @@ from allstep.data.augment.transform import Transform
 from allstep.data.loading.dataset import SourceDataset, as_dataset
 from allstep.data.sources.source import BadSample
 from allstep.errors import ConfigError
-from sources import Arrays, noise_transform, sample_images
+from support.array_sources import Arrays, noise_transform, sample_images
 
 
 def by_number(dataset: SourceDataset, loader: Any, epoch: int) -> dict[int, torch.Tensor]:

@@ -17,7 +17,7 @@ from allstep.data.loading.quarantine import Quarantine, default_budget
 from allstep.data.sources.source import BadSample, Place, Sample
 from allstep.errors import DataError
 from allstep.world import places
-from sources import Arrays, Singly, sample_images
+from support.array_sources import Arrays, Singly, sample_images
 
 BAD = (2, 3, 11, 30)
 PLAIN = Transform(lambda image: image, shape=(4, 4, 3))

@@ -34,7 +34,7 @@ from allstep.data.order import Span
 from allstep.data.sources.source import Block, Sample
 from allstep.errors import AllstepError, ConfigError
 from allstep.world import places
-from sources import Arrays, Singly, Unwilling, noise_transform, sample_images
+from support.array_sources import Arrays, Singly, Unwilling, noise_transform, sample_images
 
 Pixels = NDArray[np.uint8]
 BOTH: Any = pytest.mark.parametrize("kind", ["threads", "processes"])
@@ -295,7 +295,7 @@ class TestProcesses:
             import numpy as np
             from allstep.data import Loader
             from allstep.data.augment.transform import Transform
-            from sources import Singly, sample_images
+            from support.array_sources import Singly, sample_images
             def slow(image):  # of __main__, without a guard
                 time.sleep(0.02)
                 return image
@@ -418,7 +418,7 @@ class TestEnds:
         script.write_text(
             textwrap.dedent("""
             from allstep.data import Loader
-            from sources import Singly, noise_transform, sample_images
+            from support.array_sources import Singly, noise_transform, sample_images
             kept = []
             for kind in ("threads", "processes"):
                 kept.append(iter(Loader(Singly(sample_images(5000)), noise_transform(), batch=10, workers=2, kind=kind)))

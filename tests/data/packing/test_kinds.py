@@ -15,7 +15,7 @@ from allstep.data.packing.pack import pack
 from allstep.data.packing.plan import Options
 from allstep.data.sources import folder
 from allstep.data.sources.tar import source as tar
-from image_folders import encoded, image
+from support.image_folders import encoded, image
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig
 from allstep.train.input.classes import settle
-from image_folders import encoded
-from tfrecord_files import read_records
+from support.image_folders import encoded
+from support.tfrecord_files import read_records
 
 
 @pytest.fixture(autouse=True)

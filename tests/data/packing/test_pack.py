@@ -28,8 +28,8 @@ from allstep.data.sources.source import Source
 from allstep.data.sources.tfrecord.example import decode, encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.errors import ConfigError, DataError
-from image_folders import CLASSES, encoded, make_folder
-from tfrecord_files import read_records
+from support.image_folders import CLASSES, encoded, make_folder
+from support.tfrecord_files import read_records
 
 NUM = 24
 

@@ -17,7 +17,7 @@ from allstep.data import NAMED, Loader, NamedSet, find, load, named_set
 from allstep.data.sets.load import FILES, cache_folder
 from allstep.data.sources import idx
 from allstep.errors import ConfigError, DataError
-from sources import Arrays
+from support.array_sources import Arrays
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from allstep.data.sources.tfrecord.framing import frame
 from allstep.data.sources.tfrecord.source import KIND, TFRecordSource
 from allstep.data.sources.unpack import unpacked
 from allstep.errors import DataError
-from ranks import wait_until
+from support.ranks import wait_until
 
 RECORDS = [b"%d" % row * 10 for row in range(100)]
 

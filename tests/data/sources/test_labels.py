@@ -38,9 +38,9 @@ from allstep.data.sources.tfrecord import labels as record_labels
 from allstep.data.sources.tfrecord.example import encode
 from allstep.data.sources.tfrecord.source import KIND, TFRecordSource
 from allstep.errors import DataError
-from image_folders import encoded
-from label_records import tutorial_features, write_labels, write_tutorial
-from tfrecord_files import write_records
+from support.image_folders import encoded
+from support.tfrecord_files import write_records
+from support.tutorial_records import tutorial_features, write_labels, write_tutorial
 
 
 @pytest.fixture(autouse=True)

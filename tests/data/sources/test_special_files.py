@@ -16,8 +16,8 @@ from allstep.data.sources.folder import FolderSource
 from allstep.data.sources.shards import read_classes
 from allstep.data.sources.source import BadSample
 from allstep.errors import DataError
-from image_folders import make_folder
-from ranks import clean_environment
+from support.image_folders import make_folder
+from support.ranks import clean_environment
 
 
 def pipe(path: Path) -> None:

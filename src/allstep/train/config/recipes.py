@@ -2,8 +2,8 @@
 docstring is what `allstep train --list` shows.
 
 A recipe states every key in which it differs from the defaults of `RunConfig`, which are tuned for
-no dataset. `tests/train/recipes.yaml` has all keys of all recipes: a changed default must not
-change what a recipe trains.
+no dataset. `tests/train/config/recipes.yaml` has all keys of all recipes: a changed default must
+not change what a recipe trains.
 
 Precision is `auto` in all of them, so the docstrings have accuracy and time for both. A time "from
 one epoch" is that of one epoch on an otherwise quiet machine, times the epochs, and start and

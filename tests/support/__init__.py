@@ -1,0 +1,1 @@
+"""What tests share: fixtures that start ranks, hosts and clusters, makers of files, references."""

@@ -1,0 +1,110 @@
+"""Gradients: the shares of N workers give what one worker's whole batch gives."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import allstep
+import allstep.torch as hvd
+from allstep.data import Loader
+from allstep.models import SmallCnn
+from allstep.train.precision.precision import Precision
+from allstep.train.step.step import Clock, Trainer, accumulate_gradients, step
+from allstep.train.task.classification import Classification
+from support.array_sources import Arrays
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.standard_normal((40, 1, 8, 8)).astype(np.float32)
+LABELS = RANDOM.integers(0, 10, 40)
+TASK = Classification(10)
+
+
+def net(seed: int = 0) -> SmallCnn:
+    torch.manual_seed(seed)
+    return SmallCnn(10, (1, 8, 8), widths=(4, 8), hidden=16)
+
+
+def oracle(count: int) -> list[torch.Tensor]:
+    """The gradient of the mean loss over the first batch, by torch alone."""
+    model = net()
+    batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1).batches())
+    functional.cross_entropy(model(batch.data), batch.target).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Trainer:
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), rate),
+        model.named_parameters(),
+        backward_passes_per_step=accumulation,
+    )
+    return Trainer(
+        net=model,
+        task=TASK,
+        optimizer=optimizer,
+        rate=lambda seen: rate,
+        to_input=lambda x: x,
+        precision=Precision("float32", torch.device("cpu")),
+        pieces=accumulation,
+        size=hvd.size(),
+    )
+
+
+def shared_gradient(count: int, accumulation: int = 1) -> list[np.ndarray]:
+    world = allstep.init()
+    model = net().to(memory_format=torch.channels_last)
+    trainer = trainer_of(model, accumulation=accumulation)
+    batch = next(Loader(Arrays(IMAGES, LABELS), batch=count, seed=1, world=world).batches())
+    for _ in range(2):  # the second time checks that the first left nothing behind
+        trainer.optimizer.zero_grad()
+        tally = accumulate_gradients(trainer, batch, count)
+        assert tally.count == batch.weight
+        trainer.optimizer.synchronize()
+    return [
+        parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "count"), [(1, 40), (2, 40), (2, 7), (3, 40), (3, 2), (4, 1)]
+)
+def test_shares_add_up_to_the_whole(ranks: Any, num_ranks: int, count: int) -> None:
+    """Uneven shares and empty ones included. Reference: torch on the whole batch."""
+    expected = oracle(count)
+    results = ranks(num_ranks, shared_gradient, count)
+    for gradients in results:
+        for ours, theirs, first in zip(gradients, expected, results[0], strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-6)
+            np.testing.assert_array_equal(ours, first)  # the same bits on every rank
+
+
+def test_accumulation_changes_nothing(ranks: Any) -> None:
+    expected = oracle(30)
+    for gradients in ranks(2, shared_gradient, 30, 4):
+        for ours, theirs in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def one_step() -> dict[str, float]:
+    allstep.init()
+    model = net()
+    trainer = trainer_of(model, 0.25)
+    clock = Clock()
+    step(trainer, next(Loader(Arrays(IMAGES, LABELS), batch=40, seed=1).batches()), 40, clock)
+    for ours, before, gradient in zip(
+        model.parameters(), net().parameters(), oracle(40), strict=True
+    ):
+        torch.testing.assert_close(ours, before - 0.25 * gradient)
+    return clock.seconds
+
+
+def test_a_step_follows_the_gradient_at_the_scheduled_rate_and_says_where_its_time_went(
+    ranks: Any,
+) -> None:
+    (seconds,) = ranks(1, one_step)
+    assert set(seconds) == {"input", "compute", "wait", "update"}
+    assert all(spent > 0 for spent in seconds.values())

@@ -1,0 +1,158 @@
+"""TensorBoard events, read back by TensorBoard's own reader; a disk that is full; another process's
+TensorFlow is not imported."""
+
+import errno
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allstep.train.watch import tensorboard
+from allstep.train.watch.callback import Callback, Callbacks
+from allstep.train.watch.events import Evaluated, Result, Score, TrainingScore
+from allstep.train.watch.tensorboard import TensorBoard
+from support.callback_events import opening, progress
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What TensorBoard finds in a run folder: by tag, the figures by samples."""
+    # as in an installation without TensorFlow: importing that would take longer than all of these
+    # tests
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", types.ModuleType("notf"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read(out: Path) -> dict[str, dict[int, float]]:
+        found = EventAccumulator(str(out / "tensorboard")).Reload()
+        return {
+            tag: {event.step: event.value for event in found.Scalars(tag)}
+            for tag in found.Tags()["scalars"]
+        }
+
+    return read
+
+
+def test_tensorboard_reads_all_figures(tmp_path: Path, read: Any) -> None:
+    board = TensorBoard(tmp_path / "tensorboard")
+    board.start(opening(tmp_path))
+    board.progress(progress(640, grad_norm=2.0, noise_scale=300.0, trust={"conv1": 0.25}))
+    board.evaluated(
+        Evaluated(1, 1000, Score(0.6, 0.8, 500), Score(0.5, 0.9, 100, 0.99), 2.0, num_bad=3)
+    )
+    train = TrainingScore(Score(0.3, 0.8, 100, 0.97), 1000, 0.1)
+    test, validation = Score(0.4, 0.7, 100, 0.98), Score(0.5, 0.9, 100)
+    board.end(Result(test, validation, 500.0, 2.0, 5.0, tmp_path, samples=1000, train=train))
+    board.close()
+    found = read(tmp_path)
+    at_640 = {
+        "loss/train": 100.0 / 640,
+        "accuracy/train": 0.5,
+        "rate": 0.1,
+        "batch": 64.0,
+        "images_per_second": 640.0,
+    }
+    at_640 |= {
+        "grad_norm": 2.0,
+        "noise_scale": 300.0,
+        "trust/conv1": 0.25,
+        "memory/0": 1000.0,
+        "memory/1": 2000.0,
+    }
+    shares = {"input": 0.25, "compute": 0.5, "wait": 0.0, "update": 0.25}
+    at_640 |= {f"{phase}/{rank}": share for phase, share in shares.items() for rank in (0, 1)}
+    at_1000 = {
+        "loss/validation": 0.5,
+        "accuracy/validation": 0.9,
+        "top5/validation": 0.99,
+        "num_bad": 3.0,
+    }
+    at_1000 |= {
+        "loss/test": 0.4,
+        "accuracy/test": 0.7,
+        "top5/test": 0.98,
+        "seconds_per_epoch": 1000 / 640,
+    }
+    at_1000 |= {"loss/train-sample": 0.3, "accuracy/train-sample": 0.8, "top5/train-sample": 0.97}
+    figures = [(640, at_640), (1000, at_1000)]
+    expected = {tag: {samples: value} for samples, told in figures for tag, value in told.items()}
+    assert found.keys() == expected.keys()
+    for tag, values in expected.items():
+        assert found[tag] == pytest.approx(values), tag
+
+
+def test_a_run_that_goes_on_takes_back_what_came_after_its_checkpoint(
+    tmp_path: Path, read: Any
+) -> None:
+    for position, told in [(0, (100, 200, 300, 400)), (200, (350, 450))]:
+        board = TensorBoard(tmp_path / "tensorboard")
+        board.start(opening(tmp_path, position=position))
+        for samples in told:
+            board.progress(progress(samples))
+        board.close()
+    assert len(os.listdir(tmp_path / "tensorboard")) == 2
+    assert list(read(tmp_path)["loss/train"]) == [100, 200, 350, 450]
+
+
+def test_of_many_workers_there_are_mean_and_most(tmp_path: Path, read: Any) -> None:
+    board = TensorBoard(tmp_path / "tensorboard")
+    board.start(opening(tmp_path))
+    board.progress(progress(640, num_workers=17))
+    board.close()
+    found = read(tmp_path)
+    assert (found["memory/mean"], found["memory/most"]) == ({640: 9000.0}, {640: 17000.0})
+    assert found["wait/most"] == {640: 0.0}
+    assert "memory/0" not in found
+
+
+class Ears(Callback):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def event(self, text: str, **figures: Any) -> None:
+        self.heard.append(text)
+
+
+def test_a_full_disk_is_told_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(data: bytes) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tensorboard, "frame", full)
+    board, ears = TensorBoard(tmp_path / "tensorboard"), Ears()
+    callbacks = Callbacks([board, ears])
+    callbacks.start(opening(tmp_path))
+    samples = 0
+    while (
+        not ears.heard
+    ):  # the thread has the error sooner or later; a hang is ended by the limit of tests
+        samples += 1
+        callbacks.progress(progress(samples))
+    for further in range(20_000):  # more than the queue takes
+        callbacks.progress(progress(samples + further))
+    callbacks.close()
+    assert ears.heard == [
+        "TensorBoard failed, the run goes on: OSError: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_board_that_was_never_told_of_a_start_closes(tmp_path: Path) -> None:
+    TensorBoard(tmp_path / "tensorboard").close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_neither_torch_nor_tensorflow_is_imported() -> None:
+    code = (
+        "import sys, allstep.train.watch.tensorboard, tensorboard.compat.proto.event_pb2; "
+        "print({'torch', 'tensorflow'} & sys.modules.keys())"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "set()\n"
+    )
