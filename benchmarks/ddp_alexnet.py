@@ -5,7 +5,7 @@ backend "gloo".
     FILE]
 
 Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a
-copy of the same net, with SGD and momentum. They take turns of a few steps, so that a busy moment
+copy of the same model, with SGD and momentum. They take turns of a few steps, so that a busy moment
 of the machine hits both alike; a first turn warms up and does not count. A turn lasts as long as
 its slowest worker needs, and its speed is the images of all workers by that time. One torch
 thread per worker, batch 32 a worker, images of 224 x 224 that are made up before the clock
@@ -43,9 +43,9 @@ SAME_LOSS = 1e-5  # relative; two ranks add the same two numbers on either backe
 
 @dataclass
 class Trainee:
-    """A copy of the net on one backend, and what was seen of it."""
+    """A copy of the model on one backend, and what was seen of it."""
 
-    net: nn.Module
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Trainee:
     def step(self, images: Tensor, labels: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)  # of the dropout
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.net(images), labels)
+        loss = nn.functional.cross_entropy(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -73,11 +73,11 @@ class Trainee:
 
 def trainees() -> dict[str, Trainee]:
     torch.manual_seed(0)
-    net = AlexNet()
+    model = AlexNet()
     found = {}
     for backend in BACKENDS:
         wrapped = DistributedDataParallel(
-            copy.deepcopy(net), process_group=dist.new_group(backend=backend)
+            copy.deepcopy(model), process_group=dist.new_group(backend=backend)
         )
         found[backend] = Trainee(
             wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)

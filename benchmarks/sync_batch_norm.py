@@ -5,7 +5,7 @@ step with plain batch norm.
     FILE]
 
 Images of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
-with momentum in a DistributedOptimizer. Both nets live in the same processes and take turns of a
+with momentum in a DistributedOptimizer. Both models live in the same processes and take turns of a
 few steps; a first turn warms up and does not count. A turn lasts as long as its slowest worker
 needs, and a ratio is taken within a turn. Target: at most 1.15 times as long.
 
@@ -17,7 +17,7 @@ step | arithmetic ............................................. | moving | waiti
 ```
 
 Those of the norms (one forward and one backward for each of 20 layers) are told apart from those of
-the gradients, which both nets have. What a worker waits in a norm it need not wait for the
+the gradients, which both models have. What a worker waits in a norm it need not wait for the
 gradients, so the rows should be read together. Figures are means over the workers.
 
 A missed target is shown and no error: this is a measurement.
@@ -63,9 +63,9 @@ Batches = list[tuple[Tensor, Tensor]]
 
 @dataclass
 class Trainee:
-    """A copy of the net with one kind of norm, and what was seen of it."""
+    """A copy of the model with one kind of norm, and what was seen of it."""
 
-    net: nn.Module
+    model: nn.Module
     optimizer: Any
     seconds: list[float] = field(default_factory=list)
     """Of a step, by turn."""
@@ -74,7 +74,7 @@ class Trainee:
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad()
-        nn.functional.cross_entropy(self.net(images), labels).backward()
+        nn.functional.cross_entropy(self.model(images), labels).backward()
         self.optimizer.step()
 
     def turn(self, batches: Batches, looking: bool) -> None:
@@ -131,13 +131,13 @@ def name_the_norms() -> None:
 def trainees() -> dict[str, Trainee]:
     torch.manual_seed(0)
     plain = resnet18(10, small_pictures=True)
-    nets = {PLAIN: plain, SYNC: convert(copy.deepcopy(plain), sync=True)}
-    return {name: Trainee(net, _optimizer(net)) for name, net in nets.items()}
+    models = {PLAIN: plain, SYNC: convert(copy.deepcopy(plain), sync=True)}
+    return {name: Trainee(model, _optimizer(model)) for name, model in models.items()}
 
 
-def _optimizer(net: nn.Module) -> Any:
-    sgd = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    return hvd.DistributedOptimizer(sgd, net.named_parameters())
+def _optimizer(model: nn.Module) -> Any:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return hvd.DistributedOptimizer(sgd, model.named_parameters())
 
 
 def batches_of(turn: int, rank: int, options: argparse.Namespace) -> Batches:

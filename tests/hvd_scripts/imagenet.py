@@ -1,4 +1,4 @@
-"""A residual net with gradual warm-up, local accumulation, metrics averaged over ranks, checkpoints
+"""A residual model with gradual warm-up, local accumulation, metrics averaged over ranks, checkpoints
 on rank 0 and resuming."""
 
 import argparse

@@ -1,4 +1,4 @@
-"""A small convolutional net on images of digits, with every option that such scripts usually
+"""A small convolutional model on images of digits, with every option that such scripts usually
 have."""
 
 import argparse

@@ -160,7 +160,7 @@ DIGITS = ["allstep", "train", "digits", "epochs=2", "precision=float32"]
 
 
 def test_training_across_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
-    """Workers on two hosts train the net that one worker here trains."""
+    """Workers on two hosts train the model that one worker here trains."""
     size = 4 if SOAK else 2
     where = [
         "run",

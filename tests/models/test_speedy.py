@@ -1,4 +1,4 @@
-"""The fast CIFAR net: what its first layer is for, and how its convolutions start."""
+"""The fast CIFAR model: what its first layer is for, and how its convolutions start."""
 
 import torch
 from torch import nn
@@ -16,9 +16,9 @@ def correlated_images(n: int) -> torch.Tensor:
 
 def test_whitening_makes_patches_uncorrelated() -> None:
     torch.manual_seed(0)
-    net, images = Speedy(), correlated_images(200)
-    net.whiten(images, floor=0.0)
-    responses = nn.functional.conv2d(images, net.whitening.weight)
+    model, images = Speedy(), correlated_images(200)
+    model.whiten(images, floor=0.0)
+    responses = nn.functional.conv2d(images, model.whitening.weight)
     half = responses.shape[1] // 2
     flat = responses[:, :half].transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(
@@ -28,9 +28,9 @@ def test_whitening_makes_patches_uncorrelated() -> None:
 
 
 def test_the_whitening_is_not_trained_but_its_bias_is() -> None:
-    net = Speedy()
-    assert not net.whitening.weight.requires_grad
-    assert net.whitening.bias is not None and net.whitening.bias.requires_grad
+    model = Speedy()
+    assert not model.whitening.weight.requires_grad
+    assert model.whitening.bias is not None and model.whitening.bias.requires_grad
 
 
 def test_convolutions_start_by_passing_channels_on() -> None:

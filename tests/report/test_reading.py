@@ -318,7 +318,7 @@ def test_a_damaged_manifest_is_told(tmp_path: Path) -> None:
     ("highest", "brightness"), [(16, 255 / 16), (63, 255 / 63), (64, 1.0), (255, 1.0), (0, 1.0)]
 )
 def test_dark_images_are_shown_brighter(tmp_path: Path, highest: int, brightness: float) -> None:
-    """The 8x8 digits go from 0 to 16; the file itself stays what the net saw."""
+    """The 8x8 digits go from 0 to 16; the file itself stays what the model saw."""
     folder = tmp_path / "mistakes"
     write_mistakes(folder, 1)
     (entry,) = json.loads((folder / "mistakes.json").read_text())

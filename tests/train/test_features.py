@@ -154,9 +154,9 @@ class Meddler(Callback):
         if progress.samples > 300:
             import gc
 
-            net = next(each for each in gc.get_objects() if type(each).__name__ == "SmallCnn")
+            model = next(each for each in gc.get_objects() if type(each).__name__ == "SmallCnn")
             with torch.no_grad():
-                next(net.parameters()).view(-1)[0] += 1e-3
+                next(model.parameters()).view(-1)[0] += 1e-3
 
 
 def run_with_meddler() -> None:
@@ -229,8 +229,8 @@ def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
 
 def trained_with_a_class_less() -> None:
     """As with records, whose labels nobody knows before they are read."""
-    opened = job.open_parts
-    job.open_parts = lambda config: replace(parts := opened(config), classes=parts.classes[:9])
+    opened = job.open_splits
+    job.open_splits = lambda config: replace(parts := opened(config), classes=parts.classes[:9])
     run([])
 
 
@@ -344,13 +344,13 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
     """Of a batch of 2 samples with ghost batches over several workers; a third rank has none."""
     world = allstep.init()
     hvd.init()
-    net = meeting_net(GhostBatchNorm(4, 8, across_workers=True)).double()
+    model = meeting_net(GhostBatchNorm(4, 8, across_workers=True)).double()
     batches = Loader(Arrays(*two_samples()), batch=2, seed=1, world=world).batches()
     trainer = job.Trainer(
-        net=net,
+        model=model,
         task=Classification(3),
         optimizer=hvd.DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), 0.1), net.named_parameters()
+            torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
         ),
         rate=lambda seen: 0.1,
         to_input=lambda x: x,
@@ -360,7 +360,9 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
     assert trainer.ranks_meet
     accumulate_gradients(trainer, next(iter(batches)), 2)
     trainer.optimizer.synchronize()
-    return [parameter.grad.numpy() for parameter in net.parameters() if parameter.grad is not None]
+    return [
+        parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 def two_samples() -> tuple[np.ndarray, np.ndarray]:
@@ -375,11 +377,11 @@ def meeting_net(norm: torch.nn.Module) -> torch.nn.Module:
 
 def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
     """Or the others would wait for it. Reference: torch's batch norm over both samples."""
-    net = meeting_net(torch.nn.BatchNorm2d(4)).double()
+    model = meeting_net(torch.nn.BatchNorm2d(4)).double()
     images, labels = (torch.from_numpy(each) for each in two_samples())
-    torch.nn.functional.cross_entropy(net(images), labels).backward()
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
     for gradients in ranks(3, meeting_gradients, 3):
-        for ours, theirs in zip(gradients, net.parameters(), strict=True):
+        for ours, theirs in zip(gradients, model.parameters(), strict=True):
             np.testing.assert_allclose(ours, theirs.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
@@ -396,7 +398,7 @@ def test_a_rank_without_samples_takes_part_where_norms_meet(ranks: Any) -> None:
 )
 def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
     trainer = job.Trainer(
-        net=torch.nn.Sequential(norm),
+        model=torch.nn.Sequential(norm),
         task=Classification(3),
         optimizer=None,
         rate=lambda seen: 0.1,

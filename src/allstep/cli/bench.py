@@ -103,7 +103,7 @@ def step(
     json: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Train a net:
+    """Train a model:
 
     DDP on Gloo and on allstep, DistributedOptimizer and share_weights beside independent copies.
     """

@@ -1,4 +1,4 @@
-"""`allstep eval`: the score of a run's net, on the run's own data or on other data.
+"""`allstep eval`: the score of a run's model, on the run's own data or on other data.
 
 One process with all cores (or one GPU) does it, unless --workers asks for more, or a launcher
 (allstep run, torchrun, mpirun, srun) has started them.
@@ -68,13 +68,13 @@ def eval_(
         str | None, typer.Option(help="Whose word counts about the world, instead of finding out.")
     ] = None,
 ) -> None:
-    """Evaluate the net of a run, every sample once: loss, accuracy, top-5 accuracy."""
+    """Evaluate the model of a run, every sample once: loss, accuracy, top-5 accuracy."""
     from allstep.errors import ConfigError
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.folder.read import Evaluation, PartName
+    from allstep.train.folder.read import Evaluation, SplitName
     from allstep.world import NONE, World
 
-    if part not in get_args(PartName):
+    if part not in get_args(SplitName):
         raise ConfigError(f"--part: expected test, validation or train, found {part!r}")
     check_output("--json", json, "JSON")
     asked = Evaluation(run, part, checked_which(which), data, words or [], device, trust)  # type: ignore[arg-type]  # looked at above

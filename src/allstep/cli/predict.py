@@ -1,4 +1,4 @@
-"""`allstep predict`: what the net of a run sees in images, as a table and as JSON."""
+"""`allstep predict`: what the model of a run sees in images, as a table and as JSON."""
 
 import json as json_format
 from collections import Counter

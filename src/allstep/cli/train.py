@@ -1,4 +1,4 @@
-"""`allstep train`: from a recipe or a config to a trained net.
+"""`allstep train`: from a recipe or a config to a trained model.
 
 Outside a world this process is the launching one: it checks config and data (no torch so far, so
 bad input is answered at once), makes the run folder and starts the workers. Inside a world (allstep
@@ -108,7 +108,7 @@ def train(
     launcher: Launcher = None,
     list_recipes: ListRecipes = False,
 ) -> None:
-    """Train a net:
+    """Train a model:
 
     `allstep train`, `allstep train digits epochs=5 optimizer.lr=0.1`, `allstep train mine.yaml`.
     """

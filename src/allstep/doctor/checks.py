@@ -20,7 +20,7 @@ from allstep.limits import read_limits
 from allstep.machine import Memory, threads_by_user
 from allstep.world import NONE, World
 
-_WORKER_BYTES = 300 << 20  # what a worker takes before it has a net or data: Python and torch
+_WORKER_BYTES = 300 << 20  # what a worker takes before it has a model or data: Python and torch
 _SMALL_SHM = 1 << 30
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
 _FOUND_BY_FILE = ("horovod", "openmpi", "mpich", "slurm", "pals", "lsf")

@@ -1,4 +1,4 @@
-"""A small convolutional net for small images.
+"""A small convolutional model for small images.
 
 ```
 image (channels, height, width)

@@ -1,4 +1,4 @@
-"""A net like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf), with
+"""A model like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf), with
 today's activations and pooling.
 
 ```

@@ -15,7 +15,7 @@ image (3, 224, 224)                                image (3, 32, 32), with small
 basic block (expansion 1)            bottleneck (expansion 4)
   x ------------.                      x ------------. 3x3 -> norm   |                      1x1 ->
   norm   | ReLU          |                      ReLU          | 3x3 -> norm   |
-  3x3 -> norm   |      strides are here, as in torchvision's nets + <-----------'
+  3x3 -> norm   |      strides are here, as in torchvision's models + <-----------'
   ReLU          | ReLU                                 1x1 -> norm   |
                                        + <-----------'
                                        ReLU

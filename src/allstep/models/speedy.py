@@ -1,4 +1,4 @@
-"""A small, fast net for CIFAR-10, after the nets that reach 94% in seconds on one GPU (Jordan 2024,
+"""A small, fast model for CIFAR-10, after the models that reach 94% in seconds on one GPU (Jordan 2024,
 https://arxiv.org/abs/2404.00498).
 
 ```
@@ -12,7 +12,7 @@ image (3, 32, 32)
 The first convolution is not trained: `whiten(images)` sets it to the directions in which 2x2
 patches of training images vary, each scaled to the same variance, and the same ones turned round,
 so that GELU keeps both signs. Convolutions start as the identity on their first channels (Dirac),
-so that a deep net passes images on from the first step. 1,972,792 parameters at widths 64, 256,
+so that a deep model passes images on from the first step. 1,972,792 parameters at widths 64, 256,
 256, of which 288 are fixed.
 """
 

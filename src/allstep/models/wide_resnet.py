@@ -1,4 +1,4 @@
-"""Residual nets for images of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
+"""Residual models for images of 32x32: ResNet-20 to 110 (He et al. 2015, section 4.2) and wide ones
 (Zagoruyko and Komodakis 2016).
 
 ```
@@ -19,7 +19,7 @@ block of resnet_cifar: as in `resnet`       block of WideResNet, norms first
   + <--------------------------------------------' ReLU
 ```
 
-Where the original nets change size, the way past a block is every second pixel, with channels of
+Where the original models change size, the way past a block is every second pixel, with channels of
 zeros for the new ones: it has no parameters. 10 classes: ResNet-20 269,722, ResNet-56 853,018,
 WRN-16-4 2,748,890, WRN-28-10 36,479,194.
 """
@@ -50,7 +50,7 @@ class _Past(nn.Module):
 
 
 class _Plain(nn.Module):
-    """A block of the original nets."""
+    """A block of the original models."""
 
     def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Ghost batch norm: statistics of small groups of samples, whatever the batch (Hoffer et al. 2017,
 https://arxiv.org/abs/1705.08741).
 
-The noise in the statistics of a small batch helps a net to generalise; a large batch loses it.
+The noise in the statistics of a small batch helps a model to generalise; a large batch loses it.
 Ghost batch norm normalizes a large batch as if it were many small ones:
 
 ```

@@ -6,7 +6,7 @@ g = g + N(0, variance)        variance = eta / (1 + t)^gamma at step t
 ```
 
 Large batches take noise away from the gradient that helped to leave sharp minima; this puts some
-back. It helps deep nets that are hard to start with, and does not replace a small batch, whose
+back. It helps deep models that are hard to start with, and does not replace a small batch, whose
 noise has the shape of the data's.
 
 All ranks must add the same noise, to the gradient that they have agreed on, or their weights part.

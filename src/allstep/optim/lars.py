@@ -22,7 +22,7 @@ multiplying the gradient in place, so that nobody can look at it afterwards.
 
 For scaled layers only the product of coefficient and rate counts. 0.001 is the paper's, and the
 rates that go with it are far above SGD's; but exempt layers step with the rate as it is. Scales and
-shifts of norms can bear that, biases of a net without norms cannot: give their group a rate of its
+shifts of norms can bear that, biases of a model without norms cannot: give their group a rate of its
 own, or take a rate that SGD could have and a larger coefficient (0.02 to 0.1).
 """
 

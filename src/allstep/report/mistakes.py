@@ -37,7 +37,7 @@ _DARK = 64  # levels; an image without higher ones looks black
 
 @dataclass(frozen=True)
 class Mistake:
-    """One image that the net took for something else."""
+    """One image that the model took for something else."""
 
     source: str
     """The image, as a data: address."""
@@ -46,7 +46,7 @@ class Mistake:
     label: str
     predicted: str
     probability: float | None
-    """What the net gave to `predicted`."""
+    """What the model gave to `predicted`."""
     number: int | None
     """Of the sample."""
     brightness: float = 1.0

@@ -28,7 +28,7 @@ from allstep.bench.comm import measure as comm
 from allstep.bench.step import measure as step
 from allstep.bench.step import rank as step_rank
 from allstep.bench.step.measure import StepFailed, StepRounds, check_losses, round_of
-from allstep.bench.step.rank import CONTENDERS, NETS, Lessons, StepRank, watching
+from allstep.bench.step.rank import CONTENDERS, MODELS, Lessons, StepRank, watching
 from allstep.bench.step.result import (
     ALONE,
     DDP,
@@ -183,20 +183,20 @@ class _Team:
         return [json.loads(json.dumps(self._rank.answer(order)))]
 
 
-def _not_there(net: Any, sgd: Any) -> Any:
+def _not_there(model: Any, sgd: Any) -> Any:
     raise ImportError("no such part")
 
 
 def _fails_in_turn(turn: int) -> Any:
     """Two steps prepare it, and a turn has three."""
 
-    def wrap(net: Any, sgd: Any) -> Any:
+    def wrap(model: Any, sgd: Any) -> Any:
         left = iter(range(2 + 3 * turn))
 
         def fragile(images: torch.Tensor) -> torch.Tensor:
             if next(left, None) is None:
                 raise RuntimeError("worn out")
-            return net(images)
+            return model(images)
 
         return fragile, sgd
 
@@ -320,12 +320,12 @@ def test_losses_that_differ_are_an_error(
 
 
 def test_tasks_are_those_of_the_nets() -> None:
-    assert TASKS.keys() == NETS.keys()
+    assert TASKS.keys() == MODELS.keys()
     for name, task in TASKS.items():
         with torch.device("meta"):
-            net = NETS[name]()
-            assert net(torch.empty(2, *task.shape)).shape == (2, task.num_classes)
-        assert sum(parameter.numel() for parameter in net.parameters()) == task.num_parameters
+            model = MODELS[name]()
+            assert model(torch.empty(2, *task.shape)).shape == (2, task.num_classes)
+        assert sum(parameter.numel() for parameter in model.parameters()) == task.num_parameters
 
 
 def test_lessons_are_the_same_for_all_contenders_and_others_for_each_rank_turn_and_step() -> None:

@@ -376,10 +376,10 @@ def test_unmodified_ddp_trains_as_on_gloo(ranks: Ranks) -> None:
         if backend == "gloo":
             group.local = None
         torch.manual_seed(0)
-        net = nn.Sequential(
+        model = nn.Sequential(
             nn.Linear(64, 700), nn.ReLU(), nn.Linear(700, 300), nn.ReLU(), nn.Linear(300, 10)
         )
-        ddp = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.2)
+        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.2)
         optimizer = torch.optim.SGD(ddp.parameters(), 0.05, momentum=0.9)
         generator = torch.Generator().manual_seed(dist.get_rank())
         losses = []
@@ -390,7 +390,7 @@ def test_unmodified_ddp_trains_as_on_gloo(ranks: Ranks) -> None:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        digest = sum(parameter.double().sum().item() for parameter in net.parameters())
+        digest = sum(parameter.double().sum().item() for parameter in model.parameters())
         return [*losses, digest]
 
     ours, gloos = ranks(2, train, "allstep", timeout=150), ranks(2, train, "gloo", timeout=150)

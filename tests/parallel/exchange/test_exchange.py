@@ -51,8 +51,8 @@ class Heard:
 
 def model() -> list[Named]:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 7), nn.Linear(7, 300))
-    return [Named(name, parameter) for name, parameter in net.named_parameters()]
+    model = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 7), nn.Linear(7, 300))
+    return [Named(name, parameter) for name, parameter in model.named_parameters()]
 
 
 def gradient(parameter: Tensor, rank: int, step: int, number: int) -> Tensor:

@@ -42,12 +42,12 @@ def test_blocks_hold_every_element_once(sizes: list[int], numel: int) -> None:
 
 def model(seed: int) -> list[Named]:
     torch.manual_seed(seed)
-    net = nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.Linear(40, 300), nn.Linear(300, 1000), nn.Linear(7, 1)
     )
-    net[0].to(memory_format=torch.channels_last)
-    net[3].double()
-    return [Named(name, parameter) for name, parameter in net.named_parameters()]
+    model[0].to(memory_format=torch.channels_last)
+    model[3].double()
+    return [Named(name, parameter) for name, parameter in model.named_parameters()]
 
 
 @pytest.mark.parametrize("whole", [False, True])

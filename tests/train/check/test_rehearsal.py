@@ -138,7 +138,7 @@ def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
     if broken == "load":
         job.load_optimizer = lambda optimizer, snapshot: None
     if broken == "data":
-        job.open_parts = _with_a_class_less  # type: ignore[assignment]
+        job.open_splits = _with_a_class_less  # type: ignore[assignment]
     try:
         return rehearse(read_config("digits", words).resolved(world.size), world, out)
     except (UserError, SystemExit) as error:
@@ -148,9 +148,9 @@ def rehearsed_on(words: list[str], broken: str = "") -> Rehearsed | str:
 def _with_a_class_less(config: Any) -> Any:
     from dataclasses import replace
 
-    from allstep.train.input.splits import open_parts
+    from allstep.train.input.splits import open_splits
 
-    parts = open_parts(config)
+    parts = open_splits(config)
     return replace(parts, classes=parts.classes[:9])
 
 

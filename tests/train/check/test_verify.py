@@ -39,7 +39,7 @@ from support.ranks import clean_environment
 
 
 def answer_of(config: RunConfig, folder: Path) -> Answer:
-    os.chdir(folder)  # where a user's net is
+    os.chdir(folder)  # where a user's model is
     world = allstep.init()
     torch.set_num_threads(1)  # threads that spin for each other starve on a busy machine
     return run(config, world, folder)

@@ -234,32 +234,32 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 def test_every_optimizer_goes_on_as_if_nothing_had_happened(
     make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
 ) -> None:
-    def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
             x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
 
             def closure() -> torch.Tensor:
                 optimizer.zero_grad()
-                loss: torch.Tensor = net(x).square().mean()  # noqa: B023
+                loss: torch.Tensor = model(x).square().mean()  # noqa: B023
                 loss.backward()
                 return loss
 
             optimizer.step(closure)
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    optimizer = make(net.parameters())
-    names = [name for name, _ in net.named_parameters()]
-    train(net, optimizer, range(5))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = make(model.parameters())
+    names = [name for name, _ in model.named_parameters()]
+    train(model, optimizer, range(5))
     if isinstance(optimizer, torch.optim.LBFGS):  # keeps lists of tensors
         with pytest.raises(CheckpointError, match=r"0.weight/|keeps a"):
             flatten(optimizer.state_dict(), names)
         return
     tensors, numbers = flatten(optimizer.state_dict(), names)
     path = checkpoint.write(
-        tmp_path, Snapshot(5, net.state_dict(), tensors, {"optimizer": numbers})
+        tmp_path, Snapshot(5, model.state_dict(), tensors, {"optimizer": numbers})
     )
-    train(net, optimizer, range(5, 10))
+    train(model, optimizer, range(5, 10))
 
     found = checkpoint.read(path)
     again = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
@@ -267,13 +267,13 @@ def test_every_optimizer_goes_on_as_if_nothing_had_happened(
     again.load_state_dict(dict(found.weights))
     other.load_state_dict(restore(found.optimizer, found.state["optimizer"], names))
     train(again, other, range(5, 10))
-    for mine, theirs in zip(net.parameters(), again.parameters(), strict=True):
+    for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_a_state_of_other_parameters() -> None:
-    net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     with pytest.raises(
         CheckpointError, match=r"only the checkpoint has bias; only the net has gain"

@@ -45,16 +45,16 @@ FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safete
 
 def net_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    net = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(net.named_parameters(), 0.1, momentum=0.9)
-    net(torch.ones(1, 3)).sum().backward()
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.named_parameters(), 0.1, momentum=0.9)
+    model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    return net, optimizer
+    return model, optimizer
 
 
 def snapshot(samples: int) -> Snapshot:
     """With all that a run's state may hold."""
-    net, optimizer = net_and_optimizer()
+    model, optimizer = net_and_optimizer()
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     standing = Standing(
         samples,
@@ -78,7 +78,7 @@ def snapshot(samples: int) -> Snapshot:
         "ema": {"updates": 3},
         "noise": asdict(RunningNoiseScale()),
     }
-    return Snapshot(samples, net.state_dict(), tensors, state)
+    return Snapshot(samples, model.state_dict(), tensors, state)
 
 
 @pytest.fixture
@@ -403,17 +403,17 @@ def test_headers_of_tensors_that_make_no_sense(folder: Path, content: bytes) -> 
 def use(found: Snapshot) -> None:
     """As `make_job` does; only CheckpointError may come of it."""
     state = found.state
-    net, optimizer = net_and_optimizer()
+    model, optimizer = net_and_optimizer()
     Standing.from_plain(dict(state["standing"]), Classification(2))
     LossWatch(**state["watch"])
     if "noise" in state and state["noise"] is not None:
         RunningNoiseScale(**state["noise"])
     try:
-        load_weights(net, found.weights)
+        load_weights(model, found.weights)
         load_optimizer(optimizer, found)
     except CheckpointError:
         return
-    net(torch.ones(1, 3)).sum().backward()
+    model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     after = optimizer.state_dict()
     flatten(after, parameter_names(after))

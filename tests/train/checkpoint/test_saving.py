@@ -213,18 +213,20 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_weights_that_are_not_finite_are_named_and_not_written(tmp_path: Path) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # the user's, and meant so
-    assert first_not_finite(net) is None
-    good = Snapshot(1, {name: tensor.clone() for name, tensor in net.state_dict().items()}, {}, {})
-    net[1].running_var[0] = torch.inf
-    assert first_not_finite(net) == "1.running_var"
-    assert first_not_finite(net, good.weights) is None
-    net[0].bias.data[1] = torch.nan
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))  # the user's, and meant so
+    assert first_not_finite(model) is None
+    good = Snapshot(
+        1, {name: tensor.clone() for name, tensor in model.state_dict().items()}, {}, {}
+    )
+    model[1].running_var[0] = torch.inf
+    assert first_not_finite(model) == "1.running_var"
+    assert first_not_finite(model, good.weights) is None
+    model[0].bias.data[1] = torch.nan
     told: list[Saved] = []
-    saver = Saver(tmp_path, tell=told.append, find_broken=partial(first_not_finite, net))
+    saver = Saver(tmp_path, tell=told.append, find_broken=partial(first_not_finite, model))
     saver.save(good)
-    saver.save(Snapshot(2, net.state_dict(), {}, {}))
+    saver.save(Snapshot(2, model.state_dict(), {}, {}))
     saver.close()
     assert [(saved.samples, str(saved.error)) for saved in told][-1] == (2, "0.bias is not finite")
     assert 2 not in numbers(tmp_path)

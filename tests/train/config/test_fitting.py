@@ -1,4 +1,4 @@
-"""Keys that must fit each other, beside those of test_prepare: nets with options, milestones,
+"""Keys that must fit each other, beside those of test_prepare: models with options, milestones,
 warm-ups, ghost batches."""
 
 import re

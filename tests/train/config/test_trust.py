@@ -17,7 +17,7 @@ from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.read import run_config
 from support.ranks import clean_environment
 
-NETS = """
+MODELS = """
 import sys
 from pathlib import Path
 from subprocess import run
@@ -51,7 +51,7 @@ def project(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """The user's project, the current folder; importing its module leaves the file `executed`."""
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "my_nets.py").write_text(NETS.format(mark=str(folder / "executed")))
+    (folder / "my_nets.py").write_text(MODELS.format(mark=str(folder / "executed")))
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "my_nets", raising=False)
     return folder

@@ -88,9 +88,9 @@ def test_changed_bits_show(data: st.DataObject) -> None:
 
 
 def test_names_in_the_order_of_the_net() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2), nn.Linear(2, 2))
-    net[3].weight = net[2].weight
-    assert [name for name, _ in tensors_of(net)] == [
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[3].weight = model[2].weight
+    assert [name for name, _ in tensors_of(model)] == [
         "0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked",
         "2.weight", "2.bias", "3.bias",
     ]  # fmt: skip
@@ -100,18 +100,18 @@ def compare(changes: dict[int, list[str]], shared: bool) -> str:
     """The error after the named tensors were changed on some ranks, differently on each."""
     world = allstep.init()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
-    fingerprint = Fingerprint(net, world, shared)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    fingerprint = Fingerprint(model, world, shared)
     fingerprint.start(1)
     fingerprint.finish()
     fingerprint.finish()  # nothing is under way
-    tensors: dict[str, Any] = dict(tensors_of(net))
+    tensors: dict[str, Any] = dict(tensors_of(model))
     with torch.no_grad():
         for name in changes.get(world.rank, []):
             tensors[name] += 1 + world.rank
     fingerprint.start(7)
     with torch.no_grad():
-        for tensor in net.parameters():
+        for tensor in model.parameters():
             tensor.zero_()  # the next update: what was at step 7 counts
     total = torch.ones(3)
     torch.distributed.all_reduce(total)  # an operation of the next step comes between

@@ -26,13 +26,13 @@ from allstep.train.config.run_config import DataConfig, RunConfig
 from allstep.train.input.images import _check_label
 from allstep.train.input.loaders import make_sample_loader
 from allstep.train.input.splits import (
-    Parts,
+    Splits,
     _split,
     _Whole,
     make_loaders,
     make_to_input,
     measure,
-    open_parts,
+    open_splits,
 )
 from allstep.world import World, places
 from support.image_folders import CLASSES, encoded, make_folder
@@ -45,11 +45,11 @@ def config(batch: int = 8, overfit: int | None = None, seed: int = 0, **section:
     return RunConfig(recipe="mine", batch=batch, overfit=overfit, seed=seed, data=data)
 
 
-def opened(**section: Any) -> Parts:
-    return open_parts(config(**section))
+def opened(**section: Any) -> Splits:
+    return open_splits(config(**section))
 
 
-def numbers(parts: Parts) -> list[list[int]]:
+def numbers(parts: Splits) -> list[list[int]]:
     """Of the samples of each part."""
     three = (parts.train, parts.validation, parts.test)
     return [
@@ -346,7 +346,7 @@ class TestLoaders:
     def loaders(
         self, tmp_path: Path, made: RunConfig, world: World | None = None
     ) -> dict[str, Loader]:
-        return make_loaders(made, open_parts(made), world or World.alone(), tmp_path, CPU)
+        return make_loaders(made, open_splits(made), world or World.alone(), tmp_path, CPU)
 
     def test_two_ranks_read_what_one_does(self, tmp_path: Path) -> None:
         made = config(
@@ -413,7 +413,7 @@ class TestLoaders:
         self, tmp_path: Path
     ) -> None:
         made = config(name="digits", augment="PadAndCrop(8, pad=2)", mix="Mixup(0.5)")
-        parts = open_parts(made)
+        parts = open_splits(made)
         loader = make_sample_loader(made, parts, World.alone(), CPU)
         assert loader is not None and loader.numbers is not None and parts.train.numbers is not None
         assert len(loader.numbers) == len(parts.validation) == 143
@@ -430,15 +430,15 @@ class TestLoaders:
 
     def test_the_training_sample_has_a_limit(self) -> None:
         made = config(train="synthetic:20000x8x8", num_classes=3, validation=7000)
-        loader = make_sample_loader(made, open_parts(made), World.alone(), CPU)
+        loader = make_sample_loader(made, open_splits(made), World.alone(), CPU)
         assert loader is not None and loader.num_samples == 5000
         few = config(train="synthetic:100x8x8", validation="synthetic:300x8x8", num_classes=3)
-        loader = make_sample_loader(few, open_parts(few), World.alone(), CPU)
-        assert loader is not None and loader.num_samples == len(open_parts(few).train)
+        loader = make_sample_loader(few, open_splits(few), World.alone(), CPU)
+        assert loader is not None and loader.num_samples == len(open_splits(few).train)
 
     def test_there_is_no_training_sample_where_validation_is_one(self) -> None:
         made = config(batch=64, overfit=16, name="digits")
-        assert make_sample_loader(made, open_parts(made), World.alone(), CPU) is None
+        assert make_sample_loader(made, open_splits(made), World.alone(), CPU) is None
 
     def test_a_training_sample_of_another_size_than_the_validation_part(self) -> None:
         sizes = {
@@ -450,7 +450,7 @@ class TestLoaders:
         with pytest.raises(
             ConfigError, match=r"training images of 3x12x12 and validation images of 3x8x8"
         ):
-            make_sample_loader(made, open_parts(made), World.alone(), CPU)
+            make_sample_loader(made, open_splits(made), World.alone(), CPU)
 
     def test_a_batch_larger_than_the_set(self, tmp_path: Path) -> None:
         with pytest.raises(

@@ -21,7 +21,7 @@ from allstep.data import Loader
 from allstep.errors import DataError
 from allstep.train import read_config
 from allstep.train.checkpoint import files as checkpoint
-from allstep.train.input.splits import open_parts
+from allstep.train.input.splits import open_splits
 from allstep.train.run.state import Standing
 from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
@@ -78,13 +78,13 @@ def run_whose_first_evaluation_is_best(words: list[str]) -> Result | run_module.
 def by_hand(out: Path, which: Any) -> tuple[float, float]:
     """Loss and accuracy of a checkpoint on the sample, computed in one piece with torch alone."""
     trained = load_run(out, which)
-    part = open_parts(read_config("digits", WORDS)).train.sample(100, seed=3)
+    part = open_splits(read_config("digits", WORDS)).train.sample(100, seed=3)
     images, labels = (
         torch.from_numpy(getattr(part.source, name)[part.numbers]) for name in ("data", "target")
     )
     inputs: Tensor = trained.to_input(images)
     with torch.no_grad():
-        logits = (trained.net(inputs) + trained.net(inputs.flip(-1))) / 2
+        logits = (trained.model(inputs) + trained.model(inputs.flip(-1))) / 2
     return float(functional.cross_entropy(logits, labels)), float(
         (logits.argmax(1) == labels).float().mean()
     )
@@ -149,8 +149,8 @@ def state_around_the_sample() -> list[tuple[dict[str, Tensor], Tensor, dict[str,
                 for path in checkpoint.written(job.out / "checkpoints")[0].iterdir()
             }
             tensors = {
-                **job.trainer.net.state_dict(),
-                **{f"a.{k}": v for k, v in job.ema.net.state_dict().items()},
+                **job.trainer.model.state_dict(),
+                **{f"a.{k}": v for k, v in job.ema.model.state_dict().items()},
             }
             seen.append(
                 (

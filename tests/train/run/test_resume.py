@@ -27,7 +27,7 @@ from allstep.train.checkpoint import files as checkpoint
 from allstep.train.watch.events import Score
 from support.ranks import clean_environment, shared_memory_files, wait_until
 
-# A net with all that could differ: running statistics, dropout, a moving average, random crops,
+# A model with all that could differ: running statistics, dropout, a moving average, random crops,
 # uneven batches.
 WORDS = [
     *(

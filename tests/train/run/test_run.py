@@ -195,7 +195,7 @@ def break_a_norm() -> None:
     )
     run = _Run(job, Callbacks([]), Stopping(None))
     norm = next(
-        module for module in job.trainer.net.modules() if isinstance(module, torch.nn.BatchNorm2d)
+        module for module in job.trainer.model.modules() if isinstance(module, torch.nn.BatchNorm2d)
     )
     norm.running_var[1] = torch.inf  # the loss in training does not see it
     run._evaluate()

@@ -39,11 +39,11 @@ def made_net(classes: int) -> nn.Module:
 def score_of(n: int, classes: int, mirror: bool) -> tuple[Score, bool]:
     world = allstep.init()
     images, labels = samples(n, classes)
-    net = made_net(classes)
-    net[1].eval()  # type: ignore[index]  # a frozen part
+    model = made_net(classes)
+    model[1].eval()  # type: ignore[index]  # a frozen part
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
-    score = evaluate(net, loader, lambda data: data, Classification(classes), mirror=mirror)
-    return score, (net.training, net[1].training, net[2].training) == (True, False, True)  # type: ignore[index]
+    score = evaluate(model, loader, lambda data: data, Classification(classes), mirror=mirror)
+    return score, (model.training, model[1].training, model[2].training) == (True, False, True)  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_a_tally_adds_and_travels() -> None:
 
 
 def test_logits_have_at_least_32_bits() -> None:
-    net = nn.Linear(4, 2)
+    model = nn.Linear(4, 2)
     for dtype, expected in [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]:
-        assert outputs(net.to(dtype), torch.zeros(1, 4, dtype=dtype)).dtype == expected
+        assert outputs(model.to(dtype), torch.zeros(1, 4, dtype=dtype)).dtype == expected

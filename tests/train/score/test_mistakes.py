@@ -30,7 +30,7 @@ NAMES = ("ankle boot", "bag", "coat", "dress", "5 é")
 
 
 def samples(n: int, channels: int) -> tuple[Any, Any, Any]:
-    """Images that say in their first pixels which sample they are, labels, and what a net says."""
+    """Images that say in their first pixels which sample they are, labels, and what a model says."""
     rng = np.random.default_rng(n)
     images = rng.integers(0, 256, (n, 6, 5, channels), np.uint8)
     images[:, 0, 0, 0] = np.arange(n)
@@ -174,7 +174,7 @@ def test_old_ones_are_replaced(alone: World, tmp_path: Path) -> None:
 
 
 def test_equally_bad_ones_are_chosen_by_number(alone: World, tmp_path: Path) -> None:
-    """A sure net gives probability 1 to many wrong classes; which are shown must not hang on the
+    """A sure model gives probability 1 to many wrong classes; which are shown must not hang on the
     batches."""
     mistakes = Mistakes(NAMES[:3], keep=4)
     logits, target = torch.tensor([[90.0, 0, 0]] * 6), torch.ones(6, dtype=torch.int64)

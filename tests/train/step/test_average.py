@@ -21,16 +21,16 @@ def small_net(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
 
 
-def train(net: nn.Sequential, step: int) -> None:
+def train(model: nn.Sequential, step: int) -> None:
     """Something that changes all weights and statistics, alike wherever it is called."""
     generator = torch.Generator().manual_seed(step)
-    net.train()(torch.randn(8, 1, 4, 4, generator=generator)).square().mean().backward()
+    model.train()(torch.randn(8, 1, 4, 4, generator=generator)).square().mean().backward()
     with torch.no_grad():
-        for parameter in net.parameters():
+        for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad + 0.01 * torch.randn(
                 parameter.shape, generator=generator
             )
-    net.zero_grad()
+    model.zero_grad()
 
 
 def decay_at(update: int, decay: float, every: int) -> float:
@@ -39,24 +39,24 @@ def decay_at(update: int, decay: float, every: int) -> float:
 
 @pytest.mark.parametrize(("decay", "every"), [(0.9, 1), (0.99, 5), (0.3, 3)])
 def test_like_torchs_own(decay: float, every: int) -> None:
-    net = small_net()
-    average = Average(net, decay, every)
+    model = small_net()
+    average = Average(model, decay, every)
     updates = 0
 
     def blend(ours: Any, theirs: Any, _: Any) -> None:
         if ours[0].is_floating_point():
             torch._foreach_lerp_(ours, theirs, 1 - decay_at(updates, decay, every))
 
-    reference = AveragedModel(net, multi_avg_fn=blend, use_buffers=True)
+    reference = AveragedModel(model, multi_avg_fn=blend, use_buffers=True)
     reference.n_averaged += 1  # torch would take the first weights it sees as they are
     for updates in range(1, 41):
-        train(net, updates)
+        train(model, updates)
         average.update()
         if updates % every == 0:
-            reference.update_parameters(net)
+            reference.update_parameters(model)
     assert average.updates == 40
     for (name, ours), theirs in zip(
-        average.net.state_dict().items(), reference.module.state_dict().values(), strict=True
+        average.model.state_dict().items(), reference.module.state_dict().values(), strict=True
     ):
         if ours.is_floating_point():
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
@@ -65,56 +65,56 @@ def test_like_torchs_own(decay: float, every: int) -> None:
 
 
 def test_like_slow_numpy() -> None:
-    net = nn.Linear(3, 2).double()
-    average = Average(net, 0.97, 2)
-    expected = net.weight.detach().numpy().copy()
+    model = nn.Linear(3, 2).double()
+    average = Average(model, 0.97, 2)
+    expected = model.weight.detach().numpy().copy()
     for update in range(1, 61):
         with torch.no_grad():
-            net.weight += torch.randn(2, 3, generator=torch.Generator().manual_seed(update))
+            model.weight += torch.randn(2, 3, generator=torch.Generator().manual_seed(update))
         average.update()
         if update % 2 == 0:
             d = decay_at(update, 0.97, 2)
-            expected = d * expected + (1 - d) * net.weight.detach().numpy()
-    np.testing.assert_allclose(average.net.weight.numpy(), expected, rtol=1e-12)
+            expected = d * expected + (1 - d) * model.weight.detach().numpy()
+    np.testing.assert_allclose(average.model.weight.numpy(), expected, rtol=1e-12)
 
 
 def test_a_look_every_few_updates_is_nearly_one_at_each() -> None:
-    nets = [nn.Linear(4, 4) for _ in range(2)]
-    averages = [Average(net, 0.99, every) for net, every in zip(nets, (1, 5), strict=True)]
+    models = [nn.Linear(4, 4) for _ in range(2)]
+    averages = [Average(model, 0.99, every) for model, every in zip(models, (1, 5), strict=True)]
     for update in range(1, 1001):
-        for net, average in zip(nets, averages, strict=True):
-            nn.init.constant_(net.weight, update / 1000)
+        for model, average in zip(models, averages, strict=True):
+            nn.init.constant_(model.weight, update / 1000)
             average.update()
-    each, few = (average.net.weight[0, 0].item() for average in averages)
+    each, few = (average.model.weight[0, 0].item() for average in averages)
     assert each == pytest.approx(0.901, abs=0.005)  # 99 updates behind, or fewer while it is young
     assert few == pytest.approx(each, abs=0.003)
 
 
 def test_the_copy_is_apart() -> None:
-    net = small_net().to(memory_format=torch.channels_last)
-    average = Average(net, 0.9)
-    assert not average.net.training
-    assert net.training
-    assert not any(parameter.requires_grad for parameter in average.net.parameters())
+    model = small_net().to(memory_format=torch.channels_last)
+    average = Average(model, 0.9)
+    assert not average.model.training
+    assert model.training
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())
     ours = {tensor.data_ptr() for tensor in average.tensors().values()}
-    assert ours.isdisjoint(tensor.data_ptr() for tensor in net.state_dict().values())
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    assert ours.isdisjoint(tensor.data_ptr() for tensor in model.state_dict().values())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     average.update()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-    assert average.net[0].weight.stride() == net[0].weight.stride()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert average.model[0].weight.stride() == model[0].weight.stride()
 
 
 def test_it_goes_on_from_a_checkpoint_to_the_same_bits() -> None:
-    whole_net, net = small_net(), small_net()
+    whole_net, model = small_net(), small_net()
     whole = Average(whole_net, 0.95, 3)
-    first = Average(net, 0.95, 3)
+    first = Average(model, 0.95, 3)
     for update in range(1, 11):  # 10 is between two looks
-        train(whole_net, update), train(net, update)
+        train(whole_net, update), train(model, update)
         whole.update(), first.update()
-    second = Average(net, 0.95, 3)
+    second = Average(model, 0.95, 3)
     second.load({name: tensor.clone() for name, tensor in first.tensors().items()}, first.updates)
     for update in range(11, 21):
-        train(whole_net, update), train(net, update)
+        train(whole_net, update), train(model, update)
         whole.update(), second.update()
     assert all(
         torch.equal(tensor, second.tensors()[name]) for name, tensor in whole.tensors().items()
@@ -135,11 +135,11 @@ def test_the_average_of_another_net_is_refused() -> None:
 def hashes() -> list[int]:
     world = allstep.init()
     torch.set_num_threads(1 + world.rank)  # a rank may have more cores than another
-    net = small_net()
-    average = Average(net, 0.9, 2)
+    model = small_net()
+    average = Average(model, 0.9, 2)
     for update in range(1, 8):
         torch.set_num_threads(1)
-        train(net, update)
+        train(model, update)
         torch.set_num_threads(1 + world.rank)
         average.update()
     return [hash_of(tensor).item() for tensor in average.tensors().values()]

@@ -43,7 +43,7 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
         backward_passes_per_step=accumulation,
     )
     return Trainer(
-        net=model,
+        model=model,
         task=TASK,
         optimizer=optimizer,
         rate=lambda seen: rate,

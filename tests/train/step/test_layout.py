@@ -1,4 +1,4 @@
-"""How a net is run: choices against figures that the test gives; compiling with the real compiler,
+"""How a model is run: choices against figures that the test gives; compiling with the real compiler,
 and without one."""
 
 import math
@@ -32,8 +32,8 @@ class Small(nn.Module):
         return self.out(maps.view(len(maps), -1) if self.by_view else maps.flatten(1))
 
 
-def loss_of(net: nn.Module, images: Tensor, target: Tensor) -> Tensor:
-    return functional.cross_entropy(net(images), target)
+def loss_of(model: nn.Module, images: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(model(images), target)
 
 
 def example() -> tuple[Tensor, Tensor]:
@@ -68,16 +68,16 @@ def test_less_than_noise_changes_nothing_and_failures_are_left_out() -> None:
 
 
 def test_applied_keeps_names_and_values() -> None:
-    net = Small()
-    net.more = nn.Conv3d(1, 1, 2)  # torch's own conversion refuses five dimensions
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    model = Small()
+    model.more = nn.Conv3d(1, 1, 2)  # torch's own conversion refuses five dimensions
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for way, is_last in (("channels-last", True), ("plain", False)):
-        assert applied(net, way) is net
-        assert net.conv.weight.is_contiguous(memory_format=torch.channels_last) == is_last
-        assert list(net.state_dict()) == list(before)
-        assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+        assert applied(model, way) is model
+        assert model.conv.weight.is_contiguous(memory_format=torch.channels_last) == is_last
+        assert list(model.state_dict()) == list(before)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(ValueError, match="'fast' is not one of plain, channels-last, compiled"):
-        applied(net, "fast")
+        applied(model, "fast")
 
 
 def test_reasons_are_one_line() -> None:
@@ -94,18 +94,18 @@ def choose_untouched(ways: tuple[str, ...], by_view: bool, sync: bool) -> dict[s
     """`choose`, with a look at what it must not touch."""
     world = allstep.init()
     torch.manual_seed(0)
-    net = convert(Small(by_view), sync=True) if sync else Small(by_view)
+    model = convert(Small(by_view), sync=True) if sync else Small(by_view)
     images = example()
     before, state = (
-        {name: tensor.clone() for name, tensor in net.state_dict().items()},
+        {name: tensor.clone() for name, tensor in model.state_dict().items()},
         torch.get_rng_state(),
     )
-    chosen = choose(net, images, loss_of, world, ways, steps=2, remaining_steps=100)
-    assert chosen.net is net
+    chosen = choose(model, images, loss_of, world, ways, steps=2, remaining_steps=100)
+    assert chosen.model is model
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-    assert all(parameter.grad is None for parameter in net.parameters())
-    loss_of(net, *images).backward()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss_of(model, *images).backward()
     return without_net(chosen)
 
 
@@ -152,9 +152,9 @@ def test_what_fails_in_every_way_is_an_error(ranks: Ranks) -> None:
 
 def settle_on(name: str, by_view: bool = False) -> dict[str, Any]:
     world = allstep.init()
-    net = Small(by_view)
-    chosen = settle(net, example(), loss_of, world, name)
-    loss_of(chosen.net, *example()).backward()
+    model = Small(by_view)
+    chosen = settle(model, example(), loss_of, world, name)
+    loss_of(chosen.model, *example()).backward()
     return without_net(chosen)
 
 
@@ -192,15 +192,15 @@ def test_without_a_compiler(ranks: Ranks, tmp_path: Path) -> None:
 def compiled_like_plain() -> tuple[dict[str, Any], int]:
     """A Sequential: torch's own Module.compile() would do nothing."""
     world = allstep.init()
-    net, images = (
+    model, images = (
         nn.Sequential(nn.Linear(8, 4), nn.Tanh()),
         (torch.randn(6, 8), torch.arange(6) % 4),
     )
-    names = list(net.state_dict())
-    expected = torch.autograd.grad(loss_of(net, *images), list(net.parameters()))
-    chosen = settle(net, images, loss_of, world, "compiled")
-    assert list(net.state_dict()) == names
-    found = torch.autograd.grad(loss_of(net, *images), list(net.parameters()))
+    names = list(model.state_dict())
+    expected = torch.autograd.grad(loss_of(model, *images), list(model.parameters()))
+    chosen = settle(model, images, loss_of, world, "compiled")
+    assert list(model.state_dict()) == names
+    found = torch.autograd.grad(loss_of(model, *images), list(model.parameters()))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     return without_net(chosen), torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -217,7 +217,7 @@ def test_compiled_it_computes_the_same(ranks: Ranks, tmp_path: Path) -> None:
 
 def test_weights_of_one_channel_are_laid_out_too() -> None:
     """Both layouts are the same memory there, but torch chooses its kernels by the strides."""
-    net = nn.Conv2d(1, 4, 3)
+    model = nn.Conv2d(1, 4, 3)
     expected = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last).weight.stride()  # type: ignore[call-overload]
-    assert applied(net, "channels-last").weight.stride() == expected == (9, 1, 3, 1)
-    assert applied(net, "plain").weight.stride() == (9, 9, 3, 1)
+    assert applied(model, "channels-last").weight.stride() == expected == (9, 1, 3, 1)
+    assert applied(model, "plain").weight.stride() == (9, 9, 3, 1)

@@ -156,17 +156,17 @@ def test_the_faster_one_is_kept_where_flags_say_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trying, "time", SimpleNamespace(perf_counter=lambda: NOW[0]))
-    net = Slow(slow_in_bfloat16)
-    given, before = example(), {name: each.clone() for name, each in net.state_dict().items()}
+    model = Slow(slow_in_bfloat16)
+    given, before = example(), {name: each.clone() for name, each in model.state_dict().items()}
     drawn = torch.get_rng_state()
-    settled = alone("auto", UNKNOWN, None, lambda: time_both(net, given, World.alone(), layout))
+    settled = alone("auto", UNKNOWN, None, lambda: time_both(model, given, World.alone(), layout))
     assert settled.name == expected
     times = (
         "float32 0 ms, bfloat16 1,000 ms" if slow_in_bfloat16 else "float32 1,000 ms, bfloat16 0 ms"
     )
     assert settled.why == f"no flags listed; a step takes {times}"
-    assert all(torch.equal(each, before[name]) for name, each in net.state_dict().items())
-    assert net.out.weight.grad is None
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert model.out.weight.grad is None
     assert torch.equal(drawn, torch.get_rng_state())
 
 

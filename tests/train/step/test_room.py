@@ -1,4 +1,4 @@
-"""The room for larger pieces: bytes of a sample against a sum by hand, and nets that get none."""
+"""The room for larger pieces: bytes of a sample against a sum by hand, and models that get none."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from allstep.train.step.micro_batch import bytes_of_sample, memory_of_worker, sa
 from allstep.world import World
 
 
-def forward(net: nn.Module, count: int) -> Tensor:
-    output: Tensor = net(torch.zeros(count, 3, 8, 8))
+def forward(model: nn.Module, count: int) -> Tensor:
+    output: Tensor = model(torch.zeros(count, 3, 8, 8))
     return output
 
 
@@ -26,7 +26,7 @@ def test_bytes_of_a_sample_are_what_each_layer_keeps() -> None:
     wide = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Sigmoid(), nn.Linear(5, 2))
     assert bytes_of_sample(wide, forward) == 4 * (192 + 5)
     assert bytes_of_sample(
-        wide.double(), lambda net, count: net(torch.zeros(count, 192).double())
+        wide.double(), lambda model, count: model(torch.zeros(count, 192).double())
     ) == 8 * (192 + 5)
 
 
@@ -65,12 +65,12 @@ class Counting(nn.Module):
 
 
 def test_the_net_and_the_draws_are_as_if_nobody_had_asked() -> None:
-    net = Counting()
+    model = Counting()
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    assert samples_at_once(net, forward, 10**9) > 0
+    assert samples_at_once(model, forward, 10**9) > 0
     assert torch.equal(torch.get_rng_state(), before)
-    assert net.calls == 0
+    assert model.calls == 0
 
 
 def test_workers_of_a_host_share_its_memory() -> None:

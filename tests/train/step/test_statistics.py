@@ -79,15 +79,15 @@ class Own(nn.Module):
 
 def own_buffers() -> tuple[dict[str, torch.Tensor], list[float], int]:
     world = allstep.init()
-    net, sums = Own(), []
-    statistics = RunningStatistics(net)
+    model, sums = Own(), []
+    statistics = RunningStatistics(model)
     for step in range(2):
         if WEIGHTS[world.rank]:
-            net(inputs(world.rank, step, WEIGHTS[world.rank]))
+            model(inputs(world.rank, step, WEIGHTS[world.rank]))
         sums = statistics.average(WEIGHTS[world.rank], [1.0, world.rank])
-    version = net.mean._version
+    version = model.mean._version
     statistics.average(WEIGHTS[world.rank])  # nothing was touched
-    return dict(net.state_dict()), sums, net.mean._version - version
+    return dict(model.state_dict()), sums, model.mean._version - version
 
 
 def test_buffers_of_a_users_net_are_equal_and_right(ranks: Ranks) -> None:

@@ -89,12 +89,12 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
     world = allstep.init()
     task: Task = Regression()
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 1)).double()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1)).double()
     trainer = Trainer(
-        net=net,
+        model=model,
         task=task,
         optimizer=build.distribute(
-            net, torch.optim.SGD(net.parameters(), 0.1), world, 1, share=False
+            model, torch.optim.SGD(model.parameters(), 0.1), world, 1, share=False
         ),
         rate=lambda seen: 0.1,
         to_input=lambda data: data,
@@ -103,8 +103,8 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
         size=world.size,
     )
     loader = Loader(Arrays(INPUTS, TARGETS), batch=7, world=world, seed=1)
-    after = AfterStep(RunningStatistics(net), world)
-    before = evaluate(net, loader, trainer.to_input, task)
+    after = AfterStep(RunningStatistics(model), world)
+    before = evaluate(model, loader, trainer.to_input, task)
     seen = task.tally()
     for number, batch in enumerate(loader.batches(0, 30 * updates)):
         if number == updates:
@@ -115,8 +115,8 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
             + after.exchange(StepReport(step(trainer, batch, size, Clock()), batch.weight)).tally
         )
     assert seen.count > 0
-    weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-    return before, evaluate(net, loader, trainer.to_input, task), weights.tolist()
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return before, evaluate(model, loader, trainer.to_input, task), weights.tolist()
 
 
 def test_a_regression_learns_the_same_with_any_number_of_workers(ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""Predicting and evaluating with the net of a run: against what the run logged, against plain
+"""Predicting and evaluating with the model of a run: against what the run logged, against plain
 torch, and with whatever can be wrong."""
 
 import json
@@ -42,7 +42,7 @@ from support.image_folders import CLASSES, encoded, make_folder
 
 
 class Images:
-    """What `build.make_net` asks of the data."""
+    """What `build.build_model` asks of the data."""
 
     num_classes = 3
     shape = (3, 12, 12)
@@ -64,18 +64,18 @@ WORDS = [
 ]
 
 
-def make_net(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
-    """With running statistics that are not those of a new net."""
+def build_model(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
+    """With running statistics that are not those of a new model."""
     config = read_config("digits", [*WORDS, *words, f"seed={seed}"])
-    net = build.make_net(config, Images())  # type: ignore[arg-type]
-    for name, buffer in net.named_buffers():
+    model = build.build_model(config, Images())  # type: ignore[arg-type]
+    for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2)
-    return net.to(torch.float64 if config.precision == "float64" else torch.float32)
+    return model.to(torch.float64 if config.precision == "float64" else torch.float32)
 
 
 def save(
-    folder: Path, net: torch.nn.Module, samples: int = 100, best: int | None = None, **more: Any
+    folder: Path, model: torch.nn.Module, samples: int = 100, best: int | None = None, **more: Any
 ) -> Path:
     score = {"loss": 1.0, "accuracy": 0.5, "count": 10, "top5": 1.0}
     standing = {
@@ -86,16 +86,16 @@ def save(
     average = {f"{name}/average": tensor for name, tensor in more.get("average", {}).items()}
     state = {"standing": standing, "pictures": {**FACTS, **more.get("facts", {})}}
     return checkpoint.write(
-        folder / "checkpoints", Snapshot(samples, net.state_dict(), average, state)
+        folder / "checkpoints", Snapshot(samples, model.state_dict(), average, state)
     )
 
 
 def make_run(folder: Path, *words: str, **more: Any) -> torch.nn.Module:
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(read_config("digits", [*WORDS, *words]).to_yaml())
-    net = make_net(words)
-    save(folder, net, **more)
-    return net.eval()
+    model = build_model(words)
+    save(folder, model, **more)
+    return model.eval()
 
 
 def image(seed: int, height: int = 12, width: int = 12) -> NDArray[np.uint8]:
@@ -110,12 +110,12 @@ def store(folder: Path, count: int, height: int = 12, width: int = 12) -> list[P
     return files
 
 
-def by_hand(net: torch.nn.Module, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
+def by_hand(model: torch.nn.Module, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
     """Probabilities by plain numpy and torch."""
     scaled = (np.stack(images) - np.array(FACTS["mean"])) / np.array(FACTS["std"])
-    like = next(net.parameters())
+    like = next(model.parameters())
     with torch.no_grad():
-        logits = net(torch.from_numpy(scaled.transpose(0, 3, 1, 2)).to(like.dtype))
+        logits = model(torch.from_numpy(scaled.transpose(0, 3, 1, 2)).to(like.dtype))
     return torch.softmax(logits.double(), 1).numpy()
 
 
@@ -135,13 +135,13 @@ def shares(found: Sequence[Prediction]) -> NDArray[np.float64]:
     ids=" ".join,
 )
 def test_predictions_are_those_of_the_net_in_plain_torch(tmp_path: Path, words: list[str]) -> None:
-    net = make_run(tmp_path / "run", *words)
+    model = make_run(tmp_path / "run", *words)
     files = store(tmp_path / "new", 5)
     trained = load_run(tmp_path / "run", device="cpu")
     assert (trained.classes, trained.shape, trained.samples) == (CLASSES, (3, 12, 12), 100)
     found = list(predict(trained, files))
     np.testing.assert_allclose(
-        shares(found), by_hand(net, [image(number) for number in range(5)]), atol=1e-5
+        shares(found), by_hand(model, [image(number) for number in range(5)]), atol=1e-5
     )
     for each in found:
         assert [share for _, share in each.classes] == sorted(
@@ -182,14 +182,14 @@ def test_the_mirror_image_counts_where_the_run_has_it_so(tmp_path: Path) -> None
 
 
 def test_the_moving_average_is_what_predicts(tmp_path: Path) -> None:
-    other = make_net([], seed=5)
+    other = build_model([], seed=5)
     average = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-    net = make_run(tmp_path / "run", "ema.decay=0.9", average=average)
+    model = make_run(tmp_path / "run", "ema.decay=0.9", average=average)
     trained = load_run(tmp_path / "run", device="cpu")
-    for name, tensor in trained.net.state_dict().items():
+    for name, tensor in trained.model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name])
     assert not torch.equal(
-        trained.net.state_dict()["head.1.weight"], net.state_dict()["head.1.weight"]
+        trained.model.state_dict()["head.1.weight"], model.state_dict()["head.1.weight"]
     )
 
 
@@ -198,7 +198,7 @@ def test_last_or_best(tmp_path: Path) -> None:
     make_run(run, samples=100)
     with pytest.raises(CheckpointError, match="has not been evaluated"):
         load_run(run, "best")
-    save(run, make_net([], 2), 200, best=100)
+    save(run, build_model([], 2), 200, best=100)
     assert load_run(run).samples == load_run(run, "last").samples == 200
     best = load_run(run, "best")
     assert (best.samples, best.which) == (100, "best")
@@ -210,7 +210,7 @@ def test_last_or_best(tmp_path: Path) -> None:
 
 
 def test_images_of_another_size_or_kind(tmp_path: Path) -> None:
-    """Stretched to the net's size, against Pillow; grey where the net's are grey."""
+    """Stretched to the model's size, against Pillow; grey where the model's are grey."""
     smooth = Image.fromarray(image(0, 4, 4)).resize((60, 36), Image.Resampling.BICUBIC)
     smooth.save(tmp_path / "large.png")
     trained = image_transform("none", (3, 12, 12)), image_transform("none", (1, 12, 12))
@@ -400,14 +400,14 @@ def test_no_run_and_no_checkpoint(tmp_path: Path) -> None:
     checkpoint.remove(checkpoint.written(tmp_path / "run" / "checkpoints")[0])
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         load_run(tmp_path / "run")
-    save(tmp_path / "run", make_net([]))
+    save(tmp_path / "run", build_model([]))
     with pytest.raises(ConfigError, match="expected auto, cpu or cuda"):
         load_run(tmp_path / "run", device="gpu")
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     make_run(tmp_path)
-    weights = save(tmp_path, make_net([]), 200) / "weights.safetensors"
+    weights = save(tmp_path, build_model([]), 200) / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     trained = load_run(tmp_path)
     assert trained.samples == 100
@@ -421,7 +421,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
 
 def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -> None:
     make_run(tmp_path)
-    save(tmp_path, make_net(["model.options.hidden=9"]))
+    save(tmp_path, build_model(["model.options.hidden=9"]))
     with pytest.raises(
         CheckpointError,
         match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the net",
@@ -432,7 +432,9 @@ def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -
 def test_a_shape_that_the_net_does_not_take(tmp_path: Path) -> None:
     make_run(tmp_path)
     shape = [3, 20, 20]
-    save(tmp_path, make_net([]), samples=200, facts={"shape": shape, "trained_shape": [3, 12, 12]})
+    save(
+        tmp_path, build_model([]), samples=200, facts={"shape": shape, "trained_shape": [3, 12, 12]}
+    )
     with pytest.raises(
         CheckpointError,
         match=r"pictures\.shape: the model does not take images of \[3, 20, 20\] \(",
@@ -469,9 +471,9 @@ def test_a_net_of_the_users_that_is_not_here(
 
 def test_a_net_that_diverged_is_said_to_have(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    net = make_net([])
-    torch.nn.init.constant_(net.get_parameter("head.3.bias"), float("inf"))
-    save(tmp_path / "run", net)
+    model = build_model([])
+    torch.nn.init.constant_(model.get_parameter("head.3.bias"), float("inf"))
+    save(tmp_path / "run", model)
     (found,) = predict(load_run(tmp_path / "run", device="cpu"), store(tmp_path / "new", 1))
     assert found.problem == "what the net says of it is no number; did the run diverge?"
 
@@ -479,11 +481,11 @@ def test_a_net_that_diverged_is_said_to_have(tmp_path: Path) -> None:
 def test_weights_that_are_not_finite_are_named(ranks: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     assert load_run(tmp_path / "run", device="cpu").notes == ()
-    net = make_net([])
+    model = build_model([])
     for value, name in (("nan", "head.3.bias"), ("-inf", "features.0.1.running_mean")):
-        tensor = dict(net.state_dict())[name]
+        tensor = dict(model.state_dict())[name]
         tensor.flatten()[1] = float(value)
-        path = save(tmp_path / "run", net)
+        path = save(tmp_path / "run", model)
         (note,) = load_run(tmp_path / "run", device="cpu").notes
         assert note.startswith(
             f"warning: {path}: {name} has 1 NaN or infinite values of {tensor.numel()}; "

@@ -1,14 +1,14 @@
-"""How much of a rank's speed is left when ranks train one net together?
+"""How much of a rank's speed is left when ranks train one model together?
 
 ====================
 ====================================================================================================
-independent copies    every rank trains a net of its own, and nobody talks: 100% DDP on Gloo
+independent copies    every rank trains a model of its own, and nobody talks: 100% DDP on Gloo
 torch's DistributedDataParallel, as everybody has it DDP on allstep        the same, on a group of
 backend "allstep" DistributedOptimizer  `allstep.torch`: Horovod's way share_weights         the
 same with share_weights=True: one copy of the weights for all ranks of the host ====================
 ====================================================================================================
 
-One set of ranks under `allstep run` has all of them, one torch thread per rank: the same net with
+One set of ranks under `allstep run` has all of them, one torch thread per rank: the same model with
 the same first weights, SGD with momentum and weight decay, the same made-up images at the same
 step (see `rank`). Their losses have to be the same too; where they part, somebody computes
 something else, and there is no result. Two numbers have the same sum in either order, so with two
@@ -49,7 +49,7 @@ REPETITIONS = 9
 NUM_EXTRA = 3  # parts of the run that are no repetition: starting, warming up, watching
 _SECONDS_PER_TURN = 1.0
 _LEAST_STEPS = 3
-# of the weights that a rank may hold: five nets with momentum, gradients, buckets, activations
+# of the weights that a rank may hold: five models with momentum, gradients, buckets, activations
 _COPIES = 16
 _SAME_LOSS = 1e-5  # relative: what a float32 leaves open
 _NEAR_LOSS = 0.1  # relative: where rounding has had time to grow

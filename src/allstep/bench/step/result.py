@@ -36,7 +36,7 @@ TARGET_RANKS = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: a net on images of this shape, so many of them at a step of each rank.
+    """What is trained: a model on images of this shape, so many of them at a step of each rank.
     targets: shares of ALONE's speed."""
 
     batch: int

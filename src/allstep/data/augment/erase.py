@@ -1,4 +1,4 @@
-"""Painting a part of the image over, so that a net cannot lean on one detail.
+"""Painting a part of the image over, so that a model cannot lean on one detail.
 
 `Cutout` (DeVries and Taylor 2017): a square of fixed size around any pixel, cut off at the border.
 `Erase` (random erasing, Zhong et al. 2017): with probability `p` a rectangle of random area and

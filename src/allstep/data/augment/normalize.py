@@ -1,4 +1,4 @@
-"""Levels 0 to 255 become the numbers that a net likes: (level / 255 - mean) / std, for each
+"""Levels 0 to 255 become the numbers that a model likes: (level / 255 - mean) / std, for each
 channel.
 
 It is the last step on a batch and runs on the batch's device: bytes travel there, a quarter of what

@@ -6,7 +6,7 @@ Plan ──plan.json──> workers, once for each number of them ──answer-2
 ```
 
 The first number of workers is the reference. Whatever is random in a way that depends on the number
-of workers is taken out by `made_exact`, and a line says so; the rest of the recipe stays: its net,
+of workers is taken out by `made_exact`, and a line says so; the rest of the recipe stays: its model,
 loss, optimizer, schedule, augmentation (which is drawn from the sample, whoever reads it),
 accumulation and sharing of weights.
 
@@ -68,7 +68,7 @@ class Compared(_Plain):
     size: float
     worst: Difference | None = None
     first: Difference | None = None
-    """The first in the order of the net that is beyond the limit."""
+    """The first in the order of the model that is beyond the limit."""
     beyond: int = 0
     """How many are."""
     of: int = 0

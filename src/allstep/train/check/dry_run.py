@@ -2,7 +2,7 @@
 
 ```
 stage      what is done                                                            what it finds
-start      data opened, net and optimizer made, weights sent round                 a net that does not fit the images, no memory
+start      data opened, model and optimizer made, weights sent round                 a model that does not fit the images, no memory
 data       first and last batch of each part, read by all workers                  damaged files, labels outside the classes
 step       one update, and a few more by the clock                                 too little memory for the batch, no gradients
 evaluate   one batch of the validation part                                        images of another size than in training
@@ -141,11 +141,11 @@ class _Rehearsal:
         self.stages.append(RehearsedStage(name, ", ".join(what), max(seconds), max(memory)))
 
     def start(self) -> None:
-        """The data opened, the net and its optimizer made."""
+        """The data opened, the model and its optimizer made."""
         with self._stage("start") as what:
             self.job = make_job(self.config, self.world, self.out)
             samples = " + ".join(f"{loader.num_samples:,}" for loader in self.job.loaders.values())
-            parameters = sum(each.numel() for each in self.job.trainer.net.parameters())
+            parameters = sum(each.numel() for each in self.job.trainer.model.parameters())
             what += [
                 f"{samples} samples",
                 f"{parameters:,} parameters",
@@ -199,11 +199,11 @@ class _Rehearsal:
                 job.parts,
                 validation=job.parts.validation.first(min(loader.batch, loader.num_samples)),
             )
-            device = next(job.trainer.net.parameters()).device
+            device = next(job.trainer.model.parameters()).device
             few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
             started = time.perf_counter()
             score = evaluate(
-                job.evaluated_net,
+                job.evaluated_model,
                 few,
                 job.trainer.to_input,
                 job.trainer.task,

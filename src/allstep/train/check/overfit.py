@@ -1,8 +1,8 @@
-"""`allstep train --overfit 64`: can this net learn 64 samples by heart? The first test of any
+"""`allstep train --overfit 64`: can this model learn 64 samples by heart? The first test of any
 model.
 
-A net that is large enough to be worth training, a loss that fits the labels and data that reaches
-the net unharmed can do it in seconds. One that cannot has a mistake in it, and no amount of data or
+A model that is large enough to be worth training, a loss that fits the labels and data that reaches
+the model unharmed can do it in seconds. One that cannot has a mistake in it, and no amount of data or
 time would help.
 
 ```
@@ -64,7 +64,7 @@ def is_learned(score: Score) -> bool:
 
 
 def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list[str]]:
-    """The run on `count` samples, without what keeps a net from learning by heart; and the words
+    """The run on `count` samples, without what keeps a model from learning by heart; and the words
     for what was switched off."""
     off = [f"{key}={value}" for key, value, usual in _in_the_way(config) if value != usual]
     optimizer = config.optimizer.model_copy(
@@ -93,7 +93,7 @@ def simplified(config: ResolvedConfig, count: int) -> tuple[ResolvedConfig, list
 
 
 def _resizes(config: ResolvedConfig) -> bool:
-    """Whether the net is made for the size that the augmentation gives; the loader leaves the rest
+    """Whether the model is made for the size that the augmentation gives; the loader leaves the rest
     of it out with `overfit`."""
     return config.data.augment != "none" and config.data.prepare != "none"
 
@@ -119,7 +119,7 @@ def learn(
     `out` is where bad samples are listed; `tell` gets a line now and then.
     """
     job = make_job(config, world, out)
-    dropouts = switch_dropout_off(job.trainer.net)
+    dropouts = switch_dropout_off(job.trainer.model)
     if dropouts:
         tell(f"switched off: dropout in {dropouts} layer{'s' if dropouts > 1 else ''}")
     first = last = Score(0.0, 0.0, 0, 0.0)
@@ -133,7 +133,7 @@ def learn(
             break
     evaluated = (
         evaluate(
-            job.evaluated_net, job.loaders["validation"], job.trainer.to_input, job.trainer.task
+            job.evaluated_model, job.loaders["validation"], job.trainer.to_input, job.trainer.task
         )
         if is_learned(last)
         else None

@@ -10,7 +10,7 @@ any other number      compared as they come          compared                   
 
 The steps are those of `loop.step`, between whose reduction and update the mean gradient is looked
 at. With `share_weights` each rank has the mean of its own pieces only, so there they are put
-together first. Only rank 0 compares and writes: the gradients of five steps of a large net are
+together first. Only rank 0 compares and writes: the gradients of five steps of a large model are
 gigabytes, once, on the disk, and never in memory all at once. `compare` has the tables.
 """
 
@@ -76,7 +76,7 @@ def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
     book = _Book(folder, plan.tolerance, writes=world.rank == 0)
     steps = tuple(_steps(job, plan, book))
     alike = _alike(job, len(steps))
-    weights = book.enter("weights", dict(job.trainer.net.state_dict()))
+    weights = book.enter("weights", dict(job.trainer.model.state_dict()))
     score = _evaluate(job, plan.evaluated)
     book.close()
     return Answer(
@@ -92,15 +92,15 @@ def run(config: ResolvedConfig, world: World, folder: Path) -> Answer:
 
 
 def without_chance(job: Job) -> list[str]:
-    """Takes out of the net what differs by nature with the number of workers; a line on what is
+    """Takes out of the model what differs by nature with the number of workers; a line on what is
     more than switched off."""
-    net, notes = job.trainer.net, []
-    switch_dropout_off(net)
-    norms = [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
+    model, notes = job.trainer.model, []
+    switch_dropout_off(model)
+    norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     own = [layer for layer in norms if not isinstance(layer, SyncBatchNorm)]
-    if own and own[0] is not net:
-        norm.convert(net, sync=True)
-        job.after_step.statistics = RunningStatistics(net)
+    if own and own[0] is not model:
+        norm.convert(model, sync=True)
+        job.after_step.statistics = RunningStatistics(model)
         notes.append(
             f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the"
             " samples of one worker; verified with synchronised ones instead"
@@ -114,10 +114,10 @@ def without_chance(job: Job) -> list[str]:
     return notes
 
 
-def switch_dropout_off(net: nn.Module) -> int:
+def switch_dropout_off(model: nn.Module) -> int:
     """Sets p of all dropout layers to 0; how many there were."""
     count = 0
-    for layer in net.modules():
+    for layer in model.modules():
         if isinstance(layer, _DropoutNd) and layer.p:
             layer.p, count = 0.0, count + 1
         elif isinstance(layer, nn.MultiheadAttention) and layer.dropout:
@@ -135,7 +135,7 @@ def _steps(job: Job, plan: Plan, book: "_Book") -> Iterator[Step]:
     apply = optimizer.apply
 
     def look_and_apply() -> None:
-        gradient.update(mean_gradients(trainer.net, trainer.optimizer))
+        gradient.update(mean_gradients(trainer.model, trainer.optimizer))
         apply()
 
     optimizer.apply = look_and_apply
@@ -163,12 +163,14 @@ def _batches(job: Job, sizes: tuple[int, ...]) -> Iterator[Batch]:
 
 
 @torch.no_grad()
-def mean_gradients(net: nn.Module, optimizer: Any) -> dict[str, Tensor]:
+def mean_gradients(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
     """After `reduce_gradients`, on all ranks together: what the update will use, by name, as
     copies."""
     shared = optimizer.owners
     if shared is None:
-        trained = [(name, each.grad) for name, each in net.named_parameters() if each.requires_grad]
+        trained = [
+            (name, each.grad) for name, each in model.named_parameters() if each.requires_grad
+        ]
         return {
             name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None
         }
@@ -190,7 +192,7 @@ def _in_memory(tensor: Tensor) -> Tensor:
 
 def _alike(job: Job, step: int) -> str:
     """How the ranks' weights differ from each other, if they do."""
-    fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
+    fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
     fingerprint.start(step)
     try:
         fingerprint.finish()
@@ -203,11 +205,11 @@ def _evaluate(job: Job, count: int) -> Score:
     """On some of the validation part."""
     parts = replace(job.parts, validation=job.parts.validation.first(count))
     loaders = make_loaders(
-        job.config, parts, job.world, job.out, next(job.trainer.net.parameters()).device
+        job.config, parts, job.world, job.out, next(job.trainer.model.parameters()).device
     )
     mirror = job.config.evaluation.flip
     return evaluate(
-        job.evaluated_net,
+        job.evaluated_model,
         loaders["validation"],
         job.trainer.to_input,
         job.trainer.task,
@@ -244,7 +246,7 @@ class _Book:
 
 def compare(reference: Tensors, found: Tensors, tolerance: float) -> Compared:
     """Each tensor of `found` against that of the same name; in the order of `found`, which is the
-    net's."""
+    model's."""
     floor = max(_FLOOR * size_of(reference.values()), 1e-300)
     differences = [
         _difference(name, reference, found, floor) for name in dict.fromkeys([*found, *reference])

@@ -3,7 +3,7 @@
 ```
 checkpoints/
   000000055000/              samples seen, 12 digits
-    weights.safetensors      parameters and buffers of the net, by name
+    weights.safetensors      parameters and buffers of the model, by name
     optimizer.safetensors    the optimizer's tensors, "<parameter>/<name>"
     state.json               position, the optimizer's numbers, best score so far, ...
     manifest.json            size and SHA-256 of the three others: written last

@@ -2,7 +2,7 @@
 without pickle.
 
 torch numbers an optimizer's parameters in the order in which it got them. Here they have the names
-of the net, so that a state that does not fit says which parameter it is about.
+of the model, so that a state that does not fit says which parameter it is about.
 
     state_dict()["state"][3]["momentum_buffer"]      <->
     tensors["features.0.weight/momentum_buffer"] state_dict()["state"][3]["step"], a tensor

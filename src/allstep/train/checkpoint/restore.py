@@ -1,4 +1,4 @@
-"""From a checkpoint back to a net and its optimizer: what does not fit is said by name."""
+"""From a checkpoint back to a model and its optimizer: what does not fit is said by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,22 +16,22 @@ AVERAGE = "/average"
 """Ends the name of a tensor of the moving average, among those of the optimizer."""
 
 
-def load_weights(net: nn.Module, weights: Tensors, where: str = "the checkpoint") -> None:
+def load_weights(model: nn.Module, weights: Tensors, where: str = "the checkpoint") -> None:
     """The checkpoint's weights.
 
-    Raises CheckpointError with the tensors that differ when it is of another net.
+    Raises CheckpointError with the tensors that differ when it is of another model.
     """
-    ours, theirs = net.state_dict(), weights
+    ours, theirs = model.state_dict(), weights
     if problems := list(differences(ours, theirs)):
         some = "; ".join(problems[:4]) + (
             f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         )
         raise CheckpointError(f"{where}: belongs to another net: {some}")
-    net.load_state_dict(dict(theirs))
+    model.load_state_dict(dict(theirs))
 
 
 def differences(ours: Tensors, theirs: Tensors) -> list[str]:
-    """In which tensors two nets differ, in words."""
+    """In which tensors two models differ, in words."""
     words = [f"the checkpoint has no {name}" for name in ours if name not in theirs]
     words += [f"the net has no {name}" for name in theirs if name not in ours]
     for name in ours:
@@ -66,16 +66,16 @@ def optimizer_tensors(snapshot: Snapshot) -> Tensors:
     }
 
 
-def with_weights(net: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
-    """A net that is evaluated as the checkpoint's was: with its weights, or with their moving
+def with_weights(model: nn.Module, snapshot: Snapshot, where: str = "the checkpoint") -> nn.Module:
+    """A model that is evaluated as the checkpoint's was: with its weights, or with their moving
     average where there is one."""
-    load_weights(net, snapshot.weights, where)
+    load_weights(model, snapshot.weights, where)
     averaged = averaged_weights(snapshot)
     if not averaged:
-        return net
-    average = Average(net, decay=0.5)
+        return model
+    average = Average(model, decay=0.5)
     average.load(averaged, updates=0)
-    return average.net
+    return average.model
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:

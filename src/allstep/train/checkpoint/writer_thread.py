@@ -192,16 +192,16 @@ def outdated(newest_first: Sequence[Path], last: int, keep: int, best: int | Non
     ]
 
 
-def first_not_finite(net: nn.Module, weights: Tensors | None = None) -> str | None:
+def first_not_finite(model: nn.Module, weights: Tensors | None = None) -> str | None:
     """The name of the first tensor in which there is something else than numbers: of `weights`,
-    else of the net as it is.
+    else of the model as it is.
 
     Parameters and what norms keep are looked at. Other buffers are the user's: a mask may hold
     infinities.
     """
-    weights = net.state_dict() if weights is None else weights
-    norms = {name for name, module in net.named_modules() if isinstance(module, _NormBase)}
-    parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+    weights = model.state_dict() if weights is None else weights
+    norms = {name for name, module in model.named_modules() if isinstance(module, _NormBase)}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in weights.items():
         looked_at = name in parameters or name.rpartition(".")[0] in norms
         if looked_at and tensor.is_floating_point() and not bool(tensor.isfinite().all()):

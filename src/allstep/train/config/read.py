@@ -13,7 +13,7 @@ A section that has a name may be given as that name: `model=package.module:facto
 `model.name=...`.
 
 What belongs to a choice goes with it, unless it is said again beside the new one: another
-`model.name` drops the options of the net before, another `optimizer.name` its betas and trust
+`model.name` drops the options of the model before, another `optimizer.name` its betas and trust
 coefficient, `schedule.shape=one-cycle` the warm-up. A recipe's warm-up that is longer than the run
 keeps its part of it.
 
@@ -46,7 +46,7 @@ from allstep.train.config.validate import known_keys, validated
 
 NAMED_SECTIONS = ("data", "model", "optimizer")
 FREE = "model.options"
-"""Whatever the net takes."""
+"""Whatever the model takes."""
 ELSEWHERE = {
     "accumulation_steps": "accumulation",
     "amp": "precision",

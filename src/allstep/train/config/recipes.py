@@ -26,7 +26,7 @@ from allstep.train.config.run_config import (
 
 
 def fashion_mnist() -> RunConfig:
-    """A small fast net on Fashion-MNIST (60,000 images of clothes, 28x28): 93.87% of the test
+    """A small fast model on Fashion-MNIST (60,000 images of clothes, 28x28): 93.87% of the test
     set, mean of 3 seeds (93.80 to 93.99).
 
     12 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:
@@ -81,7 +81,7 @@ def fashion_mnist_large() -> RunConfig:
 
 
 def cifar10() -> RunConfig:
-    """A small fast net on CIFAR-10 (60,000 images of 10 things, 32x32): 93.51% of the test set,
+    """A small fast model on CIFAR-10 (60,000 images of 10 things, 32x32): 93.51% of the test set,
     one seed.
 
     10 epochs, 2 workers of one thread on 2 cores; mirror images are scored with the images:

@@ -49,7 +49,7 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """Which samples, and what is done to an image before the net sees it."""
+    """Which samples, and what is done to an image before the model sees it."""
 
     name: str = ""
     """A dataset known by name (`allstep data get --list`), or any word for data of your own, whose
@@ -112,7 +112,7 @@ def _place_name(where: str) -> str:
 
 
 class ModelConfig(_Section):
-    """Which net."""
+    """Which model."""
 
     name: str = "resnet18"
     """One of `allstep.models`, or "package.module:factory" of your own, called with num_classes,
@@ -213,7 +213,7 @@ class ScheduleConfig(_Section):
 
 
 _USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
-"""Parts of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
+"""Splits of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
 _WARM_UP_PART = 20
 """A run that names no warm-up takes 1/20 of its epochs for it: 4.5 of 90 (Goyal et al. 2017: 5)."""
 _ENOUGH_UPDATES = 16
@@ -225,7 +225,7 @@ NEUTRAL = "defaults"
 
 
 class EvaluationConfig(_Section):
-    """When the net is tried on the validation part, and how."""
+    """When the model is tried on the validation part, and how."""
 
     every: Positive = 1.0
     """Epochs between two evaluations."""
@@ -294,10 +294,10 @@ class RunConfig(_Section):
     of any model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Of the arithmetic in the net; the weights are float32 in all but the last. auto: bfloat16
+    """Of the arithmetic in the model; the weights are float32 in all but the last. auto: bfloat16
     where the processor computes in it, else float32."""
     execution: Literal["plain", "channels-last", "compiled", "auto"] = "channels-last"
-    """How the net is run; "auto" tries each for a few steps and takes the fastest."""
+    """How the model is run; "auto" tries each for a few steps and takes the fastest."""
     share_weights: bool | Literal["auto"] = "auto"
     """One copy of the weights for all workers of a host; "auto": where it is right and faster."""
     log_every: Count = 10

@@ -14,7 +14,7 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.config.trust import TRUST, check_factory
 
 Which = Literal["last", "best"]
-PartName = Literal["test", "validation", "train"]
+SplitName = Literal["test", "validation", "train"]
 _FIXED = ("data.mean", "data.std", "data.augment", "data.mix")
 
 
@@ -24,7 +24,7 @@ class Evaluation:
 
     folder: Path
     """Of the run."""
-    part: PartName = "test"
+    part: SplitName = "test"
     which: Which | None = None
     """None: those that the run itself would test."""
     place: str | None = None

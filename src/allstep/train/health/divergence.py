@@ -12,7 +12,7 @@ best |_\\_/___x               best: the lowest mean over about the last 10 steps
 
 The limit is 10 times the best, but at least half of the first loss: near the end of a good run the
 best is so low that a single mislabelled image is worth more than 10 times of it. From a million
-limits no net comes back: its loss may fall again, to that of guessing, while the running statistics
+limits no model comes back: its loss may fall again, to that of guessing, while the running statistics
 of its norms have become infinite. Those are looked at before each evaluation, by whoever calls
 `LossWatch`.
 
@@ -71,7 +71,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class Diverged:
-    """The loss is not a number, or has stayed beyond the limit; or a tensor of the net is not
+    """The loss is not a number, or has stayed beyond the limit; or a tensor of the model is not
     finite."""
 
     step: int
@@ -174,7 +174,7 @@ class Suspect:
     place: str = ""
     """Where it lies: a file, or a record of one."""
     is_finite: bool = True
-    """Whether its input was, as it came to the net."""
+    """Whether its input was, as it came to the model."""
 
 
 @dataclass(frozen=True)

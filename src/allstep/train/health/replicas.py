@@ -52,8 +52,8 @@ class Fingerprint:
     `start` and `finish` are collectives: all ranks call them at the same steps.
     """
 
-    def __init__(self, net: nn.Module, world: World, shared: bool = False) -> None:
-        self._net = net
+    def __init__(self, model: nn.Module, world: World, shared: bool = False) -> None:
+        self._model = model
         self._size = world.size
         self._looks_at_parameters = not shared or world.local_rank == 0
         self._step = 0
@@ -65,7 +65,7 @@ class Fingerprint:
         """After the update of `step`: computes this rank's hashes and sends them on their way."""
         self.finish()
         self._step = step
-        tensors = [tensor for _, tensor in tensors_of(self._net)]
+        tensors = [tensor for _, tensor in tensors_of(self._model)]
         if not tensors:
             return
         self._hashes = torch.stack(
@@ -105,7 +105,7 @@ class Fingerprint:
         dist.all_gather([*gathered], self._hashes)
         by_tensor = gathered.T.tolist()
         differ = [number for number, values in enumerate(by_tensor) if _differ(values)]
-        tensors = list(tensors_of(self._net))
+        tensors = list(tensors_of(self._model))
         name, tensor = tensors[differ[0]]
         odd = _odd_ones(by_tensor[differ[0]])
         return (
@@ -134,11 +134,11 @@ def _cause(tensor: Tensor) -> str:
     )
 
 
-def tensors_of(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by name, in the order of the modules; what several modules share comes
     once."""
     seen = set()
-    for prefix, module in net.named_modules():
+    for prefix, module in model.named_modules():
         own = [
             *module.named_parameters(prefix, recurse=False),
             *module.named_buffers(prefix, recurse=False),

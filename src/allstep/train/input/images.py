@@ -1,6 +1,6 @@
-"""What the stored images of a set are like, and the transform that makes those that a net is fed.
+"""What the stored images of a set are like, and the transform that makes those that a model is fed.
 
-A net wants images of one size. An operation that ends at a size gives it (RandomResizedCrop,
+A model wants images of one size. An operation that ends at a size gives it (RandomResizedCrop,
 CentreCrop, Resize, PadAndCrop(32)); where none does, the stored images must all have one, and a
 few are looked at, spread over the set, by their headers.
 

@@ -1,7 +1,7 @@
 """The loaders of a run: training in a new order every epoch, augmented; validation and test as they
 lie, prepared.
 
-With `overfit` all three have the same few training samples, and none is augmented: a net that
+With `overfit` all three have the same few training samples, and none is augmented: a model that
 cannot learn these by heart has a mistake in it.
 
 A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is
@@ -20,7 +20,7 @@ from allstep.errors import ConfigError
 from allstep.train.config.check import check_batch
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.input.images import make_transform
-from allstep.train.input.splits import Parts
+from allstep.train.input.splits import Splits
 from allstep.world import World
 
 _MOST, _VALUES = (
@@ -36,7 +36,7 @@ split has."""
 
 def make_loaders(
     config: ResolvedConfig,
-    parts: Parts,
+    parts: Splits,
     world: World,
     out: Path,
     device: torch.device | None = None,
@@ -82,7 +82,7 @@ def make_loaders(
 
 
 def make_sample_loader(
-    config: ResolvedConfig, parts: Parts, world: World, device: torch.device | None
+    config: ResolvedConfig, parts: Splits, world: World, device: torch.device | None
 ) -> Loader | None:
     """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where
     validation is that already.
@@ -118,7 +118,7 @@ def _size(shape: tuple[int, int, int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _training(config: ResolvedConfig, parts: Parts) -> Transform | None:
+def _training(config: ResolvedConfig, parts: Splits) -> Transform | None:
     seen = parts.train.seen
     if config.overfit is not None:
         return make_transform("prepare", config.data, seen)
@@ -127,7 +127,7 @@ def _training(config: ResolvedConfig, parts: Parts) -> Transform | None:
     )
 
 
-def _evaluation_batch(config: ResolvedConfig, parts: Parts, size: int) -> int:
+def _evaluation_batch(config: ResolvedConfig, parts: Splits, size: int) -> int:
     """Samples of one rank: as many as in training, or more where images are small."""
     channels, height, width = parts.evaluated_shape
     trained = config.batch // (size * config.accumulation)

@@ -1,5 +1,5 @@
 """Mean and std of a training set's images, by channel: what is taken off and divided by before a
-net sees them.
+model sees them.
 
 Measured on up to 5,000 training images, spread over the set and made ready as for evaluation (up
 to 1,000 where they must be decoded). uint8 has 256 levels, so they are counted, and the figures are
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from allstep.data.loading.fill import Recipe, drop_bad, fill, gives_blocks
 from allstep.errors import DataError
 from allstep.train.input.images import make_transform
-from allstep.train.input.splits import Parts
+from allstep.train.input.splits import Splits
 
 _IMAGES, _DECODED = 5000, 1000
 _AT_ONCE = 1 << 22  # bytes of images: they stay in the cache
 _LEAST = 1e-3  # a channel that is the same everywhere has no std to divide by
 
 
-def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
+def measure(parts: Splits) -> dict[str, tuple[float, ...]]:
     """`mean` and `std` of each channel, from 0 to 255; as the config gives them, where it does."""
     if parts.mean is not None and parts.std is not None:
         return {"mean": parts.mean, "std": parts.std}
@@ -38,7 +38,7 @@ def measure(parts: Parts) -> dict[str, tuple[float, ...]]:
     return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _LEAST).tolist())}
 
 
-def _some_images(parts: Parts) -> Iterator[NDArray[np.generic]]:
+def _some_images(parts: Splits) -> Iterator[NDArray[np.generic]]:
     """Blocks (n, height, width, channels)."""
     part, seen = parts.train, parts.train.seen
     transform = make_transform("prepare", parts.section, seen)

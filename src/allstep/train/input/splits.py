@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from allstep.train.input.mean_and_std import measure
     from allstep.train.input.to_input import make_to_input
 
-__all__ = ["Part", "Parts", "make_loaders", "make_to_input", "measure", "open_parts"]
+__all__ = ["Split", "Splits", "make_loaders", "make_to_input", "measure", "open_splits"]
 
 Progress = Callable[[str, int, int | None], None]
 Figures = tuple[float, ...]
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Part:
+class Split:
     """Samples of a source: those with these numbers, or all."""
 
     source: Source
@@ -80,7 +80,7 @@ class Part:
         """Numbers of up to `count` samples, evenly spread over the part."""
         return _spread(self.numbers, len(self), count)
 
-    def sample(self, count: int, seed: int) -> "Part":
+    def sample(self, count: int, seed: int) -> "Split":
         """Up to `count` samples, chosen by `seed` alone (not by the run's), in the order of the
         source."""
         places = order.permute(np.arange(min(count, len(self))), len(self), "sample", seed)
@@ -88,7 +88,7 @@ class Part:
             self, numbers=np.sort(places if self.numbers is None else self.numbers[places])
         )
 
-    def first(self, count: int) -> "Part":
+    def first(self, count: int) -> "Split":
         """The first `count` samples alone."""
         return replace(
             self, numbers=np.arange(count) if self.numbers is None else self.numbers[:count]
@@ -96,19 +96,19 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Splits:
     """The data of a run, opened."""
 
     title: str
     place: str
     """Where it is, for people."""
-    train: Part
-    validation: Part
-    test: Part
+    train: Split
+    validation: Split
+    test: Split
     classes: tuple[str, ...]
     """Names of the classes; their numbers where they have no names."""
     shape: tuple[int, int, int]
-    """Channels, height and width of an image as a net is trained on it."""
+    """Channels, height and width of an image as a model is trained on it."""
     section: DataConfig
     mean: Figures | None = None
     """Of each channel, from 0 to 255.
@@ -130,15 +130,15 @@ class Parts:
 
     @property
     def evaluated_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image as a net is evaluated on it."""
+        """Channels, height and width of an image as a model is evaluated on it."""
         return self.prepared_shape(self.validation)
 
-    def prepared_shape(self, part: Part) -> tuple[int, int, int]:
+    def prepared_shape(self, part: Split) -> tuple[int, int, int]:
         """The same of images of one of the parts: sets of their own may differ in size."""
         return _shape("prepare", self.section, part.seen)
 
     def image_facts(self) -> dict[str, Any]:
-        """What somebody with the weights alone must know to use the net: plain values."""
+        """What somebody with the weights alone must know to use the model: plain values."""
         return {
             "shape": list(self.evaluated_shape),
             "trained_shape": list(self.shape),
@@ -166,9 +166,9 @@ class _Whole(NamedTuple):
     test: Source | None
 
 
-def open_parts(
+def open_splits(
     config: RunConfig, folder: Path | None = None, progress: Progress | None = None
-) -> Parts:
+) -> Splits:
     """Opens the data of `config`; `folder` is where a named set is, instead of where the config
     says."""
     section = config.data if folder is None else config.data.model_copy(update={"folder": folder})
@@ -182,7 +182,7 @@ def open_parts(
     )
     train, validation, test = _looked_at(_split(section, whole), section)
     mean, std = _given_figures(section, train.seen.channels)
-    return Parts(
+    return Splits(
         title=whole.title,
         place=whole.place,
         train=train,
@@ -205,14 +205,14 @@ def _shape(key: str, section: DataConfig, seen: Look) -> tuple[int, int, int]:
     return seen.channels, height, width
 
 
-def _looked_at(chosen: Sequence[_Chosen], section: DataConfig) -> list[Part]:
-    """Each part with what its images are like, which must do for one net."""
+def _looked_at(chosen: Sequence[_Chosen], section: DataConfig) -> list[Split]:
+    """Each part with what its images are like, which must do for one model."""
     seen: dict[Source, Look] = {}
     for each in chosen:
         if each.source not in seen:
             some = _spread(each.numbers, len(each.source), _TRIED)
             seen[each.source] = look(each.source, some, section)
-    parts = [Part(each.source, each.numbers, seen[each.source]) for each in chosen]
+    parts = [Split(each.source, each.numbers, seen[each.source]) for each in chosen]
     for part in parts[1:]:
         ours, theirs = parts[0].seen, part.seen
         if ours.channels != theirs.channels:

@@ -1,4 +1,4 @@
-"""From stored images to what a net wants: floats, of mean 0 and std 1 in each channel, on its
+"""From stored images to what a model wants: floats, of mean 0 and std 1 in each channel, on its
 device.
 
 ```
@@ -29,7 +29,7 @@ def make_to_input(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = True,
 ) -> ToInput:
-    """A function from the images of a batch to a net's input; what it is given is left as it was."""
+    """A function from the images of a batch to a model's input; what it is given is left as it was."""
     if mean is None or std is None:
         raise ValueError("mean and std are not known yet: measure(parts) first")
     shift = torch.tensor(mean, dtype=torch.float64).to(device, dtype)

@@ -1,6 +1,6 @@
-"""In which numbers a net computes.
+"""In which numbers a model computes.
 
-| precision | the net computes in | gradients |
+| precision | the model computes in | gradients |
 |---|---|---|
 | float32 | float32 | as they are |
 | bfloat16 | bfloat16 where that is safe (autocast); the same range as float32 | as they are |
@@ -26,7 +26,7 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Precision:
-    """How the net of a run computes; `scale` is what a loss is multiplied with.
+    """How the model of a run computes; `scale` is what a loss is multiplied with.
 
     why: the reason for it, in one line, where it was chosen by `precision: auto`.
     """
@@ -38,7 +38,7 @@ class Precision:
         self.steps_since = 0
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Within it, the net's arithmetic is that of this precision."""
+        """Within it, the model's arithmetic is that of this precision."""
         lower = _AUTOCAST.get(self.name)
         return nullcontext() if lower is None else torch.autocast(self.device.type, dtype=lower)
 

@@ -1,9 +1,9 @@
 """From a run to a checkpoint.
 
 ```
-weights.safetensors      the net's parameters and buffers
+weights.safetensors      the model's parameters and buffers
 optimizer.safetensors    "<parameter>/<name>" of the optimizer; "<tensor>/average" of the moving average, where there is one
-state.json               the standing, the optimizer's numbers, and what an image must look like for this net (classes, shape, mean, ...)
+state.json               the standing, the optimizer's numbers, and what an image must look like for this model (classes, shape, mean, ...)
 ```
 
 Nothing in it knows the time, the host or the number of workers, but for one number of a batch that
@@ -39,4 +39,4 @@ def capture(job: Job) -> Snapshot:
         plain["ema"] = {"updates": job.ema.updates}
     if job.noise is not None:
         plain["noise"] = asdict(job.noise)
-    return Snapshot(job.standing.samples, job.trainer.net.state_dict(), tensors, plain)
+    return Snapshot(job.standing.samples, job.trainer.model.state_dict(), tensors, plain)

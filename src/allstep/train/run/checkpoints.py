@@ -47,7 +47,7 @@ class Checkpoints:
         self._begun_from = job.standing.samples if is_there else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
-            find_broken = partial(first_not_finite, job.trainer.net)
+            find_broken = partial(first_not_finite, job.trainer.model)
             self._saver = Saver(self.folder, job.config.save.keep, self._news.append, find_broken)
             self._saver.best = job.standing.best_samples if job.standing.best else None
 

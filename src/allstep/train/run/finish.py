@@ -35,12 +35,12 @@ from allstep.train.watch.callback import Callback
 from allstep.train.watch.events import Score, TrainingScore
 
 
-def chosen_net(job: Job, callback: Callback) -> tuple[nn.Module, str]:
-    """The net to be tested, and which that is.
+def chosen_model(job: Job, callback: Callback) -> tuple[nn.Module, str]:
+    """The model to be tested, and which that is.
 
     All ranks together, when all checkpoints are written.
     """
-    last, choose = job.evaluated_net, job.config.evaluation.weights
+    last, choose = job.evaluated_model, job.config.evaluation.weights
     if choose == "last" or job.standing.best_samples == job.standing.samples:
         return last, choose
     path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
@@ -58,7 +58,7 @@ def training_score(
 ) -> TrainingScore | None:
     """What `score` gives for the training sample, all ranks together; None where there is none.
 
-    `chosen`: as of `chosen_net`.
+    `chosen`: as of `chosen_model`.
     """
     started = time.perf_counter()
     try:
@@ -73,7 +73,7 @@ def training_score(
 
 
 def _score_of_sample(job: Job, score: Callable[[Loader], Score]) -> Score | None:
-    device = next(job.trainer.net.parameters()).device
+    device = next(job.trainer.model.parameters()).device
     loader = agree.everyone(
         job.world, lambda: make_sample_loader(job.config, job.parts, job.world, device)
     )

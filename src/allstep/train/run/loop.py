@@ -34,7 +34,7 @@ from allstep.train.health.replicas import Fingerprint
 from allstep.train.health.stop import EVALUATION, Stopping
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
-from allstep.train.run.finish import chosen_net, training_score
+from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.setup import Job, make_job
 from allstep.train.run.start import memory_in_use, opening
 from allstep.train.run.state import crossed
@@ -95,7 +95,7 @@ class _Run:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
         self.clock, self.since_log = Clock(), job.trainer.task.tally()
         self.checkpoints = Checkpoints(job, callbacks, stopping)
-        self.fingerprint = Fingerprint(job.trainer.net, job.world, shared=job.shares_weights)
+        self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         self.validation: Score | None = None
         self.first_sample = job.standing.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
@@ -304,7 +304,7 @@ class _Run:
         trained = standing.since.score()
         self.clock.lap("update")
         started = time.perf_counter()
-        if broken := first_not_finite(job.trainer.net):
+        if broken := first_not_finite(job.trainer.model):
             self._judge(job.watch.broken(broken, trained.loss), self._empty())
         self.validation = self._validate()
         self.clock.skip()
@@ -319,11 +319,11 @@ class _Run:
         return is_best
 
     def _validate(self) -> Score:
-        return self._score(self.job.evaluated_net, self.job.loaders["validation"])
+        return self._score(self.job.evaluated_model, self.job.loaders["validation"])
 
-    def _score(self, net: nn.Module, loader: Loader, mistakes: Mistakes | None = None) -> Score:
+    def _score(self, model: nn.Module, loader: Loader, mistakes: Mistakes | None = None) -> Score:
         return evaluate(
-            net,
+            model,
             loader,
             self.job.trainer.to_input,
             self.job.trainer.task,
@@ -380,9 +380,9 @@ class _Run:
         job, standing = self.job, self.job.standing
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
-        net, chosen = chosen_net(job, self.callbacks)
+        model, chosen = chosen_model(job, self.callbacks)
         mistakes = Mistakes(job.parts.classes)
-        test = self._score(net, job.loaders["test"], mistakes)
+        test = self._score(model, job.loaders["test"], mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
@@ -406,7 +406,7 @@ class _Run:
             aside=self.aside,
             num_bad=self._num_bad(),
             train=training_score(
-                job, chosen, lambda loader: self._score(net, loader), self.callbacks
+                job, chosen, lambda loader: self._score(model, loader), self.callbacks
             ),
         )
 

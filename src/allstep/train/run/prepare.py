@@ -4,7 +4,7 @@ opens it once.
 ```
 prepare    config, its keys fitted together (`config.check`), a named set found or downloaded
            a batch that suits the size of the dataset, where the config names none
-check      the data opened as the workers will (`parts`), and held against the config: batch, net,
+check      the data opened as the workers will (`parts`), and held against the config: batch, model,
 labels ```
 
 Whatever is wrong ends here, as one line. No torch in here: a launcher can afford it.
@@ -23,7 +23,7 @@ from allstep.train.config.check import check_batch, check_config
 from allstep.train.config.read import names_data, read_config
 from allstep.train.config.recipes import DEFAULT, SMALLEST
 from allstep.train.config.run_config import DataConfig, RunConfig, usual_batch
-from allstep.train.input.splits import Parts, Progress, open_parts
+from allstep.train.input.splits import Progress, Splits, open_splits
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Prepared:
 
     config: RunConfig
     note: str | None = None
-    parts: Parts | None = None
+    parts: Splits | None = None
     """The data of `config`, where it had to be opened to find the batch."""
 
 
@@ -78,7 +78,7 @@ def _with_batch(
     config: RunConfig, source: str, words: Sequence[str], progress: Progress | None
 ) -> Prepared:
     """Open the data to see how large the batch may be; it then counts as if the user had given it."""
-    parts = open_parts(config, progress=progress)
+    parts = open_splits(config, progress=progress)
     batch = usual_batch(config.optimizer.base_batch, len(parts.train))
     # Read again: a file's learning rate must not be scaled to a batch that the file does not name.
     config = read_config(source, [*words, f"batch={batch}"]).model_copy(
@@ -102,12 +102,12 @@ def find_data(config: RunConfig, progress: Progress | None = None) -> None:
         data.find(data.named_set(config.data.name), config.data.folder, progress)
 
 
-def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = None) -> Parts:
+def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = None) -> Splits:
     """Opens the data, so that what is wrong with it is found before workers are; the parts of the
     run."""
     config = prepared.config.resolved(num_workers)
     check_config(config, num_workers)
-    parts = prepared.parts or open_parts(config, progress=progress)
+    parts = prepared.parts or open_splits(config, progress=progress)
     check_batch(config, len(parts.train))
     check_shape(config.model.name, parts.shape, parts.evaluated_shape)
     return parts

@@ -1,8 +1,8 @@
-"""A run, put together: the data, the net and what trains it, on one rank.
+"""A run, put together: the data, the model and what trains it, on one rank.
 
 ```
 config ──> parts (data) ──> loaders
-   │          │ shape, classes ├──────> net <── checkpoint, if the run goes on │          │
+   │          │ shape, classes ├──────> model <── checkpoint, if the run goes on │          │
    precision (chosen for the machine where it is auto), execution (plain, channels-last, compiled)
    └──────> optimizer <── its state ──> shared out among the ranks (`allstep.parallel`)
 ```
@@ -29,7 +29,7 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.checkpoint_state import check_batch
 from allstep.train.health.divergence import LossWatch
 from allstep.train.input.classes import check_same_classes
-from allstep.train.input.splits import Parts, make_loaders, make_to_input, measure, open_parts
+from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
 from allstep.train.run.state import Standing
@@ -61,7 +61,7 @@ class Job:
     config: ResolvedConfig
     world: World
     out: Path
-    parts: Parts
+    parts: Splits
     loaders: Mapping[str, Loader]
     trainer: Trainer
     after_step: AfterStep
@@ -85,9 +85,9 @@ class Job:
         return self.loaders["train"].num_samples
 
     @property
-    def evaluated_net(self) -> nn.Module:
+    def evaluated_model(self) -> nn.Module:
         """Whose score counts: the average's, where there is one."""
-        return self.trainer.net if self.ema is None else self.ema.net
+        return self.trainer.model if self.ema is None else self.ema.model
 
     def set_pieces(self, pieces: int) -> None:
         """In how many a worker computes its share."""
@@ -117,11 +117,11 @@ def make_job(
     pieces = config.accumulation
     if standing.batch != config.batch:  # it has grown before
         pieces = growth.pieces(standing.batch, world.size, pieces)
-    optimizer = build.make_optimizer(config, made.net)
+    optimizer = build.make_optimizer(config, made.model)
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
-    share = agree.everyone(world, lambda: build.shares_weights(config, world, made.net, device))
-    replicated = build.distribute(made.net, optimizer, world, pieces, share)
+    share = agree.everyone(world, lambda: build.shares_weights(config, world, made.model, device))
+    replicated = build.distribute(made.model, optimizer, world, pieces, share)
     return Job(
         config=config,
         world=world,
@@ -129,11 +129,11 @@ def make_job(
         parts=parts,
         loaders=loaders,
         trainer=_trainer(config, world, task, made, replicated, num_train, pieces),
-        after_step=AfterStep(RunningStatistics(made.net), world, by_rank=measures_noise(config)),
+        after_step=AfterStep(RunningStatistics(made.model), world, by_rank=measures_noise(config)),
         standing=standing,
         growth=growth,
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
-        ema=_average(config, made.net, snapshot),
+        ema=_average(config, made.model, snapshot),
         noise=_noise(config, world, snapshot),
         shares_weights=share,
         execution=made.execution,
@@ -147,7 +147,7 @@ def make_job(
 
 
 def _check_data(
-    snapshot: Snapshot, world: World, parts: Parts, loaders: Mapping[str, Loader]
+    snapshot: Snapshot, world: World, parts: Splits, loaders: Mapping[str, Loader]
 ) -> None:
     """Raise DataError unless the data is that of the checkpoint, and go to its position."""
     known = snapshot.state.get("pictures", {}).get("classes", ())
@@ -159,7 +159,7 @@ def _check_data(
 class _Model:
     """The model on this rank, and how it is computed."""
 
-    net: nn.Module
+    model: nn.Module
     to_input: ToInput
     precision: Precision
     room: int
@@ -171,7 +171,7 @@ class _Model:
 def _model(
     config: ResolvedConfig,
     world: World,
-    parts: Parts,
+    parts: Splits,
     out: Path,
     device: torch.device,
     task: Task,
@@ -182,14 +182,14 @@ def _model(
     to_input = _INPUTS[task.input](
         parts.mean, parts.std, device, dtype, config.execution != "plain"
     )
-    net = _net(config, world, parts, out, to_input, device, dtype, snapshot)
+    model = _build_model(config, world, parts, out, to_input, device, dtype, snapshot)
     share_of_batch = partial(_example, config, world, parts, to_input)
-    precision, notes_on_it = _precision(config, world, device, net, share_of_batch, snapshot)
+    precision, notes_on_it = _precision(config, world, device, model, share_of_batch, snapshot)
     room = (
-        _room(world, parts, net, to_input, precision) if grows(config) and snapshot is None else 0
+        _room(world, parts, model, to_input, precision) if grows(config) and snapshot is None else 0
     )
-    chosen = _laid_out(config, world, net, len(parts.train), share_of_batch, precision, snapshot)
-    return _Model(net, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
+    chosen = _laid_out(config, world, model, len(parts.train), share_of_batch, precision, snapshot)
+    return _Model(model, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
 
 
 def _trainer(
@@ -202,7 +202,7 @@ def _trainer(
     pieces: int,
 ) -> Trainer:
     return Trainer(
-        net=made.net,
+        model=made.model,
         task=task,
         optimizer=optimizer,
         rate=learning_rate(config, num_train),
@@ -225,19 +225,19 @@ def _standing(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> 
     return Standing.from_plain(snapshot.state["standing"], task)
 
 
-def _data_on_every_host(config: ResolvedConfig, world: World) -> Parts:
+def _data_on_every_host(config: ResolvedConfig, world: World) -> Splits:
     """One rank of each host looks for the data first, so that what must be downloaded or indexed is
     so once."""
-    agree.everyone(world, lambda: open_parts(config) if world.local_rank == 0 else None)
-    parts = agree.everyone(world, lambda: open_parts(config))
+    agree.everyone(world, lambda: open_splits(config) if world.local_rank == 0 else None)
+    parts = agree.everyone(world, lambda: open_splits(config))
     figures = agree.rank_0_decides(world, lambda: measure(parts))
     return replace(parts, mean=figures["mean"], std=figures["std"])
 
 
-def _net(
+def _build_model(
     config: ResolvedConfig,
     world: World,
-    parts: Parts,
+    parts: Splits,
     out: Path,
     to_input: ToInput,
     device: torch.device,
@@ -245,18 +245,18 @@ def _net(
     snapshot: Snapshot | None,
 ) -> nn.Module:
     """With equal weights on all ranks: rank 0's."""
-    made = agree.everyone(world, lambda: build.make_net(config, parts))
-    net = cast(made, device, dtype)
+    made = agree.everyone(world, lambda: build.build_model(config, parts))
+    model = cast(made, device, dtype)
     if snapshot is not None:
-        agree.everyone(world, lambda: load_weights(net, snapshot.weights))
-    elif callable(whiten := getattr(net, "whiten", None)):
+        agree.everyone(world, lambda: load_weights(model, snapshot.weights))
+    elif callable(whiten := getattr(model, "whiten", None)):
         whiten(to_input(_some_images(config, parts, out)))
-    for tensor in net.state_dict().values():
+    for tensor in model.state_dict().values():
         dist.broadcast(tensor, 0)
-    return net
+    return model
 
 
-def _some_images(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tensor:
+def _some_images(config: ResolvedConfig, parts: Splits, out: Path) -> torch.Tensor:
     """The first images of the validation part, as they are evaluated: the same with any number of
     workers."""
     loader = make_loaders(config, parts, World.alone(), out)["validation"]
@@ -265,7 +265,7 @@ def _some_images(config: ResolvedConfig, parts: Parts, out: Path) -> torch.Tenso
 
 
 def _example(
-    config: ResolvedConfig, world: World, parts: Parts, to_input: ToInput, most: int = sys.maxsize
+    config: ResolvedConfig, world: World, parts: Splits, to_input: ToInput, most: int = sys.maxsize
 ) -> Example:
     """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
     share = min(most, -(-config.batch // (world.size * config.accumulation)))
@@ -281,7 +281,7 @@ def _precision(
     config: ResolvedConfig,
     world: World,
     device: torch.device,
-    net: nn.Module,
+    model: nn.Module,
     example: Callable[[int], Example],
     snapshot: Snapshot | None,
 ) -> tuple[Precision, tuple[str, ...]]:
@@ -295,7 +295,7 @@ def _precision(
         kept,
         world,
         device,
-        lambda: time_both(net, example(SAMPLES), world, config.execution),
+        lambda: time_both(model, example(SAMPLES), world, config.execution),
     )
     precision = Precision(settled.name, device, settled.why)
     if state:
@@ -306,29 +306,29 @@ def _precision(
 def _laid_out(
     config: ResolvedConfig,
     world: World,
-    net: nn.Module,
+    model: nn.Module,
     num_train: int,
     example: Callable[[], Example],
     precision: Precision,
     snapshot: Snapshot | None,
 ) -> executions.Chosen:
-    """The net in the execution that was asked for, or that is the fastest; in a run that goes on,
+    """The model in the execution that was asked for, or that is the fastest; in a run that goes on,
     in the one it had."""
     loss_of, before = (
         loss_in(precision),
         None if snapshot is None else str(snapshot.state["execution"]),
     )
     if config.execution != "auto" or before is not None:
-        return executions.settle(net, example(), loss_of, world, before or config.execution)
+        return executions.settle(model, example(), loss_of, world, before or config.execution)
     steps = config.num_epochs * num_train / config.batch
-    return executions.choose(net, example(), loss_of, world, remaining_steps=steps)
+    return executions.choose(model, example(), loss_of, world, remaining_steps=steps)
 
 
-def _average(config: ResolvedConfig, net: nn.Module, snapshot: Snapshot | None) -> Average | None:
+def _average(config: ResolvedConfig, model: nn.Module, snapshot: Snapshot | None) -> Average | None:
     section = config.ema
     if section.decay is None:
         return None
-    average = Average(net, section.decay, section.every)
+    average = Average(model, section.decay, section.every)
     if snapshot is not None:
         average.load(averaged_weights(snapshot), snapshot.state["ema"]["updates"])
     return average
@@ -352,21 +352,21 @@ def _noise(
 
 
 def _room(
-    world: World, parts: Parts, net: nn.Module, to_input: ToInput, precision: Precision
+    world: World, parts: Splits, model: nn.Module, to_input: ToInput, precision: Precision
 ) -> int:
     """Of the worker that has the least.
 
-    Asked before the net is laid out, so that nothing is compiled for it.
+    Asked before the model is laid out, so that nothing is compiled for it.
     """
 
-    def forward(net: nn.Module, count: int) -> torch.Tensor:
+    def forward(model: nn.Module, count: int) -> torch.Tensor:
         with precision.autocast():
-            output: torch.Tensor = net(
+            output: torch.Tensor = model(
                 to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8))
             )
         return output
 
-    mine = samples_at_once(net, forward, memory_of_worker(world, precision.device))
+    mine = samples_at_once(model, forward, memory_of_worker(world, precision.device))
     return min(agree.gather(world, mine))
 
 

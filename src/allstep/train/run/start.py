@@ -14,7 +14,7 @@ from allstep.train.watch.events import Opening
 
 def opening(job: Job, with_flop: bool = True) -> Opening:
     """All ranks together; counting the operations is left to those who tell."""
-    parameters = list(job.trainer.net.parameters())
+    parameters = list(job.trainer.model.parameters())
     device = parameters[0].device
     places = agree.gather(job.world, (job.world.host, torch.get_num_threads()))
     return Opening(
@@ -42,22 +42,22 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
 
 
 def _flop_per_sample(job: Job) -> int:
-    """Floating-point operations of one sample, forward and backward; 0 where the net cannot take a
+    """Floating-point operations of one sample, forward and backward; 0 where the model cannot take a
     single one."""
     image = job.trainer.to_input(torch.zeros((1, *job.parts.shape), dtype=torch.uint8))
     try:
-        return count_flop(job.trainer.net, image)
-    except Exception:  # whatever a user's net raises: a run does not end for the sake of a figure
+        return count_flop(job.trainer.model, image)
+    except Exception:  # whatever a user's model raises: a run does not end for the sake of a figure
         return 0
 
 
-def count_flop(net: nn.Module, images: Tensor) -> int:
+def count_flop(model: nn.Module, images: Tensor) -> int:
     """Floating-point operations of forward and backward, counted by torch; a multiply-add counts
-    two. The net is left as it was."""
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    two. The model is left as it was."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # A batch norm cannot train on one sample, and its statistics are not ours to change.
-    with evaluating(net), FlopCounterMode(display=False) as counter:
-        torch.autograd.grad(net(images).sum(), trained, allow_unused=True)
+    with evaluating(model), FlopCounterMode(display=False) as counter:
+        torch.autograd.grad(model(images).sum(), trained, allow_unused=True)
     return int(counter.get_total_flops())
 
 

@@ -7,7 +7,7 @@ rank 2   no samples  zeros                              ─┘
 ```
 
 No sample is padded or repeated. One rank that must leave stops all: what was counted so far is no
-score. Dropout and norms are in evaluation mode meanwhile, each part of the net then goes back to
+score. Dropout and norms are in evaluation mode meanwhile, each part of the model then goes back to
 the mode it was in. What is wrong with the data on one rank ends all of them alike.
 """
 
@@ -36,7 +36,7 @@ class Interrupted(Exception):
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module,
+    model: nn.Module,
     loader: Loader,
     to_input: ToInput,
     task: Task,
@@ -59,11 +59,16 @@ def evaluate(
                 return tally, True
             if batch.weight:
                 _count(
-                    task, batch, outputs(net, to_input(batch.data), mirror), loader, tally, mistakes
+                    task,
+                    batch,
+                    outputs(model, to_input(batch.data), mirror),
+                    loader,
+                    tally,
+                    mistakes,
                 )
         return tally, False
 
-    with evaluating(net):
+    with evaluating(model):
         mine, is_cut = agree.everyone(comm.init(), count_share)
     sums = torch.tensor([*mine.sums(), is_cut], dtype=torch.float64)
     dist.all_reduce(sums)
@@ -73,11 +78,11 @@ def evaluate(
     return mine.with_sums(total).score()
 
 
-def outputs(net: nn.Module, images: torch.Tensor, mirror: bool = False) -> torch.Tensor:
-    """The net's logits, in float32 or better."""
-    logits: torch.Tensor = net(images)
+def outputs(model: nn.Module, images: torch.Tensor, mirror: bool = False) -> torch.Tensor:
+    """The model's logits, in float32 or better."""
+    logits: torch.Tensor = model(images)
     if mirror:
-        logits = (logits + net(images.flip(-1))) / 2
+        logits = (logits + model(images.flip(-1))) / 2
     return exact(logits)
 
 
@@ -97,11 +102,11 @@ def _count(
 
 
 @contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """The net in evaluation mode; each of its parts then goes back to the mode it was in (one may
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; each of its parts then goes back to the mode it was in (one may
     be frozen)."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
         yield
     finally:

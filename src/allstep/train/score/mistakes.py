@@ -1,4 +1,4 @@
-"""What the net takes for what, and its worst mistakes with their images: collected on each rank
+"""What the model takes for what, and its worst mistakes with their images: collected on each rank
 during an evaluation, then written.
 
 ```
@@ -6,7 +6,7 @@ rank 0 ─ counts[label][predicted], its worst mistakes ─┐  counts added, th
 rank 1 ─ the same for its share                       ─┴─ their images travel as PNGs         ─> RUN/mistakes/
 ```
 
-A mistake is the worse the higher the probability that the net gave to the wrong class.
+A mistake is the worse the higher the probability that the model gave to the wrong class.
 docs/report.md says what the files hold. They are whole at any moment: the list goes first, then the
 images are replaced, each by a rename, and the new list comes last.
 
@@ -42,16 +42,16 @@ _LIST, _MATRIX = "mistakes.json", "confusion.json"
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image that the net took for something else."""
+    """An image that the model took for something else."""
 
     probability: float
-    """What the net gave to `predicted`."""
+    """What the model gave to `predicted`."""
     number: int
     """Of the sample."""
     label: int
     predicted: int
     image: NDArray[Any] | None
-    """(height, width, channels) as the net sees it, before normalisation; None where samples are no
+    """(height, width, channels) as the model sees it, before normalisation; None where samples are no
     images."""
 
     @property
@@ -81,7 +81,7 @@ class Mistakes:
         logits: torch.Tensor,
         target: torch.Tensor,
     ) -> None:
-        """Counts a batch: its images, their numbers, what the net said, and the classes."""
+        """Counts a batch: its images, their numbers, what the model said, and the classes."""
         probability, predicted = logits.detach().softmax(1).max(1)
         rows = (
             torch.stack((probability.double(), predicted.double(), target.double())).cpu().numpy()

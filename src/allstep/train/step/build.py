@@ -1,4 +1,4 @@
-"""Puts net and optimizer of a run together, as its config says.
+"""Puts model and optimizer of a run together, as its config says.
 
 The order matters: weights are equal on all ranks (drawn from the seed, or from a checkpoint) before
 the optimizer is made, and the optimizer has its state before it is shared out.
@@ -44,7 +44,7 @@ def make_device(config: RunConfig) -> torch.device:
 
 
 class ImageFacts(Protocol):
-    """What a net must know of the data."""
+    """What a model must know of the data."""
 
     @property
     def num_classes(self) -> int: ...
@@ -52,12 +52,12 @@ class ImageFacts(Protocol):
     def shape(self) -> tuple[int, int, int]: ...
 
 
-def make_net(config: RunConfig, parts: ImageFacts) -> nn.Module:
-    """The net with its first weights, which depend on the seed only."""
+def build_model(config: RunConfig, parts: ImageFacts) -> nn.Module:
+    """The model with its first weights, which depend on the seed only."""
     torch.manual_seed(config.seed)
     section = config.model
     kind = "batch" if section.norm in ("sync", "ghost") else section.norm
-    net = make_model(
+    model = make_model(
         section.name,
         num_classes=parts.num_classes,
         shape=parts.shape,
@@ -65,21 +65,21 @@ def make_net(config: RunConfig, parts: ImageFacts) -> nn.Module:
         options=dict(section.options),
     )
     if section.norm == "sync":
-        return norm.convert(net, sync=True)
+        return norm.convert(model, sync=True)
     if section.norm == "ghost":
-        norm.convert(net, ghost=section.ghost)
-        for layer in net.modules():
+        norm.convert(model, ghost=section.ghost)
+        for layer in model.modules():
             if isinstance(layer, norm.GhostBatchNorm):
                 # `config.check` has, and a resumed run may begin with the short batch at an epoch's
                 # end
                 layer.looked = True
-    return net
+    return model
 
 
-def make_optimizer(config: ResolvedConfig, net: nn.Module) -> torch.optim.Optimizer:
-    """Of this rank alone, on the whole net. Biases and norms are a group of their own."""
+def make_optimizer(config: ResolvedConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Of this rank alone, on the whole model. Biases and norms are a group of their own."""
     named = [
-        (name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     ]
     section = config.optimizer
     both = (
@@ -137,7 +137,7 @@ _MAKERS: dict[str, Callable[[Any, float, OptimizerConfig], torch.optim.Optimizer
 }
 
 
-def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torch.device) -> bool:
+def shares_weights(config: RunConfig, world: World, model: nn.Module, device: torch.device) -> bool:
     """Whether the workers of a host keep one copy of the weights."""
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
@@ -150,17 +150,17 @@ def shares_weights(config: RunConfig, world: World, net: nn.Module, device: torc
     whole_gradients = (
         config.precision == "float16" or config.optimizer.noise > 0
     )  # what then happens to them needs all of them
-    nbytes = sum(each.numel() * each.element_size() for each in net.parameters())
+    nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
     return one_host and device.type == "cpu" and not whole_gradients and nbytes >= SHARE_FROM_BYTES
 
 
 def distribute(
-    net: nn.Module, optimizer: torch.optim.Optimizer, world: World, pieces: int, share: bool
+    model: nn.Module, optimizer: torch.optim.Optimizer, world: World, pieces: int, share: bool
 ) -> ReplicatedOptimizer:
     """The optimizer, with the gradients of all ranks. All ranks together."""
     named = [
         Named(name, parameter)
-        for name, parameter in net.named_parameters()
+        for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
     replicas = Replicas(

@@ -26,15 +26,15 @@ from allstep.errors import CheckpointError
 
 
 class Average:
-    """The average of a net's weights. `net` here is a copy that holds it, for evaluation only."""
+    """The average of a model's weights. `model` here is a copy that holds it, for evaluation only."""
 
-    def __init__(self, net: nn.Module, decay: float, every: int = 1) -> None:
-        self._source = net
+    def __init__(self, model: nn.Module, decay: float, every: int = 1) -> None:
+        self._source = model
         self._decay = decay
         self._every = every
         self.updates = 0
         """Of the run so far."""
-        self.net = _copy_of(net)
+        self.model = _copy_of(model)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -43,7 +43,7 @@ class Average:
         if self.updates % self._every:
             return
         decay = min(self._decay, (1 + self.updates) / (10 + self.updates)) ** self._every
-        ours, theirs = dict(_tensors(self.net)), dict(_tensors(self._source))
+        ours, theirs = dict(_tensors(self.model)), dict(_tensors(self._source))
         averaged = [
             name for name in ours if ours[name].is_floating_point() or ours[name].is_complex()
         ]
@@ -55,12 +55,12 @@ class Average:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, beside `updates`: the average by name, in its own memory."""
-        return {name: tensor.detach() for name, tensor in _tensors(self.net)}
+        return {name: tensor.detach() for name, tensor in _tensors(self.model)}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], updates: int) -> None:
         """Goes on from what `tensors` and `updates` were."""
-        ours = dict(_tensors(self.net))
+        ours = dict(_tensors(self.model))
         if odd := sorted(ours.keys() ^ tensors.keys()):
             missing = [name for name in odd if name in ours]
             raise CheckpointError(
@@ -77,15 +77,15 @@ class Average:
         self.updates = updates
 
 
-def _copy_of(net: nn.Module) -> nn.Module:
-    """In memory of its own, also where the net's weights are shared by the ranks of a host."""
-    twin = copy.deepcopy(net)
+def _copy_of(model: nn.Module) -> nn.Module:
+    """In memory of its own, also where the model's weights are shared by the ranks of a host."""
+    twin = copy.deepcopy(model)
     for parameter in twin.parameters():
         parameter.requires_grad_(False)
         parameter.grad = None
     return twin.eval()
 
 
-def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from net.named_parameters()
-    yield from net.named_buffers()
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()

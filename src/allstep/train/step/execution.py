@@ -1,23 +1,23 @@
-"""How the net is run: plain, channels-last or compiled. Which is fastest depends on net, batch and
+"""How the model is run: plain, channels-last or compiled. Which is fastest depends on model, batch and
 machine, so it is tried out.
 
 ```
 plain           weights as torch makes them
 channels-last   the channels of a pixel lie side by side, as the convolutions of CPUs and of newer GPUs like it
-compiled        channels-last, and torch.compile makes one program of the net; that takes its time, and a C++ compiler on a CPU
+compiled        channels-last, and torch.compile makes one program of the model; that takes its time, and a C++ compiler on a CPU
 ```
 
-`choose` runs a few training steps each way, on a copy, so that the net's statistics and the random
+`choose` runs a few training steps each way, on a copy, so that the model's statistics and the random
 numbers of the run are as if nothing had been. The ranks add up their times and take the same way.
 Compiling must pay for itself in the steps that the run has left; it counts three times, because
 evaluation and the uneven last batch of an epoch are compiled too. A way that fails is left out, and
 a note says why in one line. `timing` does the timing.
 
 `settle` is for a way that the user has fixed: one step of two samples (to compile: of all) shows
-whether the net can be run that way; if not, it falls back along compiled -> channels-last -> plain.
-A net that flattens with `view` instead of `flatten`, say, cannot be channels-last.
+whether the model can be run that way; if not, it falls back along compiled -> channels-last -> plain.
+A model that flattens with `view` instead of `flatten`, say, cannot be channels-last.
 
-`applied` puts a net into a way, in place. Names of weights stay, so checkpoints do not know about
+`applied` puts a model into a way, in place. Names of weights stay, so checkpoints do not know about
 it. Another way adds numbers in another order: a run that was resumed to the same bits must take the
 way that its first part had, not choose again.
 """
@@ -51,8 +51,8 @@ class Chosen:
     """The way that was taken, and why."""
 
     name: str
-    net: nn.Module
-    """The net that was given, in that way."""
+    model: nn.Module
+    """The model that was given, in that way."""
     seconds: Mapping[str, float]
     """Of a step, forward and backward, by way: the mean over the ranks of their medians."""
     notes: tuple[str, ...]
@@ -60,7 +60,7 @@ class Chosen:
 
 
 def choose(
-    net: nn.Module,
+    model: nn.Module,
     example: Example,
     loss_of: LossOf,
     world: World,
@@ -68,12 +68,12 @@ def choose(
     steps: int = 5,
     remaining_steps: float = math.inf,
 ) -> Chosen:
-    """The fastest of `ways` for this net, applied to it. A collective: all ranks choose together.
+    """The fastest of `ways` for this model, applied to it. A collective: all ranks choose together.
 
-    example: input and target of a rank's share of a batch. loss_of(net, input, target): the loss,
+    example: input and target of a rank's share of a batch. loss_of(model, input, target): the loss,
     as the training step computes it.
     """
-    with stage(net, example) as copied:
+    with stage(model, example) as copied:
         mine = {way: _trial(copied, way, loss_of, steps) for way in ways}
     if copied.first_error is not None and not any(trial.works for trial in mine.values()):
         raise copied.first_error  # not a matter of the way
@@ -81,23 +81,23 @@ def choose(
     name = decide(trials, remaining_steps)
     notes = [_times(trials, name, remaining_steps), *_complaints(trials)]
     seconds = {way: trial.seconds for way, trial in trials.items() if trial.works}
-    return Chosen(name, applied(net, name), seconds, tuple(notes))
+    return Chosen(name, applied(model, name), seconds, tuple(notes))
 
 
-def settle(net: nn.Module, example: Example, loss_of: LossOf, world: World, name: str) -> Chosen:
-    """The way `name`, applied to the net, or the nearest one in which it can be run.
+def settle(model: nn.Module, example: Example, loss_of: LossOf, world: World, name: str) -> Chosen:
+    """The way `name`, applied to the model, or the nearest one in which it can be run.
 
     A collective like `choose`.
     """
     complaints: list[str] = []
     for way in reversed(WAYS[1 : WAYS.index(name) + 1]):
         few = example if way == COMPILED else (example[0][:2], example[1][:2])
-        with stage(net, few) as copied:
+        with stage(model, few) as copied:
             trials = together(world, {way: _trial(copied, way, loss_of, 0)})
         if trials[way].works:
-            return Chosen(way, applied(net, way), {}, tuple(complaints))
+            return Chosen(way, applied(model, way), {}, tuple(complaints))
         complaints += _complaints(trials)
-    return Chosen(PLAIN, applied(net, PLAIN), {}, tuple(complaints))
+    return Chosen(PLAIN, applied(model, PLAIN), {}, tuple(complaints))
 
 
 def decide(trials: Mapping[str, Trial], remaining_steps: float) -> str:
@@ -105,44 +105,44 @@ def decide(trials: Mapping[str, Trial], remaining_steps: float) -> str:
     return fastest(trials, remaining_steps) or PLAIN
 
 
-def applied(net: nn.Module, name: str) -> nn.Module:
-    """The same net, in that way from now on."""
+def applied(model: nn.Module, name: str) -> nn.Module:
+    """The same model, in that way from now on."""
     if name not in WAYS:
         raise ValueError(f"execution {name!r} is not one of {', '.join(WAYS)}")
     memory_format = torch.contiguous_format if name == PLAIN else torch.channels_last
-    for tensor in [*net.parameters(), *net.buffers()]:
+    for tensor in [*model.parameters(), *model.buffers()]:
         if (
             tensor.dim() == 4
-        ):  # torch's own Module.to() refuses nets that have 5-dimensional ones as well
+        ):  # torch's own Module.to() refuses models that have 5-dimensional ones as well
             tensor.data = _laid_out(tensor.data, memory_format)
-    net._compiled_call_impl = _compiled(net) if name == COMPILED else None
-    return net
+    model._compiled_call_impl = _compiled(model) if name == COMPILED else None
+    return model
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """With the strides of that format in any case: a tensor of one channel counts as laid out
     either way, and torch looks at its strides to choose its kernels (a grey image's first
-    convolution made a small net 1.6 times as slow)."""
+    convolution made a small model 1.6 times as slow)."""
     return torch.empty(
         tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=memory_format
     ).copy_(tensor)
 
 
-def _compiled(net: nn.Module) -> Any:
-    """As Module.compile() does it; but that silently compiles nothing of nets that are one of
+def _compiled(model: nn.Module) -> Any:
+    """As Module.compile() does it; but that silently compiles nothing of models that are one of
     torch's own classes, like Sequential."""
 
     def call(*args: Any, **named: Any) -> Any:
-        return net._call_impl(*args, **named)  # type: ignore[no-untyped-call]  # torch's own
+        return model._call_impl(*args, **named)  # type: ignore[no-untyped-call]  # torch's own
 
     return torch.compile(call)
 
 
 def _trial(copied: TrialModel, way: str, loss_of: LossOf, steps: int) -> Trial:
     compiles = way == COMPILED
-    if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.net.modules()):
+    if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.model.modules()):
         return Trial(why_not="its norms talk to the other ranks, which cannot be compiled")
-    return copied.trial(loss_of, steps, lambda net: applied(net, way), compiles)
+    return copied.trial(loss_of, steps, lambda model: applied(model, way), compiles)
 
 
 def _complaints(trials: Mapping[str, Trial]) -> list[str]:

@@ -12,7 +12,7 @@ Nothing of this depends on the moment: not on what is free just now, not on what
 to hold. So the same run on the same machine always comes to the same number, hence to the same
 bits; and since a checkpoint has the number, a resumed run does so anywhere.
 
-A net with batch norms gets no room: with larger pieces their statistics would be those of more
+A model with batch norms gets no room: with larger pieces their statistics would be those of more
 samples, and the run another one.
 """
 
@@ -32,31 +32,33 @@ _FEW, _MANY = 2, 4  # samples
 
 
 Forward = Callable[[nn.Module, int], Tensor]
-"""What a net makes of so many samples."""
+"""What a model makes of so many samples."""
 
 
-def samples_at_once(net: nn.Module, forward: Forward, nbytes: int) -> int:
+def samples_at_once(model: nn.Module, forward: Forward, nbytes: int) -> int:
     """So many may be computed at once with a memory of `nbytes`; 0 where nobody can tell.
 
-    The net is left as it was.
+    The model is left as it was.
     """
-    if any(isinstance(layer, _BatchNorm) for layer in net.modules()):
+    if any(isinstance(layer, _BatchNorm) for layer in model.modules()):
         return 0
     try:
         with torch.random.fork_rng(devices=[]):
-            each = bytes_of_sample(copy.deepcopy(net), forward)
-    except Exception:  # whatever a user's net raises: it has not been asked to take two samples yet
+            each = bytes_of_sample(copy.deepcopy(model), forward)
+    except (
+        Exception
+    ):  # whatever a user's model raises: it has not been asked to take two samples yet
         return 0
     return int(_PART * nbytes / (_WITH_GRADIENTS * each)) if each > 0 else 0
 
 
-def bytes_of_sample(net: nn.Module, forward: Forward) -> int:
+def bytes_of_sample(model: nn.Module, forward: Forward) -> int:
     """What autograd keeps of one sample until its backward pass; weights and the like, of which
     there is one copy, do not count."""
-    return (_kept(net, forward, _MANY) - _kept(net, forward, _FEW)) // (_MANY - _FEW)
+    return (_kept(model, forward, _MANY) - _kept(model, forward, _FEW)) // (_MANY - _FEW)
 
 
-def _kept(net: nn.Module, forward: Forward, count: int) -> int:
+def _kept(model: nn.Module, forward: Forward, count: int) -> int:
     """Bytes that autograd keeps of a forward pass; what several operations keep counts once."""
     kept: dict[int, Tensor] = {}
 
@@ -65,7 +67,7 @@ def _kept(net: nn.Module, forward: Forward, count: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        forward(net, count)
+        forward(model, count)
     return sum(each.untyped_storage().nbytes() for each in kept.values())
 
 

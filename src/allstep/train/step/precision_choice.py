@@ -105,7 +105,7 @@ def _problem(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapping[str, Trial]:
+def time_both(model: nn.Module, example: Example, world: World, name: str) -> Mapping[str, Trial]:
     """Time a training step in float32 and in bfloat16, on a copy of the model. A collective.
 
     name: the execution to be used; a model that cannot be run that way is timed in the plain one.
@@ -117,18 +117,18 @@ def time_both(net: nn.Module, example: Example, world: World, name: str) -> Mapp
         else (execution.CHANNELS_LAST, execution.PLAIN)
     )
     for way in ways:
-        trials = together(world, _time_both(net, example, way))
+        trials = together(world, _time_both(model, example, way))
         if any(trial.works for trial in trials.values()):
             break
     return trials
 
 
-def _time_both(net: nn.Module, example: Example, way: str) -> Mapping[str, Trial]:
+def _time_both(model: nn.Module, example: Example, way: str) -> Mapping[str, Trial]:
     """On this rank, in the execution `way`."""
-    with stage(net, example) as copied:
+    with stage(model, example) as copied:
         losses = {name: loss_in(Precision(name, example[0].device)) for name in (FLOAT32, BFLOAT16)}
         return {
-            name: copied.trial(loss_of, _STEPS, lambda net: execution.applied(net, way))
+            name: copied.trial(loss_of, _STEPS, lambda model: execution.applied(model, way))
             for name, loss_of in losses.items()
         }
 
@@ -136,9 +136,9 @@ def _time_both(net: nn.Module, example: Example, way: str) -> Mapping[str, Trial
 def loss_in(precision: Precision) -> LossOf:
     """The loss of a training step, computed in `precision`."""
 
-    def loss_of(net: nn.Module, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss_of(model: nn.Module, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         with precision.autocast():
-            return functional.cross_entropy(net(images), target)
+            return functional.cross_entropy(model(images), target)
 
     return loss_of
 

@@ -15,7 +15,7 @@ first sum     statistics of the norms x weight | weight | further values | for e
 second sum    those other buffers that were changed anywhere x weight           (only if there are any)
 ```
 
-A net of the user's may have buffers of its own (a running mean of activations, a code book, a
+A model of the user's may have buffers of its own (a running mean of activations, a code book, a
 mask). Most never change, and a mask may hold infinities, whose mean is useless; so each rank looks
 at which of them the step has touched, by torch's count of changes in place. Those become their
 weighted mean too; whole numbers are rounded, which leaves a counter as it is on all workers that
@@ -35,10 +35,10 @@ _NONE = torch.empty(0)
 
 
 class RunningStatistics:
-    """The buffers of a net that change in training."""
+    """The buffers of a model that change in training."""
 
-    def __init__(self, net: nn.Module) -> None:
-        self.norms, self.others = _places(net)
+    def __init__(self, model: nn.Module) -> None:
+        self.norms, self.others = _places(model)
         self._seen = [_as_it_is(place) for place in self.others]
 
     @torch.no_grad()
@@ -64,12 +64,12 @@ class RunningStatistics:
         return sums_of_more
 
 
-def _places(net: nn.Module) -> tuple[list[Place], list[Place]]:
+def _places(model: nn.Module) -> tuple[list[Place], list[Place]]:
     """The buffers of norms, and all others; one that several modules share comes once."""
     norms: list[Place] = []
     others: list[Place] = []
     known: set[int] = set()
-    for module in net.modules():
+    for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if id(buffer) not in known:
                 known.add(id(buffer))

@@ -68,7 +68,7 @@ class GradientSize(NamedTuple):
 class Trainer:
     """What a step works with."""
 
-    net: nn.Module
+    model: nn.Module
     task: Task
     optimizer: ReplicatedOptimizer
     rate: Callable[[int], float]
@@ -97,9 +97,9 @@ class Trainer:
 
     @cached_property
     def ranks_meet(self) -> bool:
-        """Whether ranks talk to each other within the net, so that all must go through it equally
+        """Whether ranks talk to each other within the model, so that all must go through it equally
         often."""
-        return any(_asks_others(layer) for layer in self.net.modules())
+        return any(_asks_others(layer) for layer in self.model.modules())
 
 
 def _asks_others(layer: nn.Module) -> bool:
@@ -134,7 +134,7 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
 def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Tally:
     """Adds the gradients of the share's loss, piece by piece; a share without samples adds none.
 
-    Where ranks meet within the net (synchronised norms), all go through it equally often: with
+    Where ranks meet within the model (synchronised norms), all go through it equally often: with
     nothing, if they have nothing.
     """
     tally, factor = trainer.task.tally(), trainer.precision.scale * trainer.size / num_samples
@@ -153,7 +153,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
         images = trainer.to_input(data)
         target = target.to(images.device)
         with trainer.precision.autocast():
-            logits = trainer.net(images)
+            logits = trainer.model(images)
         logits = exact(logits)
         losses = trainer.task.training_losses(logits, target)
         weighed = losses if trainer.weigh is None else losses * weight.to(losses.device)
@@ -173,7 +173,7 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
 def _size_of_gradient(trainer: Trainer, count: int, factor: float) -> GradientSize:
     """What is there after the first piece, as the mean over its samples."""
     gradients = [
-        parameter.grad for parameter in trainer.net.parameters() if parameter.grad is not None
+        parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None
     ]
     return GradientSize(squared_norm(gradients) / (factor * count) ** 2, count)
 

@@ -57,7 +57,7 @@ class Trial:
 class TrialModel:
     """A copy of the model, on which the ways are tried one after the other."""
 
-    net: nn.Module
+    model: nn.Module
     example: Example
     first_error: Exception | None = None
 
@@ -73,7 +73,7 @@ class TrialModel:
         compiles: the first step does, so the time by which it is longer is the trial's `cost`.
         """
         try:
-            prepare(self.net)
+            prepare(self.model)
             first = self._step(loss_of)
             usual = median([self._step(loss_of) for _ in range(steps)] or [first])
         except AllstepError:  # a lost peer is no fault of the way
@@ -85,8 +85,8 @@ class TrialModel:
 
     def _step(self, loss_of: LossOf) -> float:
         started = self._now()
-        loss_of(self.net, *self.example).backward()  # type: ignore[no-untyped-call]  # torch's own
-        self.net.zero_grad(set_to_none=True)
+        loss_of(self.model, *self.example).backward()  # type: ignore[no-untyped-call]  # torch's own
+        self.model.zero_grad(set_to_none=True)
         return self._now() - started
 
     def _now(self) -> float:
@@ -96,7 +96,7 @@ class TrialModel:
 
 
 @contextmanager
-def stage(net: nn.Module, example: Example) -> Iterator[TrialModel]:
+def stage(model: nn.Module, example: Example) -> Iterator[TrialModel]:
     """Trials on it change neither the model nor the random numbers of the run."""
     device = example[0].device
     with (
@@ -104,7 +104,7 @@ def stage(net: nn.Module, example: Example) -> Iterator[TrialModel]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of a way that may not be taken; the run itself shows them
-        yield TrialModel(copy.deepcopy(net), example)
+        yield TrialModel(copy.deepcopy(model), example)
 
 
 def together(world: World, mine: Mapping[str, Trial]) -> dict[str, Trial]:

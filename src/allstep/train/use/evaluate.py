@@ -26,7 +26,7 @@ from allstep.train.config.run_config import RunConfig
 from allstep.train.folder.read import Evaluation, Which
 from allstep.train.input.classes import check_same_classes, given_names
 from allstep.train.input.images import make_transform
-from allstep.train.input.splits import Part, open_parts
+from allstep.train.input.splits import Split, open_splits
 from allstep.train.score.evaluate import evaluate
 from allstep.train.task.classification import Classification
 from allstep.train.use.load import Trained, find_run, image_transform, make_device, make_trained
@@ -37,13 +37,13 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Reevaluated:
-    """How good the net of a run is."""
+    """How good the model of a run is."""
 
     score: Score
     where: str
     """Which samples, in words."""
     samples: int
-    """That the net was trained on."""
+    """That the model was trained on."""
     which: Which
     num_bad: int
     """Samples that could not be read, over all ranks: they are not in the score."""
@@ -66,7 +66,9 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
     loader = _loader(config, trained, opened, world, asked.device)
     try:
         task = Classification(trained.num_classes)
-        score = evaluate(trained.net, loader, trained.to_input, task, mirror=config.evaluation.flip)
+        score = evaluate(
+            trained.model, loader, trained.to_input, task, mirror=config.evaluation.flip
+        )
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
@@ -86,7 +88,7 @@ def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:
 class _Opened:
     """Samples to be evaluated on."""
 
-    part: Part | None
+    part: Split | None
     source: Source
     transform: Transform | None
     where: str
@@ -101,7 +103,7 @@ def _opened(asked: Evaluation, config: RunConfig, trained: Trained) -> "_Opened"
 
 
 def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
-    parts = open_parts(config)
+    parts = open_splits(config)
     check_same_classes(parts.place, parts.classes, trained.classes)
     part = {"test": parts.test, "validation": parts.validation, "train": parts.train}[asked.part]
     if config.overfit is not None:

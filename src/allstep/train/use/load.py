@@ -1,10 +1,10 @@
-"""The net of a run, ready to be used: without the run's data, without workers.
+"""The model of a run, ready to be used: without the run's data, without workers.
 
 ```
-RUN/config.yaml ─────────────> which net, how it is laid out
+RUN/config.yaml ─────────────> which model, how it is laid out
 RUN/checkpoints/<samples>/
   state.json, "pictures" ────> classes, shape, mean and std, what is done to an image
-  weights.safetensors ───────> the net optimizer.safetensors ─────> the moving average of the
+  weights.safetensors ───────> the model optimizer.safetensors ─────> the moving average of the
   weights instead, where the run keeps one: it is what the run evaluates
 ```
 
@@ -53,29 +53,29 @@ class Found:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What an image must be like for this net; see `Parts.image_facts`."""
+        """What an image must be like for this model; see `Splits.image_facts`."""
         facts: Mapping[str, Any] = self.snapshot.state["pictures"]
         return facts
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A net and all that one must know to show it an image."""
+    """A model and all that one must know to show it an image."""
 
-    net: nn.Module
+    model: nn.Module
     config: RunConfig
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
-    """Channels, height and width of an image as the net is evaluated on it."""
+    """Channels, height and width of an image as the model is evaluated on it."""
     mean: tuple[float, ...]
     """Of each channel, from 0 to 255."""
     std: tuple[float, ...]
     prepare: Transform
     """From an encoded image or an array to (height, width, channels)."""
     to_input: ToInput
-    """From a batch of those, channels first, to what the net takes, on its device."""
+    """From a batch of those, channels first, to what the model takes, on its device."""
     samples: int
-    """That the net was trained on."""
+    """That the model was trained on."""
     which: Which
     notes: tuple[str, ...] = ()
 
@@ -88,14 +88,14 @@ class Trained:
 def load_run(
     folder: Path | str, which: Which | None = None, device: str = "auto", trust: bool = False
 ) -> Trained:
-    """The net of the run in `folder`: its last weights, or the best on the validation part; None:
+    """The model of the run in `folder`: its last weights, or the best on the validation part; None:
     what the run itself would test.
 
     trust: execute the model code that the config names, also when the folder may be another
     person's (`train.config.trust`).
 
     Raises ConfigError or CheckpointError, each of one line, when there is no run, no checkpoint, or
-    not one of this net.
+    not one of this model.
     """
     return make_trained(find_run(folder, which, trust), make_device(device))
 
@@ -159,20 +159,20 @@ def make_device(name: str) -> torch.device:
 
 
 def make_trained(found: Found, device: torch.device) -> Trained:
-    """The net of a run that was found, with its weights."""
+    """The model of a run that was found, with its weights."""
     config, facts = found.config, found.facts
-    # A run falls back to plain where a user's net needs it, and does not say so in its config:
-    # plain suits any net.
+    # A run falls back to plain where a user's model needs it, and does not say so in its config:
+    # plain suits any model.
     channels_last = config.execution != "plain" and ":" not in config.model.name
     dtype = torch.float64 if config.precision == "float64" else torch.float32
-    net = with_weights(_net(found).to(dtype), found.snapshot, str(found.path)).to(device).eval()
+    model = with_weights(_model(found).to(dtype), found.snapshot, str(found.path)).to(device).eval()
     if channels_last:
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     shape: tuple[int, int, int] = tuple(facts["shape"])
     to_input = make_to_input(facts["mean"], facts["std"], device, dtype, channels_last)
-    _check_shape(net, to_input, shape, found.path)
+    _check_shape(model, to_input, shape, found.path)
     return Trained(
-        net=net,
+        model=model,
         config=config,
         classes=tuple(facts["classes"]),
         shape=shape,
@@ -182,17 +182,17 @@ def make_trained(found: Found, device: torch.device) -> Trained:
         to_input=to_input,
         samples=found.snapshot.samples,
         which=found.which,
-        notes=(*found.notes, *_not_finite(net, found.path)),
+        notes=(*found.notes, *_not_finite(model, found.path)),
     )
 
 
 def _check_shape(
-    net: nn.Module, to_input: ToInput, shape: tuple[int, int, int], path: Path
+    model: nn.Module, to_input: ToInput, shape: tuple[int, int, int], path: Path
 ) -> None:
     """CheckpointError where the model does not take an image of the shape that the checkpoint has."""
     try:
         with torch.no_grad():
-            net(to_input(torch.zeros((1, *shape), dtype=torch.uint8)))
+            model(to_input(torch.zeros((1, *shape), dtype=torch.uint8)))
     except Exception as error:  # whatever a user's model raises
         words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
@@ -201,12 +201,12 @@ def _check_shape(
         ) from error
 
 
-def _not_finite(net: nn.Module, path: Path) -> Iterator[str]:
+def _not_finite(model: nn.Module, path: Path) -> Iterator[str]:
     """A warning that names the first tensor with NaN or infinite values, if there is one.
 
     Such a model still has an accuracy: NaN is the largest of all logits, so the first class wins.
     """
-    for name, tensor in net.state_dict().items():
+    for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
             yield (
                 f"warning: {path}: {name} has {count:,} NaN or infinite values of "
@@ -218,18 +218,18 @@ def _not_finite(net: nn.Module, path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _ImageFacts:
-    """What a net is made for."""
+    """What a model is made for."""
 
     num_classes: int
     shape: tuple[int, int, int]
 
 
-def _net(found: Found) -> nn.Module:
+def _model(found: Found) -> nn.Module:
     """With weights that mean nothing yet, for images of the size that it was trained on."""
     channels, height, width = found.facts.get("trained_shape", found.facts["shape"])
     images = _ImageFacts(len(found.facts["classes"]), (channels, height, width))
     try:
-        return build.make_net(found.config, images)
+        return build.build_model(found.config, images)
     except ConfigError as error:
         if ":" not in found.config.model.name:
             raise

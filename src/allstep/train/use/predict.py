@@ -1,7 +1,7 @@
-"""What a trained net sees in images.
+"""What a trained model sees in images.
 
 ```
-words ── find_images ──> files ── read, decode, prepare: a thread for each core ──> a batch ── net ── softmax ──> Prediction of each
+words ── find_images ──> files ── read, decode, prepare: a thread for each core ──> a batch ── model ── softmax ──> Prediction of each
 files, folders, patterns                  └─ one that cannot be read: a Prediction with a problem
 ```
 
@@ -43,7 +43,7 @@ _MOST, _VALUES = 256, 6_000_000
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a net makes of an image: its classes, the likeliest first, each with its probability;
+    """What a model makes of an image: its classes, the likeliest first, each with its probability;
     or why it could not be read."""
 
     image: str
@@ -155,11 +155,11 @@ def _read(
 def _classes(
     trained: Trained, images: NDArray[np.uint8], top: int
 ) -> list[tuple[tuple[str, float], ...]]:
-    """Of images (n, height, width, channels); none where the net's logits are no numbers."""
+    """Of images (n, height, width, channels); none where the model's logits are no numbers."""
     if not len(images):
         return []
     stored = torch.from_numpy(images).permute(0, 3, 1, 2)
-    logits = outputs(trained.net, trained.to_input(stored), trained.config.evaluation.flip)
+    logits = outputs(trained.model, trained.to_input(stored), trained.config.evaluation.flip)
     likely = logits.double().softmax(1).topk(min(top, trained.num_classes))
     rows = zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
     return [_pairs(trained, numbers, shares) for numbers, shares in rows]

@@ -20,7 +20,7 @@ from allstep.world import World
 
 @dataclass(frozen=True)
 class Score:
-    """How good the net is on some samples, each counted once."""
+    """How good the model is on some samples, each counted once."""
 
     loss: float
     accuracy: float
@@ -53,9 +53,9 @@ class Opening:
     """Forward and backward."""
     out: Path
     execution: str = "plain"
-    """How the net is run, and in words why, where it was tried out."""
+    """How the model is run, and in words why, where it was tried out."""
     precision: str = "float32"
-    """Of the arithmetic in the net: what the run computes in, also where its config says auto."""
+    """Of the arithmetic in the model: what the run computes in, also where its config says auto."""
     precision_why: str = ""
     """Why it was chosen, where it was."""
     share_weights: bool = False
@@ -91,7 +91,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The net was tried on the validation part: at the end of an epoch, or more often, or less."""
+    """The model was tried on the validation part: at the end of an epoch, or more often, or less."""
 
     epoch: int
     """Epochs of the run that are over, or begun: 1 at the end of the first."""

@@ -178,7 +178,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
         ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
-        ("net", net_line(opening)),
+        ("net", model_line(opening)),
         ("execution", opening.execution),
     ]
     if num_workers > 1:
@@ -213,7 +213,7 @@ def recipe_lines(config: ResolvedConfig) -> list[tuple[str, str]]:
     return [*lines, ("changed", " ".join(changed))] if changed else lines
 
 
-def net_line(opening: Opening) -> str:
+def model_line(opening: Opening) -> str:
     """Its size, and its work where that could be counted."""
     work = (
         f", {opening.flop_per_sample / 1e6:,.1f} MFLOP per image" if opening.flop_per_sample else ""
