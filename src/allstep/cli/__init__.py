@@ -16,6 +16,7 @@ from allstep.cli.app import app
 from allstep.cli.shortage import shortage
 from allstep.console.escape import print_notice
 from allstep.errors import AllstepError
+from allstep.process.family import keep_exit_codes
 
 __all__ = ["main"]
 
@@ -38,7 +39,8 @@ def main() -> None:
     """Entry point of the console script and of `python -m allstep`."""
     _allow_all_characters()
     try:
-        app()
+        with keep_exit_codes():
+            app()
     except AllstepError as error:
         print_notice(str(error))
         sys.exit(error.exit_code)

@@ -6,10 +6,10 @@
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from allstep.files.home import cache_home
 
 
 def cache_folder() -> Path:
     """Where downloads are kept."""
     asked = os.environ.get("ALLSTEP_CACHE")
-    return Path(asked) if asked else user_cache_path("allstep")
+    return Path(asked) if asked else cache_home()

@@ -11,6 +11,7 @@ import sys
 from allstep.launch.agent import Agent
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT
+from allstep.process.family import keep_exit_codes
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
     to_launcher = os.dup(1)
     # A stray print must not get between the messages.
     os.dup2(2, 1)
-    Agent(Link(0, to_launcher, TO_AGENT), host, remote=True).run()
+    with keep_exit_codes():
+        Agent(Link(0, to_launcher, TO_AGENT), host, remote=True).run()
 
 
 if __name__ == "__main__":

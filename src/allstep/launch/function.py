@@ -27,6 +27,7 @@ from typing import IO, Any, TextIO
 from allstep import wire
 from allstep.errors import ConfigError
 from allstep.launch.large_values import collect, pieces
+from allstep.process.family import keep_exit_codes
 from allstep.process.python import run_module
 
 _OWN = ("allstep run: ", "allstep: ")  # how a line of the launcher itself begins
@@ -155,7 +156,8 @@ def _call(
         for key, piece in pieces("call", cloudpickle.dumps((path, call))):
             store.set(key, piece)
         env = {**os.environ, "ALLSTEP_CALL_PORT": str(store.port), "ALLSTEP_CALL_TOKEN": token}
-        code, notices = _watch(command, env)
+        with keep_exit_codes():
+            code, notices = _watch(command, env)
         if store.failure:
             raise RuntimeError(f"the store of this call ended by itself: {store.failure}")
         if code == 2 and notices and notices[-1].startswith("allstep: "):

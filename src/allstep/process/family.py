@@ -6,6 +6,7 @@ adopt_orphans     in a parent: whatever a dead child leaves behind becomes our c
 descendants       every living process below a process, whatever sessions they are in
 kill_children     kill all children, and what they leave behind, until there is none
 reap              collect the exit status of children that have ended
+keep_exit_codes   let this process learn the exit status of its children
 ```
 
 `die_with_parent` is meant for `subprocess.Popen(preexec_fn=...)`. The kernel sends the signal when
@@ -16,6 +17,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -32,6 +35,25 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every process below us whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def keep_exit_codes() -> Iterator[None]:
+    """Restore the default of SIGCHLD for the duration of the block, if it is ignored.
+
+    A program that ignores SIGCHLD passes that on to what it executes. The kernel then discards
+    the exit status of every child, and a failed one looks like one that ended with status 0. Only
+    the main thread can change it; elsewhere this does nothing.
+    """
+    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if not ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def descendants(root: int) -> list[int]:

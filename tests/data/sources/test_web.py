@@ -29,13 +29,13 @@ pytest.importorskip("aiohttp")
 web = importlib.import_module("allstep.data.sources.web")
 
 
-def a_tar(samples: int = 3) -> bytes:
+def a_tar(samples: int = 3, labels: tuple[bytes, ...] = ()) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for number in range(samples):
             for name, content in (
                 (f"{number}.jpg", b"image %d" % number),
-                (f"{number}.cls", b"%d" % number),
+                (f"{number}.cls", labels[number % len(labels)] if labels else b"%d" % number),
             ):
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
@@ -61,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, self.headers.get("Range")))  # type: ignore[attr-defined]
         manner, _, name = self.path.lstrip("/").partition("/")
         if name == "classes.txt":
-            self.send({"Content-Length": "0"}, b"", 404)
+            refused = manner in ("hidden", "hidden_numbers")
+            self.send({"Content-Length": "0"}, b"", 403 if refused else 404)
         else:
             with contextlib.suppress(OSError):
                 getattr(self, f"do_{manner}")(name)
@@ -81,6 +82,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send({"Content-Length": "0", "Content-Range": "bytes */0"}, b"", 416)
         else:
             self.send_range(TAR, len(TAR))
+
+    def do_hidden(self, name: str) -> None:
+        self.send_range(a_tar(labels=(b"dog", b"cat")), len(a_tar(labels=(b"dog", b"cat"))))
+
+    def do_hidden_numbers(self, name: str) -> None:
+        self.send_range(TAR, len(TAR))
 
     def do_lying(self, name: str) -> None:
         self.send_range(TAR, 10 * len(TAR))
@@ -240,6 +247,13 @@ def test_a_shard_by_its_url_is_read_by_ranges_only(server: Any) -> None:
     assert list_shards(f"{url}?signed=*", is_tar, "tars") == [f"{url}?signed=*"]
     for name in ("empty", "none"):
         assert open_file(f"{server.url}/in/{name}").size == 0
+
+
+def test_a_refused_list_of_classes_is_an_error_where_it_numbers_labels(server: Any) -> None:
+    """403 may mean that it is missing (S3) or that it may not be read: names need its order."""
+    with pytest.raises(DataError, match=r"hidden/classes.txt: .*403.* labels that are texts"):
+        TarSource(f"{server.url}/hidden/a.tar")
+    assert len(TarSource(f"{server.url}/hidden_numbers/a.tar")) == 3
 
 
 def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:

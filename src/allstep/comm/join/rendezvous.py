@@ -41,6 +41,7 @@ from allstep.errors import WorldError
 from allstep.files.whole import replace_file
 from allstep.limits import Limits
 from allstep.process.liveness import birth
+from allstep.wire.handshake import WrongToken
 from allstep.wire.keys import HOSTS
 from allstep.world import NONE, World, job_of, tasks_per_node
 
@@ -83,7 +84,14 @@ def find_store(world: World, limits: Limits) -> Meeting:
 
 
 def _join(addresses: list[tuple[str, int]], token: str, limits: Limits) -> WireStore:
-    client = wire.Client(addresses, token, limits.start)
+    try:
+        client = wire.Client(addresses, token, limits.start)
+    except (ConnectionError, WrongToken) as error:
+        raise WorldError(
+            f"cannot join the run: {error}. The run that set the variables of this process has"
+            " ended, or its port is not reachable: start with `allstep run`, or unset the"
+            " launcher's variables (ALLSTEP_RANK and the others) to run alone"
+        ) from error
     return WireStore(client, timedelta(seconds=limits.timeout))
 
 

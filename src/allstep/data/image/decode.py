@@ -5,6 +5,7 @@ grey.
 |---|---|---|
 | JPEG | simplejpeg (`jpeg`), only what a crop needs | Pillow: CMYK, odd sampling, harmless complaints. Broken files are errors at once |
 | TIFF | Pillow: OpenCV hands out strips that it could not unpack, and multiplies by the transparency | |
+| binary PGM, PPM | `pnm`, if the brightest level is not 255 or 65,535: OpenCV does not scale | |
 | anything else (PNG, WebP, BMP ...) | OpenCV | Pillow |
 | arrays | as they are | |
 
@@ -34,6 +35,7 @@ from allstep.data.image.jpeg_header import Odd
 from allstep.data.image.limit import MAX_NBYTES, MAX_PIXELS, check_size
 from allstep.data.image.pixels import Pixels, Region
 from allstep.data.image.png import check_chunks, without_profile
+from allstep.data.image.pnm import decode_scaled
 from allstep.data.image.resize import Box
 from allstep.data.image.size import size_of
 
@@ -132,6 +134,8 @@ def _by_opencv(code: memoryview, channels: int, max_pixels: int) -> Pixels:
         raise ValueError("no bytes at all")
     if bytes(code[:4]) in _TIFF:
         return decode_by_pillow(code, channels, max_pixels)
+    if (scaled := decode_scaled(code, channels, max_pixels)) is not None:
+        return scaled
     check_size(size_of(code), max_pixels)
     check_chunks(code)
     try:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from allstep.data.sources.mapping import map_file
 from allstep.errors import DataError, cut
+from allstep.files.home import expand_home
 
 Stamp = Mapping[str, Any]
 """What a file is recognised by; plain values that JSON can hold."""
@@ -115,10 +116,20 @@ def is_absent(where: str | Path, error: BaseException | None) -> bool:
     """Whether opening a file failed with `error` because there is none; a link to nothing is one."""
     if not is_remote(where):
         return not os.path.lexists(local_path(where)) and isinstance(error, FileNotFoundError)
-    # Stores that may not be listed refuse what they do not have: S3's answer is 403.
-    return isinstance(error, FileNotFoundError | PermissionError) or getattr(
-        error, "status", None
-    ) in (403, 404, 410)
+    return is_missing(error) or is_refused(error)
+
+
+def is_missing(error: BaseException | None) -> bool:
+    """Return whether a server answered that it has no such file."""
+    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410)
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Return whether a server refused a file without stating whether it has it.
+
+    Object stores whose content may not be listed do so for every name: S3 answers 403.
+    """
+    return isinstance(error, PermissionError) or getattr(error, "status", None) == 403
 
 
 def stamp_of(where: str | Path) -> Stamp:
@@ -159,7 +170,7 @@ def local_path(where: str | Path) -> Path:
         raise DataError(
             f"{where}: {kinds}; copy it to this machine (then `allstep data pack` makes such files)"
         )
-    return Path(str(where).removeprefix("file://")).expanduser()
+    return expand_home(str(where).removeprefix("file://"))
 
 
 def lockable(where: str | Path) -> Path | None:

@@ -29,6 +29,7 @@ from zlib import crc32
 from allstep.errors import DataError
 
 NUMBERS, INTEGERS, NAMES = "numbers", "text, integers", "text, class names"
+SORTED_ORDER = "sorted order"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 # Also the characters at which str.splitlines divides: a name must be a line of classes.txt.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -197,7 +198,7 @@ def decide(
     if listed:
         return Labeling(NAMES, place, listed, "classes.txt")
     return Labeling(
-        NAMES, place, given or tuple(found), "the given classes" if given else "sorted order"
+        NAMES, place, given or tuple(found), "the given classes" if given else SORTED_ORDER
     )
 
 

@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from allstep.data.sources.files import (
     is_absent,
+    is_refused,
     is_remote,
     is_web,
     local_path,
@@ -103,6 +104,25 @@ def read_classes(shard: str) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         raise DataError(f"{place}: expected one name a line in UTF-8, found {error}") from error
     return _names_in(place, text)
+
+
+def check_classes_not_refused(shard: str) -> None:
+    """Raise DataError if the server refuses `classes.txt` instead of reporting that it is missing.
+
+    Meant for labels that would be numbered by it: the file may exist, with another order than the
+    sorted one.
+    """
+    folder, slash, _ = shard.rpartition("/")
+    place = f"{folder}{slash}classes.txt"
+    try:
+        if is_remote(place):
+            open_file(place)
+    except DataError as error:
+        if is_refused(error.__cause__):
+            raise DataError(
+                f"{error}; labels that are texts are numbered by it: make it readable, put one"
+                " there (a name per line), or copy the data to this machine"
+            ) from error
 
 
 def _names_in(place: str, text: str) -> tuple[str, ...]:

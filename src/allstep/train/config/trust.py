@@ -32,10 +32,9 @@ import stat
 from pathlib import Path
 from typing import TypeGuard
 
-from platformdirs import user_config_path
-
 from allstep.errors import ConfigError, cut
 from allstep.files.bounded import open_regular, read_regular
+from allstep.files.home import config_home
 from allstep.files.whole import replace_file
 from allstep.models.by_name import module_place
 from allstep.train.config.run_config import ModelConfig
@@ -50,7 +49,7 @@ _KEY_BYTES = 32
 
 def key_file() -> Path:
     """Return the place of this user's key."""
-    return user_config_path("allstep") / "run-folders.key"
+    return config_home() / "run-folders.key"
 
 
 def is_of_run(config: Path) -> bool:

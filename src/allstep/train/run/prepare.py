@@ -18,6 +18,7 @@ from allstep import data
 from allstep.data.sources.files import is_remote
 from allstep.data.sources.synthetic import is_synthetic
 from allstep.errors import ConfigError, DataError, did_you_mean
+from allstep.files.home import expand_home
 from allstep.models.by_name import check_shape
 from allstep.train.config.check import check_batch, check_config
 from allstep.train.config.read import names_data, read_config
@@ -129,4 +130,4 @@ def _absolute(where: int | str | None) -> int | str | None:
     """A path of this machine from its root on; a URL, made-up images and a number as they are."""
     if not isinstance(where, str) or not where or is_remote(where) or is_synthetic(where):
         return where
-    return str(Path(where).expanduser().absolute())
+    return str(expand_home(where).absolute())

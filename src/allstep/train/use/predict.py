@@ -32,6 +32,7 @@ from allstep.data.random.draws import Draws
 from allstep.data.sources.folder import IMAGES
 from allstep.errors import ConfigError
 from allstep.files.bounded import read_regular
+from allstep.files.home import expand_home
 from allstep.machine import allowed_cores
 from allstep.train.score.evaluate import outputs
 from allstep.train.use.load import Trained, load_run
@@ -63,7 +64,7 @@ def find_images(words: Sequence[str], left_out: Counter[str] | None = None) -> l
 
 
 def _named(word: str, left_out: Counter[str]) -> list[Path]:
-    path = Path(word).expanduser()
+    path = expand_home(word)
     # Path's own tests raise where a folder above may not be entered.
     if os.path.isdir(path):  # noqa: PTH112
         return sorted(_in_folder(path, left_out)) or [path]

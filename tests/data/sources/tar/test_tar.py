@@ -230,6 +230,30 @@ def test_zeros_in_the_middle_are_damage_and_not_the_end(tmp_path: Path) -> None:
     assert None in found and [sample for sample in found if sample][-5:] == reference[-5:]
 
 
+@pytest.mark.parametrize("samples", [8, 40])
+def test_zeros_up_to_the_end_are_no_end_mark(tmp_path: Path, samples: int) -> None:
+    """A file whose rest was reserved and never written: the end mark of a tar is at most a record."""
+    path = write_tar(tmp_path / "x.tar", pairs(samples))
+    content = bytearray(path.read_bytes())
+    start = next(one.header for one in members(content) if one.name == "0004.jpg")
+    content[start:] = bytes(20_000 if samples == 8 else len(content) - start)
+    path.write_bytes(content)
+    found = read_all(TarSource(path))
+    assert len(found) == 5 and found[-1] is None and None not in found[:4]
+    with pytest.raises(BadSample, match=r"bytes of zeros up to the end of the file, expected at"):
+        TarSource(path).read(4)
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 20, 21])
+def test_end_marks_of_other_programs(tmp_path: Path, blocks: int) -> None:
+    """busybox writes two blocks; others fill up to a record of 20."""
+    path = write_tar(tmp_path / "x.tar", pairs(3))
+    whole = path.read_bytes().rstrip(b"\0")
+    size = -(-len(whole) // 512) * 512
+    path.write_bytes(whole.ljust(size + blocks * 512, b"\0"))
+    assert None not in read_all(TarSource(path))
+
+
 @OFTEN
 @given(st.binary(max_size=2000), st.integers(0, 8))
 def test_any_bytes_can_be_walked_through(content: bytes, blocks: int) -> None:

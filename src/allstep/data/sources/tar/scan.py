@@ -17,6 +17,7 @@ header:
 | a header that does not agree with its sum, or whose size is no number (or negative) | all up to the next sound header |
 | lines of a type x member that cannot be read, such as a size of thousands of digits | the member that they describe |
 | a size that goes beyond the end of the file | this member; at a cut end nothing follows it |
+| more zeros at the end than the end mark of a tar has | unknown: they may have been members |
 
 A search goes through the file window by window and passes over runs of zeros, so that neither a
 large file nor many damaged places in it make it slow.
@@ -34,6 +35,8 @@ _FILES = b"0\x007"
 _WINDOW = 1 << 22
 # More is damage: Linux allows 4,096 bytes for a path and 64 KB for an attribute.
 _LONGEST_EXTENSION = 1 << 20
+# Two blocks, filled up to a record of 20 blocks: what GNU tar, bsdtar and Python write.
+_LONGEST_END = 2 * _BLOCK + 20 * _BLOCK
 _MOST_DIGITS = 20  # of a 64-bit number
 
 
@@ -63,6 +66,7 @@ def members(view: memoryview) -> Iterator[Member | Lost]:
     while position < len(view):
         try:
             if _ends(view, position):
+                yield from _long_end(view, position)
                 return
             kind, size, short_name = _header(view, position)
         except ValueError as error:
@@ -133,6 +137,17 @@ def _behind(view: memoryview, start: int, size: int) -> int:
 def _ends(view: memoryview, position: int) -> bool:
     """Whether only zeros follow. A block of zeros with more behind it is no end, but damage."""
     return not any(view[position : position + _BLOCK]) and end_of_zeros(view, position) == len(view)
+
+
+def _long_end(view: memoryview, position: int) -> Iterator[Lost]:
+    """Yield what may be lost where more zeros follow than a tar ends with."""
+    zeros = len(view) - position
+    if zeros > _LONGEST_END:
+        yield Lost(
+            position,
+            f"{zeros} bytes of zeros up to the end of the file, expected at most {_LONGEST_END}:"
+            " members may have been overwritten; copy the file again",
+        )
 
 
 def _header(view: memoryview, position: int) -> tuple[bytes, int, str]:

@@ -34,8 +34,14 @@ from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, 
 from allstep.data.sources.folder import IMAGES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
 from allstep.data.sources.label_index import completed, kept, noted
-from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
-from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
+from allstep.data.sources.labels import AS_NUMBERS, SORTED_ORDER, Labeling, StoredLabels, decide
+from allstep.data.sources.shards import (
+    Numbering,
+    Where,
+    check_classes_not_refused,
+    list_shards,
+    read_classes,
+)
 from allstep.data.sources.source import BadSample, Place, Sample, Source
 from allstep.data.sources.tar.groups import Groups
 from allstep.data.sources.tar.labels import LABELS, Members, label_of, recognise
@@ -159,6 +165,8 @@ class TarSource(Source):
         self._data = data
         self._target_in = self._recognise_target(listed) if target is None else target
         self.labeling = labeling or self._decide(listed, tuple(classes))
+        if labeling is None and self.labeling.order == SORTED_ORDER:
+            check_classes_not_refused(self.shards[0].where)
         self.classes = self.labeling.classes or listed
         self._num_classes = num_classes or len(self.classes) or None
 
