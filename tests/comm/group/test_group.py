@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from support.default_group import joined
 from support.ranks import Ranks, held_port, wait_until
 
@@ -47,7 +47,7 @@ def test_every_operation_of_torch_is_ours() -> None:
 
 
 def test_the_seam_names_every_move() -> None:
-    moves = {name for name, _ in inspect.getmembers(Mover, inspect.isfunction)}
+    moves = {name for name, _ in inspect.getmembers(Transport, inspect.isfunction)}
     source = inspect.getsource(AllstepGroup)
     assert {name for name in moves if f'"{name}"' not in source} == {
         "carry",
@@ -55,7 +55,7 @@ def test_the_seam_names_every_move() -> None:
         "set_timeout",
         "sum_scaled",
     }  # which move nothing, but for the last, which torch does not ask for
-    nothing = Mover()
+    nothing = Transport()
     assert nothing.all_reduce(torch.ones(1), dist.AllreduceOptions()) is None
 
 
@@ -82,7 +82,7 @@ def test_local_is_asked_first(ranks: Ranks) -> None:
     def work() -> list:
         from allstep.comm.op.work import DONE
 
-        class Local(Mover):
+        class Local(Transport):
             seen: list = []  # noqa: RUF012
 
             def all_reduce(self, tensor, opts):
@@ -454,7 +454,7 @@ def test_the_methods_own_cost(ranks: Ranks, num_ranks: int) -> None:
     def work() -> float:
         from allstep.comm.op.work import DONE
 
-        class Nothing(Mover):
+        class Nothing(Transport):
             def all_reduce(self, tensor, opts):
                 return DONE
 

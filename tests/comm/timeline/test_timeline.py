@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from allstep.comm.group.plan import RedOpType
-from allstep.comm.op.describe import words
+from allstep.comm.op.describe import describe
 from allstep.comm.timeline import recorder
 from allstep.comm.timeline.chrome_trace import described
 from allstep.comm.timeline.recorder import RecordedOperation, Recorder, spans
@@ -659,11 +659,14 @@ def test_what_is_not_taken_is_counted() -> None:
     ("said", "told"),
     [
         (
-            words("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM),
+            describe("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM),
             ("bfloat16", [2, 3], 12, "PREMUL_SUM"),
         ),
-        (words("broadcast", torch.int64, [], None, ", from 3"), ("int64", [], 8, None)),
-        (words("all_gather", torch.float64, None, None, ", [3, 4]"), ("float64", None, None, None)),
+        (describe("broadcast", torch.int64, [], None, ", from 3"), ("int64", [], 8, None)),
+        (
+            describe("all_gather", torch.float64, None, None, ", [3, 4]"),
+            ("float64", None, None, None),
+        ),
         ("barrier", (None, None, None, None)),
     ],
 )

@@ -67,13 +67,13 @@ def small(
     others.
     """
     if arena.size == 1:
-        arena.meet(call)
+        arena.barrier(call)
         crossing.get_ready()
         crossing.carry(flat, combine)
         return
     arena.turn = turn = 1 - arena.turn
     places[turn][arena.rank].copy_(flat)
-    arena.meet(call)
+    arena.barrier(call)
     crossing.get_ready()
     arena.turn = turn = 1 - turn
     result = places[turn][0]
@@ -81,7 +81,7 @@ def small(
         summing.add_up(places[1 - turn], combine, flat)
         crossing.carry(flat, combine)
         result.copy_(flat)
-    arena.meet(call)
+    arena.barrier(call)
     if arena.rank != 0:
         flat.copy_(result)
 
@@ -92,7 +92,7 @@ def large(arena: Arena, crossing: Crossing, flat: Tensor, combine: Combine, call
     slices = crossing.slices(flat, arena.size)
     mine = slices[arena.rank]
     if arena.size == 1:
-        arena.meet(call)
+        arena.barrier(call)
         crossing.get_ready()
         crossing.carry(mine, combine)
         return
@@ -109,20 +109,20 @@ def shared(
 
     Add up our slice, cross with it, give everybody the sum.
     """
-    arena.meet(call)
+    arena.barrier(call)
     slices = [crossing.slices(tensor, arena.size)[arena.rank] for tensor in tensors]
     crossing.get_ready()
     summing.add_up_in_blocks(slices, combine)
     crossing.carry(slices[0], combine)
     for other in slices[1:]:
         other.copy_(slices[0])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def barrier(arena: Arena, crossing: Crossing, call: Call) -> None:
     """All ranks of all hosts are here."""
-    arena.meet(call)
+    arena.barrier(call)
     crossing.get_ready()
     if arena.rank == 0:
         crossing.carry(torch.zeros(1), torch.add)
-    arena.meet(call)
+    arena.barrier(call)

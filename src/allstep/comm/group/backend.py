@@ -54,7 +54,7 @@ def create(options: _DistributedBackendOptions, backend_options: Any = None) -> 
         PrefixStore("guard/", store), rank, size, timeout.total_seconds(), names, host_name()
     )
     far = connected(PrefixStore("gloo/", store), rank, size, timeout, guard)
-    _tell(far.gloo.options, options)
+    _copy_names(far.gloo.options, options)
     far.gloo._set_sequence_number_for_group()
     group = AllstepGroup(store, rank, size, timeout, far, guard)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, far.gloo)
@@ -97,7 +97,7 @@ def _nccl(options: _DistributedBackendOptions, chosen: Any) -> Any:
         chosen if isinstance(chosen, ProcessGroupNCCL.Options) else ProcessGroupNCCL.Options()
     )
     nccl_options._timeout = options.timeout
-    _tell(nccl_options, options)
+    _copy_names(nccl_options, options)
     nccl = ProcessGroupNCCL(
         PrefixStore("nccl/", options.store), options.group_rank, options.group_size, nccl_options
     )
@@ -105,6 +105,6 @@ def _nccl(options: _DistributedBackendOptions, chosen: Any) -> Any:
     return nccl
 
 
-def _tell(to: Any, options: _DistributedBackendOptions) -> None:
+def _copy_names(to: Any, options: _DistributedBackendOptions) -> None:
     to.global_ranks_in_group = options.global_ranks_in_group
     to.group_name = options.group_id

@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from allstep import machine
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.health.guard import Guard
 from allstep.comm.join.store import collect
-from allstep.comm.memory.arena import WORDS, Arena, block_bytes, segment_bytes
+from allstep.comm.memory.arena import TEXT_BYTES, Arena, block_bytes, segment_bytes
 from allstep.comm.memory.flags import Flags, control_bytes, spins_for
 from allstep.comm.memory.segment import Segment, parts, share
 from allstep.comm.network.algorithms import VARIABLE, wanted_algorithm
@@ -57,7 +57,7 @@ class Options:
 
 def join_hosts(
     store: Store, rank: int, size: int, timeout: timedelta, options: Options, guard: Guard
-) -> LocalMover | None:
+) -> SharedMemoryTransport | None:
     """What the ranks of a group move through memory that they share, and across hosts by slice.
 
     None when a host cannot share memory: then it is all Gloo's. All ranks agree on which. A rank
@@ -76,7 +76,7 @@ def join_hosts(
         "study": wanted is not None and (options.algorithm is not None or _is_alone()),
     }
     cards = [
-        json.loads(word) for word in collect(store, "host", rank, size, json.dumps(own), start)
+        json.loads(card) for card in collect(store, "host", rank, size, json.dumps(own), start)
     ]
     _check_same_algorithm(cards)
     guard.watch_processes(_neighbours(rank, cards))
@@ -90,9 +90,9 @@ def join_hosts(
         return None
     if arena is None:
         return None
-    guard.share(arena)
-    way = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
-    return LocalMover(arena, layout, guard, way)
+    guard.add_channel(arena)
+    crossing = _make_crossing(store, layout, timeout, options, guard) if layout.num_lanes else None
+    return SharedMemoryTransport(arena, layout, guard, crossing)
 
 
 def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
@@ -108,11 +108,11 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
     for rank, card in enumerate(cards):
         named.setdefault(card["algorithm"], []).append(rank)
     if len(named) > 1:
-        told = "; ".join(
+        groups = "; ".join(
             f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items()
         )
         raise ConfigError(
-            f"ranks of one group name different algorithms: {told}. Set {VARIABLE} alike everywhere"
+            f"ranks of one group name different algorithms: {groups}. Set {VARIABLE} alike everywhere"
         )
 
 
@@ -137,12 +137,12 @@ def _make_arena(
             )
         except CommError:
             return None
-    control, words, *pools = parts(segment, control_bytes(size), size * WORDS, *[pool] * size)
+    control, texts, *pools = parts(segment, control_bytes(size), size * TEXT_BYTES, *[pool] * size)
     num_cores = len(set().union(*(card["cores"] for card in ours)))
     spins = spins_for(size, min(num_cores, int(machine.cpu_quota() or num_cores)))
     flags = Flags(control, rank, [card["pid"] for card in ours], spins, guard, layout.neighbours)
     # A container may hide the caches from one rank and show them to another.
-    return Arena(flags, words, pools, min(card["block"] for card in ours))
+    return Arena(flags, texts, pools, min(card["block"] for card in ours))
 
 
 def _make_crossing(
@@ -151,10 +151,10 @@ def _make_crossing(
     if not layout.lane:
         return Crossing(layout.num_lanes, None)
     lane_store = PrefixStore(f"lane/{layout.local_rank}", store)
-    mover = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
+    transport = connected(lane_store, layout.host, len(layout.hosts), timeout, guard, layout.lane)
     return Crossing(
         layout.num_lanes,
-        Lane(mover, wanted_algorithm(options.algorithm), guard.check_while_waiting),
+        Lane(transport, wanted_algorithm(options.algorithm), guard.check_while_waiting),
     )
 
 

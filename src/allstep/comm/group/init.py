@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from allstep.comm.group.backend import create_apart
-from allstep.comm.group.joined import Joined, meet_all
+from allstep.comm.group.joined import Joined, join_ranks
 from allstep.comm.group.process_group import NAME, AllstepGroup
 from allstep.comm.health.at_exit import leave_alone
 from allstep.errors import WorldError
@@ -43,7 +43,7 @@ class Session:
     def join(self, launcher: str | None = None) -> Joined:
         """Meet the other ranks, unless that has been done. `part` must follow."""
         if self._joined is None:
-            self._joined = meet_all(launcher)
+            self._joined = join_ranks(launcher)
         self._num_holders += 1
         return self._joined
 
@@ -94,7 +94,7 @@ class Session:
         """At the exit of a process that has not called `shutdown`: wait for no other rank."""
         if self._default is not None:
             groups = [*self._default.by_purpose.values(), *dist.distributed_c10d._world.pg_map]
-            leave_alone([self._default.joined.meeting.store, *groups])
+            leave_alone([self._default.joined.rendezvous.store, *groups])
 
 
 class DefaultGroup:

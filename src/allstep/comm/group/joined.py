@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from allstep import machine
 from allstep.comm.health.threads import watch
 from allstep.comm.join.attendance import attend, differing_programs, leave, program
-from allstep.comm.join.rendezvous import Meeting, expected_host, find_store
+from allstep.comm.join.rendezvous import Rendezvous, expected_host, find_store
 from allstep.comm.join.store import WireStore, collect
 from allstep.comm.timeline.timeline import begin_if_asked, stop_timeline
 from allstep.console.escape import print_notice
@@ -40,7 +40,7 @@ class Joined:
     """
 
     world: World
-    meeting: Meeting
+    rendezvous: Rendezvous
     limits: Limits
     cards: list[dict[str, Any]]
     number: int
@@ -54,7 +54,9 @@ class Joined:
         All ranks ask for the same things in the same order.
         """
         self._used[what] += 1
-        return PrefixStore(f"allstep/{self.number}/{what}/{self._used[what]}", self.meeting.store)
+        return PrefixStore(
+            f"allstep/{self.number}/{what}/{self._used[what]}", self.rendezvous.store
+        )
 
     def wait_for_all(self, what: str) -> None:
         """Wait until every rank has come this far; in rank 0, also until every rank knows that.
@@ -63,7 +65,7 @@ class Joined:
         for an answer would lose it.
         """
         fresh = self.fresh_store(what)
-        _wait_for_all(fresh, self.world, self.meeting.store, self.limits)
+        _wait_for_all(fresh, self.world, self.rendezvous.store, self.limits)
         if self.world.rank:
             fresh.set(f"knows/{self.world.rank}", "")
         elif self.world.size > 1:
@@ -92,61 +94,63 @@ class Joined:
     def close(self) -> None:
         """Leave the other ranks; the store's connection, and its server if we have it, end."""
         stop_timeline()
-        leave(self.meeting.store, self.world, self.number)
-        _close(self.meeting)
+        leave(self.rendezvous.store, self.world, self.number)
+        _close(self.rendezvous)
         # What this process starts later, perhaps on other hosts, must not inherit our interface.
         for name, value in self.variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
 
 
-def _close(meeting: Meeting) -> None:
-    if meeting.server is not None:
-        watch().not_at_end(meeting.server.close)
-    meeting.close()
+def _close(rendezvous: Rendezvous) -> None:
+    if rendezvous.server is not None:
+        watch().not_at_end(rendezvous.server.close)
+    rendezvous.close()
 
 
-def meet_all(launcher: str | None) -> Joined:
+def join_ranks(launcher: str | None) -> Joined:
     """Find the store, leave our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
-    meeting = find_store(world, limits)
+    rendezvous = find_store(world, limits)
     try:
-        number = attend(meeting.store, world)
-        cards = _meet(world, meeting.store, limits, number)
-        meeting.all_here()
+        number = attend(rendezvous.store, world)
+        cards = _exchange_cards(world, rendezvous.store, limits, number)
+        rendezvous.all_joined()
         programs, local_ranks = zip(
             *((card["program"], card["local_rank"]) for card in cards), strict=True
         )
         if world.rank == 0 and (line := differing_programs(programs, local_ranks)):
             print_notice(line)
-        if meeting.server is not None:
+        if rendezvous.server is not None:
             # No rank waits for a server whose process is being torn down.
-            watch().at_end(meeting.server.close)
+            watch().at_end(rendezvous.server.close)
         world = exact(world, cards)
         _take_cores(world, cards)
         variables = _choose_interface(world, cards)
-        begin_if_asked(PrefixStore(f"allstep/{number}", meeting.store), world.rank, world.size)
+        begin_if_asked(PrefixStore(f"allstep/{number}", rendezvous.store), world.rank, world.size)
     except BaseException:
-        _close(meeting)
+        _close(rendezvous)
         raise
-    return Joined(world, meeting, limits, cards, number, variables)
+    return Joined(world, rendezvous, limits, cards, number, variables)
 
 
 def _wait_for_all(
-    fresh: Store, world: World, store: Store, limits: Limits, word: str = ""
+    fresh: Store, world: World, store: Store, limits: Limits, value: str = ""
 ) -> list[str]:
     """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are
     named."""
     started = time.monotonic()
     try:
-        return collect(fresh, "rank", world.rank, world.size, word, limits.start)
+        return collect(fresh, "rank", world.rank, world.size, value, limits.start)
     except RuntimeError as error:
         missing = [rank for rank in range(world.size) if not fresh.check([f"rank/{rank}"])]
         raise WorldError(_absent(missing, world, store, time.monotonic() - started)) from error
 
 
-def _meet(world: World, store: Store, limits: Limits, number: int) -> list[dict[str, Any]]:
+def _exchange_cards(
+    world: World, store: Store, limits: Limits, number: int
+) -> list[dict[str, Any]]:
     """Leave our card, wait for the others', return them by rank."""
     card = json.dumps(_card(world, store))
     fresh = PrefixStore(f"allstep/meet/{number}", store)
@@ -194,11 +198,11 @@ def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | No
     """The world with every number as the cards show it; what the launcher told us of our host must
     agree with them."""
     exact = places(_nodes(cards), world.launcher)[world.rank]
-    told = local_variables(world, env)
-    if told and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
+    given = local_variables(world, env)
+    if given and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
         raise WorldError(
             f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of"
-            f" {world.local_size} on {world.host} ({told}), but {exact.local_size} ranks turned up"
+            f" {world.local_size} on {world.host} ({given}), but {exact.local_size} ranks turned up"
             f" there, of which it is number {exact.local_rank}"
         )
     return replace(exact, host=world.host)

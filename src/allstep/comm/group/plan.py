@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.memory import reduce as summing
 from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call
-from allstep.comm.op.describe import kind_of, words
+from allstep.comm.op.describe import kind_of, describe
 from allstep.comm.op.reduction import FOLD
 
 RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members
@@ -24,7 +24,7 @@ COMBINE: dict[Any, summing.Combine] = {
     RedOpType.AVG: torch.add,  # divided afterwards
     RedOpType.PREMUL_SUM: torch.add,  # multiplied beforehand
 }
-_MOST_PLANS = 1000
+_MAX_PLANS = 1000
 _BITWISE = (RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -54,9 +54,9 @@ class SharedBlock(NamedTuple):
     parts: Sequence[memoryview]  # by rank
 
 
-def call_of(said: str) -> Call:
+def call_of(text: str) -> Call:
     """A call by its words."""
-    return Call(zlib.crc32(said.encode()) << BLOCK_BITS, said)
+    return Call(zlib.crc32(text.encode()) << BLOCK_BITS, text)
 
 
 def can(dtype: torch.dtype, kind: Any) -> bool:
@@ -123,7 +123,7 @@ class Plans:
         try:
             return self._plans[key]
         except KeyError:
-            if len(self._plans) > _MOST_PLANS:
+            if len(self._plans) > _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self._make(name, tensor, kind_of(op), more, sizes_differ)
             return plan
@@ -138,7 +138,7 @@ class Plans:
         if not self._is_one_host and name != "all_reduce":
             return None
         call = call_of(
-            words(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more)
+            describe(name, tensor.dtype, None if sizes_differ else tensor.shape, kind, more)
         )
         small = tensor.numel() * tensor.element_size() <= SMALL and name in (
             "all_reduce",
@@ -182,7 +182,7 @@ class Plans:
                 for part in block.parts
             )
             where = zlib.crc32(f"{block.number} {offset}".encode()) % ((1 << BLOCK_BITS) - 1) + 1
-            call = Call(plan.call.mark | where, plan.call.said)
+            call = Call(plan.call.mark | where, plan.call.text)
             blocks = summing.own_blocks(tensors, self._arena.rank) if self._is_one_host else ()
             found = self._plans[key] = plan._replace(call=call, shared=tensors, blocks=blocks)
         return found

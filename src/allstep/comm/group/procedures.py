@@ -14,16 +14,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from allstep.comm.group import across_hosts as crossing
+from allstep.comm.group import across_hosts as across_hosts
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.plan import Plan
 from allstep.comm.memory import reduce as summing
 from allstep.comm.memory.arena import Arena, Call, MixedMemory, private_mark
 
 
-def meet(arena: Arena, call: Call) -> None:
+def barrier(arena: Arena, call: Call) -> None:
     """Wait for all ranks of the host and compare what they call."""
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def small(
@@ -69,34 +69,34 @@ def small_broadcast(arena: Arena, flat: Tensor, plan: Plan, root: int) -> None:
     place = plan.places[turn][root]
     if arena.rank == root:
         place.copy_(flat)
-    arena.meet(plan.call)
+    arena.barrier(plan.call)
     if arena.rank != root:
         flat.copy_(place)
 
 
 def small_across(
-    way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None
+    crossing: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None
 ) -> None:
     """Reduce a small tensor in place, over several hosts."""
     if scale is not None:
         flat.mul_(scale)
-    crossing.small(arena, way, flat, plan.places, plan.combine, plan.call)
+    across_hosts.small(arena, crossing, flat, plan.places, plan.combine, plan.call)
 
 
 def large_or_shared_across(
-    way: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None
+    crossing: Crossing, arena: Arena, flat: Tensor, plan: Plan, scale: float | None
 ) -> None:
     """Reduce a large tensor in place, over several hosts: as `large_or_shared` on one."""
     if scale is not None:
         flat.mul_(scale)
     try:
         if plan.shared:
-            crossing.shared(arena, way, plan.shared, plan.combine, plan.call)
+            across_hosts.shared(arena, crossing, plan.shared, plan.combine, plan.call)
         else:
-            crossing.large(arena, way, flat, plan.combine, plan.call)
+            across_hosts.large(arena, crossing, flat, plan.combine, plan.call)
     except MixedMemory:
-        crossing.large(arena, way, flat, plan.combine, _as_private(plan.call))
+        across_hosts.large(arena, crossing, flat, plan.combine, _as_private(plan.call))
 
 
 def _as_private(call: Call) -> Call:
-    return Call(private_mark(call.mark), call.said)
+    return Call(private_mark(call.mark), call.text)

@@ -45,7 +45,7 @@ from allstep.comm.health.guard import Guard
 from allstep.comm.join.barrier import wait_for_all
 from allstep.comm.network.guarded_gloo import guarded
 from allstep.comm.op import checks
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import Later
 from allstep.errors import CommError
 
@@ -59,11 +59,11 @@ class AllstepGroup(ProcessGroup):
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, far: Mover, guard: Guard
+        self, store: Store, rank: int, size: int, timeout: timedelta, far: Transport, guard: Guard
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the one constructor that works for a subclass
-        self.local: Mover | None = None
-        self.far: Mover | None = far  # None when the group has been shut down
+        self.local: Transport | None = None
+        self.far: Transport | None = far  # None when the group has been shut down
         self.guard = guard
         self._rank, self._size = rank, size  # rank() and size() go through C++
         self.nccl: Any = None  # takes CUDA tensors, when there is one
@@ -407,9 +407,9 @@ class AllstepGroup(ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self.guard.timeout = timeout.total_seconds()
-        for mover in (self.local, self.far):
-            if mover is not None:
-                mover.set_timeout(timeout)
+        for transport in (self.local, self.far):
+            if transport is not None:
+                transport.set_timeout(timeout)
         if self.nccl is not None:
             self.nccl._set_default_timeout(timeout)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.memory.segment import parts, rounded, share
 from allstep.errors import CommError
 from allstep.limits import read_limits
@@ -35,13 +35,13 @@ def shared_empty(
     size = torch.Size([shape] if isinstance(shape, int) else shape)
     chosen = group if group is not None else dist.distributed_c10d._get_default_group()
     local = chosen.local if isinstance(chosen, AllstepGroup) else None
-    if not isinstance(local, LocalMover) or local.arena.size == 1 or not size.numel():
+    if not isinstance(local, SharedMemoryTransport) or local.arena.size == 1 or not size.numel():
         return torch.empty(size, dtype=dtype)
     return _in_segment(chosen, local, size, dtype)
 
 
 def _in_segment(
-    group: dist.ProcessGroup, local: LocalMover, shape: torch.Size, dtype: torch.dtype
+    group: dist.ProcessGroup, local: SharedMemoryTransport, shape: torch.Size, dtype: torch.dtype
 ) -> Tensor:
     nbytes = shape.numel() * dtype.itemsize
     rank, size = local.arena.rank, local.arena.size
@@ -54,9 +54,9 @@ def _in_segment(
         raise CommError(
             f"shared_empty({list(shape)}, {dtype}): {nbytes} bytes on each of {size} ranks: {error}"
         ) from error
-    pieces = list(parts(segment, *[nbytes] * size))
-    tensor = torch.frombuffer(pieces[rank], dtype=dtype, count=shape.numel()).view(shape)
+    ranges = list(parts(segment, *[nbytes] * size))
+    tensor = torch.frombuffer(ranges[rank], dtype=dtype, count=shape.numel()).view(shape)
     storage = tensor.untyped_storage()
-    local.plans.add_block(pieces, storage.data_ptr())
+    local.plans.add_block(ranges, storage.data_ptr())
     weakref.finalize(storage, local.plans.forget_block, storage.data_ptr())
     return tensor

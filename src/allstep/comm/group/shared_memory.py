@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import (
     _make_nccl_premul_sum,
 )
 
-from allstep.comm.group import across_hosts as crossing
+from allstep.comm.group import across_hosts as across_hosts
 from allstep.comm.group import procedures
 from allstep.comm.group.across_hosts import Crossing
 from allstep.comm.group.host_map import Layout
@@ -41,10 +41,10 @@ from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
 from allstep.comm.memory.arena import Arena, Call
-from allstep.comm.op.describe import first_tensor, words_of_any
+from allstep.comm.op.describe import first_tensor, describe_call
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import DONE
 from allstep.comm.timeline import recorder
 
@@ -52,7 +52,7 @@ _SCALED = _make_nccl_premul_sum(1.0)  # only its kind counts
 _BARRIER = call_of("barrier")
 
 
-class LocalMover(Mover):
+class SharedMemoryTransport(Transport):
     """Moves through shared memory what it can; declines the rest.
 
     layout: which ranks of the group are where. way: to the other hosts when there are several; then
@@ -60,23 +60,27 @@ class LocalMover(Mover):
     """
 
     def __init__(
-        self, arena: Arena, layout: Layout, guard: Guard, way: Crossing | None = None
+        self, arena: Arena, layout: Layout, guard: Guard, crossing: Crossing | None = None
     ) -> None:
         self.arena = arena
         self.flags = arena.flags
         self.layout = layout
         self.rank, self.size = layout.rank, layout.size
-        self.way = way = None if way is None else RecordedCrossing(way.num_slices, way.lane)
+        self.crossing = crossing = (
+            None if crossing is None else RecordedCrossing(crossing.num_slices, crossing.lane)
+        )
         self.queue = Queue()
-        self.plans = plans = Plans(arena, way is None)
+        self.plans = plans = Plans(arena, crossing is None)
         # Bound here, because every operation uses them.
         self._plan, self._blocks = plans.find, plans.blocks
         self._guard = guard
-        self._small = procedures.small if way is None else partial(procedures.small_across, way)
+        self._small = (
+            procedures.small if crossing is None else partial(procedures.small_across, crossing)
+        )
         self._large_or_shared = (
             procedures.large_or_shared
-            if way is None
-            else partial(procedures.large_or_shared_across, way)
+            if crossing is None
+            else partial(procedures.large_or_shared_across, crossing)
         )
 
     @cached_property
@@ -86,8 +90,8 @@ class LocalMover(Mover):
         return next((name for group, name in groups if getattr(group, "local", None) is self), "?")
 
     def set_timeout(self, timeout: timedelta) -> None:
-        if self.way is not None and self.way.lane is not None:
-            self.way.lane.mover.set_timeout(timeout)
+        if self.crossing is not None and self.crossing.lane is not None:
+            self.crossing.lane.transport.set_timeout(timeout)
 
     def close(self) -> None:
         self.queue.close()
@@ -210,16 +214,16 @@ class LocalMover(Mover):
         return self._do(opts, lambda: self._all_to_all_single(output, tensor, plan), [output])
 
     def barrier(self, opts: BarrierOptions) -> Work | None:
-        if self.way is None:
-            return self._do(opts, lambda: self._guarded(_BARRIER, procedures.meet, _BARRIER), [])
+        if self.crossing is None:
+            return self._do(opts, lambda: self._guarded(_BARRIER, procedures.barrier, _BARRIER), [])
         return self._do(
-            opts, lambda: self._guarded(_BARRIER, crossing.barrier, self.way, _BARRIER), []
+            opts, lambda: self._guarded(_BARRIER, across_hosts.barrier, self.crossing, _BARRIER), []
         )
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:
         """Meet first, so that ranks of a host which call different things find out, whoever then
         moves the data."""
-        call = call_of(words_of_any(name, args))
+        call = call_of(describe_call(name, args))
         tensor, op = first_tensor(args), getattr(args[-1], "reduceOp", None)
         if tensor is not None and op is not None:
             recipe_for(
@@ -227,8 +231,8 @@ class LocalMover(Mover):
             )  # what has no meaning is refused now, not when somebody waits
 
         def act() -> None:
-            with recorder.operation(self.name, call.said):
-                self._guarded(call, procedures.meet, call)
+            with recorder.operation(self.name, call.text):
+                self._guarded(call, procedures.barrier, call)
                 recorder.during(recorder.GLOO, lambda: start().wait())
 
         results = args[0] if isinstance(args[0], list | tuple) else args[:1]
@@ -308,9 +312,9 @@ class LocalMover(Mover):
         they are."""
         guard = self._guard
         if guard.failure is not None:
-            guard.check(Operation(call.said, guard.begun))
-        if self.way is not None:
-            with guard.waiting(Operation(call.said, guard.begun)):
+            guard.check(Operation(call.text, guard.begun))
+        if self.crossing is not None:
+            with guard.waiting(Operation(call.text, guard.begun)):
                 self._run(call, procedure, args)
         elif recorder.active is not None:
             self._run(call, procedure, args)
@@ -321,7 +325,7 @@ class LocalMover(Mover):
         if recorder.active is None:
             procedure(self.arena, *args)
         else:
-            with recorder.operation(self.name, call.said):
+            with recorder.operation(self.name, call.text):
                 procedure(RecordedArena(self.arena), *map(recorded, args))
 
     def _fit(self, by_rank: Sequence[Tensor], own: Tensor) -> bool:

@@ -23,8 +23,8 @@ class RecordedArena(Arena):
     def __init__(self, arena: Arena) -> None:
         self.__dict__ = arena.__dict__
 
-    def meet(self, call: Call) -> None:
-        recorder.during(WAITING, super().meet, call)
+    def barrier(self, call: Call) -> None:
+        recorder.during(WAITING, super().barrier, call)
 
 
 class RecordedCombine:
@@ -55,8 +55,8 @@ class RecordedCrossing(Crossing):
             recorder.during(f"{BETWEEN_HOSTS}: {algorithm.name}", super().carry, flat, plain)
 
 
-def recorded(piece: Any) -> Any:
+def recorded(argument: Any) -> Any:
     """An argument of a procedure, as the timeline wants it."""
-    if isinstance(piece, Plan):
-        return piece._replace(combine=RecordedCombine(piece.combine))
-    return piece
+    if isinstance(argument, Plan):
+        return argument._replace(combine=RecordedCombine(argument.combine))
+    return argument

@@ -35,7 +35,7 @@ def keep(things: Iterable[object]) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def destroy_aside(gloos: Iterable[object], group: object) -> None:
+def destroy_later(gloos: Iterable[object], group: object) -> None:
     """Keep Gloo groups that have failed until `group`, which holds them too, is gone; then a thread
     destroys them."""
     kept = list(gloos)

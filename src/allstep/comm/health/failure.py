@@ -27,12 +27,12 @@ class Operation:
     in. limit: seconds that the call itself was given.
     """
 
-    __slots__ = ("_said", "began", "inquiry", "limit", "number", "on_failure", "thread")
+    __slots__ = ("_text", "began", "inquiry", "limit", "number", "on_failure", "thread")
 
     def __init__(
-        self, said: str | Callable[[], str], number: int = 0, limit: float | None = None
+        self, text: str | Callable[[], str], number: int = 0, limit: float | None = None
     ) -> None:
-        self._said = said
+        self._text = text
         self.number = number
         self.limit = limit
         self.began = time.monotonic()
@@ -50,9 +50,9 @@ class Operation:
         return time.monotonic() - self.began
 
     def __str__(self) -> str:
-        if not isinstance(self._said, str):
-            self._said = self._said()
-        return self._said
+        if not isinstance(self._text, str):
+            self._text = self._text()
+        return self._text
 
 
 class Failure(NamedTuple):
@@ -68,11 +68,11 @@ class Failure(NamedTuple):
 
     def error(self, rank: int, operation: Operation | None) -> CommError:
         """What `rank` raises for an operation that this failure ended."""
-        said = f"{operation}: " if operation is not None else ""
+        text = f"{operation}: " if operation is not None else ""
         seconds = operation.seconds if operation is not None else 0.0
         told = f", told by rank {self.teller}" if self.teller != rank else ""
         first, *rest = self.reason.split("\n")
-        message = "\n".join([f"{said}{first}; rank {rank} waited {seconds:.1f} s{told}", *rest])
+        message = "\n".join([f"{text}{first}; rank {rank} waited {seconds:.1f} s{told}", *rest])
         name, tensor = op_and_tensor(str(operation)) if operation is not None else (None, None)
         return _KINDS[self.kind](
             message, rank=rank, op=name, tensor=tensor, peer=self.peer, seconds=seconds
@@ -93,10 +93,10 @@ def from_json(text: str) -> Failure:
     return Failure(**json.loads(text))
 
 
-def op_and_tensor(said: str) -> tuple[str, str | None]:
+def op_and_tensor(text: str) -> tuple[str, str | None]:
     """`all_reduce(float32 [3], SUM)` is an all_reduce of float32 [3]."""
-    tensor = re.search(r"\((\w+(?: \[[^\]]*\])?)", said)
-    return said.partition("(")[0], tensor[1] if tensor else None
+    tensor = re.search(r"\((\w+(?: \[[^\]]*\])?)", text)
+    return text.partition("(")[0], tensor[1] if tensor else None
 
 
 def blamed_rank(error: BaseException, rank: int) -> int | None:

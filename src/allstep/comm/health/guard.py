@@ -30,25 +30,25 @@ from typing import Protocol
 from torch._C._distributed_c10d import Store
 
 from allstep.comm.health import stall
-from allstep.comm.health.at_exit import destroy_aside
+from allstep.comm.health.at_exit import destroy_later
 from allstep.comm.health.failure import Failure, Operation, blamed_rank
 from allstep.comm.health.helper_thread import dismiss
 from allstep.comm.health.processes import Lives
 from allstep.comm.health.sockets import Sockets
 from allstep.comm.health.stack_lines import main_threads_lines, thread_lines
 from allstep.comm.health.stall import Answer, Inquiry, Questions
-from allstep.comm.health.store_message import STORE_SECONDS, Words
+from allstep.comm.health.failure_records import STORE_SECONDS, FailureRecords
 from allstep.comm.health.threads import watch
 from allstep.comm.join.store import WireStore, root_of
 from allstep.console.escape import escaped
 from allstep.errors import CommError
 from allstep.limits import Limits, read_limits
 
-_LEAST_SILENCE = 2.0  # seconds; the kernel of a stopped process is sometimes silent for one
+_MIN_SILENCE = 2.0  # seconds; the kernel of a stopped process is sometimes silent for one
 _LEFT = "left"  # the kind of a word that tells of no failure
 
 
-class Board(Protocol):
+class FailureChannel(Protocol):
     """The memory that ranks of a host share, as far as failures go: a place for a word that all of
     them see."""
 
@@ -82,15 +82,15 @@ class Guard:
         self._host = host
         self._limits = limits or read_limits()
         self._store = store
-        self._words = Words(store, rank, self.names[rank])
+        self._records = FailureRecords(store, rank, self.names[rank])
         self._questions = Questions(store, rank, size)
         self._connections: list[tuple[Sockets, Sequence[int]]] = []
         self._gloos: list[object] = []
-        self._boards: list[Board] = []
+        self._channels: list[FailureChannel] = []
         self._lives = Lives()
         self._under_way: dict[int, Operation] = {}
         self._failing = threading.Lock()
-        self._gone_in_peace: set[int] = set()
+        self._left_in_order: set[int] = set()
         self._begun_seen, self._active_at = 0, time.monotonic()
         self._nbytes_seen, self._moved_at = 0, time.monotonic()
         if size > 1:
@@ -101,9 +101,9 @@ class Guard:
         self._gloos.append(gloo)
         self._connections.append((sockets, ranks or range(self.size)))
 
-    def share(self, board: Board) -> None:
+    def add_channel(self, channel: FailureChannel) -> None:
         """Tell the ranks of this host of a failure there."""
-        self._boards.append(board)
+        self._channels.append(channel)
 
     def watch_processes(self, pids: Mapping[int, int]) -> None:
         """Of the other ranks of this host, by rank: those that end are lost before their
@@ -141,7 +141,7 @@ class Guard:
 
     def check(self, operation: Operation | None = None) -> None:
         """Raise the failure of the group, if it has one."""
-        self._look_at_boards()
+        self._check_channels()
         if self.failure is not None:
             raise self._error(operation)
 
@@ -150,18 +150,18 @@ class Guard:
         processes of this host."""
         lost = self._lives.lost(closely=True)
         if lost is not None and self.failure is None:
-            self._look_at_boards()
+            self._check_channels()
             self._lost_process(lost)
         self.check(operation)
 
     def _lost_process(self, rank: int) -> None:
         """A rank's process has ended; a word in the store tells whether it had left the group
         before."""
-        word = self._words.of([rank]).get(rank)
-        if word is not None and word.kind == _LEFT:
+        record = self._records.of([rank]).get(rank)
+        if record is not None and record.kind == _LEFT:
             self._lives.forget(rank)
         else:
-            self.fail(word or self._gone([rank], "its process ended"))
+            self.fail(record or self._gone([rank], "its process ended"))
 
     def _error(self, operation: Operation | None) -> CommError:
         assert self.failure is not None
@@ -196,9 +196,9 @@ class Guard:
         with self._failing:
             if self.failure is not None:
                 return
-            self._words.leave(failure)
-            for board in self._boards:
-                board.post(failure)
+            self._records.leave(failure)
+            for channel in self._channels:
+                channel.post(failure)
             # whoever waits here raises from now on: the others of this host know of it by then
             self.failure = failure
             for sockets, _ in self._connections:
@@ -209,12 +209,12 @@ class Guard:
 
     def lose(self, rank: int) -> None:
         """The process of a rank of this host has ended; it may have posted why."""
-        self._look_at_boards()
+        self._check_channels()
         self.fail(self._gone([rank], "its process ended"))
 
-    def _look_at_boards(self) -> None:
-        for board in self._boards:
-            failure = board.posted() if self.failure is None else None
+    def _check_channels(self) -> None:
+        for channel in self._channels:
+            failure = channel.posted() if self.failure is None else None
             if failure is not None:
                 self.fail(failure)
 
@@ -234,7 +234,7 @@ class Guard:
         verb = "is" if len(ranks) == 1 else "are"
         return self._failure(
             "PeerLost",
-            f"{stall.in_words(ranks, self.names)} {verb} gone ({why})",
+            f"{stall.rank_list(ranks, self.names)} {verb} gone ({why})",
             self.names[ranks[0]],
         )
 
@@ -249,16 +249,16 @@ class Guard:
         closed = [
             rank
             for rank in self._lost(Sockets.closed)
-            if peaceful_too or rank not in self._gone_in_peace
+            if peaceful_too or rank not in self._left_in_order
         ]
-        words = self._words.of(closed)
-        dead = [rank for rank in closed if rank not in words]
+        records = self._records.of(closed)
+        dead = [rank for rank in closed if rank not in records]
         if dead:
             return self._gone(dead, self._last_sign(dead[0]))
-        told = [word for word in words.values() if word.kind != _LEFT]
+        told = [record for record in records.values() if record.kind != _LEFT]
         if told:
             return told[0]
-        self._gone_in_peace.update(closed)
+        self._left_in_order.update(closed)
         return (
             self._gone(closed, "it has left the group while others need it")
             if closed and peaceful_too
@@ -294,7 +294,7 @@ class Guard:
         now = time.monotonic()
         if self.begun != self._begun_seen:
             self._begun_seen, self._active_at = self.begun, now
-        self._look_at_boards()
+        self._check_channels()
         old = [
             operation
             for operation in list(self._under_way.values())
@@ -317,7 +317,7 @@ class Guard:
         any_closed = self.any_closed()  # noted with its time, also when we wait on
         # A rank that is cut off from the store as well gives that two seconds more before it
         # raises.
-        silence = max(_LEAST_SILENCE, 0.6 * self._limits.lost)
+        silence = max(_MIN_SILENCE, 0.6 * self._limits.lost)
         silent = self._lost(lambda sockets: sockets.silent(silence))
         if silent:
             return self._gone(silent, f"no sign of life for {silence:.0f} s")
@@ -336,32 +336,32 @@ class Guard:
         return min(5.0, self._limits.stall / 4, self.timeout / 4)
 
     @property
-    def _patience(self) -> float:
+    def _answer_seconds(self) -> float:
         """Seconds in which a rank that can answer does."""
         return 1.5 * self._every + 0.2
 
     def _look_at_clock(self, operation: Operation) -> None:
         seconds = operation.seconds
-        if seconds > self.timeout - self._patience:
+        if seconds > self.timeout - self._answer_seconds:
             self._inquire(operation, "last")
         elif seconds > self._limits.stall:
             self._inquire(operation, "stall")
         if seconds > self.timeout:
             answers = operation.inquiry.answers
-            if answers is not None or seconds > self.timeout + self._patience + STORE_SECONDS:
+            if answers is not None or seconds > self.timeout + self._answer_seconds + STORE_SECONDS:
                 self.fail(self._too_late(operation, answers or {}))
 
     def _inquire(self, operation: Operation, why: str) -> None:
         """Once for each reason."""
         question = f"{operation.number or f'transfer of {self.rank} at {operation.began}'}/{why}"
         if operation.inquiry is None or operation.inquiry.question != question:
-            operation.inquiry = Inquiry(question, self._patience)
+            operation.inquiry = Inquiry(question, self._answer_seconds)
             watch().wake_runner()
 
     def _too_late(self, operation: Operation, answers: Mapping[int, Answer]) -> Failure:
         missing, mute = stall.absent(operation.number, self.rank, answers, self.size)
         late = sorted([*missing, *mute])
-        who = stall.in_words(late, self.names) if late else "the others"
+        who = stall.rank_list(late, self.names) if late else "the others"
         lines = [
             f"{who} did not come within {self.timeout:.1f} s",
             *self._report(operation, answers)[1:],
@@ -383,7 +383,7 @@ class Guard:
             inquiry = operation.inquiry
             if inquiry is not None and inquiry.answers is None:
                 asking = True
-                answers = inquiry.go_on(self._questions, self.size)
+                answers = inquiry.advance(self._questions, self.size)
                 if inquiry.claimed and answers is not None and inquiry.question.endswith("stall"):
                     lines = self._report(operation, answers)
                     print("allstep: " + "\n".join(map(escaped, lines)), file=sys.stderr, flush=True)
@@ -404,12 +404,12 @@ class Guard:
         """Called by the runner: the process ends, perhaps with an exception that nobody caught."""
         error = getattr(sys, "last_value", None)
         if error is None:
-            self._say_goodbye()
+            self._record_leaving()
         elif self.failure is None:
             name = self.names[self.rank]
             reason = f"rank {name} is gone (it ended with {type(error).__name__}: {error})"
-            self._words.write(self._failure("PeerLost", reason, name))
-            self._words.record(self._failure("CommError", reason, blamed_rank(error, name)))
+            self._records.write(self._failure("PeerLost", reason, name))
+            self._records.record(self._failure("CommError", reason, blamed_rank(error, name)))
 
     def abandon(self) -> None:
         """The process ends now: nobody waits for the store any more."""
@@ -417,24 +417,24 @@ class Guard:
         if isinstance(store, WireStore):
             store.client.abandon()
 
-    def _say_goodbye(self) -> None:
+    def _record_leaving(self) -> None:
         """Whoever sees our connections end shall know that we went in peace; a failure is told
         already."""
         if self.failure is None:
             name = self.names[self.rank]
-            self._words.write(self._failure(_LEFT, f"rank {name} has left the group", name))
+            self._records.write(self._failure(_LEFT, f"rank {name} has left the group", name))
 
     def close(self, group: object) -> None:
         """The group is destroyed. group: the object that holds its Gloo groups besides us."""
         if self.size > 1:
-            self._words.at_store(self._say_goodbye)
+            self._records.at_store(self._record_leaving)
             if watch().remove(self):
                 dismiss()
         with self._failing:
             if self.failure is not None:
-                destroy_aside(self._gloos, group)
+                destroy_later(self._gloos, group)
             for sockets, _ in self._connections:
                 sockets.close()
-            for owned in (self._gloos, self._connections, self._boards):
+            for owned in (self._gloos, self._connections, self._channels):
                 owned.clear()
             self._lives.close()

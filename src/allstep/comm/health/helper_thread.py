@@ -21,7 +21,7 @@ _GRACE = 0.2  # seconds in which a call that is about to come back may do so
 _idle: list[CallThread] = []
 
 
-def aside(act: Callable[[], Any], check: Callable[[], None]) -> Any:
+def call_in_thread(act: Callable[[], Any], check: Callable[[], None]) -> Any:
     """What `act` returns or raises, or what `check`, asked twenty times a second, raises before
     that."""
     if torch.is_inference_mode_enabled():

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from allstep.errors import CommError
 from allstep.process.liveness import Life, life_of
 
-_MOST = 8  # processes whose flags one look reads; the next look continues with the others
+_MAX_LOOKS = 8  # processes whose flags one look reads; the next look continues with the others
 
 
 class Lives:
@@ -35,7 +35,7 @@ class Lives:
         return self._ending() if closely else None
 
     def _ending(self) -> int | None:
-        for _ in range(min(_MOST, len(self._turn))):
+        for _ in range(min(_MAX_LOOKS, len(self._turn))):
             rank = self._turn[0]
             if self._lives[rank].is_ending():
                 return rank

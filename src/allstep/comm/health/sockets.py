@@ -62,8 +62,8 @@ class Info(NamedTuple):
 
 _ESTABLISHED = 1
 # Linux takes no more; a limit that a user sets may be longer.
-MOST_KEEPALIVE_SECONDS = 32767
-_MOST_KEEPALIVE_PROBES = 127
+MAX_KEEPALIVE_SECONDS = 32767
+_MAX_KEEPALIVE_PROBES = 127
 # State, probes, unacked; milliseconds since data was sent and since anything was heard; bytes
 # acknowledged and received.
 _INFO = struct.Struct("@B2xB20xI16xI8xI60xQQ")
@@ -171,13 +171,13 @@ _Near = dict[
 
 def _matched(near: _Near, store: Store, rank: int, size: int, seconds: float) -> list[Link]:
     """Our sockets whose two ends are, the other way round, those of another rank's socket."""
-    word = json.dumps([[ours, theirs] for ours, theirs, _ in near.values()])
-    words = collect(store, "sockets", rank, size, word, seconds)
+    own_ends = json.dumps([[ours, theirs] for ours, theirs, _ in near.values()])
+    all_ends = collect(store, "sockets", rank, size, own_ends, seconds)
     owner = {
         (tuple(theirs), tuple(ours)): other
-        for other, said in enumerate(words)
+        for other, text in enumerate(all_ends)
         if other != rank
-        for ours, theirs in json.loads(said)
+        for ours, theirs in json.loads(text)
     }
     return [
         Link(owner[ours, theirs], sock, fd)
@@ -231,7 +231,7 @@ def _ports_of(store: Store) -> set[int]:
 def look_at(sock: socket.socket) -> Info:
     """The state of a connection."""
     try:
-        state, probes, unacked, sent, heard, acked, received = _INFO.unpack_from(
+        state, probes, unacked, sent_ago, received_ago, acked, nbytes_received = _INFO.unpack_from(
             sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         )
     except OSError:
@@ -239,17 +239,17 @@ def look_at(sock: socket.socket) -> Info:
     # Data may stay unacknowledged although each repetition is answered, when the process there does
     # not read: that is no silence.
     # And a kernel whose process does not read lets a probe pass now and then without an answer.
-    owes_answer = bool(probes > 1 or (unacked and sent < heard))
-    return Info(state == _ESTABLISHED, owes_answer, heard / 1000, acked + received)
+    owes_answer = bool(probes > 1 or (unacked and sent_ago < received_ago))
+    return Info(state == _ESTABLISHED, owes_answer, received_ago / 1000, acked + nbytes_received)
 
 
 def _probe(sock: socket.socket, lost: float) -> None:
     """Let the kernel ask for a sign of life when nothing else is under way, and give up in time."""
-    interval = min(max(1, int(lost / 5)), MOST_KEEPALIVE_SECONDS)
+    interval = min(max(1, int(lost / 5)), MAX_KEEPALIVE_SECONDS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, interval)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    count = min(max(1, int(0.8 * lost / interval) - 1), _MOST_KEEPALIVE_PROBES)
+    count = min(max(1, int(0.8 * lost / interval) - 1), _MAX_KEEPALIVE_PROBES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
 
 

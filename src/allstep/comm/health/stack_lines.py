@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-_MOST_LINES = 12
+_MAX_LINES = 12
 _OURS = tuple(
     f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
@@ -55,7 +55,7 @@ def main_threads_lines() -> list[str]:
 def thread_lines(ident: int | None) -> list[str]:
     """Where a thread of this process is."""
     frame = sys._current_frames().get(ident or 0)
-    return _lines(frame)[-_MOST_LINES:] if frame is not None else []
+    return _lines(frame)[-_MAX_LINES:] if frame is not None else []
 
 
 def _lines(frame: FrameType) -> list[str]:

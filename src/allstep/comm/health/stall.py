@@ -38,12 +38,12 @@ class Questions:
         self._store, self._rank, self._size = store, rank, size
         self._next = 1
 
-    def answer(self, say: Callable[[], Answer]) -> None:
+    def answer(self, own_answer: Callable[[], Answer]) -> None:
         """Answer what was asked since the last time."""
         while self._store.check([f"question/{self._next}"]):
             question = self._store.get(f"question/{self._next}").decode()
             self._next += 1
-            self._store.set(f"answer/{question}/{self._rank}", json.dumps(say()))
+            self._store.set(f"answer/{question}/{self._rank}", json.dumps(own_answer()))
 
     def ask(self, question: str) -> bool:
         """Put a question to all, ourselves included; False when somebody else has."""
@@ -68,20 +68,20 @@ class Questions:
 class Inquiry:
     """One question on its way: asked, waiting for answers, told."""
 
-    def __init__(self, question: str, patience: float) -> None:
+    def __init__(self, question: str, timeout: float) -> None:
         self.question = question
         self.claimed = False
         self.answers: Mapping[int, Answer] | None = (
             None  # when all have come, or no more are waited for
         )
-        self._patience = patience
+        self._timeout = timeout
         self._until: float | None = None
 
-    def go_on(self, questions: Questions, size: int) -> Mapping[int, Answer] | None:
+    def advance(self, questions: Questions, size: int) -> Mapping[int, Answer] | None:
         """The answers, when it is over. May hang, since the store may."""
         if self._until is None:
             self.claimed = questions.ask(self.question)
-            self._until = time.monotonic() + self._patience
+            self._until = time.monotonic() + self._timeout
         answers = questions.answers(self.question)
         if len(answers) == size or time.monotonic() > self._until:
             self.answers = answers
@@ -89,7 +89,7 @@ class Inquiry:
 
 
 def report(
-    said: str,
+    text: str,
     seconds: float,
     number: int,
     rank: int,
@@ -104,15 +104,15 @@ def report(
     clauses = []
     if missing:
         clauses.append(
-            f"{in_words(missing, names)} of {len(names)} {'has' if len(missing) == 1 else 'have'}"
+            f"{rank_list(missing, names)} of {len(names)} {'has' if len(missing) == 1 else 'have'}"
             " not called it"
         )
     if mute:
-        clauses.append(f"{in_words(mute, names)} {'does' if len(mute) == 1 else 'do'} not answer")
-    else_said = "all ranks have called it" if number else "the others"
+        clauses.append(f"{rank_list(mute, names)} {'does' if len(mute) == 1 else 'do'} not answer")
+    otherwise = "all ranks have called it" if number else "the others"
     lines = [
-        f"rank {names[rank]} has waited {seconds:.0f} s in {said};"
-        f" {', '.join(clauses) or else_said}"
+        f"rank {names[rank]} has waited {seconds:.0f} s in {text};"
+        f" {', '.join(clauses) or otherwise}"
     ]
     for other in sorted([*missing, *mute]) or _others(rank, len(names)):
         lines += _about(f"rank {names[other]}", answers.get(other))
@@ -138,7 +138,7 @@ def absent(
     return missing, [other for other in others if other not in answers]
 
 
-def in_words(ranks: Sequence[int], names: Sequence[int]) -> str:
+def rank_list(ranks: Sequence[int], names: Sequence[int]) -> str:
     """`rank 2`, `ranks 2 and 3`."""
     numbers = [str(names[each]) for each in ranks]
     return (

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from allstep.process.thread_call import Call, NotBack
 
 _LEAVE_SECONDS = 2.0
-_MOST_WAIT = 5.0
+_MAX_WAIT = 5.0
 
 
 class Group(Protocol):
@@ -51,7 +51,7 @@ class Runner:
 
     def __init__(self, rounds: Callable[[], float | None]) -> None:
         self._rounds = rounds
-        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.left_alone = False
         self.thread = threading.Thread(target=self._run, name="allstep-runner", daemon=True)
         self.thread.start()
@@ -59,7 +59,7 @@ class Runner:
     def send(self, act: Callable[[], Any], seconds: float) -> Any:
         """What `act` returns or raises; TimeoutError when it is not back in time."""
         call = Call(act)
-        self._errands.put(call.run)
+        self._tasks.put(call.run)
         try:
             return call.result(seconds)
         except NotBack:
@@ -68,22 +68,22 @@ class Runner:
 
     def wake(self) -> None:
         """Go the rounds now."""
-        self._errands.put(lambda: None)
+        self._tasks.put(lambda: None)
 
     def stop(self) -> None:
         self.left_alone = True
-        self._errands.put(None)
+        self._tasks.put(None)
 
     def _run(self) -> None:
         wait: float | None = None
         while not self.left_alone:
             try:
-                errand = self._errands.get(timeout=wait)
+                task = self._tasks.get(timeout=wait)
             except queue.Empty:
-                errand = _nothing
-            if errand is None:
+                task = _nothing
+            if task is None:
                 return
-            errand()
+            task()
             if not self.left_alone:
                 wait = self._rounds()
 
@@ -160,7 +160,7 @@ class Watch:
     def _living_runner(self) -> Runner:
         with self._lock:
             if self._runner is None or self._runner.left_alone:
-                self._runner = Runner(self._go_rounds)
+                self._runner = Runner(self._run_rounds)
             return self._runner
 
     def _all(self) -> list[Group]:
@@ -180,14 +180,14 @@ class Watch:
             group.look()
         return min((group.tick for group in groups), default=None)
 
-    def _go_rounds(self) -> float | None:
+    def _run_rounds(self) -> float | None:
         """Seconds until the next; None when there is nobody to look after."""
         nexts = []
         for group in self._all():
             try:
                 nexts.append(group.round())
             except Exception:  # the store is gone, perhaps for a while
-                nexts.append(_MOST_WAIT)
+                nexts.append(_MAX_WAIT)
         return min(nexts, default=None)
 
 

@@ -28,9 +28,9 @@ from allstep.process.liveness import birth, namespace
 from allstep.wire.keys import failure_of
 from allstep.world import World
 
-_LONGEST = 200
-_PATIENCE, _NAP = 5.0, 0.05
-_WORD = re.compile(r"[\w.]+")
+_MAX_LENGTH = 200
+_TIMEOUT, _NAP = 5.0, 0.05
+_ARGUMENT = re.compile(r"[\w.]+")
 
 
 def attend(store: Store, world: World) -> int:
@@ -57,7 +57,7 @@ def leave(store: Store, world: World, number: int) -> None:
 
 def program() -> str:
     """Return what this process runs, as the others are told."""
-    return " ".join(sys.argv)[:_LONGEST]
+    return " ".join(sys.argv)[:_MAX_LENGTH]
 
 
 def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> str | None:
@@ -79,7 +79,7 @@ def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> s
 
 
 def _are_alike(ours: str, our_numbers: set[str], theirs: str, their_numbers: set[str]) -> bool:
-    pairs = zip_longest(_WORD.findall(ours), _WORD.findall(theirs))
+    pairs = zip_longest(_ARGUMENT.findall(ours), _ARGUMENT.findall(theirs))
     return all(one == two or (one in our_numbers and two in their_numbers) for one, two in pairs)
 
 
@@ -89,7 +89,7 @@ def _key(world: World, number: int) -> str:
 
 def _wait_until_gone(world: World, left: Callable[[], bytes]) -> None:
     """The process that was this rank before may be about to leave."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     while (pid := _who_is_there(left())) is not None:
         time.sleep(_NAP)
         if time.monotonic() < end:

@@ -35,10 +35,10 @@ def offset_to_first(
     All ranks call it together; torch's error when one does not come within so many seconds.
     """
     kernels = collect(store, "kernel", rank, size, _kernel(), seconds)
-    spokesmen = [kernels.index(kernel) for kernel in dict.fromkeys(kernels)]
+    first_ranks = [kernels.index(kernel) for kernel in dict.fromkeys(kernels)]
     ours = kernels.index(kernels[rank])
     if rank == 0:
-        for asking in spokesmen[1:]:
+        for asking in first_ranks[1:]:
             _answer(store, asking, seconds, clock)
     if rank == ours and rank != 0:
         store.set(f"offset/{rank}", json.dumps(_ask(store, rank, seconds, clock)))

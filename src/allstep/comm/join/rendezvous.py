@@ -48,35 +48,35 @@ _NUM_PORTS = 16
 
 
 @dataclass
-class Meeting:
+class Rendezvous:
     """A store that all ranks share, and what rank 0 must take away when the ranks have met or part."""
 
     store: Store
     server: wire.Server | None = None
     file: Path | None = None
 
-    def all_here(self) -> None:
+    def all_joined(self) -> None:
         """Every rank is connected: the file has done its work."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
             self.file = None
 
     def close(self) -> None:
-        self.all_here()
+        self.all_joined()
         if isinstance(self.store, WireStore):
             self.store.client.close_all()
         if self.server is not None:
             self.server.close()
 
 
-def find_store(world: World, limits: Limits) -> Meeting:
+def find_store(world: World, limits: Limits) -> Rendezvous:
     """The store of this world, by the table above."""
     if world.launcher == NONE:
-        return Meeting(HashStore())
+        return Rendezvous(HashStore())
     if world.launcher == "allstep":
-        return Meeting(_join(*_launchers_store(), limits))
+        return Rendezvous(_join(*_launchers_store(), limits))
     if world.launcher == "torchrun":
-        return Meeting(_torch_store(world, limits))
+        return Rendezvous(_torch_store(world, limits))
     if world.local_size == world.size:
         return _by_file(world, limits)
     return _between_hosts(world, limits)
@@ -151,21 +151,21 @@ def runtime_folder() -> Path:
     return folder
 
 
-def _by_file(world: World, limits: Limits) -> Meeting:
+def _by_file(world: World, limits: Limits) -> Rendezvous:
     file = runtime_folder() / f"{job_of(world)}.json"
     if world.rank == 0:
         return _serve_by_file(file, limits)
     note = _read_when_there(file, world, limits)
-    return Meeting(_join([("127.0.0.1", note["port"])], note["token"], limits))
+    return Rendezvous(_join([("127.0.0.1", note["port"])], note["token"], limits))
 
 
-def _serve_by_file(file: Path, limits: Limits) -> Meeting:
+def _serve_by_file(file: Path, limits: Limits) -> Rendezvous:
     _sweep(file.parent)
     token = wire.new_token()
     server = wire.Server(token)
     note = {"port": server.port, "token": token, "pid": os.getpid(), "born": birth(os.getpid())}
     replace_file(file, json.dumps(note).encode(), 0o600)
-    return Meeting(_join([("127.0.0.1", server.port)], token, limits), server, file)
+    return Rendezvous(_join([("127.0.0.1", server.port)], token, limits), server, file)
 
 
 def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]:
@@ -197,13 +197,13 @@ def _sweep(folder: Path) -> None:
 # Several hosts without a launcher of ours.
 
 
-def _between_hosts(world: World, limits: Limits) -> Meeting:
+def _between_hosts(world: World, limits: Limits) -> Rendezvous:
     address = os.environ.get("MASTER_ADDR") or _first_host_of_step(world)
     if address:
         return _at_address(address, world, limits)
-    told = _told_by_mpi(world, limits)
-    if told is not None:
-        return told
+    found = _share_by_mpi(world, limits)
+    if found is not None:
+        return found
     raise WorldError(
         f"{world.size} ranks on several hosts under {world.launcher}, and nothing says where rank 0"
         " is: set MASTER_ADDR to a name or address of rank 0's host (mpirun -x MASTER_ADDR=...),"
@@ -211,16 +211,16 @@ def _between_hosts(world: World, limits: Limits) -> Meeting:
     )
 
 
-def _at_address(address: str, world: World, limits: Limits) -> Meeting:
+def _at_address(address: str, world: World, limits: Limits) -> Rendezvous:
     """Rank 0 takes the first free one of a few ports that follow from the job; the others try them
     all."""
     token = os.environ.get("ALLSTEP_TOKEN") or _digest("token", job_of(world)).hex()
     ports = [_master_port()] if os.environ.get("MASTER_PORT") else list(_ports(job_of(world)))
     if world.rank == 0:
         server = _serve_at(ports, token)
-        return Meeting(_join([("127.0.0.1", server.port)], token, limits), server)
+        return Rendezvous(_join([("127.0.0.1", server.port)], token, limits), server)
     try:
-        return Meeting(_join([(address, port) for port in ports], token, limits))
+        return Rendezvous(_join([(address, port) for port in ports], token, limits))
     except OSError as error:
         raise WorldError(
             f"rank {world.rank} on {world.host} did not find rank 0 at {address} within"
@@ -282,7 +282,7 @@ def _first_host_of_step(world: World) -> str | None:
     return next(iter(hosts_of_step()), None)
 
 
-def _told_by_mpi(world: World, limits: Limits) -> Meeting | None:
+def _share_by_mpi(world: World, limits: Limits) -> Rendezvous | None:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -291,13 +291,13 @@ def _told_by_mpi(world: World, limits: Limits) -> Meeting | None:
     if comm.Get_size() != world.size:
         return None
     server = None
-    letter = None
+    announcement = None
     if world.rank == 0:
         token = wire.new_token()
         server = wire.Server(token, "")
-        letter = [token, *((address, server.port) for address in machine.outside_addresses())]
-    token, *addresses = comm.bcast(letter)
-    return Meeting(_join(addresses, token, limits), server)
+        announcement = [token, *((address, server.port) for address in machine.outside_addresses())]
+    token, *addresses = comm.bcast(announcement)
+    return Rendezvous(_join(addresses, token, limits), server)
 
 
 def expected_host(rank: int, world: World, store: Store) -> str | None:

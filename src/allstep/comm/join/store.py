@@ -97,12 +97,12 @@ def root_of(store: Store) -> Store:
 
 
 def collect(
-    store: Store, prefix: str, rank: int, size: int, word: str, seconds: float
+    store: Store, prefix: str, rank: int, size: int, value: str, seconds: float
 ) -> list[str]:
     """Leave our word under `prefix` and our rank; when every rank has, the words of all by rank.
     torch's error when one is late."""
     keys = [f"{prefix}/{other}" for other in range(size)]
-    store.set(keys[rank], word)
+    store.set(keys[rank], value)
     store.wait(keys, timedelta(seconds=seconds))
     return [store.get(key).decode() for key in keys]
 

@@ -30,16 +30,16 @@ from allstep.comm.memory.segment import rounded
 from allstep.errors import CollectiveMismatch
 
 SMALL = 64 << 10  # bytes up to which a tensor goes through a small place at once
-_CALL, _BOARD = (
+_CALL_BYTES, _FAILURE_BYTES = (
     1024,
     3072,
 )  # bytes in which a rank says what it called, and why the group has failed
-WORDS = _CALL + _BOARD
+TEXT_BYTES = _CALL_BYTES + _FAILURE_BYTES
 TURNS = 2
 _BLOCK = 1 << 20  # bytes that stay in the caches while they are staged, added and copied
-_LEAST_BLOCK = 256 << 10  # in a smaller block the exchange takes longer than the sum
+_MIN_BLOCK = 256 << 10  # in a smaller block the exchange takes longer than the sum
 _FRONT = TURNS * SMALL
-_MOST_BLOCKS = 100
+_MAX_CACHED_BLOCKS = 100
 BLOCK_BITS = (
     20  # the low bits of a mark say in which shared block a tensor lies; none for private memory
 )
@@ -49,7 +49,7 @@ class Call(NamedTuple):
     """What the ranks must agree on: a mark to compare, and words for people."""
 
     mark: int
-    said: str
+    text: str
 
 
 class MixedMemory(Exception):
@@ -58,13 +58,13 @@ class MixedMemory(Exception):
 
 def segment_bytes(size: int, pool: int) -> int:
     """How large a segment must be for `size` ranks with pools of `pool` bytes."""
-    return rounded(control_bytes(size)) + rounded(size * WORDS) + size * rounded(pool)
+    return rounded(control_bytes(size)) + rounded(size * TEXT_BYTES) + size * rounded(pool)
 
 
 def block_bytes(level_2: int | None) -> int:
     """Size of a block that fits the second-level cache of a core (`level_2` bytes; None: unknown)
     next to its copy."""
-    return _BLOCK if level_2 is None else max(_LEAST_BLOCK, min(_BLOCK, level_2 // 2))
+    return _BLOCK if level_2 is None else max(_MIN_BLOCK, min(_BLOCK, level_2 // 2))
 
 
 class Arena:
@@ -72,24 +72,24 @@ class Arena:
     both (`block_bytes`)."""
 
     def __init__(
-        self, flags: Flags, words: memoryview, pools: Sequence[memoryview], block: int = _BLOCK
+        self, flags: Flags, texts: memoryview, pools: Sequence[memoryview], block: int = _BLOCK
     ) -> None:
         self.flags = flags
         self.rank, self.size = flags.rank, flags.size
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.words = words
+        self.texts = texts
         self.pools = list(pools)
         self.block = block
         self.turn = 0
         self._blocks: dict[tuple[torch.dtype, int, int], list[list[list[Tensor]]]] = {}
 
-    def meet(self, call: Call) -> None:
+    def barrier(self, call: Call) -> None:
         """Publish what we have written; go on when everybody has."""
         flags = self.flags
         flags.publish(call.mark)
-        flags.wait(call.said)
-        if flags.odd_one(call.mark):
-            self._sort_out(call)
+        flags.wait(call.text)
+        if flags.has_other_mark(call.mark):
+            self._raise_mismatch(call)
 
     def small_places(self, dtype: torch.dtype, numel: int) -> tuple[tuple[Tensor, ...], ...]:
         """places[turn][rank], for tensors of at most `SMALL` bytes."""
@@ -115,7 +115,7 @@ class Arena:
         key = (dtype, numel, num_blocks)
         found = self._blocks.get(key)
         if found is None:
-            if len(self._blocks) > _MOST_BLOCKS:
+            if len(self._blocks) > _MAX_CACHED_BLOCKS:
                 self._blocks.clear()
             found = self._blocks[key] = self._cut(*key)
         return found
@@ -136,7 +136,7 @@ class Arena:
             for turn in range(TURNS)
         ]
 
-    def _sort_out(self, call: Call) -> None:
+    def _raise_mismatch(self, call: Call) -> None:
         """Some rank gave another mark.
 
         All ranks are here, since each of them saw one that is not its own.
@@ -144,14 +144,14 @@ class Arena:
         if len({private_mark(mark) for mark in self.flags.marks()}) == 1:
             raise MixedMemory
         line = callers_line()
-        self._write(0, _CALL, f"{call.said} at {line}" if line else call.said)
-        self._meet_without_mark(call)
+        self._write(0, _CALL_BYTES, f"{call.text} at {line}" if line else call.text)
+        self._barrier_without_mark(call)
         table = "\n".join(
-            f"  rank {self._name(rank)}: {self._read(rank * WORDS, _CALL)}"
+            f"  rank {self._name(rank)}: {self._read(rank * TEXT_BYTES, _CALL_BYTES)}"
             for rank in range(self.size)
         )
-        self._meet_without_mark(call)
-        op, tensor = op_and_tensor(call.said)
+        self._barrier_without_mark(call)
+        op, tensor = op_and_tensor(call.text)
         raise CollectiveMismatch(
             f"ranks called different collectives:\n{table}",
             rank=self._name(self.rank),
@@ -159,9 +159,9 @@ class Arena:
             tensor=tensor,
         )
 
-    def _meet_without_mark(self, call: Call) -> None:
+    def _barrier_without_mark(self, call: Call) -> None:
         self.flags.publish(0)
-        self.flags.wait(call.said)
+        self.flags.wait(call.text)
 
     def _name(self, rank: int) -> int:
         """The number under which the user knows a rank of this host."""
@@ -171,22 +171,26 @@ class Arena:
 
     def post(self, failure: Failure) -> None:
         """Tell the ranks of this host why the group has failed."""
-        self._write(_CALL, _BOARD, failure.to_json(_BOARD - 1))
-        self.flags.sound_alarm()
+        self._write(_CALL_BYTES, _FAILURE_BYTES, failure.to_json(_FAILURE_BYTES - 1))
+        self.flags.set_failed()
 
     def posted(self) -> Failure | None:
         """What another rank of this host has posted."""
-        rank = self.flags.alarmed()
-        return from_json(self._read(rank * WORDS + _CALL, _BOARD)) if rank is not None else None
+        rank = self.flags.failed_rank()
+        return (
+            from_json(self._read(rank * TEXT_BYTES + _CALL_BYTES, _FAILURE_BYTES))
+            if rank is not None
+            else None
+        )
 
     def _write(self, at: int, room: int, text: str) -> None:
         """Into our own words."""
         data = text.encode()[: room - 1] + b"\0"
-        start = self.rank * WORDS + at
-        self.words[start : start + len(data)] = data
+        start = self.rank * TEXT_BYTES + at
+        self.texts[start : start + len(data)] = data
 
     def _read(self, at: int, room: int) -> str:
-        return bytes(self.words[at : at + room]).partition(b"\0")[0].decode(errors="replace")
+        return bytes(self.texts[at : at + room]).partition(b"\0")[0].decode(errors="replace")
 
 
 def private_mark(mark: int) -> int:

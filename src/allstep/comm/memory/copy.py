@@ -22,10 +22,10 @@ def broadcast(arena: Arena, flat: Tensor, root: int, call: Call) -> None:
         place = blocks[k % TURNS][root][0][: part.numel()]
         if arena.rank == root:
             place.copy_(part)
-        arena.meet(call)
+        arena.barrier(call)
         if arena.rank != root:
             part.copy_(place)
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def all_gather(arena: Arena, outputs: Sequence[Tensor], flat: Tensor, call: Call) -> None:
@@ -37,11 +37,11 @@ def all_gather(arena: Arena, outputs: Sequence[Tensor], flat: Tensor, call: Call
         now = blocks[k % TURNS]
         mine = flat[k * numel : (k + 1) * numel]
         now[arena.rank][0][: mine.numel()].copy_(mine)
-        arena.meet(call)
+        arena.barrier(call)
         for rank, output in enumerate(outputs):
             part = output[k * numel : (k + 1) * numel]
             part.copy_(now[rank][0][: part.numel()])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def all_to_all(
@@ -56,8 +56,8 @@ def all_to_all(
         for owner in range(size):
             part = inputs[owner][k * numel : (k + 1) * numel]
             now[rank][owner][: part.numel()].copy_(part)
-        arena.meet(call)
+        arena.barrier(call)
         for source in range(size):
             part = outputs[source][k * numel : (k + 1) * numel]
             part.copy_(now[source][rank][: part.numel()])
-    arena.meet(call)
+    arena.barrier(call)

@@ -33,7 +33,7 @@ from allstep.process.futex import address_of, new_fence, sleep_until_changed, wa
 from allstep.process.liveness import Life, life_of
 
 LINE = 16  # numbers of eight bytes per rank: 128 bytes, so that no two ranks share a cache line
-_COUNT, _MARK, _ASLEEP, _ALARM = 0, 1, 3, 4
+_COUNT, _MARK, _ASLEEP, _FAILED = 0, 1, 3, 4
 _SPINS = 50  # a few us; who has not come by then may be waiting for our core
 _YIELDS = 50
 _SHORT_NAP, _LONG_NAP = 0.002, 0.05
@@ -74,7 +74,7 @@ class Flags:
         self._spins = spins
         self._fence = new_fence()
         base = address_of(control)
-        self._words = [base + other * LINE * 8 for other in range(self.size)]
+        self._count_addresses = [base + other * LINE * 8 for other in range(self.size)]
         self._lives = {
             other * LINE: _watched(pid) for other, pid in enumerate(pids) if other != rank
         }
@@ -92,7 +92,7 @@ class Flags:
                 self._wake()
                 break
 
-    def wait(self, said: str) -> None:
+    def wait(self, text: str) -> None:
         """Until every rank is as far as we are. said: what for."""
         numbers, count = self.numbers, self.count
         for other in self._others:
@@ -101,7 +101,7 @@ class Flags:
                     if numbers[other] >= count:
                         break
                 else:
-                    self._wait_long(other, said)
+                    self._wait_long(other, text)
         self._fence()
 
     def marks(self) -> list[int]:
@@ -109,7 +109,7 @@ class Flags:
         at = _MARK + (self.count & 1)
         return [self.numbers[other * LINE + at] for other in range(self.size)]
 
-    def odd_one(self, mark: int) -> bool:
+    def has_other_mark(self, mark: int) -> bool:
         """Whether some rank gave another mark than ours."""
         at = _MARK + (self.count & 1)
         numbers = self.numbers
@@ -118,26 +118,26 @@ class Flags:
                 return True
         return False
 
-    def _wait_long(self, other: int, said: str) -> None:
+    def _wait_long(self, other: int, text: str) -> None:
         numbers, count = self.numbers, self.count
         for _ in range(_YIELDS):
             if numbers[other] >= count:
                 return
             os.sched_yield()
-        operation = Operation(said, self.guard.begun)
+        operation = Operation(text, self.guard.begun)
         nap = _SHORT_NAP
         numbers[self._mine + _ASLEEP] = 1
         self._fence()
         try:
             while numbers[other] < count:
                 self._sleep(other, nap)
-                self._look_after(other, operation, nap >= _FLAGS_NAP)
+                self._check_on(other, operation, nap >= _FLAGS_NAP)
                 nap = min(_LONG_NAP, nap * 1.5)
         finally:
             numbers[self._mine + _ASLEEP] = 0
             self.guard.end(operation)
 
-    def _look_after(self, other: int, operation: Operation, closely: bool) -> None:
+    def _check_on(self, other: int, operation: Operation, closely: bool) -> None:
         """Is the missing rank's process still there, and does the guard know a reason to stop?
         closely: read its tasks' flags."""
         if self.numbers[other] >= self.count:
@@ -150,14 +150,14 @@ class Flags:
         else:
             self.guard.check(operation)
 
-    def sound_alarm(self) -> None:
+    def set_failed(self) -> None:
         """The others shall look what we have posted."""
         self._fence()
-        self.numbers[self._mine + _ALARM] = 1
+        self.numbers[self._mine + _FAILED] = 1
 
-    def alarmed(self) -> int | None:
+    def failed_rank(self) -> int | None:
         """A rank that has sounded the alarm."""
-        return next((line // LINE for line in self._others if self.numbers[line + _ALARM]), None)
+        return next((line // LINE for line in self._others if self.numbers[line + _FAILED]), None)
 
     def _sleep(self, other: int, seconds: float) -> None:
         """Until the count of `other` changes, at most so long.
@@ -167,10 +167,10 @@ class Flags:
         seen = self.numbers[other]
         if seen >= self.count:
             return
-        sleep_until_changed(self._words[other // LINE], seen, seconds)
+        sleep_until_changed(self._count_addresses[other // LINE], seen, seconds)
 
     def _wake(self) -> None:
-        wake(self._words[self.rank], self.size)
+        wake(self._count_addresses[self.rank], self.size)
 
 
 def _watched(pid: int) -> Life:

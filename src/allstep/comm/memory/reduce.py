@@ -63,7 +63,7 @@ def small(
     arena.turn = turn = 1 - arena.turn
     mine = places[turn]
     mine[arena.rank].copy_(flat)
-    arena.meet(call)
+    arena.barrier(call)
     if not keep:
         return
     if arena.size == 2:
@@ -86,8 +86,8 @@ def large(
 ) -> None:
     """keep: whether this rank wants the result. scale: what its values are first multiplied by,
     block by block as they pass."""
-    way = _each_for_itself if arena.size == 2 else _by_slices
-    way(arena, flat, combine, call, keep, scale, own, mean)
+    algorithm = _each_for_itself if arena.size == 2 else _by_slices
+    algorithm(arena, flat, combine, call, keep, scale, own, mean)
 
 
 def _each_for_itself(
@@ -110,7 +110,7 @@ def _each_for_itself(
     for k, part in enumerate((flat,) if flat.numel() <= numel else torch.split(flat, numel)):
         values = [_front(place, part) for (place,) in blocks[k % TURNS]]
         _stage(part, values[rank], scale, own)
-        arena.meet(call)
+        arena.barrier(call)
         if keep:
             # Unscaled, our values are also where the sum goes: two streams of memory instead of
             # three.
@@ -119,7 +119,7 @@ def _each_for_itself(
             combine(values[0], values[1], out=part)
         if mean is not None and k % arena.size == rank:
             mean.add(part)
-    arena.meet(call)  # nobody may stage the next operation while another still reads this one
+    arena.barrier(call)  # nobody may stage the next operation while another still reads this one
 
 
 def _by_slices(
@@ -157,11 +157,11 @@ def _by_slices(
             _add_up_mine(arena, mine, before, combine)
             if mean is not None:
                 mean.add(_front(before[rank][size], mine))
-        arena.meet(call)
+        arena.barrier(call)
         if k > 0 and keep:
             for owner, part in enumerate(slices[k - 1]):
                 part.copy_(_front(before[owner][size], part))
-    arena.meet(
+    arena.barrier(
         call
     )  # nobody may stage the next operation while another still copies out of this one
 
@@ -195,12 +195,12 @@ def _add_up_mine(
 
 def shared(arena: Arena, blocks: Sequence[Sequence[Tensor]], combine: Combine, call: Call) -> None:
     """blocks: `own_blocks`. Add up our slice and write the sum into the tensors of all ranks."""
-    arena.meet(call)
+    arena.barrier(call)
     for parts in blocks:
         add_up(parts, combine, parts[0])
         for other in parts[1:]:
             other.copy_(parts[0])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def own_blocks(tensors: Sequence[Tensor], rank: int) -> tuple[tuple[Tensor, ...], ...]:
@@ -237,11 +237,11 @@ def reduce_scatter(
         now = blocks[k % TURNS]
         for owner in arena.others:
             _put(now[rank][owner], inputs[owner][k * numel : (k + 1) * numel])
-        arena.meet(call)
+        arena.barrier(call)
         mine = inputs[rank][k * numel : (k + 1) * numel]
         _add_up_mine(arena, mine, now, combine)
         _take(output[k * numel : (k + 1) * numel], now[rank][size])
-    arena.meet(call)
+    arena.barrier(call)
 
 
 def _put(place: Tensor, part: Tensor) -> None:

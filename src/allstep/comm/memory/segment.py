@@ -100,8 +100,10 @@ def _try(
 
 def _first_reason(store: Store, name: str, rank: int, size: int, mine: str, seconds: float) -> str:
     """Why some rank could not; empty when all could. The same on all ranks."""
-    words = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds)
-    return next((f"rank {other}: {word}" for other, word in enumerate(words) if word != "yes"), "")
+    answers = collect(store, f"{name}/mapped", rank, size, mine or "yes", seconds)
+    return next(
+        (f"rank {other}: {answer}" for other, answer in enumerate(answers) if answer != "yes"), ""
+    )
 
 
 def _make_memfd(nbytes: int, nonce: str, cleaning: contextlib.ExitStack) -> tuple[int, str]:

@@ -38,7 +38,7 @@ from torch._C._distributed_c10d import (
 )
 
 from allstep.comm.op.reduction import Recipe, fold, recipe_for
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.comm.op.work import Later, Transfer
 
 PRIVATE_TAG = (
@@ -50,7 +50,7 @@ PRIVATE_TAG = (
 _MARGIN = timedelta(seconds=120)
 
 
-class GlooMover(Mover):
+class GlooTransport(Transport):
     """All operations.
 
     `gloo` is a ProcessGroupGloo, which torch's stubs show without its collectives.
@@ -108,10 +108,10 @@ class GlooMover(Mover):
 
         def copy_back() -> None:
             for flat, same in copies:
-                for piece, tensor in zip(
+                for part, tensor in zip(
                     torch.split_with_sizes(flat, [each.numel() for each in same]), same, strict=True
                 ):
-                    tensor.detach().copy_(piece.view(tensor.shape))
+                    tensor.detach().copy_(part.view(tensor.shape))
 
         return Later(works, tensors, copy_back)
 
@@ -266,10 +266,8 @@ class GlooMover(Mover):
         )
 
         def unpack() -> None:
-            for piece, output in zip(
-                torch.split_with_sizes(incoming, splits), outputs, strict=True
-            ):
-                _from_bytes(piece, output)
+            for part, output in zip(torch.split_with_sizes(incoming, splits), outputs, strict=True):
+                _from_bytes(part, output)
 
         return Later([work], outputs, unpack)
 

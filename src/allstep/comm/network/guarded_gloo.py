@@ -13,10 +13,10 @@ from torch.futures import Future
 
 from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
-from allstep.comm.health.helper_thread import aside
+from allstep.comm.health.helper_thread import call_in_thread
 from allstep.comm.health.sockets import found
-from allstep.comm.network.gloo import GlooMover
-from allstep.comm.op.describe import words, words_of_any
+from allstep.comm.network.gloo import GlooTransport
+from allstep.comm.op.describe import describe, describe_call
 from allstep.comm.op.work import NO_TIMEOUT, Underway
 from allstep.errors import CollectiveTimeout, CommError
 from allstep.limits import read_limits
@@ -26,7 +26,7 @@ _TRANSFERS = ("send", "recv", "recv_any")
 
 def connected(
     store: Store, rank: int, size: int, timeout: timedelta, guard: Guard, ranks: Sequence[int] = ()
-) -> GlooMover:
+) -> GlooTransport:
     """A Gloo group whose connections the guard watches over. ranks: what its ranks are in the
     guard's group, where they differ."""
     limits = read_limits()
@@ -39,13 +39,13 @@ def connected(
         limits.lost,
     )
     guard.watch_over(gloo, sockets, ranks)
-    return GlooMover(gloo, timeout)
+    return GlooTransport(gloo, timeout)
 
 
 def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Work:
     """Start an operation of a mover. On a group that has failed it raises at once."""
     number = 0 if name in _TRANSFERS else guard.begun
-    operation = Operation(lambda: _said(name, args, guard.names), number, _limit(args[-1]))
+    operation = Operation(lambda: _describe(name, args, guard.names), number, _limit(args[-1]))
     guard.check(operation)
     try:
         work: Work = move(*args)
@@ -56,7 +56,7 @@ def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Wo
     return Guarded(work, guard, operation)
 
 
-class _Impatient(Exception):
+class _CallerTimeout(Exception):
     """The caller of `wait` is."""
 
 
@@ -80,12 +80,14 @@ def _limit(opts: Any) -> float | None:
     return timeout.total_seconds() if timeout > NO_TIMEOUT else None
 
 
-def _said(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
+def _describe(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
     if name not in _TRANSFERS:
-        return words_of_any(name, args)
+        return describe_call(name, args)
     tensor = args[0]
     peer = {"send": ", to ", "recv": ", from "}.get(name)
-    return words(name, tensor.dtype, tensor.shape, more=f"{peer}{names[args[1]]}" if peer else "")
+    return describe(
+        name, tensor.dtype, tensor.shape, more=f"{peer}{names[args[1]]}" if peer else ""
+    )
 
 
 class Guarded(Underway):
@@ -110,13 +112,13 @@ class Guarded(Underway):
         until = time.monotonic() + timeout.total_seconds() if timeout else None
         try:
             with self._guard.waiting(self._operation):
-                aside(self._inner.wait, lambda: self._check(until))
-        except _Impatient:
-            said = (
+                call_in_thread(self._inner.wait, lambda: self._check(until))
+        except _CallerTimeout:
+            message = (
                 f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait`"
                 " was given"
             )
-            raise CollectiveTimeout(said, rank=self._guard.names[self._guard.rank]) from None
+            raise CollectiveTimeout(message, rank=self._guard.names[self._guard.rank]) from None
         except BaseException as error:
             self._error = error
             raise
@@ -125,7 +127,7 @@ class Guarded(Underway):
     def _check(self, until: float | None) -> None:
         self._guard.check_while_waiting(self._operation)
         if until is not None and time.monotonic() > until:
-            raise _Impatient
+            raise _CallerTimeout
 
     def get_future(self) -> Future[Any]:
         promise = Promise()

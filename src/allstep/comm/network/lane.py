@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from allstep.comm.health.helper_thread import aside
+from allstep.comm.health.helper_thread import call_in_thread
 from allstep.comm.network.algorithms import Algorithm, GlooLink, Speed, choose, measure_speed
 from allstep.comm.network.algorithms.exchange import Combine
-from allstep.comm.network.gloo import GlooMover
+from allstep.comm.network.gloo import GlooTransport
 
 
 class Lane:
@@ -23,12 +23,12 @@ class Lane:
     """
 
     def __init__(
-        self, mover: GlooMover, wanted: Algorithm | None, check: Callable[[], None]
+        self, transport: GlooTransport, wanted: Algorithm | None, check: Callable[[], None]
     ) -> None:
-        self.mover = mover
+        self.transport = transport
         self._check = check
-        self.size = mover.size
-        self._link = GlooLink(mover, mover.rank, mover.size)
+        self.size = transport.size
+        self._link = GlooLink(transport, transport.rank, transport.size)
         self._wanted = wanted
         self.speed: Speed | None = None  # as measured, once it was needed
         self._chosen: dict[int, Algorithm] = {}
@@ -36,12 +36,12 @@ class Lane:
     def get_ready(self) -> None:
         """Before each sum, on all ranks of all lanes at once: measures the link the first time."""
         if self.speed is None and self._wanted is None:
-            self.speed = aside(lambda: measure_speed(self._link.operation()), self._check)
+            self.speed = call_in_thread(lambda: measure_speed(self._link.operation()), self._check)
 
     def all_reduce(self, flat: Tensor, combine: Combine) -> None:
         """Over all hosts, in place. `flat` is contiguous, one-dimensional and not empty."""
         algorithm = self.algorithm_for(flat.numel() * flat.element_size())
-        aside(lambda: algorithm.run(self._link.operation(), flat, combine), self._check)
+        call_in_thread(lambda: algorithm.run(self._link.operation(), flat, combine), self._check)
 
     def algorithm_for(self, nbytes: int) -> Algorithm:
         """Which one carries so many bytes; to be asked when the lane is ready."""

@@ -14,7 +14,7 @@ from torch import Tensor
 _SAME_SHAPE = ("all_reduce", "reduce", "broadcast", "all_gather_single", "reduce_scatter_single")
 
 
-def words(
+def describe(
     name: str, dtype: torch.dtype, shape: Sequence[int] | None, kind: Any = None, more: str = ""
 ) -> str:
     """all_reduce(float32 [3, 4], SUM). shape: None when the ranks' tensors may differ."""
@@ -23,7 +23,7 @@ def words(
     return f"{name}({str(dtype).removeprefix('torch.')}{where}{reduction}{more})"
 
 
-def words_of_any(name: str, args: Sequence[Any]) -> str:
+def describe_call(name: str, args: Sequence[Any]) -> str:
     """The same for a call as the group passes it on: tensors or lists of them, perhaps splits,
     options last."""
     tensor, opts = first_tensor(args), args[-1]
@@ -33,7 +33,7 @@ def words_of_any(name: str, args: Sequence[Any]) -> str:
     more = (
         "" if root is None else f", {'from' if name in ('broadcast', 'scatter') else 'to'} {root}"
     )
-    return words(
+    return describe(
         name, tensor.dtype, tensor.shape if name in _SAME_SHAPE else None, kind_of(op), more
     )
 

@@ -30,7 +30,7 @@ class Queue:
     """Operations in the order of their calls."""
 
     def __init__(self) -> None:
-        self._line: deque[InLine] = deque()
+        self._line: deque[QueuedWork] = deque()
         self._turn = threading.Lock()  # held by whoever carries out an operation
         self._something = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
@@ -44,11 +44,11 @@ class Queue:
                 self._carry_out_line()
             act(*args)
 
-    def later(self, act: Callable[[], None], tensors: Sequence[Tensor]) -> "InLine":
+    def later(self, act: Callable[[], None], tensors: Sequence[Tensor]) -> "QueuedWork":
         """Put an operation in line."""
         if self._is_closed:
             raise CommError("an operation on a group that has been shut down")
-        work = InLine(self, act, tensors, callers_line() if self._debug else "")
+        work = QueuedWork(self, act, tensors, callers_line() if self._debug else "")
         self._line.append(work)
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="allstep-queue", daemon=True)
@@ -83,7 +83,7 @@ class Queue:
                 self.drive()
 
 
-class InLine(Underway):
+class QueuedWork(Underway):
     """An operation that is carried out later."""
 
     def __init__(

@@ -35,7 +35,7 @@ from torch._C._distributed_c10d import (
 )
 
 
-class Mover:
+class Transport:
     """Moves nothing: every operation is somebody else's."""
 
     def carry(self, name: str, args: Sequence[Any], start: Callable[[], Work]) -> Work:

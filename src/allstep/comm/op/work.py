@@ -188,7 +188,7 @@ class Transfer(Later):
         self._inner = inner
         self._turn = threading.Lock()
         self._over = False
-        self._watcher: threading.Thread | None = None
+        self._waiter: threading.Thread | None = None
         self._future: Future[Any] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -207,21 +207,21 @@ class Transfer(Later):
             self._error = error
         self._over = True
 
-    def _watch(self) -> None:
-        if self._watcher is None and not self._over:
-            self._watcher = threading.Thread(
-                target=self._watched, name="allstep transfer", daemon=True
+    def _start_waiter(self) -> None:
+        if self._waiter is None and not self._over:
+            self._waiter = threading.Thread(
+                target=self._wait_once, name="allstep transfer", daemon=True
             )
-            self._watcher.start()
+            self._waiter.start()
 
-    def _watched(self) -> None:
+    def _wait_once(self) -> None:
         with self._turn:
             if not self._over:
                 self._wait_for_gloo(NO_TIMEOUT)
 
     def is_completed(self) -> bool:
         if not self._over:
-            self._watch()
+            self._start_waiter()
         return self._over
 
     def get_future(self) -> Future[Any]:
@@ -234,7 +234,7 @@ class Transfer(Later):
         return self._future
 
     def _fulfil(self, future: Future[Any]) -> None:
-        self._watched()
+        self._wait_once()
         future.set_result(None)
 
     def _value(self, _: Future[Any]) -> list[Tensor]:

@@ -24,7 +24,7 @@ import torch
 from allstep.comm.timeline.recorder import RecordedOperation, spans
 from allstep.errors import ConfigError
 
-_WORDS = re.compile(
+_CALL_TEXT = re.compile(
     r"(\w+)(?:\((\w+)(?: \[([\d, ]*)\])?(?:, ([A-Z_]+))?(?:, .*)?\))?"
 )  # see op.describe
 
@@ -68,7 +68,7 @@ class Chrome:
         if operation.group not in self._tracks:
             yield self._introduce_track(operation.group)
         tid = self._tracks[operation.group]
-        name, details = described(operation.said)
+        name, details = described(operation.text)
         args = {
             **details,
             "group": operation.group,
@@ -104,13 +104,13 @@ class Chrome:
 
 
 @lru_cache(maxsize=1000)
-def described(said: str) -> tuple[str, dict[str, Any]]:
+def described(text: str) -> tuple[str, dict[str, Any]]:
     """The name of a call and its details, out of its words: all_reduce(float32 [3, 4], SUM)."""
-    found = _WORDS.fullmatch(said)
+    found = _CALL_TEXT.fullmatch(text)
     if found is None:
-        return said.partition("(")[0], {"call": said}
+        return text.partition("(")[0], {"call": text}
     name, dtype, shape, reduction = found.groups()
-    details: dict[str, Any] = {"call": said}
+    details: dict[str, Any] = {"call": text}
     if dtype:
         details["dtype"] = dtype
     if shape is not None:

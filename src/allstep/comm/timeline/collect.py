@@ -26,8 +26,8 @@ from allstep.errors import ConfigError
 
 _PERIOD = 0.5  # seconds; what a rank did is in the file after two of them
 _LAST_LINES = 2.0  # seconds that rank 0 waits at the end for those of the others
-_PATIENCE = 2 * _LAST_LINES  # seconds after which a thread that does not end is left alone
-_MOST_CHUNKS = 3  # of a rank in the store
+_JOIN_SECONDS = 2 * _LAST_LINES  # seconds after which a thread that does not end is left alone
+_MAX_CHUNKS = 3  # of a rank in the store
 _OVER = "over"  # the key that tells the others that nobody reads any more
 _STORE_IS_GONE = (OSError, dist.DistError)
 
@@ -35,9 +35,9 @@ _STORE_IS_GONE = (OSError, dist.DistError)
 class Part:
     """One rank's part in a timeline."""
 
-    def __init__(self, chrome: Chrome, room: Store) -> None:
+    def __init__(self, chrome: Chrome, store: Store) -> None:
         self._chrome = chrome
-        self._room = room
+        self._store = store
         self._recorder = Recorder()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="allstep-timeline", daemon=True)
@@ -49,7 +49,7 @@ class Part:
 
     def end(self) -> None:
         self._ending.set()
-        self._thread.join(_PATIENCE)
+        self._thread.join(_JOIN_SECONDS)
 
     def _serve(self) -> None:
         try:
@@ -85,34 +85,34 @@ class Part:
 class Sender(Part):
     """Of every rank but the first: the lines go into the store, a chunk at a time."""
 
-    def __init__(self, chrome: Chrome, room: Store, rank: int) -> None:
-        super().__init__(chrome, room)
+    def __init__(self, chrome: Chrome, store: Store, rank: int) -> None:
+        super().__init__(chrome, store)
         self._rank = rank
         self._num_sent = 0
 
     def _put(self, lines: str) -> None:
         data = zlib.compress(lines.encode(), 1)
-        self._room.set(_chunk(self._rank, self._num_sent), data)  # type: ignore[arg-type]  # bytes are fine, torch's stub is not
+        self._store.set(_chunk(self._rank, self._num_sent), data)  # type: ignore[arg-type]  # bytes are fine, torch's stub is not
         self._num_sent += 1
 
     def _turn(self) -> None:
-        if self._room.check([_OVER]):
+        if self._store.check([_OVER]):
             self._ending.set()
             recorder.active = None
-        elif not self._room.check([_chunk(self._rank, self._num_sent - _MOST_CHUNKS)]):
+        elif not self._store.check([_chunk(self._rank, self._num_sent - _MAX_CHUNKS)]):
             self._put_new()
 
     def _finish(self) -> None:
-        if not self._room.check([_OVER]):
+        if not self._store.check([_OVER]):
             self._put_new()
-            self._room.set(_end(self._rank), str(self._num_sent))
+            self._store.set(_end(self._rank), str(self._num_sent))
 
 
 class Writer(Part):
     """Rank 0's: writes its own lines and those of the others."""
 
-    def __init__(self, chrome: Chrome, room: Store, size: int, file: TraceFile) -> None:
-        super().__init__(chrome, room)
+    def __init__(self, chrome: Chrome, store: Store, size: int, file: TraceFile) -> None:
+        super().__init__(chrome, store)
         self._file = file
         self._num_taken = dict.fromkeys(
             range(1, size), 0
@@ -122,7 +122,7 @@ class Writer(Part):
         try:
             self._file.write(lines)
         except ConfigError:
-            self._tell_others()
+            self._signal_end()
             raise
 
     def _turn(self) -> None:
@@ -136,7 +136,7 @@ class Writer(Part):
             self._take()
             time.sleep(0.01)
         self._file.close(self._chrome.time(recorder.clock()))
-        self._tell_others()
+        self._signal_end()
 
     def _take(self) -> None:
         """What the others have sent. When the store is gone, our own lines are still written."""
@@ -147,19 +147,19 @@ class Writer(Part):
             self._num_taken.clear()
 
     def _take_from(self, rank: int) -> None:
-        while self._room.check([key := _chunk(rank, self._num_taken[rank])]):
-            self._put(zlib.decompress(self._room.get(key)).decode())
-            self._room.delete_key(key)
+        while self._store.check([key := _chunk(rank, self._num_taken[rank])]):
+            self._put(zlib.decompress(self._store.get(key)).decode())
+            self._store.delete_key(key)
             self._num_taken[rank] += 1
         if (
-            self._room.check([_end(rank)])
-            and int(self._room.get(_end(rank))) == self._num_taken[rank]
+            self._store.check([_end(rank)])
+            and int(self._store.get(_end(rank))) == self._num_taken[rank]
         ):
             del self._num_taken[rank]
 
-    def _tell_others(self) -> None:
+    def _signal_end(self) -> None:
         with contextlib.suppress(*_STORE_IS_GONE):
-            self._room.set(_OVER, "")
+            self._store.set(_OVER, "")
 
 
 def _chunk(rank: int, number: int) -> str:

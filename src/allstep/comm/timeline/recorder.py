@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 WAITING, ADDING, MOVING, GLOO = "waiting", "adding", "moving", "gloo"
 BETWEEN_HOSTS = "between hosts"
 
-MOST_OPERATIONS = 50_000  # that wait to be written; some 30 MB
+MAX_OPERATIONS = 50_000  # that wait to be written; some 30 MB
 _SHORT = 500  # nanoseconds: what is shorter is not shown as a span of its own
 
 clock = time.monotonic_ns  # one clock for all processes of a host
@@ -39,7 +39,7 @@ class RecordedOperation(NamedTuple):
     name of what it raised, or empty."""
 
     group: str
-    said: str
+    text: str
     marks: Sequence[Mark]  # the first is the beginning
     ended: int
     error: str
@@ -67,13 +67,13 @@ class Recorder:
     When nobody does, it counts what it leaves out.
     """
 
-    def __init__(self, most: int = MOST_OPERATIONS) -> None:
-        self._most = most
+    def __init__(self, max_operations: int = MAX_OPERATIONS) -> None:
+        self._max_operations = max_operations
         self._ended: deque[RecordedOperation] = deque()
         self._num_left_out = 0
 
     @contextmanager
-    def operation(self, group: str, said: str) -> Iterator[Running]:
+    def operation(self, group: str, text: str) -> Iterator[Running]:
         """All that happens within is one operation. Within another one it is a part of that."""
         outer: Running | None = getattr(_thread, "running", None)
         if outer is not None:
@@ -88,10 +88,10 @@ class Recorder:
             raise
         finally:
             _thread.running = None
-            self._keep(RecordedOperation(group, said, running.marks, clock(), error))
+            self._keep(RecordedOperation(group, text, running.marks, clock(), error))
 
     def _keep(self, operation: RecordedOperation) -> None:
-        if len(self._ended) < self._most:
+        if len(self._ended) < self._max_operations:
             self._ended.append(operation)
         else:
             self._num_left_out += 1
@@ -103,9 +103,9 @@ class Recorder:
         return taken, left_out
 
 
-def operation(group: str, said: str) -> AbstractContextManager[Running | None]:
+def operation(group: str, text: str) -> AbstractContextManager[Running | None]:
     """`Recorder.operation` of the active one; nothing when there is none."""
-    return nullcontext() if active is None else active.operation(group, said)
+    return nullcontext() if active is None else active.operation(group, text)
 
 
 def during(kind: str, act: Callable[..., Any], *args: Any, **named: Any) -> Any:

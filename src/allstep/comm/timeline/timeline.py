@@ -88,10 +88,10 @@ def begin_if_asked(store: Store, rank: int, size: int) -> None:
     """Whoever makes the default group calls this: a timeline starts when rank 0's ALLSTEP_TIMELINE
     says so."""
     stop_timeline()  # of a default group that is gone
-    room = _new_room(store)
+    store = _new_store(store)
     if rank == 0:
-        room.set("asked", os.environ.get(VARIABLE, ""))
-    path = _hear(room, "asked", read_limits().start)
+        store.set("asked", os.environ.get(VARIABLE, ""))
+    path = _read(store, "asked", read_limits().start)
     if path:
         begin(path, store, rank, size)
 
@@ -101,45 +101,45 @@ def begin(path: str, store: Store, rank: int, size: int) -> None:
 
     Raises the same error on all of them when rank 0 cannot write the file.
     """
-    seconds, room = read_limits().start, _new_room(store)
-    file = _open(path, room) if rank == 0 else None
+    seconds, store = read_limits().start, _new_store(store)
+    file = _open(path, store) if rank == 0 else None
     try:
-        problem, origin = json.loads(_hear(room, "start", seconds))
+        problem, origin = json.loads(_read(store, "start", seconds))
         if problem:
             raise ConfigError(problem)
-        offset = offset_to_first(room, rank, size, seconds, recorder.clock)
+        offset = offset_to_first(store, rank, size, seconds, recorder.clock)
     except dist.DistError as error:
         raise WorldError(
             f"timeline {path}: not all {size} ranks came to its start in {seconds:.0f} s: {error}"
         ) from error
     chrome = Chrome(rank, offset.add - origin)
-    part = Sender(chrome, room, rank) if file is None else Writer(chrome, room, size, file)
+    part = Sender(chrome, store, rank) if file is None else Writer(chrome, store, size, file)
     _process.running = part
     part.start(chrome.introduction(host_name(), offset.error))
     atexit.register(stop_timeline)
     _forget_in_children()
 
 
-def _new_room(store: Store) -> Store:
+def _new_store(store: Store) -> Store:
     """Keys of one timeline."""
     _process.number += 1
     return PrefixStore(f"timeline/{_process.number}", store)
 
 
-def _open(path: str, room: Store) -> TraceFile | None:
+def _open(path: str, store: Store) -> TraceFile | None:
     """The file, and a word to all about how it went and when it was."""
     file, problem = None, ""
     try:
         file = TraceFile(path)
     except ConfigError as error:
         problem = str(error)
-    room.set("start", json.dumps([problem, recorder.clock()]))
+    store.set("start", json.dumps([problem, recorder.clock()]))
     return file
 
 
-def _hear(room: Store, key: str, seconds: float) -> str:
-    room.wait([key], timedelta(seconds=seconds))
-    return room.get(key).decode()
+def _read(store: Store, key: str, seconds: float) -> str:
+    store.wait([key], timedelta(seconds=seconds))
+    return store.get(key).decode()
 
 
 @cache

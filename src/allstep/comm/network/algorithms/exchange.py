@@ -37,7 +37,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
 from allstep.comm.op.reduction import FOLD
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.errors import CommError
 
 Combine = Callable[..., Tensor]  # torch.add and its like: combine(a, b, out=a)
@@ -153,8 +153,8 @@ class GlooLink:
     mine".
     """
 
-    def __init__(self, mover: Mover, rank: int, size: int) -> None:
-        self.mover = mover
+    def __init__(self, transport: Transport, rank: int, size: int) -> None:
+        self.transport = transport
         self.rank = rank
         self.size = size
         self._count = itertools.count()
@@ -168,13 +168,13 @@ class GlooExchange:
 
     def __init__(self, link: GlooLink, tag: int) -> None:
         self.rank, self.size = link.rank, link.size
-        self._mover, self._tag = link.mover, tag
+        self._transport, self._tag = link.transport, tag
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
-        return _taken(self._mover.send(tensor, peer, self._tag))
+        return _taken(self._transport.send(tensor, peer, self._tag))
 
     def recv(self, tensor: Tensor, peer: int) -> Handle:
-        return _taken(self._mover.recv(tensor, peer, self._tag))
+        return _taken(self._transport.recv(tensor, peer, self._tag))
 
     def all_reduce(self, flat: Tensor, combine: Combine) -> Handle:
         kind = _KINDS.get(combine)
@@ -184,7 +184,7 @@ class GlooExchange:
             )
         opts = AllreduceOptions()
         opts.reduceOp = kind
-        return _taken(self._mover.all_reduce(flat, opts))
+        return _taken(self._transport.all_reduce(flat, opts))
 
 
 def _taken(work: Work | None) -> Handle:

@@ -23,32 +23,32 @@ from allstep.wire.keys import failure_of
 STORE_SECONDS = 2.0
 
 
-class Words:
+class FailureRecords:
     """The words of one group. store: of this group alone. name: our rank as the user counts it."""
 
     def __init__(self, store: Store, rank: int, name: int) -> None:
         self._store, self._rank, self._name = store, rank, name
         self._seconds = STORE_SECONDS
 
-    def write(self, word: Failure) -> None:
+    def write(self, record: Failure) -> None:
         """Leave our word. May hang, since the store may."""
-        self._store.set(f"word/{self._rank}", word.to_json())
+        self._store.set(f"word/{self._rank}", record.to_json())
 
-    def record(self, word: Failure) -> None:
+    def record(self, record: Failure) -> None:
         """Leave a failure for the launcher. May hang, since the store may.
 
         The first one of a process counts: what fails later fails because of it.
         """
         store = root_of(self._store)
         if isinstance(store, WireStore):
-            store.compare_set(failure_of(self._name), "", word.to_json())
+            store.compare_set(failure_of(self._name), "", record.to_json())
 
-    def leave(self, word: Failure) -> None:
+    def leave(self, record: Failure) -> None:
         """Leave why the group failed, also for the launcher, if the store answers in time."""
 
         def write_and_record() -> None:
-            self.write(word)
-            self.record(word)
+            self.write(record)
+            self.record(record)
 
         self.at_store(write_and_record)
 
