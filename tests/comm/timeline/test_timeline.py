@@ -285,7 +285,7 @@ def test_operations_that_come_too_fast_are_counted(ranks: Ranks, tmp_path: Path)
         import allstep
         from allstep.comm.timeline import collect as gathering
 
-        gathering.Recorder = lambda: Recorder(most=5)
+        gathering.Recorder = lambda: Recorder(max_operations=5)
         allstep.init()
         allstep.comm.start_timeline(path)
         for _ in range(20):
@@ -646,7 +646,7 @@ def test_nested_kinds_return_to_what_was_before() -> None:
 
 
 def test_what_is_not_taken_is_counted() -> None:
-    kept = Recorder(most=2)
+    kept = Recorder(max_operations=2)
     for _ in range(5):
         with kept.operation("0", "barrier"):
             pass

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.memory import reduce as summing
 from allstep.comm.memory.arena import BLOCK_BITS, SMALL, Arena, Call
-from allstep.comm.op.describe import kind_of, describe
+from allstep.comm.op.describe import describe, kind_of
 from allstep.comm.op.reduction import FOLD
 
 RedOpType: Any = ReduceOp.RedOpType  # torch's stub shows an enumeration without members

@@ -41,7 +41,7 @@ from allstep.comm.health.failure import Operation
 from allstep.comm.health.guard import Guard
 from allstep.comm.memory import copy as copying
 from allstep.comm.memory.arena import Arena, Call
-from allstep.comm.op.describe import first_tensor, describe_call
+from allstep.comm.op.describe import describe_call, first_tensor
 from allstep.comm.op.queue import Queue
 from allstep.comm.op.reduction import recipe_for
 from allstep.comm.op.transport import Transport

@@ -1,13 +1,14 @@
-"""What a rank leaves in the group's store at its end: why the group failed, or that it just left.
+"""Failure records: what a rank writes to the store when its group fails, or when it leaves.
 
 ```
-word/<rank>      a `Failure`; its kind is "left" when nothing went wrong
+word/<rank>      a `Failure` in the group's part of the store; kind "left" if nothing went wrong
 ```
 
-The first failure of a process is also left for the launcher, at a place of its own in its store
-(`wire.keys.failure_of`): by it the launcher tells the cause from its consequences.
+The first failure of a process is also recorded for the launcher, under a key of its own in the
+launcher's store (`wire.keys.failure_of`): with it the launcher distinguishes the cause from its
+consequences.
 
-The store may be on a host that is gone: no call waits longer than two seconds for it.
+The store may be on a host that is lost: no call waits longer than two seconds for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,27 +25,31 @@ STORE_SECONDS = 2.0
 
 
 class FailureRecords:
-    """The words of one group. store: of this group alone. name: our rank as the user counts it."""
+    """The failure records of one group.
+
+    `store` is the part of the store that belongs to this group alone. `name` is our rank as the
+    user counts it.
+    """
 
     def __init__(self, store: Store, rank: int, name: int) -> None:
         self._store, self._rank, self._name = store, rank, name
         self._seconds = STORE_SECONDS
 
     def write(self, record: Failure) -> None:
-        """Leave our word. May hang, since the store may."""
+        """Write our record for the other ranks. May block as long as the store does."""
         self._store.set(f"word/{self._rank}", record.to_json())
 
     def record(self, record: Failure) -> None:
-        """Leave a failure for the launcher. May hang, since the store may.
+        """Write a failure for the launcher. May block as long as the store does.
 
-        The first one of a process counts: what fails later fails because of it.
+        Only the first failure of a process is kept: later ones are its consequences.
         """
         store = root_of(self._store)
         if isinstance(store, WireStore):
             store.compare_set(failure_of(self._name), "", record.to_json())
 
     def leave(self, record: Failure) -> None:
-        """Leave why the group failed, also for the launcher, if the store answers in time."""
+        """Write why the group failed, for ranks and launcher, if the store answers in time."""
 
         def write_and_record() -> None:
             self.write(record)
@@ -53,7 +58,7 @@ class FailureRecords:
         self.at_store(write_and_record)
 
     def of(self, ranks: Sequence[int]) -> dict[int, Failure]:
-        """The words that these ranks have left, by rank; none when the store cannot be reached."""
+        """Return the records of these ranks, by rank; none if the store cannot be reached."""
         return (self.at_store(lambda: self._read(ranks)) or {}) if ranks else {}
 
     def _read(self, ranks: Sequence[int]) -> dict[int, Failure]:
@@ -61,10 +66,14 @@ class FailureRecords:
         return {rank: from_json(self._store.get(f"word/{rank}").decode()) for rank in found}
 
     def at_store(self, act: Callable[[], Any]) -> Any:
-        """None when the store cannot be reached: then each side takes the other for dead."""
+        """Return what `act` returns; None if the store does not answer in time.
+
+        Without a store, each side takes the other for lost.
+        """
         try:
             return watch().send(act, self._seconds)
         except TimeoutError:
-            self._seconds = 0.1  # it will not be back in time
+            # A store that did not answer once is not waited for again.
+            self._seconds = 0.1
         except Exception:
             return None
