@@ -1,15 +1,15 @@
-"""The hosts of a group: which ranks share memory, and the lanes between hosts.
+"""Builds the shared memory of a group and the lanes between its hosts.
 
-Every rank leaves a card in the group's store; from all cards every rank computes the same image
+Every rank writes a card to the group's store; from all cards every rank computes the same layout
 (`host_map`).
 
-==================
-================================================================================================================
-one host            one arena for all ranks several             an arena on each host, and a lane
-for each slice. When one host cannot share memory, all ranks use Gloo one, for study      with an
-algorithm named, every rank counts as a host of its own: the algorithm carries everything, over Gloo
-==================
-================================================================================================================
+```
+one host             one arena for all ranks
+several hosts        an arena on each host, and a lane for each slice. If one host cannot share
+                     memory, all ranks use Gloo
+one host, study      if an algorithm is named, every rank counts as a host of its own: the
+                     algorithm moves everything, over Gloo
+```
 """
 
 import json
@@ -43,12 +43,12 @@ DEFAULT_POOL_MB = 8
 
 @dataclass(frozen=True)
 class Options:
-    """What a group of backend "allstep" can be told: `new_group(backend="allstep",
-    pg_options=Options(algorithm="ring"))`.
+    """Options of a group: `new_group(backend="allstep", pg_options=Options(algorithm="ring"))`.
 
-    algorithm: of the step between hosts: ring, tree, butterfly, star, native or auto. Other than
-    auto, it carries all_reduce on one host as well, instead of shared memory: to study it. nccl:
-    `ProcessGroupNCCL.Options` for CUDA tensors.
+    `algorithm` is the algorithm between hosts: ring, tree, butterfly, star, native or auto
+    (default: ALLSTEP_ALGORITHM, else auto). One other than auto also replaces shared memory in
+    all_reduce on one host, to study it. `nccl` are `ProcessGroupNCCL.Options` for CUDA tensors
+    (default: NCCL's own).
     """
 
     algorithm: str | None = None
@@ -58,10 +58,10 @@ class Options:
 def join_hosts(
     store: Store, rank: int, size: int, timeout: timedelta, options: Options, guard: Guard
 ) -> SharedMemoryTransport | None:
-    """What the ranks of a group move through memory that they share, and across hosts by slice.
+    """Return the transport over shared memory, and over hosts by slices.
 
-    None when a host cannot share memory: then it is all Gloo's. All ranks agree on which. A rank
-    alone has an arena to itself, which is quicker than Gloo with nobody.
+    None if a host cannot share memory: then Gloo does everything. All ranks get the same answer. A
+    single rank has an arena of its own, which is faster than Gloo.
     """
     start = read_limits().start
     wanted = wanted_algorithm(options.algorithm)
@@ -96,8 +96,7 @@ def join_hosts(
 
 
 def _neighbours(rank: int, cards: list[dict[str, Any]]) -> dict[int, int]:
-    """The processes of the other ranks of our host, by rank, as far as their pids mean anything to
-    us."""
+    """Return the pids of the other ranks of our host, by rank, if in our pid namespace."""
     own = cards[rank]["node"], namespace() or None
     same = [other for other, card in enumerate(cards) if (card["node"], card["namespace"]) == own]
     return {other: cards[other]["pid"] for other in same if other != rank}
@@ -119,7 +118,7 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
 def _make_arena(
     store: Store, layout: Layout, cards: list[dict[str, Any]], start: float, guard: Guard
 ) -> Arena | None:
-    """The memory of our host; None when it cannot be shared."""
+    """Return the shared memory of our host; None if it cannot be shared."""
     ours = [cards[rank] for rank in layout.neighbours]
     rank, size = layout.local_rank, len(ours)
     pool = min(card["pool"] for card in ours)
@@ -128,13 +127,8 @@ def _make_arena(
         segment = Segment(memoryview(mmap.mmap(-1, nbytes)), nbytes)
     else:
         try:
-            segment = share(
-                PrefixStore(f"segment/{layout.host}", store),
-                rank,
-                size,
-                segment_bytes(size, pool),
-                start,
-            )
+            own_store = PrefixStore(f"segment/{layout.host}", store)
+            segment = share(own_store, rank, size, segment_bytes(size, pool), start)
         except CommError:
             return None
     control, texts, *pools = parts(segment, control_bytes(size), size * TEXT_BYTES, *[pool] * size)
@@ -159,9 +153,9 @@ def _make_crossing(
 
 
 def pool_bytes() -> int:
-    """The pool of each rank, for tensors that do not live in shared memory:
+    """Return the bytes of each rank's pool, for tensors outside shared memory.
 
-    ALLSTEP_POOL_MB, 8 when not set.
+    ALLSTEP_POOL_MB megabytes (default: 8).
     """
     text = os.environ.get("ALLSTEP_POOL_MB", str(DEFAULT_POOL_MB))
     try:
@@ -174,13 +168,15 @@ def pool_bytes() -> int:
 
 
 def _node() -> str:
-    """The host in the launcher's words where there is a launcher."""
+    """Return the name of our host, as the launcher calls it if there is one."""
     return node_of(_world())
 
 
 def _is_alone() -> bool:
-    """Whether the whole world is on one host, so that an algorithm named for everybody can only be
-    meant for study."""
+    """Return whether the whole world is on one host.
+
+    Then an algorithm that is named for all groups can only be meant for study.
+    """
     return _world().cross_size == 1
 
 

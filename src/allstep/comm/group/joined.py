@@ -1,9 +1,8 @@
-"""How the ranks of a run meet: every rank leaves a card in the store, and reads those of all
-others.
+"""How the ranks of a run join: every rank writes a card to the store and reads those of all others.
 
-The cards make the world exact. A launcher tells each rank its own place, often not the others';
-from the cards every rank computes the same image: which ranks share a host, which cores they may
-use, from which interface the other hosts are reached. A rank that does not appear is named.
+The cards make the world exact. A launcher gives each rank its own position, often not the others'.
+From the cards every rank computes the same result: which ranks share a host, which cores they may
+use, and which interface leads to the other hosts. Missing ranks are named in the error.
 """
 
 import json
@@ -33,10 +32,10 @@ from allstep.world import World, local_variables, node_of, places
 
 @dataclass
 class Joined:
-    """The ranks have met: our exact place, the store that all share, and the card of each rank.
+    """The joined ranks: our exact world, the store that all share, and the card of each rank.
 
-    Several parts of a process may need this at once (torch's default group, the engine of named
-    operations): `Session` counts them, and the last one to leave closes it.
+    Several components of a process may need this at once (torch's default group, the engine of
+    named operations): `Session` counts them, and the last one to leave closes it.
     """
 
     world: World
@@ -45,13 +44,13 @@ class Joined:
     cards: list[dict[str, Any]]
     number: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that were set for this meeting."""
+    """Environment variables that were set when the ranks joined."""
     _used: Counter[str] = field(default_factory=Counter)
 
     def fresh_store(self, what: str) -> Store:
         """Return a part of the store that is still empty.
 
-        All ranks ask for the same things in the same order.
+        All ranks request the same names in the same order.
         """
         self._used[what] += 1
         return PrefixStore(
@@ -59,7 +58,7 @@ class Joined:
         )
 
     def wait_for_all(self, what: str) -> None:
-        """Wait until every rank has come this far; in rank 0, also until every rank knows that.
+        """Wait for all ranks; in rank 0, also until every rank knows that all have arrived.
 
         Rank 0 may serve the store, and its script may end right after this: a rank that still waits
         for an answer would lose it.
@@ -81,8 +80,7 @@ class Joined:
 
     @property
     def neighbours(self) -> dict[int, int]:
-        """The processes of the other ranks of our host, by rank, as far as their pids mean anything
-        to us."""
+        """The pids of the other ranks of our host, by rank, if they are in our pid namespace."""
         nodes, rank, own = self.nodes, self.world.rank, namespace() or None
         here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
         return {
@@ -92,11 +90,11 @@ class Joined:
         }
 
     def close(self) -> None:
-        """Leave the other ranks; the store's connection, and its server if we have it, end."""
+        """Leave the other ranks; close the store's connection, and its server if we run it."""
         stop_timeline()
         leave(self.rendezvous.store, self.world, self.number)
         _close(self.rendezvous)
-        # What this process starts later, perhaps on other hosts, must not inherit our interface.
+        # Processes started later, perhaps on other hosts, must not inherit our interface.
         for name, value in self.variables.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
@@ -109,7 +107,7 @@ def _close(rendezvous: Rendezvous) -> None:
 
 
 def join_ranks(launcher: str | None) -> Joined:
-    """Find the store, leave our card, and wait for those of all ranks."""
+    """Find the store, write our card, and wait for those of all ranks."""
     limits = read_limits()
     world = World.detect(launcher)
     rendezvous = find_store(world, limits)
@@ -138,8 +136,10 @@ def join_ranks(launcher: str | None) -> Joined:
 def _wait_for_all(
     fresh: Store, world: World, store: Store, limits: Limits, value: str = ""
 ) -> list[str]:
-    """The words of all ranks, by rank, left in a fresh part of the store; those who do not come are
-    named."""
+    """Write `value` to an empty part of the store; return those of all ranks, by rank.
+
+    Raises WorldError with the missing ranks.
+    """
     started = time.monotonic()
     try:
         return collect(fresh, "rank", world.rank, world.size, value, limits.start)
@@ -151,7 +151,7 @@ def _wait_for_all(
 def _exchange_cards(
     world: World, store: Store, limits: Limits, number: int
 ) -> list[dict[str, Any]]:
-    """Leave our card, wait for the others', return them by rank."""
+    """Write our card and return those of all ranks, by rank."""
     card = json.dumps(_card(world, store))
     fresh = PrefixStore(f"allstep/meet/{number}", store)
     return [json.loads(found) for found in _wait_for_all(fresh, world, store, limits, card)]
@@ -172,9 +172,9 @@ def _card(world: World, store: Store) -> dict[str, Any]:
 
 
 def _own_and_stores_address(store: Store) -> list[str]:
-    """Two addresses that lead to other hosts: ours towards the store, and the store's own.
+    """Return two addresses that lead to other hosts: ours towards the store, and the store's.
 
-    Loopback leads nowhere.
+    Loopback addresses are left out.
     """
     if not isinstance(store, WireStore):
         return []
@@ -195,8 +195,10 @@ def _absent(missing: list[int], world: World, store: Store, seconds: float) -> s
 
 
 def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | None = None) -> World:
-    """The world with every number as the cards show it; what the launcher told us of our host must
-    agree with them."""
+    """Return the world with every number as the cards show it.
+
+    Raises WorldError if that contradicts what the launcher gave for our host.
+    """
     exact = places(_nodes(cards), world.launcher)[world.rank]
     given = local_variables(world, env)
     if given and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
@@ -209,9 +211,11 @@ def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | No
 
 
 def _nodes(cards: list[dict[str, Any]]) -> list[str]:
-    """The host of each rank. Ranks of one machine to which the launcher gave the same local rank
-    are on different hosts in its eyes (hosts that are simulated on one machine), and its eyes
-    count."""
+    """Return the host of each rank.
+
+    Ranks of one machine to which the launcher gave the same local rank are on different hosts for
+    the launcher (hosts simulated on one machine), and its view counts.
+    """
     seen: Counter[tuple[str, int]] = Counter()
     nodes = []
     for card in cards:
@@ -222,8 +226,7 @@ def _nodes(cards: list[dict[str, Any]]) -> list[str]:
 
 
 def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
-    """Threads = our share of the cores that the ranks of this host may use, unless the user set a
-    number."""
+    """Set the number of threads to our share of the host's cores, unless the user set a number."""
     if _user_set_threads(world):
         return
     nodes = _nodes(cards)
@@ -236,16 +239,19 @@ def _take_cores(world: World, cards: list[dict[str, Any]]) -> None:
 
 
 def _user_set_threads(world: World) -> bool:
-    """Whether OMP_NUM_THREADS is the user's. `allstep run` marks its own; torchrun's own is 1."""
+    """Return whether the user set OMP_NUM_THREADS.
+
+    `allstep run` marks its own value; torchrun's own is 1.
+    """
     value = machine.threads_by_user(os.environ)
     return value is not None and not (world.launcher == "torchrun" and value == "1")
 
 
 def _choose_interface(world: World, cards: list[dict[str, Any]]) -> dict[str, str]:
-    """Tell Gloo and NCCL which interface leads to the other hosts, by variables; return those that
-    were not set before.
+    """Set the variables that name the network interface to the other hosts for Gloo and NCCL.
 
-    A host's name often resolves to 127.0.1.1 and would mislead them.
+    Return those that were not set before. Without them, a host name that resolves to 127.0.1.1, as
+    it often does, would mislead both.
     """
     nodes = _nodes(cards)
     others = [card for card, node in zip(cards, nodes, strict=True) if node != nodes[world.rank]]

@@ -1,13 +1,13 @@
-"""The procedures of single collectives in shared memory: what every rank of a host runs at once.
+"""The procedures of single collectives in shared memory, which all ranks of a host run together.
 
 A procedure takes the arena and a plan, without a closure in between, because all_reduce of a small
-tensor takes a few microseconds. `shared_memory` chooses the procedure, runs it in its turn and
+tensor takes a few microseconds. `shared_memory` chooses the procedure, runs it in order and
 finishes the result (average, copy back); the loops over pools and blocks are in `comm.memory`.
 
-    one host        meet, small, large, large_or_shared, reduce_scatter, small_broadcast
-    several hosts   small_across, large_or_shared_across: `way` leads to the other hosts
+    one host        barrier, small, large, large_or_shared, reduce_scatter, small_broadcast
+    several hosts   small_across, large_or_shared_across: `crossing` leads to the other hosts
 
-scale: the factor of this rank's values, applied before the sum; None is no multiplication.
+`scale` is the factor of this rank's values, applied before the sum; None is no multiplication.
 """
 
 from collections.abc import Sequence
@@ -22,29 +22,28 @@ from allstep.comm.memory.arena import Arena, Call, MixedMemory, private_mark
 
 
 def barrier(arena: Arena, call: Call) -> None:
-    """Wait for all ranks of the host and compare what they call."""
+    """Wait for all ranks of the host and compare their calls."""
     arena.barrier(call)
 
 
 def small(
     arena: Arena, flat: Tensor, plan: Plan, scale: float | None = None, keep: bool = True
 ) -> None:
-    """Reduce a small tensor in place. keep: whether this rank needs the result."""
+    """Reduce a small tensor in place. `keep`: whether this rank needs the result."""
     if scale is not None:
         flat.mul_(scale)
     summing.small(arena, flat, plan.places, plan.combine, plan.call, keep)
 
 
 def large(arena: Arena, flat: Tensor, plan: Plan, keep: bool) -> None:
-    """Reduce a large tensor in place, through the pools. keep: as for `small`."""
+    """Reduce a large tensor in place, through the pools. `keep`: as for `small`."""
     summing.large(arena, flat, plan.combine, plan.call, keep)
 
 
 def large_or_shared(arena: Arena, flat: Tensor, plan: Plan, scale: float | None) -> None:
-    """Reduce a large tensor in place.
+    """Reduce a large tensor in place, without copies if the tensors of all ranks are shared.
 
-    Without copies when the tensors of all ranks are in the same shared memory. When those of some
-    ranks are not, all ranks go through the pools.
+    If those of some ranks are not in the same shared memory, all ranks go through the pools.
     """
     if plan.shared and scale is not None:
         flat.mul_(scale)

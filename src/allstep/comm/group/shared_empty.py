@@ -1,9 +1,9 @@
-"""Tensors that all ranks of a host can see: collectives use them where they lie.
+"""Tensors in memory that all ranks of a host share, which collectives use without copies.
 
-`shared_empty` is called by all ranks of a group together, like a collective. Each gets a tensor of
-its own, with a storage of just its size (so that saving it saves no more). It is ordinary memory
-otherwise: views, in-place operations and autograd work on it. The memory is free when the tensors
-of all ranks are gone.
+All ranks of a group call `shared_empty` together, like a collective. Each gets a tensor of its own,
+whose storage has just its size (so that saving it saves no more). It is ordinary memory otherwise:
+views, in-place operations and autograd work on it. The memory is released when the tensors of all
+ranks are deleted.
 """
 
 import weakref
@@ -26,11 +26,12 @@ def shared_empty(
     dtype: torch.dtype = torch.float32,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """An uninitialised tensor on every rank of `group`, which all ranks of the host can see. All
-    ranks call it together.
+    """Return an uninitialized tensor in memory that the ranks of the host share.
 
-    Where a rank shares no memory with others (one rank on its host, another backend) it is an
-    ordinary tensor, and collectives copy it.
+    All ranks of `group` (default: all ranks) call it together, with the same `shape` and `dtype`;
+    each gets a tensor of its own, which collectives read and write without copies. If a rank shares
+    no memory with others (it is alone on its host, or the group has another backend), the tensor is
+    an ordinary one, and collectives copy it.
     """
     size = torch.Size([shape] if isinstance(shape, int) else shape)
     chosen = group if group is not None else dist.distributed_c10d._get_default_group()

@@ -102,7 +102,7 @@ class Sockets:
         return found
 
     def silence(self, peer: int) -> float:
-        """Return for how many seconds nothing had been received when a connection was found closed."""
+        """Return the seconds of silence at the moment a rank's connection was found closed."""
         return self._silence.get(peer, 0.0)
 
     def nbytes(self) -> int:

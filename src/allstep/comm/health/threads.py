@@ -185,7 +185,7 @@ class Watch:
         return min((group.tick for group in groups), default=None)
 
     def _run_rounds(self) -> float | None:
-        """Run a round of all groups; return seconds until the next, or None if there is no group."""
+        """Run a round of all groups; return seconds until the next, or None without a group."""
         nexts = []
         for group in self._all():
             try:

@@ -1,20 +1,20 @@
 """How the ranks find each other: from a world to a store that all its ranks share.
 
-================
-==========================================================================================================
-started by        the store ================
-==========================================================================================================
-nobody            a dictionary in this process allstep run       the launcher's (ALLSTEP_STORE,
-ALLSTEP_TOKEN): it outlives every rank torchrun          torch's own, by MASTER_ADDR and MASTER_PORT
-others, one host  rank 0 serves one on loopback; a file named by the job in the user's run-time
-folder says where others, several   rank 0 serves one on all its interfaces. The ranks look for it
-at MASTER_ADDR where that is set; at the first hosts             host of the Slurm step; or are told
-by mpi4py. Else the error asks for MASTER_ADDR ================
-==========================================================================================================
+```
+started by              the store
+no launcher             a dictionary in this process
+allstep run             the launcher's (ALLSTEP_STORE, ALLSTEP_TOKEN): it outlives every rank
+torchrun                torch's own, by MASTER_ADDR and MASTER_PORT
+others, one host        rank 0 serves one on loopback; a file named by the job, in the user's
+                        run-time folder, has the port
+others, several hosts   rank 0 serves one on all its interfaces. The other ranks connect to
+                        MASTER_ADDR if it is set, else to the first host of the Slurm step, else to
+                        the address that mpi4py broadcasts; else the error asks for MASTER_ADDR
+```
 
-Between several hosts without a launcher of ours there is no private way to hand out a secret, so
-the token is derived from the job unless the user exports ALLSTEP_TOKEN. It then keeps jobs apart,
-but does not keep out somebody on the cluster who means harm.
+Between several hosts without `allstep run` there is no private way to distribute a secret, so the
+token is derived from the job unless the user exports ALLSTEP_TOKEN. A derived token keeps jobs
+apart, but does not keep out an attacker on the cluster.
 """
 
 import contextlib
@@ -49,14 +49,14 @@ _NUM_PORTS = 16
 
 @dataclass
 class Rendezvous:
-    """A store that all ranks share, and what rank 0 must take away when the ranks have met or part."""
+    """A store that all ranks share, and what rank 0 must remove after the ranks have joined."""
 
     store: Store
     server: wire.Server | None = None
     file: Path | None = None
 
     def all_joined(self) -> None:
-        """Every rank is connected: the file has done its work."""
+        """Remove the file: every rank is connected, so it is not needed any more."""
         if self.file is not None:
             self.file.unlink(missing_ok=True)
             self.file = None
@@ -70,7 +70,7 @@ class Rendezvous:
 
 
 def find_store(world: World, limits: Limits) -> Rendezvous:
-    """The store of this world, by the table above."""
+    """Return the store of this world, according to the table in the module docstring."""
     if world.launcher == NONE:
         return Rendezvous(HashStore())
     if world.launcher == "allstep":
@@ -128,13 +128,13 @@ def _torch_store(world: World, limits: Limits) -> Store:
     return found[0]
 
 
-# One host: a file says where.
+# One host: a file has the port.
 
 
 def runtime_folder() -> Path:
-    """A folder of the user's own, for files that live as long as a run."""
+    """Return a folder that belongs to the user alone, for files that exist as long as a run."""
     chosen = os.environ.get("XDG_RUNTIME_DIR", "")
-    # os.path's, since Path's raises where a folder above may not be entered.
+    # Path.is_dir would raise where a folder above may not be entered.
     is_folder = os.path.isdir(chosen)  # noqa: PTH112
     if is_folder and os.access(chosen, os.W_OK) and Path(chosen).stat().st_uid == os.getuid():
         folder = Path(chosen) / "allstep"
@@ -169,8 +169,10 @@ def _serve_by_file(file: Path, limits: Limits) -> Rendezvous:
 
 
 def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]:
-    """What rank 0 wrote, as soon as a living rank 0 has written it; a file that an earlier, killed
-    run left does not count."""
+    """Return what rank 0 wrote, once a running rank 0 has written it.
+
+    A file that an earlier, killed run left does not count.
+    """
     end = time.monotonic() + limits.start
     while time.monotonic() < end:
         with contextlib.suppress(OSError, ValueError):
@@ -186,7 +188,7 @@ def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed runs left."""
+    """Remove the files that killed runs left."""
     for file in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             note = json.loads(file.read_text())
@@ -194,7 +196,7 @@ def _sweep(folder: Path) -> None:
                 file.unlink()
 
 
-# Several hosts without a launcher of ours.
+# Several hosts without `allstep run`.
 
 
 def _between_hosts(world: World, limits: Limits) -> Rendezvous:
@@ -212,8 +214,11 @@ def _between_hosts(world: World, limits: Limits) -> Rendezvous:
 
 
 def _at_address(address: str, world: World, limits: Limits) -> Rendezvous:
-    """Rank 0 takes the first free one of a few ports that follow from the job; the others try them
-    all."""
+    """Rendezvous at `address`.
+
+    Rank 0 takes the first free one of a few ports that follow from the job; the others try them
+    all.
+    """
     token = os.environ.get("ALLSTEP_TOKEN") or _digest("token", job_of(world)).hex()
     ports = [_master_port()] if os.environ.get("MASTER_PORT") else list(_ports(job_of(world)))
     if world.rank == 0:
@@ -230,7 +235,7 @@ def _at_address(address: str, world: World, limits: Limits) -> Rendezvous:
 
 
 def _master_port() -> int:
-    """The port that the environment names; WorldError when it is none."""
+    """Return the port in MASTER_PORT; WorldError if it is not a port number."""
     text = os.environ["MASTER_PORT"]
     port = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
     if not 0 < port < 65536:
@@ -253,15 +258,17 @@ def _digest(purpose: str, job: str) -> bytes:
 
 
 def _ports(job: str) -> Iterator[int]:
-    """Ports below those that the kernel hands out by itself, spread by the job so that two jobs on
-    a host rarely collide."""
+    """Yield ports below the kernel's ephemeral range.
+
+    They depend on the job, so that two jobs on a host rarely collide.
+    """
     seed = _digest("ports", job)
     for index in range(_NUM_PORTS):
         yield 15000 + int.from_bytes(seed[2 * index : 2 * index + 2]) % 17000
 
 
 def hosts_of_step() -> list[str]:
-    """The hosts of our Slurm step in order; empty when they cannot be told."""
+    """Return the hosts of our Slurm step in order; empty if they are not known."""
     nodes = os.environ.get("SLURM_STEP_NODELIST", "")
     if not nodes:
         return []
@@ -301,7 +308,7 @@ def _share_by_mpi(world: World, limits: Limits) -> Rendezvous | None:
 
 
 def expected_host(rank: int, world: World, store: Store) -> str | None:
-    """On which host a rank that did not turn up should be; None when nobody told us."""
+    """Return the host on which a missing rank should be; None if it is not known."""
     if world.launcher == "allstep" and store.check([HOSTS]):
         return str(json.loads(store.get(HOSTS))[rank])
     if world.local_size == world.size:

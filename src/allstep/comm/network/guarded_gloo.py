@@ -1,4 +1,4 @@
-"""Gloo under the eyes of the group's guard: its connections, and the operations over them."""
+"""Gloo with the group's guard: its connections are watched, and errors become failures."""
 
 import contextlib
 import threading
@@ -27,8 +27,10 @@ _TRANSFERS = ("send", "recv", "recv_any")
 def connected(
     store: Store, rank: int, size: int, timeout: timedelta, guard: Guard, ranks: Sequence[int] = ()
 ) -> GlooTransport:
-    """A Gloo group whose connections the guard watches over. ranks: what its ranks are in the
-    guard's group, where they differ."""
+    """Return the transport of a new Gloo group whose connections the guard watches.
+
+    `ranks` are the numbers of its ranks in the guard's group, where they differ.
+    """
     limits = read_limits()
     gloo, sockets = found(
         lambda: ProcessGroupGloo(store, rank, size, timeout=timeout),
@@ -43,13 +45,14 @@ def connected(
 
 
 def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Work:
-    """Start an operation of a mover. On a group that has failed it raises at once."""
+    """Start an operation of a transport; raise at once if the group has failed."""
     number = 0 if name in _TRANSFERS else guard.begun
     operation = Operation(lambda: _describe(name, args, guard.names), number, _limit(args[-1]))
     guard.check(operation)
     try:
         work: Work = move(*args)
-    except RuntimeError as error:  # Gloo's word for a wrong argument as well as for a lost peer
+    # Gloo raises this for a wrong argument as well as for a lost peer.
+    except RuntimeError as error:
         if guard.any_closed():
             raise guard.explain(error, operation) from error
         raise
@@ -57,15 +60,16 @@ def guarded(guard: Guard, move: Callable[..., Any], name: str, *args: Any) -> Wo
 
 
 class _CallerTimeout(Exception):
-    """The caller of `wait` is."""
+    """The timeout that the caller of `wait` gave has expired."""
 
 
 class Promise:
-    """A future that is fulfilled by Gloo or by the failure of the group, whichever comes first."""
+    """A future that is completed by Gloo or by the failure of the group, whichever is first."""
 
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
-        self.value: Future[Any] | None = None  # Gloo's; None when the group failed first
+        # Gloo's future; None if the group failed first.
+        self.value: Future[Any] | None = None
         self._first = threading.Lock()
 
     def keep(self, value: Future[Any] | None = None) -> None:
@@ -75,7 +79,7 @@ class Promise:
 
 
 def _limit(opts: Any) -> float | None:
-    """The seconds that a call gives itself; torch's "not set" is negative."""
+    """Return the call's own timeout in seconds; None if not set, which torch writes as negative."""
     timeout = getattr(opts, "timeout", NO_TIMEOUT)
     return timeout.total_seconds() if timeout > NO_TIMEOUT else None
 
@@ -91,9 +95,9 @@ def _describe(name: str, args: Sequence[Any], names: Sequence[int]) -> str:
 
 
 class Guarded(Underway):
-    """The Work of such an operation.
+    """The Work of an operation over Gloo.
 
-    An error of Gloo ends the group and is raised as what it means: `PeerLost`, for one.
+    An error of Gloo ends the group and is raised as its cause, such as `PeerLost`.
     """
 
     def __init__(self, inner: Work, guard: Guard, operation: Operation) -> None:
@@ -103,9 +107,9 @@ class Guarded(Underway):
         self._operation = operation
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """timeout: of the caller.
+        """Wait until the operation has finished.
 
-        When it is over he gets `CollectiveTimeout`, and the operation goes on.
+        After the caller's `timeout` raise `CollectiveTimeout`; the operation itself continues.
         """
         if self._error is not None:
             raise self._error
@@ -157,7 +161,8 @@ class Guarded(Underway):
         if self._error is None:
             if self._guard.failure is None and not self._inner.is_completed():
                 return False
-            with contextlib.suppress(Exception):  # kept for `exception` and `wait`
+            # The error is kept for `exception` and `wait`.
+            with contextlib.suppress(Exception):
                 self.wait()
         return True
 
