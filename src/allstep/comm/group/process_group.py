@@ -175,10 +175,8 @@ class AllstepGroup(NamedGroup):
         inputs: Sequence[Tensor],
         opts: AllgatherOptions = arguments.ALL_GATHER,
     ) -> Work:
-        works = [
-            self.all_gather_single(output, each, opts)
-            for output, each in zip(outputs, inputs, strict=True)
-        ]
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self.all_gather_single(output, each, opts) for output, each in pairs]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -230,10 +228,8 @@ class AllstepGroup(NamedGroup):
         inputs: Sequence[Tensor],
         opts: ReduceScatterOptions = arguments.REDUCE_SCATTER,
     ) -> Work:
-        works = [
-            self.reduce_scatter_single(output, each, opts)
-            for output, each in zip(outputs, inputs, strict=True)
-        ]
+        pairs = zip(outputs, inputs, strict=True)
+        works = [self.reduce_scatter_single(output, each, opts) for output, each in pairs]
         return works[0] if len(works) == 1 else Later(works, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
@@ -264,15 +260,12 @@ class AllstepGroup(NamedGroup):
     ) -> Work:
         if type(opts) is not AllToAllOptions or named:
             opts = arguments.all_to_all(opts, **named)
+        splits = output_split_sizes, input_split_sizes
         if input.is_cuda:
-            return self._nccl(
-                "alltoall_base", output, input, output_split_sizes, input_split_sizes, opts
-            )
+            return self._nccl("alltoall_base", output, input, *splits, opts)
         checks.rows("all_to_all_single", output, output_split_sizes, self._rank, self._size)
         checks.rows("all_to_all_single", input, input_split_sizes, self._rank, self._size)
-        return self._move(
-            "all_to_all_single", output, input, output_split_sizes, input_split_sizes, opts
-        )
+        return self._move("all_to_all_single", output, input, *splits, opts)
 
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
@@ -289,9 +282,8 @@ class AllstepGroup(NamedGroup):
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
         """Wait for all ranks, or raise with all missing ranks, whatever `wait_all_ranks` is."""
-        wait_for_all(
-            self._store, self.rank(), self.size(), (timeout or self._timeout).total_seconds()
-        )
+        seconds = (timeout or self._timeout).total_seconds()
+        wait_for_all(self._store, self._rank, self._size, seconds)
 
     # Transfers
 
