@@ -196,14 +196,14 @@ def test_wrong_algorithms(ranks: Ranks) -> None:
 
     for outcome in ranks.outcomes(3, different, hosts=["a", "b", "b"]):
         assert outcome.exit_code
-        assert "name different algorithms: tree on ranks 0, 2; ring on ranks 1" in outcome.output
+        assert "request different algorithms (tree on ranks 0, 2; ring on ranks 1)" in outcome.output
 
     def unknown() -> None:
         with joined():
             pass
 
     outcome = ranks.outcomes(2, unknown, env={"ALLSTEP_ALGORITHM": "rung"})[0]
-    assert "ALLSTEP_ALGORITHM='rung' is no algorithm: did you mean 'ring'?" in outcome.output
+    assert "ALLSTEP_ALGORITHM='rung' is not an algorithm: did you mean 'ring'?" in outcome.output
 
 
 def test_a_mismatch_on_one_of_several_hosts(ranks: Ranks) -> None:

@@ -362,7 +362,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
 
     results = ranks(3, work, env={"GROUP_SECONDS": "2"})
     for text, seconds in results[:2]:
-        assert "rank 2 did not come within 2." in text
+        assert "rank 2 did not arrive within 2." in text
         assert seconds < 20
 
 

@@ -111,7 +111,8 @@ def _check_same_algorithm(cards: list[dict[str, Any]]) -> None:
             f"{name} on ranks {', '.join(map(str, ranks))}" for name, ranks in named.items()
         )
         raise ConfigError(
-            f"ranks of one group name different algorithms: {groups}. Set {VARIABLE} alike everywhere"
+            f"ranks request different algorithms ({groups}); set {VARIABLE} to the same value on"
+            " every rank"
         )
 
 

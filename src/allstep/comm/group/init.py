@@ -181,7 +181,7 @@ def _make_group(joined: Joined) -> bool:
         if dist.get_world_size() != world.size or dist.get_rank() != world.rank:
             raise WorldError(
                 f"torch's default group has rank {dist.get_rank()} of {dist.get_world_size()}, but"
-                f" {world.launcher} says {world.rank} of {world.size}: call allstep.init() instead"
+                f" {world.launcher} set {world.rank} of {world.size}: call allstep.init() instead"
                 " of init_process_group"
             )
         return False

@@ -186,11 +186,11 @@ def _absent(missing: list[int], world: World, store: Store, seconds: float) -> s
     names = []
     for rank in missing:
         host = expected_host(rank, world, store)
-        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (nobody told us its host)")
+        names.append(f"rank {rank} on {host}" if host else f"rank {rank} (host unknown)")
     return (
-        f"{len(missing)} of {world.size} ranks did not turn up within {seconds:.0f} s:"
-        f" {', '.join(names)}. Does every rank call allstep.init(), and did one die before?"
-        " ALLSTEP_START_TIMEOUT sets the time"
+        f"{len(missing)} of {world.size} ranks did not join within {seconds:.0f} s:"
+        f" {', '.join(names)}. Check that every rank calls allstep.init() and that none exited"
+        " before; ALLSTEP_START_TIMEOUT sets the time limit"
     )
 
 
@@ -203,9 +203,9 @@ def exact(world: World, cards: list[dict[str, Any]], env: Mapping[str, str] | No
     given = local_variables(world, env)
     if given and (exact.local_rank, exact.local_size) != (world.local_rank, world.local_size):
         raise WorldError(
-            f"{world.launcher} says that rank {world.rank} is local rank {world.local_rank} of"
-            f" {world.local_size} on {world.host} ({given}), but {exact.local_size} ranks turned up"
-            f" there, of which it is number {exact.local_rank}"
+            f"according to {world.launcher}, rank {world.rank} is local rank {world.local_rank} of"
+            f" {world.local_size} on {world.host} ({given}), but {exact.local_size} ranks joined"
+            f" there, and it is local rank {exact.local_rank} of them"
         )
     return replace(exact, host=world.host)
 

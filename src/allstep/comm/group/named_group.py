@@ -55,7 +55,7 @@ class NamedGroup(ProcessGroup):
 
     def split_group(self, *_: Any, **__: Any) -> ProcessGroup:
         raise CommError(
-            "split_group is NCCL's alone: use torch.distributed.new_group", op="split_group"
+            "split_group needs backend nccl: use torch.distributed.new_group", op="split_group"
         )
 
     def merge_remote_group(self, *_: Any, **__: Any) -> ProcessGroup:

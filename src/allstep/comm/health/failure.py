@@ -73,7 +73,7 @@ class Failure(NamedTuple):
         """Return the error that `rank` raises for an operation that this failure ended."""
         prefix = f"{operation}: " if operation is not None else ""
         seconds = operation.seconds if operation is not None else 0.0
-        source = f", told by rank {self.teller}" if self.teller != rank else ""
+        source = f"; reported by rank {self.teller}" if self.teller != rank else ""
         first, *rest = self.reason.split("\n")
         message = "\n".join([f"{prefix}{first}; rank {rank} waited {seconds:.1f} s{source}", *rest])
         name, tensor = op_and_tensor(str(operation)) if operation is not None else (None, None)

@@ -166,7 +166,7 @@ class Guard:
         if record is not None and record.kind == _LEFT:
             self._lives.forget(rank)
         else:
-            self.fail(record or self._gone([rank], "its process ended"))
+            self.fail(record or self._peer_lost([rank], "process exited"))
 
     def _error(self, operation: Operation | None) -> CommError:
         assert self.failure is not None
@@ -186,7 +186,7 @@ class Guard:
             return None
         return self._failure(
             "CollectiveTimeout",
-            f"not over within the {operation.limit:.1f} s that it was given",
+            f"not finished within its timeout of {operation.limit:.1f} s",
             None,
         )
 
@@ -216,7 +216,7 @@ class Guard:
     def lose(self, rank: int) -> None:
         """Fail because the process of a rank of this host has ended, unless a failure is posted."""
         self._check_channels()
-        self.fail(self._gone([rank], "its process ended"))
+        self.fail(self._peer_lost([rank], "process exited"))
 
     def _check_channels(self) -> None:
         for channel in self._channels:
@@ -236,13 +236,9 @@ class Guard:
         name = self.names[self.rank]
         return self._failure("CommError", f"rank {name} has {what}", name)
 
-    def _gone(self, ranks: Sequence[int], why: str) -> Failure:
-        verb = "is" if len(ranks) == 1 else "are"
-        return self._failure(
-            "PeerLost",
-            f"{rank_list(ranks, self.names)} {verb} gone ({why})",
-            self.names[ranks[0]],
-        )
+    def _peer_lost(self, ranks: Sequence[int], why: str) -> Failure:
+        reason = f"lost {rank_list(ranks, self.names)} ({why})"
+        return self._failure("PeerLost", reason, self.names[ranks[0]])
 
     def _lost(self, how: Callable[[Sockets], set[int]]) -> list[int]:
         """Return the ranks that `how` finds in the connections of any of the Gloo groups."""
@@ -264,13 +260,13 @@ class Guard:
         records = self._records.of(closed)
         dead = [rank for rank in closed if rank not in records]
         if dead:
-            return self._gone(dead, self._last_sign(dead[0]))
+            return self._peer_lost(dead, self._last_sign(dead[0]))
         failures = [record for record in records.values() if record.kind != _LEFT]
         if failures:
             return failures[0]
         self._left_in_order.update(closed)
         return (
-            self._gone(closed, "it has left the group while others need it")
+            self._peer_lost(closed, "left the group while other ranks need it")
             if closed and peaceful_too
             else None
         )
@@ -282,7 +278,7 @@ class Guard:
             if rank in ranks
         )
         return (
-            "its process ended"
+            "process exited"
             if seconds < self._limits.lost / 2
             else f"no sign of life for {seconds:.0f} s"
         )
@@ -340,7 +336,7 @@ class Guard:
         silence = max(_MIN_SILENCE, 0.6 * self._limits.lost)
         silent = self._lost(lambda sockets: sockets.silent(silence))
         if silent:
-            return self._gone(silent, f"no sign of life for {silence:.0f} s")
+            return self._peer_lost(silent, f"no sign of life for {silence:.0f} s")
         nbytes = sum(sockets.nbytes() for sockets, _ in self._connections)
         if nbytes != self._nbytes_seen:
             self._nbytes_seen, self._moved_at = nbytes, now
@@ -357,7 +353,7 @@ class Guard:
             self._record_leaving()
         elif self.failure is None:
             name = self.names[self.rank]
-            reason = f"rank {name} is gone (it ended with {type(error).__name__}: {error})"
+            reason = f"lost rank {name} (exited with {type(error).__name__}: {error})"
             self._records.write(self._failure("PeerLost", reason, name))
             self._records.record(self._failure("CommError", reason, blamed_rank(error, name)))
 

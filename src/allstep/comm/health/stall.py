@@ -126,10 +126,12 @@ def report(
 def _about(who: str, answer: Answer | None) -> list[str]:
     if answer is None:
         return [f"  {who}: does not answer (busy in native code, stopped or cut off)"]
-    does = f"in {answer.doing} for" if answer.doing else "in no collective since"
+    does = f"in {answer.doing} for" if answer.doing else "in no collective for"
     head = f"  {who} on {answer.host}: {does} {answer.seconds:.0f} s"
     return (
-        [f"{head}; it is at", *(f"    {line}" for line in answer.lines)] if answer.lines else [head]
+        [f"{head}; its stack:", *(f"    {line}" for line in answer.lines)]
+        if answer.lines
+        else [head]
     )
 
 

@@ -96,7 +96,7 @@ class StallMonitor:
         late = sorted([*missing, *mute])
         who = stall.rank_list(late, group.names) if late else "the others"
         lines = [
-            f"{who} did not come within {group.timeout:.1f} s",
+            f"{who} did not arrive within {group.timeout:.1f} s",
             *self._report(operation, answers)[1:],
         ]
         peer = group.names[late[0]] if late else None

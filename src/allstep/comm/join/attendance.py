@@ -73,8 +73,8 @@ def differing_programs(programs: Sequence[str], local_ranks: Sequence[int]) -> s
         ):
             return (
                 f"rank 0 runs `{programs[0]}`, rank {rank} `{other}`: if these are two programs of"
-                " one launch, the first has ended before it joined on one of them, and the results"
-                " are of neither"
+                " one launch, the first has ended on one of them before it joined, and the results"
+                " belong to neither program"
             )
     return None
 

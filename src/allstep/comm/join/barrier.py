@@ -84,7 +84,7 @@ def _absent(
 ) -> CollectiveTimeout:
     who = [f"rank {names[each]} on {_host_of(each, store)}" for each in missing]
     message = (
-        f"barrier: {len(missing)} of {size} ranks did not come within {seconds:.1f} s:"
+        f"barrier: {len(missing)} of {size} ranks did not arrive within {seconds:.1f} s:"
         f" {', '.join(who)}"
     )
     return CollectiveTimeout(
@@ -94,4 +94,4 @@ def _absent(
 
 def _host_of(rank: int, store: Store) -> str:
     key = f"{_PREFIX}/host/{rank}"
-    return store.get(key).decode() if store.check([key]) else "a host that it did not tell"
+    return store.get(key).decode() if store.check([key]) else "an unknown host"

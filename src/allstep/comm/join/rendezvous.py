@@ -123,7 +123,7 @@ def _torch_store(world: World, limits: Limits) -> Store:
         raise WorldError(
             f"rank {world.rank} on {world.host} found no store within {limits.start:.0f} s at"
             f" MASTER_ADDR:MASTER_PORT = {address}: {str(error).splitlines()[0]}. Rank 0 serves it:"
-            " is it running, and is the port free and open?"
+            " check that it runs, and that the port is free and open"
         ) from error
     return found[0]
 
@@ -181,9 +181,9 @@ def _read_when_there(file: Path, world: World, limits: Limits) -> dict[str, Any]
                 return note
         time.sleep(0.01)
     raise WorldError(
-        f"rank {world.rank} on {world.host} waited {limits.start:.0f} s, but rank 0 did not turn"
-        f" up: it left no {file}. Does every rank call allstep.init()? ALLSTEP_START_TIMEOUT sets"
-        " the time"
+        f"rank {world.rank} on {world.host} waited {limits.start:.0f} s, but rank 0 did not join:"
+        f" it wrote no {file}. Check that every rank calls allstep.init(); ALLSTEP_START_TIMEOUT"
+        " sets the time limit"
     )
 
 
@@ -207,8 +207,8 @@ def _between_hosts(world: World, limits: Limits) -> Rendezvous:
     if found is not None:
         return found
     raise WorldError(
-        f"{world.size} ranks on several hosts under {world.launcher}, and nothing says where rank 0"
-        " is: set MASTER_ADDR to a name or address of rank 0's host (mpirun -x MASTER_ADDR=...),"
+        f"{world.size} ranks on several hosts under {world.launcher}, and the host of rank 0 is not"
+        " known: set MASTER_ADDR to a name or address of rank 0's host (mpirun -x MASTER_ADDR=...),"
         " or install mpi4py, or start with `allstep run -H`"
     )
 
@@ -229,7 +229,7 @@ def _at_address(address: str, world: World, limits: Limits) -> Rendezvous:
     except OSError as error:
         raise WorldError(
             f"rank {world.rank} on {world.host} did not find rank 0 at {address} within"
-            f" {limits.start:.0f} s ({error}). Did rank 0 turn up there? Else set MASTER_ADDR and"
+            f" {limits.start:.0f} s ({error}). Check that rank 0 runs there, or set MASTER_ADDR and"
             " MASTER_PORT to an address and a free port of its host"
         ) from error
 

@@ -157,7 +157,7 @@ def _reserve(fd: int, nbytes: int) -> None:
     available = machine.memory().available
     if nbytes + _KEEP_FREE > available:
         raise OSError(
-            f"{nbytes} bytes of shared memory do not fit into the {available} bytes that are free"
+            f"{nbytes} bytes of shared memory do not fit into {available} bytes of free memory"
         )
     os.posix_fallocate(fd, 0, nbytes)
 
@@ -167,7 +167,7 @@ def _open(path: str, nonce: str, nbytes: int) -> Segment:
         path.startswith("/proc/")
         and (found := str(Path(path).readlink())) != f"/memfd:allstep-{nonce} (deleted)"
     ):
-        raise OSError(f"{path} is {found}, which is not our memory (another PID namespace?)")
+        raise OSError(f"{path} is {found}, not our memory (perhaps another PID namespace)")
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return _map(fd, nbytes, nonce, is_maker=False)
@@ -180,7 +180,7 @@ def _map(fd: int, nbytes: int, nonce: str, *, is_maker: bool) -> Segment:
     if is_maker:
         whole[:_NONCE] = nonce.encode()
     elif bytes(whole[:_NONCE]) != nonce.encode():
-        raise OSError("the memory does not hold the number that it should")
+        raise OSError("the memory has another nonce than expected: it is not our segment")
     return Segment(whole[HEADER:], nbytes)
 
 

@@ -118,10 +118,8 @@ class Guarded(Underway):
             with self._guard.waiting(self._operation):
                 call_in_thread(self._inner.wait, lambda: self._check(until))
         except _CallerTimeout:
-            message = (
-                f"{self._operation}: not over after the {timeout.total_seconds():.1f} s that `wait`"
-                " was given"
-            )
+            seconds = timeout.total_seconds()
+            message = f"{self._operation}: not finished within the {seconds:.1f} s given to `wait`"
             raise CollectiveTimeout(message, rank=self._guard.names[self._guard.rank]) from None
         except BaseException as error:
             self._error = error

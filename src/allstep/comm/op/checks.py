@@ -24,7 +24,7 @@ def fits(name: str, tensor: Tensor, place: Tensor, rank: int) -> None:
     """Check that an input has the dtype and size of its output."""
     if place.dtype != tensor.dtype or place.numel() != tensor.numel():
         raise CollectiveMismatch(
-            f"{name} on rank {rank}: what goes in is {shape(tensor)}, but its place is"
+            f"{name} on rank {rank}: the input is {shape(tensor)}, but its output is"
             f" {shape(place)}",
             rank=rank,
             op=name,

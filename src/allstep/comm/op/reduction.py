@@ -207,7 +207,7 @@ def _cast(dtype: torch.dtype, copy: bool = True) -> Step:
 
 
 def _meaningless(kind: Kind, dtype: torch.dtype) -> CommError:
-    return CommError(f"{kind.name} has no meaning for {dtype}", op=kind.name)
+    return CommError(f"{kind.name} is not defined for {dtype}", op=kind.name)
 
 
 def fold(parts: Sequence[Tensor], kind: Kind) -> Tensor:

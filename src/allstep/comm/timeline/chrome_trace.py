@@ -56,7 +56,7 @@ class Chrome:
 
     def left_out(self, count: int, now: int) -> str:
         """Return a line which states that `count` operations are missing before `now`."""
-        name = f"{count} operations are missing: they came faster than they could be written"
+        name = f"{count} operations are missing: they finished faster than they could be written"
         event = {
             "name": name,
             "ph": "i",

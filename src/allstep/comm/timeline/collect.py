@@ -63,7 +63,7 @@ class Part:
                 self._turn()
             self._finish()
         except ConfigError as error:
-            print_notice(f"{error}; the timeline ends here, the run goes on")
+            print_notice(f"{error}; the timeline ends here, the run continues")
         # The run ends with its store.
         except _STORE_IS_GONE:
             pass

@@ -62,7 +62,7 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
         raise WorldError("start_timeline needs a process group: call allstep.init() first")
     if _process.running is not None:
         raise ConfigError(
-            f"start_timeline({os.fspath(path)!r}): one is being written already; call"
+            f"start_timeline({os.fspath(path)!r}): a timeline is already being written; call"
             " stop_timeline() first"
         )
     group = dist.distributed_c10d._get_default_group()
@@ -115,7 +115,7 @@ def begin(path: str, store: Store, rank: int, size: int) -> None:
         offset = offset_to_first(store, rank, size, seconds, recorder.clock)
     except dist.DistError as error:
         raise WorldError(
-            f"timeline {path}: not all {size} ranks came to its start in {seconds:.0f} s: {error}"
+            f"timeline {path}: not all {size} ranks started it within {seconds:.0f} s: {error}"
         ) from error
     chrome = Chrome(rank, offset.add - origin)
     part = Sender(chrome, store, rank) if file is None else Writer(chrome, store, size, file)

@@ -84,6 +84,6 @@ def wanted_algorithm(name: str | None = None) -> Algorithm | None:
         return None
     if name not in ALGORITHMS:
         raise ConfigError(
-            f"{source}={name!r} is no algorithm: {did_you_mean(name, [*ALGORITHMS, 'auto'])}"
+            f"{source}={name!r} is not an algorithm: {did_you_mean(name, [*ALGORITHMS, 'auto'])}"
         )
     return ALGORITHMS[name]
