@@ -196,7 +196,9 @@ def test_wrong_algorithms(ranks: Ranks) -> None:
 
     for outcome in ranks.outcomes(3, different, hosts=["a", "b", "b"]):
         assert outcome.exit_code
-        assert "request different algorithms (tree on ranks 0, 2; ring on ranks 1)" in outcome.output
+        assert (
+            "request different algorithms (tree on ranks 0, 2; ring on ranks 1)" in outcome.output
+        )
 
     def unknown() -> None:
         with joined():

@@ -138,8 +138,7 @@ def test_a_local_size_that_nobody_confirms(ranks: Ranks) -> None:
 
     outcomes = ranks.outcomes(2, lie_about_the_host, hosts=["a", "b"])
     assert all(
-        "ALLSTEP_LOCAL_SIZE=2), but 1 ranks joined there" in outcome.output
-        for outcome in outcomes
+        "ALLSTEP_LOCAL_SIZE=2), but 1 ranks joined there" in outcome.output for outcome in outcomes
     )
 
 

@@ -567,7 +567,9 @@ def test_a_time_out_fails_one_group_and_no_other(ranks: Ranks, env: dict[str, st
         "all_reduce",
         "float32 [3]",
     ], "ranks as the user counts them"
-    assert "rank 2 did not arrive within 1.0 s" in text and "in validate: time.sleep(seconds)" in text
+    assert (
+        "rank 2 did not arrive within 1.0 s" in text and "in validate: time.sleep(seconds)" in text
+    )
     assert 1 < seconds < 15
     assert missing == (CollectiveTimeout, 2, 6.0)
     assert (none[-1], total) == (3.0, 6.0)

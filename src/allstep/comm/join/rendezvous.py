@@ -214,7 +214,7 @@ def _between_hosts(world: World, limits: Limits) -> Rendezvous:
 
 
 def _at_address(address: str, world: World, limits: Limits) -> Rendezvous:
-    """Rendezvous at `address`.
+    """Find rank 0 at `address`, or serve the store there as rank 0.
 
     Rank 0 takes the first free one of a few ports that follow from the job; the others try them
     all.
