@@ -448,7 +448,7 @@ def test_cuda_tensors_need_nccl(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_methods_own_cost(ranks: Ranks, num_ranks: int) -> None:
-    """`dist.all_reduce` with a mover that does nothing: ours beside torch's own.
+    """`dist.all_reduce` with a transport that does nothing: ours next to torch's own.
 
     Generous: times on a shared machine say little.
     """

@@ -21,7 +21,7 @@ SIZES = [1, 2, 7, 1023, 16384, 16385, 65536, 65537, 131072, 200_003, 524_288, 1_
 
 
 def group_of_ours():
-    """The default group on backend allstep, with its local mover."""
+    """The default group on backend allstep, with its shared-memory transport."""
     import torch
     import torch.distributed as dist
 

@@ -656,7 +656,7 @@ def test_what_is_not_taken_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("text", "expected"),
     [
         (
             describe("all_reduce", torch.bfloat16, [2, 3], RedOpType.PREMUL_SUM),
@@ -670,11 +670,11 @@ def test_what_is_not_taken_is_counted() -> None:
         ("barrier", (None, None, None, None)),
     ],
 )
-def test_the_words_of_a_call_are_understood(said: str, told: tuple) -> None:
-    name, details = described(said)
-    assert name == said.partition("(")[0]
-    assert details.pop("call") == said
-    assert tuple(details.get(key) for key in ("dtype", "shape", "bytes", "reduction")) == told
+def test_the_description_of_a_call_is_understood(text: str, expected: tuple) -> None:
+    name, details = described(text)
+    assert name == text.partition("(")[0]
+    assert details.pop("call") == text
+    assert tuple(details.get(key) for key in ("dtype", "shape", "bytes", "reduction")) == expected
 
 
 def test_a_plain_group_reads_the_variable(ranks: Ranks, tmp_path: Path) -> None:
