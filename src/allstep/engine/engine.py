@@ -255,7 +255,7 @@ class Engine:
             return
         if not self.is_forked:
             self._end_driving()
-        leave_alone([self._joined.meeting.store, *self._executor.groups])
+        leave_alone([self._joined.rendezvous.store, *self._executor.groups])
 
     def _end_driving(self) -> None:
         """Stop all ranks, drive until this one has stopped or it takes too long, end the thread."""

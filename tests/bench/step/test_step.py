@@ -256,7 +256,7 @@ def _fail_on_one_rank() -> list[str]:
 def test_who_fails_on_one_rank_fails_on_all_and_the_others_go_on(ranks: Ranks) -> None:
     waited, worn_out = ranks(2, _fail_on_one_rank, env={"ALLSTEP_TIMEOUT": "5"})
     assert worn_out == ["RuntimeError: worn out", "seconds", "losses"]
-    assert "rank 1 did not come within 5.0 s" in waited[0]
+    assert "rank 1 did not arrive within 5.0 s" in waited[0]
     assert waited[1:] == ["seconds", "losses"]
 
 

@@ -21,7 +21,7 @@ SIZES = [1, 2, 7, 1023, 16384, 16385, 65536, 65537, 131072, 200_003, 524_288, 1_
 
 
 def group_of_ours():
-    """The default group on backend allstep, with its local mover."""
+    """The default group on backend allstep, with its shared-memory transport."""
     import torch
     import torch.distributed as dist
 
@@ -362,7 +362,7 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
 
     results = ranks(3, work, env={"GROUP_SECONDS": "2"})
     for text, seconds in results[:2]:
-        assert "rank 2 did not come within 2." in text
+        assert "rank 2 did not arrive within 2." in text
         assert seconds < 20
 
 

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from allstep import machine
 from allstep.comm.health.processes import Lives
-from allstep.comm.health.sockets import MOST_KEEPALIVE_SECONDS
+from allstep.comm.health.sockets import MAX_KEEPALIVE_SECONDS
 from allstep.engine.board.board import Board
 from allstep.engine.board.byte_ring import Frames
 from allstep.errors import CommError
@@ -46,7 +46,7 @@ class _Link:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        every = min(max(1, int(lost_seconds / 5)), MOST_KEEPALIVE_SECONDS)
+        every = min(max(1, int(lost_seconds / 5)), MAX_KEEPALIVE_SECONDS)
         for option, value in (
             (socket.TCP_KEEPIDLE, every),
             (socket.TCP_KEEPINTVL, every),

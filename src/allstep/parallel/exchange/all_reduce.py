@@ -15,11 +15,11 @@ from torch._C._distributed_c10d import ReduceOp
 
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.memory import reduce as summing
-from allstep.comm.op.describe import words
+from allstep.comm.op.describe import describe
 from allstep.comm.op.norms import share_of
-from allstep.comm.op.transport import Mover
+from allstep.comm.op.transport import Transport
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, small_ones
 from allstep.parallel.exchange.exchange import Listener, Rule
@@ -102,8 +102,8 @@ class AllReduce(Bucketed):
         ):
             self._measured_sum(flat, scale)
             return
-        assert isinstance(local, LocalMover)
-        call = call_of(words("sum with norms", flat.dtype, flat.shape))
+        assert isinstance(local, SharedMemoryTransport)
+        call = call_of(describe("sum with norms", flat.dtype, flat.shape))
         local.carry_out(
             call, summing.large, flat, torch.add, call, True, scale, self.own, self.mean
         )
@@ -151,5 +151,5 @@ def _crosses_hosts(group: AllstepGroup) -> bool:
     return group.size() > 1 and not _on_one_host(group.local)
 
 
-def _on_one_host(local: Mover | None) -> bool:
-    return isinstance(local, LocalMover) and local.way is None
+def _on_one_host(local: Transport | None) -> bool:
+    return isinstance(local, SharedMemoryTransport) and local.crossing is None

@@ -26,7 +26,7 @@ from torch.nn import Parameter
 
 from allstep.comm.group.process_group import AllstepGroup
 from allstep.comm.op.norms import NOTHING, GradientNorms, Squares, Wanted
-from allstep.comm.op.queue import InLine, Queue
+from allstep.comm.op.queue import Queue, QueuedWork
 from allstep.errors import UserError
 from allstep.parallel.exchange.buckets import Bucket, cut, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
@@ -62,7 +62,7 @@ class Bucketed(ABC):
         self._bucket_of: dict[int, Bucket] = {}  # by the id of the parameter
         self._agreements = 0
         self._queue = Queue()
-        self._started: list[InLine] = []
+        self._started: list[QueuedWork] = []
         self._weight: float | None = None
         self._wanted = NOTHING
         self._absent = False

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from allstep.comm.group.plan import call_of
 from allstep.comm.group.process_group import AllstepGroup
-from allstep.comm.group.shared_memory import LocalMover
+from allstep.comm.group.shared_memory import SharedMemoryTransport
 from allstep.comm.op.norms import share_of
 from allstep.errors import CommError
 from allstep.parallel.exchange.bucketed import Bucketed
@@ -49,7 +49,7 @@ class Owners(Bucketed):
     ) -> None:
         super().__init__(group, key, named, rule, overlap=False, listener=listener)
         local = group.local
-        if not isinstance(local, LocalMover):
+        if not isinstance(local, SharedMemoryTransport):
             raise CommError(
                 "share_weights needs ranks that can share memory; `allstep doctor` says why they"
                 " cannot",
@@ -62,7 +62,7 @@ class Owners(Bucketed):
 
     def meet(self) -> None:
         """All ranks of the host are here, and see what the others have written."""
-        self.local.carry_out(self._call, lambda arena: arena.meet(self._call))
+        self.local.carry_out(self._call, lambda arena: arena.barrier(self._call))
 
     @property
     def own_pieces(self) -> list[Piece]:
@@ -98,7 +98,7 @@ class Owners(Bucketed):
                 if gradient.dtype == dtype
             }
             mean = (
-                self.mean if self.local.way is None else None
+                self.mean if self.local.crossing is None else None
             )  # over several hosts it is not yet the mean
             self.local.carry_out(
                 self._call, deliver, schedule, flats, scale, self._call, self.own, mean
@@ -107,7 +107,7 @@ class Owners(Bucketed):
 
     def _cross(self, gradients: dict[int, Tensor]) -> None:
         """Sums of our pieces over all hosts: large ones where they lie, small ones together."""
-        if self.local.way is None:
+        if self.local.crossing is None:
             return
         small: dict[torch.dtype, list[Tensor]] = {}
         for piece in self._pieces_of(gradients):
@@ -136,6 +136,6 @@ class Owners(Bucketed):
             self.mean.add(share_of(flat, self.local.layout.host, len(self.local.layout.hosts)))
 
     def _cross_with(self, flat: Tensor) -> None:
-        assert self.local.way is not None
-        self.local.way.get_ready()
-        self.local.way.carry(flat, torch.add)
+        assert self.local.crossing is not None
+        self.local.crossing.get_ready()
+        self.local.crossing.carry(flat, torch.add)

@@ -89,7 +89,7 @@ def deliver(
         blocks = schedule.blocks[turn % TURNS]
         for owner in arena.others:
             _stage(blocks[arena.rank][owner], schedule.parts(owner, turn), gradients, scale, own)
-        arena.meet(call)
+        arena.barrier(call)
         for part in schedule.parts(arena.rank, turn):
             if part.number in gradients:
                 mine = gradients[part.number][part.start : part.end]
@@ -98,7 +98,7 @@ def deliver(
                 recorder.during(recorder.ADDING, _add, arena, blocks, part, mine, scale)
                 if mean is not None:
                     mean.add(mine)
-    arena.meet(call)  # nobody may stage the next operation while another still reads this one
+    arena.barrier(call)  # nobody may stage the next operation while another still reads this one
 
 
 def _stage(
