@@ -1,9 +1,9 @@
-"""Does what the coordinator's log says, one message at a time, in the order of the log.
+"""Executes the messages of the coordinator's log, one at a time, in the order of the log.
 
-All ranks read the same log. A message names operations to carry out (the executor does the
-arithmetic, and the results go into the handles of this rank's requests), a refusal, a change of the
-process sets, or the end. See `messages` for the fields. One thread at a time calls `obey`: the one
-that drives (see `driver`).
+All ranks read the same log. A message contains operations to run (the executor computes them, and
+the results go into the handles of this rank's requests), a refusal, a change of the process sets,
+or the end. `messages` lists the fields. One thread at a time calls `execute`: the one that drives
+(see `driver`).
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,10 @@ from allstep.errors import CollectiveMismatch
 
 
 class Dispatch:
-    """Carries out the messages of the log on this rank.
+    """Executes the messages of the log on this rank.
 
-    coordinator: on rank 0, None elsewhere. autotune: chooses the coordinator's fusion threshold.
+    `coordinator`: the coordinator on rank 0, None elsewhere. `autotune`: chooses the coordinator's
+    fusion threshold; None if it is fixed.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Dispatch:
         self.autotune: Autotune | None = None
 
     def obey(self, fields: say.Fields) -> None:
-        """Do what one message says."""
+        """Execute one message of the log."""
         what = fields[0]
         if what == say.DO:
             self._do(fields[1::2], fields[2::2])

@@ -1,16 +1,16 @@
 """The progress loop, and which thread runs it: **the thread that waits drives.**
 
-Coordinating (on rank 0), reading the coordinator's log and carrying operations out is one loop, and
-one thread at a time runs it, the one that holds the turn:
+Coordinating (on rank 0), reading the coordinator's log and running operations is one loop. One
+thread at a time runs it, namely the thread that holds the lock `_turn`:
 
     a caller that waits for a result    if there is one
-    the engine's own thread             else; it sleeps while there is nothing to do
+    the engine's own thread             otherwise; it sleeps while there is no work
 
-So a synchronous operation needs no other thread, and an operation that no caller waits for is done
-all the same. A second caller that comes to wait sleeps until its result is there, or until the
-first one leaves and the second is to drive.
+So a synchronous operation needs no other thread, and an operation that no caller waits for runs
+all the same. A second caller that starts to wait sleeps until its result is available, or until
+the first caller leaves and the second must drive.
 
-From time to time the driver also looks for lost ranks and for operations that wait too long.
+At intervals the driver also checks for lost ranks and for operations that wait too long.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from allstep.engine.state import EngineState
 from allstep.engine.stop import Stop
 from allstep.errors import PeerLost
 
-# Seconds: the longest sleep. A missed wake-up is a delay of this length and no more.
+# Seconds: the longest sleep, and so the delay after a missed wake-up.
 _NAP = 0.05
 _DONE = Handle(0)
 
 
 class Driver:
-    """Runs the loop in the callers' threads and in a thread of its own.
+    """Runs the progress loop in the callers' threads and in a thread of its own.
 
-    coordinator: on rank 0, None elsewhere.
+    `coordinator`: the coordinator on rank 0, None elsewhere.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Driver:
         self._state, self._requests, self._board, self._settings = state, requests, board, settings
         self._obey, self._stop, self._notices = dispatch.obey, stop, notices
         self._coordinator = coordinator
-        self._turn = threading.Lock()  # held by the thread that drives
+        # Held by the thread that drives.
+        self._turn = threading.Lock()
         self._sleepers: deque[Sleeper] = deque()
         self._looked_at = 0.0
         self._is_closed = False
@@ -73,7 +74,7 @@ class Driver:
     # In the thread of a caller
 
     def wait(self, handle: Handle) -> None:
-        """Drive, or sleep while another thread drives, until a handle is done."""
+        """Drive, or sleep while another thread drives, until `handle` is done."""
         while not handle.is_done:
             if self._turn.acquire(blocking=False):
                 self._drive(handle)
@@ -91,7 +92,7 @@ class Driver:
             self._sleepers.remove(sleeper)
 
     def _drive(self, handle: Handle, until: float = math.inf) -> None:
-        """Run the loop until a handle is done or the clock shows `until`; give back the turn."""
+        """Run the loop until `handle` is done or the clock reaches `until`; then release the turn."""
         board = self._board
         try:
             board.attend()
@@ -106,23 +107,26 @@ class Driver:
             self._call_next()
 
     def _call_next(self) -> None:
-        """Wake one thread that waits for the turn, which is free."""
+        """Wake one thread that waits for the turn. Call it after releasing the turn."""
         if self._sleepers:
-            with contextlib.suppress(IndexError):  # it may have left
+            # The thread may have left meanwhile.
+            with contextlib.suppress(IndexError):
                 self._sleepers.popleft().wake()
 
     # In the engine's thread
 
     def _serve(self) -> None:
+        """Run the loop while no caller does, until `close`."""
         if self._settings.core is not None:
-            os.sched_setaffinity(0, [self._settings.core])  # 0 is this thread
+            # 0 is this thread.
+            os.sched_setaffinity(0, [self._settings.core])
         while not self._is_closed:
             self._board.sleep(_NAP)
             self._run_errands()
             self._stop.let_go()
             if not self._is_closed and self._turn.acquire(blocking=False):
                 try:
-                    # An error has ended the engine, and every caller that waits gets it.
+                    # The error has stopped the engine and is raised in every waiting caller.
                     with contextlib.suppress(Exception):
                         self._progress()
                         self._look_after()
@@ -140,7 +144,7 @@ class Driver:
     # The loop
 
     def _progress(self) -> None:
-        """Do all there is to do now. After the end: discard what still comes."""
+        """Process all messages that are available. After the end, discard them."""
         board, requests = self._board, self._requests
         try:
             board.look()
@@ -154,7 +158,7 @@ class Driver:
             raise
 
     def _coordinate(self, coordinator: Coordinator, board: Board) -> None:
-        """Pass the ranks' posts to the coordinator and its answers to all ranks. On rank 0."""
+        """On rank 0: pass the ranks' posts to the coordinator and its answers to all ranks."""
         for rank, message in board.posts():
             fields = unpack(message)
             if fields[0] == ASK:
@@ -167,20 +171,23 @@ class Driver:
             board.tell([pack(answer) for answer in answers])
 
     def _look_after(self) -> None:
-        """Look for lost ranks and for operations that wait too long; at most every `_NAP` / 2."""
+        """Check for lost ranks and for operations that wait too long; at most every `_NAP` / 2
+        seconds.
+        """
         now = time.monotonic()
         requests = self._requests
         if now - self._looked_at < _NAP / 2 or requests.end is not None:
             return
         self._looked_at = now
         self._state.hooks.now_and_then()
-        # Flags of processes are read while an operation waits here or, on rank 0, anywhere.
+        # Process states are read only while an operation waits here or, on rank 0, anywhere.
         waits = bool(requests.by_key) or (
             self._coordinator is not None and self._coordinator.is_waiting
         )
         lost = self._board.lost(waits)
         if lost is not None:
-            self._progress()  # the rank may have sent the reason
+            # The rank may have sent the reason.
+            self._progress()
             if requests.end is None:
                 rank = self._state.world.rank
                 self._stop.fail(
@@ -190,6 +197,7 @@ class Driver:
             self._look_for_stalls(self._coordinator)
 
     def _look_for_stalls(self, coordinator: Coordinator) -> None:
+        """Report stalled operations on standard error, and stop after a timeout."""
         settings = self._settings
         coordinator.expire(settings.timeout)
         if settings.stall:
@@ -205,27 +213,28 @@ class Driver:
     # The end
 
     def drive_to_end(self, handle: Handle, until: float) -> None:
-        """Drive until the engine has stopped or the clock shows `until`.
+        """Drive until the engine has stopped or the clock reaches `until`.
 
-        handle: of the request to stop.
+        `handle`: the handle of the request to stop.
         """
         while time.monotonic() < until:
             if self._turn.acquire(timeout=_NAP):
-                with contextlib.suppress(Exception):  # it has ended the engine
+                # The error has stopped the engine.
+                with contextlib.suppress(Exception):
                     self._drive(handle if self._requests.end is None else _DONE, until)
                 if self._requests.end is not None:
                     break
 
     def close(self) -> None:
-        """End the engine's thread. A thread that is in an operation gets 1 s: see `join`."""
+        """End the engine's thread. Wait at most 1 s if it is in an operation; see `join`."""
         self._is_closed = True
         self._board.wake()
         self.join(1.0)
 
     def join(self, seconds: float) -> None:
-        """Wait for the engine's thread to end, at most so long."""
+        """Wait at most `seconds` until the engine's thread has ended."""
         self._thread.join(timeout=seconds)
 
     def forked(self) -> None:
-        """Make a new lock in a child process: the thread that held the turn is not in it."""
+        """Replace the lock in a forked child, which lacks the thread that held it."""
         self._turn = threading.Lock()

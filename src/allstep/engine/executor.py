@@ -1,15 +1,15 @@
-"""Carries out what the coordinator says: the arithmetic of the operations, on one group of backend
+"""Runs the operations that the coordinator answers: their arithmetic, on one group of backend
 "allstep" per process set.
 
-    result = postscale * reduce(prescale * tensor)          Average is Sum with postscale / number
-    of ranks
+    result = postscale * reduce(prescale * tensor)
+    Average is Sum with postscale divided by the number of ranks
 
-Scaling follows Horovod: integers are multiplied in float64 and cut off towards zero, half precision
-in float32 and rounded once, a factor of 1 is no pass at all. Several reductions that came as one
-answer are packed into one buffer, reduced there and unpacked.
+Scaling follows Horovod: integers are multiplied in float64 and truncated towards zero, half
+precision is multiplied in float32 and rounded once, and a factor of 1 costs no pass over the data.
+Several reductions of one answer are packed into one buffer, reduced there and unpacked.
 
-Tensors are read and written through `.data`: autograd neither sees it nor counts it as a change, as
-with Horovod.
+Tensors are read and written through `.data`: as with Horovod, autograd neither records the access
+nor counts it as a change.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _waited(options: Any, **values: Any) -> Any:
-    """Options of a collective that is over when the call returns."""
+    """Return the options for a collective that has finished when the call returns."""
     options.asyncOp = False
     for name, value in values.items():
         setattr(options, name, value)
@@ -62,9 +62,11 @@ _ALL_TO_ALL = _waited(AllToAllOptions())
 
 
 class Executor:
-    """The groups of the sets that this rank belongs to, and the operations on them.
+    """The process groups of the sets that this rank belongs to, and the operations on them.
 
-    store: for making the groups. start, timeout: seconds for connecting, and for an operation.
+    `store`: the store through which the groups are formed. `start`: seconds for connecting.
+    `timeout`: seconds for one operation. `device_of_zeros`: the GPU on which a rank that has joined
+    allocates zeros when the tensors of the other ranks are on a GPU; -1 for the default GPU.
     """
 
     def __init__(self, store: Store, rank: int, start: float, timeout: float) -> None:
@@ -75,17 +77,17 @@ class Executor:
         self._further: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._num_made = 0
-        self._places: dict[
-            int, str
-        ] = {}  # of each set, in the store: numbers of sets are used again, places are not
-        self.device_of_zeros = (
-            -1
-        )  # where a rank that has joined makes them, when the others' tensors are on a GPU
+        # The store prefix of each set. Set numbers are used again, prefixes are not.
+        self._places: dict[int, str] = {}
+        self.device_of_zeros = -1
 
     # Groups
 
     def add_set(self, number: int, ranks: tuple[int, ...]) -> None:
-        """Called on all ranks in the same order; those of the set connect to each other."""
+        """Add a process set; its members connect to each other.
+
+        All ranks call it in the same order.
+        """
         self._num_made += 1
         self._ranks[number] = ranks
         self._places[number] = place = f"set/{self._num_made}"
@@ -99,12 +101,13 @@ class Executor:
         return backend.create_apart(store, name, self._rank, ranks, self._start, self._timeout)
 
     def has_group(self, purpose: str, number: int) -> bool:
+        """Whether `group` has formed the group of this purpose."""
         return (purpose, number) in self._further
 
     def group(self, purpose: str, number: int) -> AllstepGroup:
-        """A further group of a set's members, for whoever must not wait for the engine.
+        """Return another group of a set's members, for use without waiting for the engine.
 
-        The members ask for it together.
+        All members call it together for the first use.
         """
         key = (purpose, number)
         if key not in self._further:
@@ -113,6 +116,7 @@ class Executor:
         return self._further[key]
 
     def remove_set(self, number: int) -> None:
+        """Close the groups of a process set."""
         del self._ranks[number]
         gone = [self._groups.pop(number, None)]
         gone += [self._further.pop(key) for key in list(self._further) if key[1] == number]
@@ -121,11 +125,15 @@ class Executor:
                 group.shutdown()
 
     def close(self) -> None:
+        """Close all groups."""
         for number in list(self._ranks):
             self.remove_set(number)
 
     def abandon(self, reason: str, peer: int | None) -> None:
-        """This rank takes part no more: end whatever other ranks wait for on our groups."""
+        """Abort our groups, so that other ranks stop waiting for this one.
+
+        `peer`: the lost rank that caused it, if any.
+        """
         for group in self.groups:
             group.guard.fail(
                 Failure("CommError" if peer is None else "PeerLost", reason, peer, self._rank)
@@ -133,6 +141,7 @@ class Executor:
 
     @property
     def groups(self) -> list[AllstepGroup]:
+        """All groups of this rank."""
         return [*self._groups.values(), *self._further.values()]
 
     # Operations
@@ -144,9 +153,10 @@ class Executor:
         requests: Sequence[Request | None],
         hooks: Hooks,
     ) -> list[Any]:
-        """The results, one for each ask.
+        """Run one answer of the coordinator and return the results, one per operation.
 
-        A request that is None: this rank has joined and gives zeros.
+        `more`: further data of each operation (see `mismatch.Verdict`). A request is None if this
+        rank has joined: it contributes zeros.
         """
         first = asks[0]
         group = self._groups[first.process_set]
@@ -169,6 +179,7 @@ class Executor:
 
 
 def _zeros(ask: Ask, number: int) -> Request:
+    """Return the request of a rank that has joined: it contributes zeros."""
     device = (
         "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
     )
@@ -182,14 +193,14 @@ def _given(request: Request) -> Tensor:
 
 
 def _target(request: Request) -> Tensor:
-    """Where the result goes."""
+    """Return the tensor for the result."""
     if request.output is not None:
         return request.output.data
     return torch.empty_like(_given(request), memory_format=torch.contiguous_format)
 
 
 def scale(tensor: Tensor, factor: float) -> Tensor:
-    """The tensor times a factor, in its own dtype. In place where that is the same."""
+    """Multiply a tensor by a factor in its own dtype, in place; return it."""
     if factor == 1.0:
         return tensor
     if tensor.dtype in _HALVES:
@@ -221,7 +232,7 @@ def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) ->
 def _fused_all_reduce(
     group: AllstepGroup, requests: Sequence[Request], activity: Callable[[str], None]
 ) -> list[Tensor]:
-    """All of one dtype, device, reduction and factors."""
+    """Reduce tensors of one dtype, device, reduction and scale factors in one buffer."""
     activity("MEMCPY_IN_FUSION_BUFFER")
     flat = torch.cat([_given(request).reshape(-1) for request in requests])
     activity(Kind.ALLREDUCE.name)
@@ -244,9 +255,9 @@ def _reduce(group: AllstepGroup, tensor: Tensor, request: Request) -> None:
 
 
 def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    """more: how many rows each rank gives.
+    """Gather rows of all ranks. `more`: the number of rows of each rank.
 
-    A rank without rows has nothing to say, and equal ones go in one step.
+    Equal numbers of rows take one collective; ranks without rows do not send.
     """
     rows = numbers(more.decode())
     given = _given(request).contiguous()
@@ -267,7 +278,8 @@ def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) ->
 
 
 def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    root = group.guard.names.index(ask.root)  # of the world
+    # `ask.root` is a rank of the world.
+    root = group.guard.names.index(ask.root)
     given, target = _given(request), _target(request)
     if group._rank == root and target.data_ptr() != given.data_ptr():
         target.copy_(given)
@@ -282,7 +294,8 @@ def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> 
 def _all_to_all(
     group: AllstepGroup, request: Request, ask: Ask, more: bytes
 ) -> tuple[Tensor, Tensor]:
-    splits = rows_of(more)  # [i][j]: rows that rank i sends to rank j
+    # [i][j]: rows that rank i sends to rank j.
+    splits = rows_of(more)
     outgoing, incoming = list(splits[group._rank]), [each[group._rank] for each in splits]
     given = _given(request)[: sum(outgoing)].contiguous()
     output = torch.empty((sum(incoming), *given.shape[1:]), dtype=given.dtype, device=given.device)
@@ -294,7 +307,7 @@ def _all_to_all(
 
 
 def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    """Rows are dealt out in order; the first ranks get one more where they do not divide evenly."""
+    """Reduce and distribute the rows in order; the first ranks get one more row if they are uneven."""
     size, rank = group._size, group._rank
     given = _given(request)
     num_rows = given.shape[0]
@@ -322,7 +335,7 @@ def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Ten
 
 
 def _barrier(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> None:
-    """That all have asked is all there is to it."""
+    """Return at once: the coordinator answers only after all ranks have requested the barrier."""
 
 
 _OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, Ask, bytes], Any]] = {

@@ -1,12 +1,12 @@
-"""Finds mismatches: the ranks' asks for one operation are compared before it is carried out.
+"""Compares the ranks' requests for one operation before it runs.
 
 All ranks of an operation must agree on its kind, data type, shape, scale factors, reduction, root
-and device. `judge` compares their asks field by field and returns a `Verdict`: the operation, with
-what the ranks must know of each other (the rows of each rank for allgather, the splits of each rank
-for alltoall), or the text of the error that every rank raises. The order of the comparisons and the
-texts are Horovod's.
+and device. `judge` compares their requests field by field and returns a `Verdict`: the operation,
+with the data of other ranks that each rank needs (the rows of each rank for allgather, the splits
+of each rank for alltoall), or the text of the error that every rank raises. The order of the
+comparisons and the texts are Horovod's.
 
-Pure: no clock, no network, no tensors. `coordinator` is the only caller of `judge`; `executor`
+This module is pure: no clock, no network, no tensors. Only `coordinator` calls `judge`; `executor`
 reads the splits with `rows_of`.
 """
 
@@ -21,10 +21,11 @@ _WITH_JOIN = (Kind.ALLREDUCE, Kind.ADASUM)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of comparing the asks: the operation, or the reason why it cannot be done.
+    """The result of comparing the requests: the operation, or the reason for refusing it.
 
-    more: what ranks must know of each other, as text: the rows of each rank (allgather), or the
-    splits of each rank (alltoall). refusal: the reason; empty when the operation can be done.
+    `more`: data of all ranks as text: the rows of each rank (allgather), or the splits of each rank
+    (alltoall). `nbytes`: size of the operation, for fusion. `refusal`: the reason; empty if the
+    operation can run.
     """
 
     ask: Ask
@@ -34,9 +35,10 @@ class Verdict:
 
 
 def judge(ranks: Sequence[int], asks: Sequence[Ask], joined: Sequence[int]) -> Verdict:
-    """Compare what ranks ask for; the first difference decides.
+    """Compare the requests of several ranks; the first difference decides.
 
-    ranks: the ranks that asked, in the order of `asks`. joined: members that have joined.
+    `ranks`: the ranks that made the requests, in the order of `asks`. `joined`: members that have
+    joined.
     """
     first = asks[0]
     differ = any(ask is not first for ask in asks)
@@ -54,12 +56,12 @@ def judge(ranks: Sequence[int], asks: Sequence[Ask], joined: Sequence[int]) -> V
 
 
 def joined_text(values: Iterable[int]) -> bytes:
-    """Write integers as the text that `request.numbers` reads."""
+    """Return integers as the text that `request.numbers` reads."""
     return ",".join(map(str, values)).encode()
 
 
 def rows_of(more: bytes) -> list[tuple[int, ...]]:
-    """Read the splits of each rank from the `more` of an alltoall."""
+    """Return the splits of each rank from the `more` of an alltoall."""
     return [numbers(text) for text in more.decode().split(";")]
 
 
@@ -67,12 +69,12 @@ def _even(num_rows: int, size: int) -> list[int]:
     return [num_rows // size] * size
 
 
-# title, what is compared, verb; None: not for this kind
+# Returns title, compared value and verb; None if the kind has no such value.
 _Look = Callable[[Ask], tuple[str, str, str] | None]
 
 
 def _difference(looks: Sequence[_Look], ranks: Sequence[int], asks: Sequence[Ask]) -> str:
-    """Describe the first thing in which asks differ; empty when they are alike."""
+    """Describe the first value that differs between requests; "" if all are equal."""
     for look in looks:
         first = None
         for rank, ask in zip(ranks, asks, strict=True):
@@ -154,14 +156,14 @@ def _device(ask: Ask) -> tuple[str, str, str]:
     return "Mismatched CPU/GPU device selection", ask.device, "specified device"
 
 
-# In Horovod's order, so that its users see the message that they know when several things differ.
+# Horovod's order: with several differences, its users see the message that they know.
 _LOOKS: tuple[_Look, ...] = (_dtype, _kind, _shape, _num_dims, _later_dims, _factors, _op)
 # Compared after `_impossible`.
 _LAST_LOOKS: tuple[_Look, ...] = (_root, _device)
 
 
 def _impossible(ask: Ask, joined: Sequence[int]) -> str:
-    """Give the reason why an operation on which all ranks agree cannot be done, or ""."""
+    """Return the reason why an operation that all ranks agree on cannot run, or ""."""
     name = ask.kind.name.lower()
     if joined and ask.kind not in _WITH_JOIN:
         return (

@@ -2,8 +2,8 @@
 
     segment   | flags of all ranks | mailbox of rank 0 | mailbox of rank 1 | ... | log |
 
-A rank puts what it posts into its mailbox and rings rank 0; rank 0 writes the log and rings
-everybody. Rings and bells are explained in `byte_ring`.
+A rank writes its posts into its mailbox and rings rank 0. Rank 0 writes the log and rings all other
+ranks. `byte_ring` explains rings and bells.
 """
 
 import os
@@ -34,18 +34,22 @@ from allstep.engine.board.byte_ring import (
 from allstep.process.futex import address_of, new_fence
 
 MAILBOX, LOG = 64 << 10, 256 << 10
-_LONGER = 20  # an answer takes this many times as long as a hand-over: up to 70 us of looking
+# An answer takes this many times as long as a hand-over: up to 70 us of polling.
+_SPIN_FACTOR = 20
 _YIELDS = 10
 
 
 def board_bytes(size: int) -> int:
-    """How large the segment must be."""
+    """Return the size of the segment in bytes."""
     return rounded(size * LINE * 8) + size * MAILBOX + LOG
 
 
 class SharedBoard(Board):
-    """Ranks of one host. pids: of all ranks. spins: how often one looks in a hand-over before he
-    gives the core away."""
+    """The board of ranks of one host.
+
+    `pids`: the process ids of all ranks. `spins`: how often a hand-over polls before it yields the
+    core.
+    """
 
     def __init__(self, memory: memoryview, rank: int, pids: Sequence[int], spins: int) -> None:
         super().__init__(rank, len(pids))
@@ -54,7 +58,7 @@ class SharedBoard(Board):
         self._numbers = numbers = memory[: size * LINE * 8].cast("q")
         self._line = rank * LINE
         self._address = address_of(memory)
-        self._spins = spins * _LONGER
+        self._spins = spins * _SPIN_FACTOR
         self._posting = threading.Lock()
         self._poster = Ringer(numbers, self._address, rank + 1, 2 * size)
         self._driver = Ringer(numbers, self._address, size + rank + 1, 2 * size)
