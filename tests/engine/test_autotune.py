@@ -12,7 +12,7 @@ import torch
 from allstep import engine
 from allstep.engine import Kind, Op, Request
 from allstep.engine.autotune import CANDIDATES, MB, MEASUREMENTS, Autotune, Log, read_autotune
-from allstep.engine.request import Ask, decode, encode
+from allstep.engine.request import RequestSpec, decode, encode
 from allstep.errors import AllstepError, ConfigError
 from support.ranks import Ranks
 
@@ -22,7 +22,7 @@ COLUMNS = [
 ]
 
 
-def ask(name: str, numel: int = 250) -> Ask:
+def ask(name: str, numel: int = 250) -> RequestSpec:
     return decode(encode(Request(Kind.ALLREDUCE, name, torch.empty(numel)), name))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allstep.console.escape import print_notice
-from allstep.engine.request import Ask
+from allstep.engine.request import RequestSpec
 from allstep.engine.settings import number
 from allstep.errors import ConfigError
 
@@ -106,7 +106,7 @@ class Autotune:
         """Whether all thresholds have been tried; `fusion` is then the best of them."""
         return not self._left
 
-    def reduced(self, asks: Sequence[Ask]) -> int:
+    def reduced(self, specs: Sequence[RequestSpec]) -> int:
         """Record a fused reduction that has finished; return the threshold to use next."""
         if self._left:
             now = self._clock()
@@ -114,7 +114,7 @@ class Autotune:
             if self._began is None:
                 self._begin(now)
             else:
-                self._count(asks, now)
+                self._count(specs, now)
         return self.fusion
 
     def _begin(self, now: float | None) -> None:
@@ -123,11 +123,11 @@ class Autotune:
         self._num_bytes = 0
         self._times: Counter[str] = Counter()
 
-    def _count(self, asks: Sequence[Ask], now: float) -> None:
+    def _count(self, specs: Sequence[RequestSpec], now: float) -> None:
         assert self._began is not None
-        self._num_bytes += sum(ask.nbytes for ask in asks)
-        self._times.update(ask.name for ask in asks)
-        if max(self._times[ask.name] for ask in asks) >= self._steps:
+        self._num_bytes += sum(spec.nbytes for spec in specs)
+        self._times.update(spec.name for spec in specs)
+        if max(self._times[spec.name] for spec in specs) >= self._steps:
             self._scores.append(self._num_bytes / max(1e6 * (now - self._began), 1e-3))
             self._begin(now)
         elif len(self._times) > _MAX_NAMES:

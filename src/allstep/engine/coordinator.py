@@ -33,7 +33,7 @@ from allstep.engine.messages import (
     Fields,
 )
 from allstep.engine.mismatch import Verdict, joined_text, judge
-from allstep.engine.request import Ask, Key, Kind, decode
+from allstep.engine.request import Key, Kind, RequestSpec, decode
 
 _FUSED = (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER, Kind.ALLGATHER)
 # Bytes. A larger tensor gains nothing from fusion, which would copy it twice.
@@ -52,11 +52,11 @@ class _Group:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An operation that some ranks have requested; `asks` holds the requests by rank."""
+    """An operation that some ranks have requested; `specs` holds the requests by rank."""
 
     key: Key
     began: float
-    asks: dict[int, Ask] = field(default_factory=dict)
+    specs: dict[int, RequestSpec] = field(default_factory=dict)
     group: _Group | None = None
 
 
@@ -92,7 +92,7 @@ class Coordinator:
         self._clock = clock
         self._waiting: dict[Key, _Waiting] = {}
         self._due: list[_Ready | Fields] = []
-        self._verdicts: dict[tuple[Ask, ...], Verdict] = {}
+        self._verdicts: dict[tuple[RequestSpec, ...], Verdict] = {}
         self._free_ids: deque[int] = deque()
         self._num_groups = 0
         # The last step of each rank, by the key of the steps.
@@ -112,37 +112,37 @@ class Coordinator:
         if self.stopped:
             return
         if what == ASK:
-            self._asked(rank, fields)
+            self._take_requests(rank, fields)
         elif what == NOTICE:
             self._noticed(rank, fields[1], int(fields[2]))
         else:
             self.stopped = True
             self._due.append(fields)
 
-    def _asked(self, rank: int, fields: Fields) -> None:
+    def _take_requests(self, rank: int, fields: Fields) -> None:
         if len(fields) == 2:
-            waiting = self._note(rank, decode(fields[1]))
+            waiting = self._take_request(rank, decode(fields[1]))
             if waiting is not None:
                 self._settle(waiting)
             return
-        together = [self._note(rank, decode(data)) for data in fields[1:]]
+        together = [self._take_request(rank, decode(data)) for data in fields[1:]]
         group = [waiting for waiting in together if waiting is not None]
         self._bind(group)
         for waiting in group:
             self._settle(waiting)
 
-    def _note(self, rank: int, ask: Ask) -> _Waiting | None:
-        if ask.kind is Kind.JOIN:
+    def _take_request(self, rank: int, spec: RequestSpec) -> _Waiting | None:
+        if spec.kind is Kind.JOIN:
             self._join(rank)
             return None
-        key = ask.key
+        key = spec.key
         waiting = self._waiting.get(key)
         if waiting is None:
-            if ask.process_set not in self.sets:
-                self._refuse(key, VALUE, f"process set {ask.process_set} has been removed")
+            if spec.process_set not in self.sets:
+                self._refuse(key, VALUE, f"process set {spec.process_set} has been removed")
                 return None
             waiting = self._waiting[key] = _Waiting(key, self._clock())
-        waiting.asks[rank] = ask
+        waiting.specs[rank] = spec
         return waiting
 
     def _bind(self, together: Sequence[_Waiting]) -> None:
@@ -173,32 +173,32 @@ class Coordinator:
 
     def _is_ready(self, waiting: _Waiting) -> bool:
         members = self.sets[waiting.key[0]]
-        if len(waiting.asks) == len(members):
+        if len(waiting.specs) == len(members):
             return True
         return bool(self.joined) and all(
-            rank in waiting.asks or rank in self.joined for rank in members
+            rank in waiting.specs or rank in self.joined for rank in members
         )
 
     def _answer(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.key]
         members = self.sets[waiting.key[0]]
-        asks = tuple(waiting.asks[rank] for rank in members if rank in waiting.asks)
+        specs = tuple(waiting.specs[rank] for rank in members if rank in waiting.specs)
         verdict = (
-            self._verdicts.get(asks) if len(asks) == len(members) and not self.joined else None
+            self._verdicts.get(specs) if len(specs) == len(members) and not self.joined else None
         )
         if verdict is None:
             joined = [rank for rank in members if rank in self.joined]
-            verdict = judge([rank for rank in members if rank in waiting.asks], asks, joined)
+            verdict = judge([rank for rank in members if rank in waiting.specs], specs, joined)
             if not joined:
                 if len(self._verdicts) >= _MAX_VERDICTS:
                     self._verdicts.clear()
-                self._verdicts[asks] = verdict
+                self._verdicts[specs] = verdict
         if verdict.refusal:
             self._refuse(waiting.key, MISMATCH, verdict.refusal)
-        elif verdict.ask.kind is Kind.ADD_SET:
-            self._add_set(waiting.key, verdict.ask.splits)
-        elif verdict.ask.kind is Kind.REMOVE_SET:
-            self._remove_set(verdict.ask.splits[0])
+        elif verdict.spec.kind is Kind.ADD_SET:
+            self._add_set(waiting.key, verdict.spec.splits)
+        elif verdict.spec.kind is Kind.REMOVE_SET:
+            self._remove_set(verdict.spec.splits[0])
         else:
             self._due.append(_Ready(verdict, waiting.group))
 
@@ -289,25 +289,25 @@ class Coordinator:
             if not answer or left < verdict.nbytes:
                 answer, left = [DO], self.fusion
                 answers.append(answer)
-            answer += [verdict.ask.data, verdict.more]
+            answer += [verdict.spec.data, verdict.more]
             if like:
                 room[like] = answer, left - verdict.nbytes
         return answers
 
     def _fusable(self, verdict: Verdict, group: _Group | None) -> tuple[object, ...]:
         """Return the values that two fused operations must share; empty if this one is not fused."""
-        ask = verdict.ask
-        if ask.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
+        spec = verdict.spec
+        if spec.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
             return ()
         bound = 0 if self.fuse_groups or group is None else group.number
         return (
-            ask.kind,
-            ask.process_set,
-            ask.dtype,
-            ask.device,
-            ask.op,
-            ask.prescale,
-            ask.postscale,
+            spec.kind,
+            spec.process_set,
+            spec.dtype,
+            spec.device,
+            spec.op,
+            spec.prescale,
+            spec.postscale,
             bound,
         )
 
@@ -347,7 +347,7 @@ class Coordinator:
 
     def _missing(self, waiting: _Waiting) -> list[int]:
         members = self.sets[waiting.key[0]]
-        return [rank for rank in members if rank not in waiting.asks and rank not in self.joined]
+        return [rank for rank in members if rank not in waiting.specs and rank not in self.joined]
 
 
 def stall_report(

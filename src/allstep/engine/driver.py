@@ -58,12 +58,12 @@ class Driver:
         settings: Settings,
     ) -> None:
         self._state, self._requests, self._board, self._settings = state, requests, board, settings
-        self._obey, self._stop, self._notices = dispatch.obey, stop, notices
+        self._execute, self._stop, self._notices = dispatch.execute, stop, notices
         self._coordinator = coordinator
         # Held by the thread that drives.
         self._turn = threading.Lock()
         self._sleepers: deque[Sleeper] = deque()
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._is_closed = False
         self._thread = threading.Thread(target=self._serve, name="allstep-engine", daemon=True)
 
@@ -100,13 +100,13 @@ class Driver:
             while not handle.is_done and time.monotonic() < until:
                 board.wait(_NAP)
                 self._progress()
-                self._look_after()
+                self._check_health()
         finally:
             board.leave()
             self._turn.release()
-            self._call_next()
+            self._wake_next()
 
-    def _call_next(self) -> None:
+    def _wake_next(self) -> None:
         """Wake one thread that waits for the turn. Call it after releasing the turn."""
         if self._sleepers:
             # The thread may have left meanwhile.
@@ -122,22 +122,22 @@ class Driver:
             os.sched_setaffinity(0, [self._settings.core])
         while not self._is_closed:
             self._board.sleep(_NAP)
-            self._run_errands()
-            self._stop.let_go()
+            self._run_callbacks()
+            self._stop.abort_groups()
             if not self._is_closed and self._turn.acquire(blocking=False):
                 try:
                     # The error has stopped the engine and is raised in every waiting caller.
                     with contextlib.suppress(Exception):
                         self._progress()
-                        self._look_after()
+                        self._check_health()
                 finally:
                     self._turn.release()
-                    self._call_next()
+                    self._wake_next()
 
-    def _run_errands(self) -> None:
+    def _run_callbacks(self) -> None:
         try:
             if self._requests.end is None:
-                self._notices.run_errands()
+                self._notices.run_callbacks()
         except BaseException as error:
             self._stop.fail(error)
 
@@ -150,9 +150,9 @@ class Driver:
             board.look()
             if self._coordinator is not None:
                 self._coordinate(self._coordinator, board)
-            for message in board.told():
+            for message in board.published():
                 if requests.end is None:
-                    self._obey(unpack(message))
+                    self._execute(unpack(message))
         except BaseException as error:
             self._stop.fail(error)
             raise
@@ -168,18 +168,18 @@ class Driver:
         answers = coordinator.answers()
         if answers:
             self._state.hooks.answered()
-            board.tell([pack(answer) for answer in answers])
+            board.publish([pack(answer) for answer in answers])
 
-    def _look_after(self) -> None:
+    def _check_health(self) -> None:
         """Check for lost ranks and for operations that wait too long; at most every `_NAP` / 2
         seconds.
         """
         now = time.monotonic()
         requests = self._requests
-        if now - self._looked_at < _NAP / 2 or requests.end is not None:
+        if now - self._checked_at < _NAP / 2 or requests.end is not None:
             return
-        self._looked_at = now
-        self._state.hooks.now_and_then()
+        self._checked_at = now
+        self._state.hooks.tick()
         # Process states are read only while an operation waits here or, on rank 0, anywhere.
         waits = bool(requests.by_key) or (
             self._coordinator is not None and self._coordinator.is_waiting

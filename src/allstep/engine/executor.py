@@ -35,7 +35,7 @@ from allstep.comm.health.failure import Failure
 from allstep.engine.adasum import combine
 from allstep.engine.hooks import Hooks
 from allstep.engine.mismatch import rows_of
-from allstep.engine.request import Ask, Kind, Op, Request, numbers
+from allstep.engine.request import Kind, Op, Request, RequestSpec, numbers
 
 _REDUCTIONS = {
     Op.AVERAGE: dist.ReduceOp.SUM,
@@ -74,11 +74,11 @@ class Executor:
         self._rank = rank
         self._start, self._timeout = start, timeout
         self._groups: dict[int, AllstepGroup] = {}
-        self._further: dict[tuple[str, int], AllstepGroup] = {}
+        self._extra_groups: dict[tuple[str, int], AllstepGroup] = {}
         self._ranks: dict[int, tuple[int, ...]] = {}
         self._num_made = 0
         # The store prefix of each set. Set numbers are used again, prefixes are not.
-        self._places: dict[int, str] = {}
+        self._prefixes: dict[int, str] = {}
         self.device_of_zeros = -1
 
     # Groups
@@ -90,7 +90,7 @@ class Executor:
         """
         self._num_made += 1
         self._ranks[number] = ranks
-        self._places[number] = place = f"set/{self._num_made}"
+        self._prefixes[number] = place = f"set/{self._num_made}"
         if self._rank in ranks:
             self._groups[number] = self._make(
                 f"{place}/engine", f"allstep engine, set {number}", ranks
@@ -102,7 +102,7 @@ class Executor:
 
     def has_group(self, purpose: str, number: int) -> bool:
         """Whether `group` has formed the group of this purpose."""
-        return (purpose, number) in self._further
+        return (purpose, number) in self._extra_groups
 
     def group(self, purpose: str, number: int) -> AllstepGroup:
         """Return another group of a set's members, for use without waiting for the engine.
@@ -110,16 +110,18 @@ class Executor:
         All members call it together for the first use.
         """
         key = (purpose, number)
-        if key not in self._further:
-            place, name = f"{self._places[number]}/{purpose}", f"allstep {purpose}, set {number}"
-            self._further[key] = self._make(place, name, self._ranks[number])
-        return self._further[key]
+        if key not in self._extra_groups:
+            place, name = f"{self._prefixes[number]}/{purpose}", f"allstep {purpose}, set {number}"
+            self._extra_groups[key] = self._make(place, name, self._ranks[number])
+        return self._extra_groups[key]
 
     def remove_set(self, number: int) -> None:
         """Close the groups of a process set."""
         del self._ranks[number]
         gone = [self._groups.pop(number, None)]
-        gone += [self._further.pop(key) for key in list(self._further) if key[1] == number]
+        gone += [
+            self._extra_groups.pop(key) for key in list(self._extra_groups) if key[1] == number
+        ]
         for group in gone:
             if group is not None:
                 group.shutdown()
@@ -129,7 +131,7 @@ class Executor:
         for number in list(self._ranks):
             self.remove_set(number)
 
-    def abandon(self, reason: str, peer: int | None) -> None:
+    def abort(self, reason: str, peer: int | None) -> None:
         """Abort our groups, so that other ranks stop waiting for this one.
 
         `peer`: the lost rank that caused it, if any.
@@ -142,13 +144,13 @@ class Executor:
     @property
     def groups(self) -> list[AllstepGroup]:
         """All groups of this rank."""
-        return [*self._groups.values(), *self._further.values()]
+        return [*self._groups.values(), *self._extra_groups.values()]
 
     # Operations
 
     def run(
         self,
-        asks: Sequence[Ask],
+        specs: Sequence[RequestSpec],
         more: Sequence[bytes],
         requests: Sequence[Request | None],
         hooks: Hooks,
@@ -158,33 +160,33 @@ class Executor:
         `more`: further data of each operation (see `mismatch.Verdict`). A request is None if this
         rank has joined: it contributes zeros.
         """
-        first = asks[0]
+        first = specs[0]
         group = self._groups[first.process_set]
         wanted = [
-            request or _zeros(ask, self.device_of_zeros)
-            for ask, request in zip(asks, requests, strict=True)
+            request or _zeros(spec, self.device_of_zeros)
+            for spec, request in zip(specs, requests, strict=True)
         ]
         with torch.no_grad():
-            if len(asks) > 1 and first.kind is Kind.ALLREDUCE:
-                results = _fused_all_reduce(group, wanted, partial(hooks.activity, asks))
+            if len(specs) > 1 and first.kind is Kind.ALLREDUCE:
+                results = _fused_all_reduce(group, wanted, partial(hooks.activity, specs))
             else:
-                hooks.activity(asks, first.kind.name)
+                hooks.activity(specs, first.kind.name)
                 results = [
-                    _OPERATIONS[first.kind](group, request, ask, each)
-                    for request, ask, each in zip(wanted, asks, more, strict=True)
+                    _OPERATIONS[first.kind](group, request, spec, each)
+                    for request, spec, each in zip(wanted, specs, more, strict=True)
                 ]
         if first.device == "cuda":
             torch.cuda.current_stream().synchronize()
         return results
 
 
-def _zeros(ask: Ask, number: int) -> Request:
+def _zeros(spec: RequestSpec, number: int) -> Request:
     """Return the request of a rank that has joined: it contributes zeros."""
     device = (
-        "cpu" if ask.device == "cpu" else f"{ask.device}:{number}" if number >= 0 else ask.device
+        "cpu" if spec.device == "cpu" else f"{spec.device}:{number}" if number >= 0 else spec.device
     )
-    tensor = torch.zeros(ask.shape, dtype=getattr(torch, ask.dtype), device=device)
-    return Request(ask.kind, ask.name, tensor, tensor, ask.op, ask.prescale, ask.postscale)
+    tensor = torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+    return Request(spec.kind, spec.name, tensor, tensor, spec.op, spec.prescale, spec.postscale)
 
 
 def _given(request: Request) -> Tensor:
@@ -214,7 +216,7 @@ def _factor_after(request: Request, size: int) -> float:
     return request.postscale / size if request.op is Op.AVERAGE else request.postscale
 
 
-def _all_reduce(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+def _all_reduce(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
     work = (
         target
@@ -254,7 +256,7 @@ def _reduce(group: AllstepGroup, tensor: Tensor, request: Request) -> None:
     scale(tensor, _factor_after(request, group._size))
 
 
-def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+def _all_gather(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
     """Gather rows of all ranks. `more`: the number of rows of each rank.
 
     Equal numbers of rows take one collective; ranks without rows do not send.
@@ -277,9 +279,9 @@ def _all_gather(group: AllstepGroup, request: Request, ask: Ask, more: bytes) ->
     return output
 
 
-def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
-    # `ask.root` is a rank of the world.
-    root = group.guard.names.index(ask.root)
+def _broadcast(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
+    # `spec.root` is a rank of the world.
+    root = group.guard.names.index(spec.root)
     given, target = _given(request), _target(request)
     if group._rank == root and target.data_ptr() != given.data_ptr():
         target.copy_(given)
@@ -292,7 +294,7 @@ def _broadcast(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> 
 
 
 def _all_to_all(
-    group: AllstepGroup, request: Request, ask: Ask, more: bytes
+    group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes
 ) -> tuple[Tensor, Tensor]:
     # [i][j]: rows that rank i sends to rank j.
     splits = rows_of(more)
@@ -306,7 +308,9 @@ def _all_to_all(
     return output, torch.tensor(incoming, dtype=torch.int32)
 
 
-def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+def _reduce_scatter(
+    group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes
+) -> Tensor:
     """Reduce and distribute the rows in order; the first ranks get one more row if they are uneven."""
     size, rank = group._size, group._rank
     given = _given(request)
@@ -325,7 +329,7 @@ def _reduce_scatter(group: AllstepGroup, request: Request, ask: Ask, more: bytes
     return scale(output, _factor_after(request, size))
 
 
-def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Tensor:
+def _adasum(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> Tensor:
     given, target = _given(request), _target(request)
     work = scale(given.clone(memory_format=torch.contiguous_format), request.prescale)
     if work.numel():
@@ -334,11 +338,11 @@ def _adasum(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> Ten
     return request.output if request.output is not None else target
 
 
-def _barrier(group: AllstepGroup, request: Request, ask: Ask, more: bytes) -> None:
+def _barrier(group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes) -> None:
     """Return at once: the coordinator answers only after all ranks have requested the barrier."""
 
 
-_OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, Ask, bytes], Any]] = {
+_OPERATIONS: dict[Kind, Callable[[AllstepGroup, Request, RequestSpec, bytes], Any]] = {
     Kind.ALLREDUCE: _all_reduce,
     Kind.ALLGATHER: _all_gather,
     Kind.BROADCAST: _broadcast,

@@ -8,7 +8,7 @@ delays the engine while it runs, and an exception in it stops the engine.
 from collections.abc import Sequence
 from typing import Any
 
-from allstep.engine.request import Ask, Key
+from allstep.engine.request import Key, RequestSpec
 
 
 class Hooks:
@@ -17,28 +17,28 @@ class Hooks:
     def submitted(self, key: Key) -> None:
         """Called when this rank has requested an operation."""
 
-    def reported(self, ask: Ask, rank: int) -> None:
+    def reported(self, spec: RequestSpec, rank: int) -> None:
         """Called on rank 0 when the request of a rank has arrived."""
 
     def answered(self) -> None:
         """Called on rank 0 when the coordinator sends answers to all ranks."""
 
-    def negotiated(self, asks: Sequence[Ask]) -> None:
+    def negotiated(self, specs: Sequence[RequestSpec]) -> None:
         """Called when all ranks have requested these operations, which then run fused on their set."""
 
     def refused(self, key: Key) -> None:
         """Called when the requests of an operation differ: it ends with an error on all ranks."""
 
-    def begins(self, asks: Sequence[Ask]) -> None:
+    def begins(self, specs: Sequence[RequestSpec]) -> None:
         """Called when this rank begins to run these operations."""
 
-    def activity(self, asks: Sequence[Ask], name: str) -> None:
+    def activity(self, specs: Sequence[RequestSpec], name: str) -> None:
         """Called for each phase of a running operation: packing, communication, unpacking."""
 
-    def ends(self, asks: Sequence[Ask], results: Sequence[Any] | None) -> None:
+    def ends(self, specs: Sequence[RequestSpec], results: Sequence[Any] | None) -> None:
         """Called when the operations have ended on this rank; `results` is None after a failure."""
 
-    def now_and_then(self) -> None:
+    def tick(self) -> None:
         """Called many times a second while the engine waits for other ranks or for requests."""
 
     def stopped(self) -> None:

@@ -13,7 +13,7 @@ reads the splits with `rows_of`.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from allstep.engine.request import Ask, Kind, numbers
+from allstep.engine.request import Kind, RequestSpec, numbers
 
 # The operations to which a rank that has joined contributes zeros.
 _WITH_JOIN = (Kind.ALLREDUCE, Kind.ADASUM)
@@ -28,30 +28,32 @@ class Verdict:
     operation can run.
     """
 
-    ask: Ask
+    spec: RequestSpec
     more: bytes = b""
     nbytes: int = 0
     refusal: str = ""
 
 
-def judge(ranks: Sequence[int], asks: Sequence[Ask], joined: Sequence[int]) -> Verdict:
+def judge(ranks: Sequence[int], specs: Sequence[RequestSpec], joined: Sequence[int]) -> Verdict:
     """Compare the requests of several ranks; the first difference decides.
 
-    `ranks`: the ranks that made the requests, in the order of `asks`. `joined`: members that have
+    `ranks`: the ranks that made the requests, in the order of `specs`. `joined`: members that have
     joined.
     """
-    first = asks[0]
-    differ = any(ask is not first for ask in asks)
-    why = (_difference(_LOOKS, ranks, asks) if differ else "") or _impossible(first, joined)
-    why = why or (_difference(_LAST_LOOKS, ranks, asks) if differ else "")
+    first = specs[0]
+    differ = any(spec is not first for spec in specs)
+    why = (_difference(_LOOKS, ranks, specs) if differ else "") or _impossible(first, joined)
+    why = why or (_difference(_LAST_LOOKS, ranks, specs) if differ else "")
     if why:
         return Verdict(first, refusal=why)
     nbytes, more = first.nbytes, b""
     if first.kind is Kind.ALLGATHER:
-        nbytes = sum(ask.nbytes for ask in asks)
-        more = joined_text(ask.shape[0] for ask in asks)
+        nbytes = sum(spec.nbytes for spec in specs)
+        more = joined_text(spec.shape[0] for spec in specs)
     elif first.kind is Kind.ALLTOALL:
-        more = b";".join(joined_text(ask.splits or _even(ask.shape[0], len(asks))) for ask in asks)
+        more = b";".join(
+            joined_text(spec.splits or _even(spec.shape[0], len(specs))) for spec in specs
+        )
     return Verdict(first, more, nbytes)
 
 
@@ -70,15 +72,15 @@ def _even(num_rows: int, size: int) -> list[int]:
 
 
 # Returns title, compared value and verb; None if the kind has no such value.
-_Look = Callable[[Ask], tuple[str, str, str] | None]
+_Look = Callable[[RequestSpec], tuple[str, str, str] | None]
 
 
-def _difference(looks: Sequence[_Look], ranks: Sequence[int], asks: Sequence[Ask]) -> str:
+def _difference(looks: Sequence[_Look], ranks: Sequence[int], specs: Sequence[RequestSpec]) -> str:
     """Describe the first value that differs between requests; "" if all are equal."""
     for look in looks:
         first = None
-        for rank, ask in zip(ranks, asks, strict=True):
-            found = look(ask)
+        for rank, spec in zip(ranks, specs, strict=True):
+            found = look(spec)
             if found is None:
                 continue
             if first is None:
@@ -92,68 +94,72 @@ def _difference(looks: Sequence[_Look], ranks: Sequence[int], asks: Sequence[Ask
     return ""
 
 
-def _dtype(ask: Ask) -> tuple[str, str, str]:
-    return "Mismatched data types", ask.dtype, "had type"
+def _dtype(spec: RequestSpec) -> tuple[str, str, str]:
+    return "Mismatched data types", spec.dtype, "had type"
 
 
-def _kind(ask: Ask) -> tuple[str, str, str]:
-    return "Mismatched operations", ask.kind.name.lower(), "did an"
+def _kind(spec: RequestSpec) -> tuple[str, str, str]:
+    return "Mismatched operations", spec.kind.name.lower(), "did an"
 
 
 _ROWS_MAY_DIFFER = (Kind.ALLGATHER, Kind.ALLTOALL)
 
 
-def _shape(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind in _ROWS_MAY_DIFFER:
+def _shape(spec: RequestSpec) -> tuple[str, str, str] | None:
+    if spec.kind in _ROWS_MAY_DIFFER:
         return None
-    if ask.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
-        return "Mismatched process sets", str(list(ask.splits)), "gave"
+    if spec.kind in (Kind.ADD_SET, Kind.REMOVE_SET):
+        return "Mismatched process sets", str(list(spec.splits)), "gave"
     return (
-        f"Mismatched {ask.kind.name} tensor shapes",
-        str(list(ask.shape)),
+        f"Mismatched {spec.kind.name} tensor shapes",
+        str(list(spec.shape)),
         "sent a tensor of shape",
     )
 
 
-def _num_dims(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in _ROWS_MAY_DIFFER:
+def _num_dims(spec: RequestSpec) -> tuple[str, str, str] | None:
+    if spec.kind not in _ROWS_MAY_DIFFER:
         return None
-    return f"Mismatched {ask.kind.name} tensor shapes", str(len(ask.shape)), "sent a tensor of rank"
+    return (
+        f"Mismatched {spec.kind.name} tensor shapes",
+        str(len(spec.shape)),
+        "sent a tensor of rank",
+    )
 
 
-def _later_dims(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in _ROWS_MAY_DIFFER:
+def _later_dims(spec: RequestSpec) -> tuple[str, str, str] | None:
+    if spec.kind not in _ROWS_MAY_DIFFER:
         return None
     sizes = ", ".join(
-        f"dimension {index} equal to {size}" for index, size in enumerate(ask.shape) if index
+        f"dimension {index} equal to {size}" for index, size in enumerate(spec.shape) if index
     )
-    return f"Mismatched {ask.kind.name} tensor shapes", sizes, "sent a tensor with"
+    return f"Mismatched {spec.kind.name} tensor shapes", sizes, "sent a tensor with"
 
 
-def _factors(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER):
+def _factors(spec: RequestSpec) -> tuple[str, str, str] | None:
+    if spec.kind not in (Kind.ALLREDUCE, Kind.ADASUM, Kind.REDUCESCATTER):
         return None
     return (
         "Mismatched prescale and/or postscale factors",
-        f"{ask.prescale} and {ask.postscale}",
+        f"{spec.prescale} and {spec.postscale}",
         "specified",
     )
 
 
-def _op(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+def _op(spec: RequestSpec) -> tuple[str, str, str] | None:
+    if spec.kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
         return None
-    return "Mismatched reduction operations", ask.op.name, "specified reduction operation"
+    return "Mismatched reduction operations", spec.op.name, "specified reduction operation"
 
 
-def _root(ask: Ask) -> tuple[str, str, str] | None:
-    if ask.kind is not Kind.BROADCAST:
+def _root(spec: RequestSpec) -> tuple[str, str, str] | None:
+    if spec.kind is not Kind.BROADCAST:
         return None
-    return "Mismatched broadcast root ranks", str(ask.root), "specified root rank"
+    return "Mismatched broadcast root ranks", str(spec.root), "specified root rank"
 
 
-def _device(ask: Ask) -> tuple[str, str, str]:
-    return "Mismatched CPU/GPU device selection", ask.device, "specified device"
+def _device(spec: RequestSpec) -> tuple[str, str, str]:
+    return "Mismatched CPU/GPU device selection", spec.device, "specified device"
 
 
 # Horovod's order: with several differences, its users see the message that they know.
@@ -162,17 +168,17 @@ _LOOKS: tuple[_Look, ...] = (_dtype, _kind, _shape, _num_dims, _later_dims, _fac
 _LAST_LOOKS: tuple[_Look, ...] = (_root, _device)
 
 
-def _impossible(ask: Ask, joined: Sequence[int]) -> str:
+def _impossible(spec: RequestSpec, joined: Sequence[int]) -> str:
     """Return the reason why an operation that all ranks agree on cannot run, or ""."""
-    name = ask.kind.name.lower()
-    if joined and ask.kind not in _WITH_JOIN:
+    name = spec.kind.name.lower()
+    if joined and spec.kind not in _WITH_JOIN:
         return (
             f"{name} is not supported with Join: {_ranks(joined)} joined, and has no data to give"
             " or take."
         )
-    if not ask.shape and ask.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
+    if not spec.shape and spec.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
         return (
-            f"{name} of a tensor of rank zero: {ask.name} has no rows to deal with. Give it a"
+            f"{name} of a tensor of rank zero: {spec.name} has no rows to deal with. Give it a"
             " dimension."
         )
     return ""

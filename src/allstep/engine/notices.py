@@ -29,14 +29,14 @@ class Notices:
         self._post, self._wake = post, wake
         self._lock = threading.Lock()
         self._steps: dict[str, int] = {}
-        self._somebody_joined = False
-        self._errands: deque[tuple[str, int]] = deque()
+        self._any_joined = False
+        self._queued: deque[tuple[str, int]] = deque()
 
     def begin(self, key: str, number: int) -> None:
         """Record that this rank begins a step, and send a notice if some rank has joined."""
         with self._lock:
             self._steps[key] = number
-            if self._somebody_joined:
+            if self._any_joined:
                 self._post(_notice(key, number))
 
     def post_all(self) -> None:
@@ -44,24 +44,24 @@ class Notices:
         for key, number in self._steps.items():
             self._post(_notice(key, number))
 
-    def somebody_joined(self, yes: bool) -> None:
+    def set_any_joined(self, yes: bool) -> None:
         """Set whether some rank has joined; if so, post the current steps."""
         with self._lock:
-            self._somebody_joined = yes
+            self._any_joined = yes
             if yes:
                 self.post_all()
 
-    def heard(self, key: str, number: int) -> None:
+    def receive(self, key: str, number: int) -> None:
         """Queue the callback of a step that other ranks have begun; for a rank that has joined."""
         if number > self._steps.get(key, 0):
             self._steps[key] = number
-            self._errands.append((key, number))
+            self._queued.append((key, number))
             self._wake()
 
-    def run_errands(self) -> None:
+    def run_callbacks(self) -> None:
         """Run the callbacks of the steps in the queue, in order."""
-        while self._errands:
-            key, number = self._errands.popleft()
+        while self._queued:
+            key, number = self._queued.popleft()
             if key not in self.callbacks:
                 raise CommError(
                     f"{key}: others begin step {number}, and this rank has joined without"

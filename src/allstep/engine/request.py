@@ -82,7 +82,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
+class RequestSpec:
     """The facts about a request that other ranks need. `data` is the encoded spec, in bytes."""
 
     kind: Kind
@@ -120,8 +120,8 @@ _OWN_NAME = {
     Kind.ADD_SET: "process_set.add",
     Kind.REMOVE_SET: "process_set.remove",
 }
-_MOST_ASKS = 10_000
-_asks: dict[bytes, Ask] = {}
+_MAX_SPECS = 10_000
+_specs: dict[bytes, RequestSpec] = {}
 
 
 def full_names(requests: Sequence[Request], handle: int) -> list[str]:
@@ -160,23 +160,23 @@ def encode(request: Request, name: str) -> bytes:
     return text.encode()
 
 
-def decode(data: bytes) -> Ask:
+def decode(data: bytes) -> RequestSpec:
     """Decode a spec; equal bytes give the same object."""
-    ask = _asks.get(data)
-    if ask is None:
-        if len(_asks) >= _MOST_ASKS:
-            _asks.clear()
-        ask = _asks[data] = _parse(data)
-    return ask
+    spec = _specs.get(data)
+    if spec is None:
+        if len(_specs) >= _MAX_SPECS:
+            _specs.clear()
+        spec = _specs[data] = _parse(data)
+    return spec
 
 
-def _parse(data: bytes) -> Ask:
+def _parse(data: bytes) -> RequestSpec:
     kind, dtype, shape, op, prescale, postscale, root, splits, process_set, device, name = (
         data.decode().split("\t", 10)
     )
     dims = numbers(shape)
     itemsize = getattr(torch, dtype).itemsize if dtype else 0
-    return Ask(
+    return RequestSpec(
         Kind(int(kind)),
         dtype,
         dims,

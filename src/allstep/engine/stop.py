@@ -30,7 +30,7 @@ class Stop:
         self, state: EngineState, requests: PendingRequests, board: Board, executor: Executor
     ) -> None:
         self._state, self._requests, self._board, self._executor = state, requests, board, executor
-        self._has_let_go = False
+        self._has_aborted = False
 
     def stop(self, error: CommError) -> None:
         """Stop this rank's engine; a no-op if it has stopped. `error`: raised in all callers."""
@@ -45,9 +45,9 @@ class Stop:
             # Rank 0 may be lost.
             with contextlib.suppress(Exception):
                 self._board.post(pack(stop_message(known)))
-            self.let_go()
+            self.abort_groups()
 
-    def let_go(self) -> None:
+    def abort_groups(self) -> None:
         """Abort our groups once the engine has stopped; a no-op while it runs.
 
         After an orderly stop, operations in flight have `_GRACE` seconds: call it again later.
@@ -55,9 +55,9 @@ class Stop:
         end = self._requests.end
         grace = _GRACE if isinstance(end, EngineStopped) else 0.0
         seconds = time.monotonic() - self._requests.ended_at
-        if end is not None and not self._has_let_go and seconds >= grace:
-            self._has_let_go = True
-            self._executor.abandon(str(end), end.peer)
+        if end is not None and not self._has_aborted and seconds >= grace:
+            self._has_aborted = True
+            self._executor.abort(str(end), end.peer)
 
 
 def shut_down_by(rank: int) -> EngineStopped:

@@ -30,7 +30,7 @@ from torch import Tensor
 from allstep.comm.timeline.chrome_trace import TraceFile
 from allstep.console.escape import print_notice
 from allstep.engine.hooks import Hooks
-from allstep.engine.request import Ask, Key, Kind
+from allstep.engine.request import Key, Kind, RequestSpec
 from allstep.errors import ConfigError
 from allstep.parallel.exchange import Named
 
@@ -107,15 +107,15 @@ class HorovodTrace(Hooks):
 
     # What the engine tells
 
-    def reported(self, ask: Ask, rank: int) -> None:
-        members = self._sets.get(ask.process_set, ())
-        if rank not in members or (ask.kind not in _MOVES and ask.kind is not Kind.BARRIER):
+    def reported(self, spec: RequestSpec, rank: int) -> None:
+        members = self._sets.get(spec.process_set, ())
+        if rank not in members or (spec.kind not in _MOVES and spec.kind is not Kind.BARRIER):
             return
         now = self._now()
-        if ask.key not in self._negotiating:
-            self._negotiating[ask.key] = ask.kind
-            self._begin(ask.key, f"NEGOTIATE_{ask.kind.name}", now)
-        self._add(ask.key, f'"ph": "X", "name": "{members.index(rank)}", "ts": {now}, "dur": 0')
+        if spec.key not in self._negotiating:
+            self._negotiating[spec.key] = spec.kind
+            self._begin(spec.key, f"NEGOTIATE_{spec.kind.name}", now)
+        self._add(spec.key, f'"ph": "X", "name": "{members.index(rank)}", "ts": {now}, "dur": 0')
 
     def answered(self) -> None:
         if self._mark_cycles and self._file is not None:
@@ -123,11 +123,11 @@ class HorovodTrace(Hooks):
                 f',\n{{"ph": "i", "name": "CYCLE_START", "ts": {self._now()}, "s": "g"}}'
             )
 
-    def negotiated(self, asks: Sequence[Ask]) -> None:
+    def negotiated(self, specs: Sequence[RequestSpec]) -> None:
         now = self._now()
-        for ask in asks:
-            if self._negotiating.pop(ask.key, None) is not None:
-                self._end(ask.key, now)
+        for spec in specs:
+            if self._negotiating.pop(spec.key, None) is not None:
+                self._end(spec.key, now)
 
     def refused(self, key: Key) -> None:
         now, kind = self._now(), self._negotiating.pop(key, None)
@@ -137,27 +137,27 @@ class HorovodTrace(Hooks):
             self._begin(key, kind.name, now)
             self._end(key, now)
 
-    def begins(self, asks: Sequence[Ask]) -> None:
+    def begins(self, specs: Sequence[RequestSpec]) -> None:
         now = self._now()
-        for ask in _moving(asks):
-            self._begin(ask.key, ask.kind.name, now)
-            self._begin(ask.key, "QUEUE", now)
+        for spec in _moving(specs):
+            self._begin(spec.key, spec.kind.name, now)
+            self._begin(spec.key, "QUEUE", now)
 
-    def activity(self, asks: Sequence[Ask], name: str) -> None:
+    def activity(self, specs: Sequence[RequestSpec], name: str) -> None:
         now = self._now()
-        for ask in _moving(asks):
-            self._end(ask.key, now)
-            self._begin(ask.key, _ACTIVITIES.get(name, name), now)
+        for spec in _moving(specs):
+            self._end(spec.key, now)
+            self._begin(spec.key, _ACTIVITIES.get(name, name), now)
 
-    def ends(self, asks: Sequence[Ask], results: Sequence[Any] | None) -> None:
+    def ends(self, specs: Sequence[RequestSpec], results: Sequence[Any] | None) -> None:
         now = self._now()
-        for index, ask in enumerate(_moving(asks)):
-            self._end(ask.key, now)
-            self._end(ask.key, now, None if results is None else _output(results[index]))
+        for index, spec in enumerate(_moving(specs)):
+            self._end(spec.key, now)
+            self._end(spec.key, now, None if results is None else _output(results[index]))
         # a driver for whom results are always there already looks after nothing else
-        self.now_and_then()
+        self.tick()
 
-    def now_and_then(self) -> None:
+    def tick(self) -> None:
         now = time.monotonic()
         if now - self._written_at >= _PERIOD:
             self._written_at = now
@@ -236,9 +236,9 @@ class HorovodTrace(Hooks):
             ended.close(self._now())
 
 
-def _moving(asks: Sequence[Ask]) -> Sequence[Ask]:
+def _moving(specs: Sequence[RequestSpec]) -> Sequence[RequestSpec]:
     """Operations that are carried out together are of one kind; a barrier carries nothing."""
-    return asks if asks[0].kind in _MOVES else ()
+    return specs if specs[0].kind in _MOVES else ()
 
 
 def _output(result: Any) -> Tensor:

@@ -24,7 +24,7 @@ class Board(ABC):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._own_posts: deque[bytes] = deque()
-        self._own_told: deque[bytes] = deque()
+        self._own_published: deque[bytes] = deque()
 
     def _take_own_posts(self) -> list[tuple[int, bytes]]:
         found = []
@@ -32,9 +32,9 @@ class Board(ABC):
             found.append((self.rank, self._own_posts.popleft()))
         return found
 
-    def _take_own_told(self) -> list[bytes]:
-        found = list(self._own_told)
-        self._own_told.clear()
+    def _take_own_published(self) -> list[bytes]:
+        found = list(self._own_published)
+        self._own_published.clear()
         return found
 
     @abstractmethod
@@ -49,11 +49,11 @@ class Board(ABC):
         """On rank 0: return the new posts, as (rank, message)."""
 
     @abstractmethod
-    def tell(self, frames: Sequence[bytes]) -> None:
+    def publish(self, frames: Sequence[bytes]) -> None:
         """On rank 0: send messages to all ranks."""
 
     @abstractmethod
-    def told(self) -> list[bytes]:
+    def published(self) -> list[bytes]:
         """Return the new messages of rank 0."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Board(ABC):
         """
 
     @abstractmethod
-    def has_news(self) -> bool:
+    def has_work(self) -> bool:
         """Whether there are messages to process or to send."""
 
     @abstractmethod

@@ -106,7 +106,7 @@ class RingReader:
         self._fence = new_fence()
         self._frames = Frames()
 
-    def has_news(self) -> bool:
+    def has_data(self) -> bool:
         """Whether there are bytes to read."""
         return bool(self._numbers[self._written] != self._count)
 

@@ -105,7 +105,7 @@ class SharedBoard(Board):
         found = self._take_own_posts()
         numbers = self._numbers
         for rank, reader in self._mail_readers:
-            if reader.has_news():
+            if reader.has_data():
                 found += [(rank, message) for message in reader.messages()]
                 if numbers[rank * LINE + NEEDS_ROOM]:
                     self._driver.ring(rank)
@@ -113,8 +113,8 @@ class SharedBoard(Board):
 
     # The log
 
-    def tell(self, frames: Sequence[bytes]) -> None:
-        self._own_told.extend(frame[4:] for frame in frames)
+    def publish(self, frames: Sequence[bytes]) -> None:
+        self._own_published.extend(frame[4:] for frame in frames)
         if self._log_writer is not None:
             self._log_writer.write(b"".join(frames))
             self._ring_readers(self._log_writer)
@@ -124,9 +124,9 @@ class SharedBoard(Board):
         for rank in range(1, self.size):
             self._driver.ring(rank)
 
-    def told(self) -> list[bytes]:
+    def published(self) -> list[bytes]:
         if self.rank == 0:
-            return self._take_own_told()
+            return self._take_own_published()
         found = self._log_reader.messages()
         if found and self._numbers[NEEDS_ROOM]:
             self._driver.ring(0)
@@ -143,12 +143,12 @@ class SharedBoard(Board):
         elif self._log_writer is not None and self._log_writer.flush():
             self._ring_readers(self._log_writer)
 
-    def has_news(self) -> bool:
+    def has_work(self) -> bool:
         if self.rank:
-            return self._log_reader.has_news() or _can_flush(self._mail_writer)
-        if self._own_posts or self._own_told or _can_flush(self._log_writer):
+            return self._log_reader.has_data() or _can_flush(self._mail_writer)
+        if self._own_posts or self._own_published or _can_flush(self._log_writer):
             return True
-        return any(reader.has_news() for _, reader in self._mail_readers)
+        return any(reader.has_data() for _, reader in self._mail_readers)
 
     def attend(self) -> None:
         self._numbers[self._line + CALLER] = LOOKING
@@ -156,7 +156,7 @@ class SharedBoard(Board):
     def leave(self) -> None:
         self._numbers[self._line + CALLER] = AWAY
         self._fence()
-        if self.has_news():
+        if self.has_work():
             self._driver.ring(self.rank)
 
     def wait(self, seconds: float) -> None:
@@ -180,7 +180,7 @@ class SharedBoard(Board):
         self._thread_fence()
         seen = numbers[line + BELL]
         self._thread_fence()
-        if numbers[line + CALLER] != AWAY or not self.has_news():
+        if numbers[line + CALLER] != AWAY or not self.has_work():
             sleep_on_bell(self._address + line * 8, seen, seconds, is_caller=False)
         numbers[line + THREAD] = AWAY
 

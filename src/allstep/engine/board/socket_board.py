@@ -139,13 +139,13 @@ class SocketBoard(Board):
         self._inbox.clear()
         return found
 
-    def tell(self, frames: Sequence[bytes]) -> None:
-        self._own_told.extend(frame[4:] for frame in frames)
+    def publish(self, frames: Sequence[bytes]) -> None:
+        self._own_published.extend(frame[4:] for frame in frames)
         self._send(list(self._links), b"".join(frames))
 
-    def told(self) -> list[bytes]:
+    def published(self) -> list[bytes]:
         if self.rank == 0:
-            return self._take_own_told()
+            return self._take_own_published()
         found = [message for _, message in self._inbox]
         self._inbox.clear()
         return found
@@ -175,8 +175,8 @@ class SocketBoard(Board):
         if link.has_ended:
             self._poll.unregister(link.sock.fileno())
 
-    def has_news(self) -> bool:
-        return bool(self._own_posts or self._own_told or self._inbox or self._poll.poll(0))
+    def has_work(self) -> bool:
+        return bool(self._own_posts or self._own_published or self._inbox or self._poll.poll(0))
 
     def attend(self) -> None:
         self._gate.clear()
@@ -184,7 +184,7 @@ class SocketBoard(Board):
 
     def leave(self) -> None:
         self._is_attended = False
-        if self.has_news():
+        if self.has_work():
             self._gate.set()
 
     def wait(self, seconds: float) -> None:
