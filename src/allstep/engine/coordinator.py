@@ -295,7 +295,7 @@ class Coordinator:
         return answers
 
     def _fusable(self, verdict: Verdict, group: _Group | None) -> tuple[object, ...]:
-        """Return the values that two fused operations must share; empty if this one is not fused."""
+        """Return the values that fused operations must share; empty if this one is not fused."""
         spec = verdict.spec
         if spec.kind not in _FUSED or verdict.nbytes > min(_WORTH_FUSING, self.fusion):
             return ()

@@ -92,7 +92,7 @@ class Driver:
             self._sleepers.remove(sleeper)
 
     def _drive(self, handle: Handle, until: float = math.inf) -> None:
-        """Run the loop until `handle` is done or the clock reaches `until`; then release the turn."""
+        """Run the loop until `handle` is done or the clock reaches `until`; release the turn."""
         board = self._board
         try:
             board.attend()

@@ -311,7 +311,7 @@ def _all_to_all(
 def _reduce_scatter(
     group: AllstepGroup, request: Request, spec: RequestSpec, more: bytes
 ) -> Tensor:
-    """Reduce and distribute the rows in order; the first ranks get one more row if they are uneven."""
+    """Reduce and distribute the rows in order; the first ranks may get one more row."""
     size, rank = group._size, group._rank
     given = _given(request)
     num_rows = given.shape[0]

@@ -24,7 +24,7 @@ class Hooks:
         """Called on rank 0 when the coordinator sends answers to all ranks."""
 
     def negotiated(self, specs: Sequence[RequestSpec]) -> None:
-        """Called when all ranks have requested these operations, which then run fused on their set."""
+        """Called when all ranks have requested these operations, which then run as one."""
 
     def refused(self, key: Key) -> None:
         """Called when the requests of an operation differ: it ends with an error on all ranks."""

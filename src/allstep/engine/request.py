@@ -199,7 +199,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def check(request: Request, rank: int, members: Sequence[int]) -> None:
-    """Raise an error for a mistake of this rank's own caller, which other ranks need not learn of."""
+    """Raise an error for a mistake of this rank's caller that does not concern other ranks."""
     tensor, kind = request.tensor, request.kind
     if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
         found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"

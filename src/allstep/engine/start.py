@@ -32,7 +32,7 @@ class _EngineState:
         self._is_registered = False
 
     def register(self) -> None:
-        """Close the engine at exit without a call of `shutdown`, and disable it in forked children."""
+        """Close the engine at exit if `shutdown` is not called; disable it in forked children."""
         if not self._is_registered:
             atexit.register(self._at_exit)
             os.register_at_fork(after_in_child=self._forked)

@@ -79,11 +79,11 @@ class Board(ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Wait in the caller that drives until a message arrives after `look`, at most `seconds`."""
+        """Wait, in the caller that drives, for a message after `look`, at most `seconds`."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep in the engine's thread until there is work and no caller drives, at most `seconds`."""
+        """Sleep, in the thread, until there is work and no caller drives; at most `seconds`."""
 
     @abstractmethod
     def wake(self) -> None:

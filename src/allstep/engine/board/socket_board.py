@@ -41,7 +41,7 @@ _CHUNK = 1 << 18
 
 
 class _Link:
-    """One connection: assembles received messages and keeps the bytes that could not be sent yet."""
+    """One connection: assembles messages, and keeps the bytes that could not be sent yet."""
 
     def __init__(self, sock: socket.socket, lost_seconds: float) -> None:
         sock.setblocking(False)
@@ -74,7 +74,7 @@ class _Link:
             self.unsent = b""
 
     def receive(self) -> list[bytes]:
-        """Return the messages that have become complete; set `has_ended` at the end of the stream."""
+        """Return messages that have become complete; set `has_ended` after the last byte."""
         try:
             data = self.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -221,11 +221,10 @@ def connect(
     store: Store, rank: int, size: int, limits: Limits, pids: Mapping[int, int]
 ) -> SocketBoard:
     """Connect all ranks to rank 0; called by all ranks. `pids`: of the other ranks of this host."""
-    links = (
-        _accept_all(store, size, limits.start)
-        if rank == 0
-        else {0: _reach(store, rank, limits.start)}
-    )
+    if rank == 0:
+        links = _accept_all(store, size, limits.start)
+    else:
+        links = {0: _reach(store, rank, limits.start)}
     return SocketBoard(rank, size, links, limits.lost, pids)
 
 
