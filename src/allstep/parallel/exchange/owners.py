@@ -2,12 +2,13 @@
 
 ```
 gradients   | conv1 | conv2 |        fc1        | fc2 |      every rank has all of its own
-            |<------ rank 0 ------>|<------ rank 1 ------>|  each owner gets the sums of its pieces
+            |<------ rank 0 ------>|<------ rank 1 ------>|  each owner gets the sums of its ranges
 ```
 
-Gradients of what others own are delivered to them in shared memory (`to_owners`); with several
-hosts the sums of a piece then cross to its owners there. It is the first half of an all-reduce: the
-weights are shared (`shared_parameters`), so no rank needs the second.
+Gradients of ranges that other ranks own are passed to them in shared memory (`to_owners`); with
+several hosts the sums of a range are then added to those of its owners on the other hosts. It is
+the first half of an allreduce: the weights are shared (`shared_parameters`), so no rank needs the
+second half.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,10 @@ from allstep.parallel.exchange.to_owners import Schedule, deliver
 
 
 class Owners(Bucketed):
-    """Leaves in each rank's gradients the sums of the pieces that it owns; the rest of them means
-    nothing afterwards.
+    """Leaves the sums of its own ranges in each rank's gradients; other elements are undefined.
 
-    whole: give owners whole parameters, for optimizers that look at more than one element at a
-    time. listener: hears of each step.
+    `whole`: give owners whole parameters, for optimizers that use more than one element at a time.
+    `listener`: notified of each step.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Owners(Bucketed):
         self._agree()
 
     def meet(self) -> None:
-        """All ranks of the host are here, and see what the others have written."""
+        """Wait for all ranks of the host; then this rank sees what the others have written."""
         self.local.carry_out(self._call, lambda arena: arena.meet(self._call))
 
     @property
     def own_pieces(self) -> list[Piece]:
-        """What this rank updates."""
+        """The ranges that this rank updates."""
         rank = self.local.arena.rank
         return self.owned[rank] if rank < len(self.owned) else []
 
@@ -97,16 +97,15 @@ class Owners(Bucketed):
                 for number, gradient in gradients.items()
                 if gradient.dtype == dtype
             }
-            mean = (
-                self.mean if self.local.way is None else None
-            )  # over several hosts it is not yet the mean
+            # Over several hosts the sum of one host is not yet the mean.
+            mean = self.mean if self.local.way is None else None
             self.local.carry_out(
                 self._call, deliver, schedule, flats, scale, self._call, self.own, mean
             )
         self._cross(gradients)
 
     def _cross(self, gradients: dict[int, Tensor]) -> None:
-        """Sums of our pieces over all hosts: large ones where they lie, small ones together."""
+        """Add our ranges over all hosts: large ones in their memory, small ones together."""
         if self.local.way is None:
             return
         small: dict[torch.dtype, list[Tensor]] = {}
@@ -123,7 +122,7 @@ class Owners(Bucketed):
             )
 
     def _pieces_of(self, gradients: Mapping[int, Tensor]) -> list[Tensor]:
-        """What we own of these gradients, flat."""
+        """Return the flat slices of these gradients that this rank owns."""
         return [
             flat_in_memory(gradients[number])[start:end]
             for number, start, end in self.own_pieces
@@ -131,8 +130,10 @@ class Owners(Bucketed):
         ]
 
     def _carry(self, flat: Tensor) -> None:
+        """Add a flat tensor over the hosts, and measure the mean."""
         self.local.carry_out(self._call, lambda _: self._cross_with(flat))
-        if self.mean is not None:  # every host has it
+        # Every host has the sum, so each measures its slice.
+        if self.mean is not None:
             self.mean.add(share_of(flat, self.local.layout.host, len(self.local.layout.hosts)))
 
     def _cross_with(self, flat: Tensor) -> None:

@@ -1,22 +1,23 @@
-"""Who updates what, when the ranks of a host share one copy of the weights.
+"""Which rank updates which elements, if the ranks of a host share one copy of the weights.
 
 ```
 parameters     | conv1 | conv2 |              fc1              | fc2 |
-by elements    |<------- rank 0 ------->|<------- rank 1 ------->|          equal shares; a parameter may be cut
-whole          rank 0: fc1                rank 1: conv2, fc2, conv1         for optimizers that look at a whole layer (LARS)
+by elements    |<------- rank 0 ------->|<------- rank 1 ------->|    equal shares; a parameter
+                                                                      may be divided
+whole          rank 0: fc1                rank 1: conv2, fc2, conv1   for optimizers that use
+                                                                      whole layers (LARS)
 ```
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ALIGNED = (
-    64  # elements: cuts keep the rest of a parameter on a boundary that vector instructions like
-)
+# Elements. Ranges start at multiples of it, which suits vector instructions.
+ALIGNED = 64
 
 
 class Piece(NamedTuple):
-    """Elements `start` to `end` of a parameter, as they lie in memory."""
+    """Elements `start` to `end` of parameter `number`, in memory order."""
 
     number: int
     start: int
@@ -24,8 +25,10 @@ class Piece(NamedTuple):
 
 
 def by_elements(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
-    """The pieces of each owner: equal numbers of elements, in the order of the parameters. sizes:
-    elements of each parameter."""
+    """Return the ranges of each owner: equally many elements, in the order of the parameters.
+
+    `sizes`: elements of each parameter.
+    """
     total = sum(sizes)
     owned: list[list[Piece]] = []
     number, start, done = 0, 0, 0
@@ -44,8 +47,10 @@ def by_elements(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
 
 
 def by_whole_parameters(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
-    """The pieces of each owner: whole parameters, the largest first to whoever has the least so
-    far."""
+    """Return the ranges of each owner: whole parameters.
+
+    The largest parameters come first, each to the owner with the fewest elements so far.
+    """
     loads = [0] * num_owners
     owned: list[list[Piece]] = [[] for _ in range(num_owners)]
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):

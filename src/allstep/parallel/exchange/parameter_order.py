@@ -1,9 +1,8 @@
-"""Before gradients travel for the first time: all ranks mean the same parameters, in the same
-order.
+"""Before the first reduction: all ranks agree on the same parameters, in the same order.
 
-Each rank leaves a list of its parameters (name, shape, strides, dtype, kind of device) in the
-group's store and reads those of all others. The order is rank 0's. A parameter that some rank has
-not, or has otherwise, is an error on all ranks, which names it.
+Each rank writes a list of its parameters (name, shape, strides, dtype, kind of device) to the
+group's store and reads those of all others. The order is rank 0's. A parameter that is missing or
+different on some rank is an error on all ranks, which names the parameter.
 """
 
 import json
@@ -26,9 +25,9 @@ class Named(NamedTuple):
 
 
 def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[Named]:
-    """The parameters in the order that the first rank has them.
+    """Return the parameters in the order of the first rank.
 
-    CollectiveMismatch on all ranks when they are not the same ones.
+    Raise CollectiveMismatch on all ranks if they are not the same.
     """
     rank, size, seconds = group.rank(), group.size(), read_limits().start
     own = json.dumps([_described(each) for each in named])
@@ -74,6 +73,7 @@ def _described(each: Named) -> list[Any]:
 
 
 def _in_words(described: list[Any] | None) -> str:
+    """Return a parameter's description as text, for an error."""
     if described is None:
         return "not there"
     shape, stride, dtype, device = described

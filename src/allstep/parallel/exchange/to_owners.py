@@ -1,16 +1,16 @@
-"""Gradients to their owners, in shared memory: the first half of an all-reduce, for owners that
+"""Sums gradients for their owners in shared memory: the first half of an allreduce, for owners that
 need no second half.
 
-Every rank has gradients of everything; the owner of a piece wants the sum of all ranks' gradients
-of it. In turns of one block::
+Every rank has gradients of all parameters; the owner of a range needs the sum of all ranks'
+gradients of it. In turns of one block::
 
-    stage      my gradients of what others own -> my pool, one block for each owner
+    stage      copy my gradients of what others own to my pool, one block for each owner
     meet
-    add        what the others staged for me, to my own gradient, where it lies
+    add        what the others staged for me, to my own gradient, in its memory
 
-A block holds parts of one large piece, or many small ones side by side; which, is worked out once
-(`Schedule`). Where squared norms are wanted (`squares`), each part is squared right before it is
-scaled and right after it was added, while it is in the cache.
+A block holds a part of one large range, or many small ranges next to each other; `Schedule`
+computes that once. If squared norms are wanted (`squares`), each range is squared right before it
+is scaled and right after it was added, while it is in the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from allstep.parallel.exchange.ownership import Piece
 
 
 class Part(NamedTuple):
-    """Elements `start` to `end` of a parameter, at `at` in a block."""
+    """Elements `start` to `end` of parameter `number`, at offset `at` of a block."""
 
     number: int
     start: int
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 class Schedule:
-    """What travels when. Made alike on all ranks of a host, for the pieces of one dtype."""
+    """Which ranges are moved in which turn, for one dtype. The same on all ranks of a host."""
 
     def __init__(self, arena: Arena, owned: Sequence[Sequence[Piece]], dtype: torch.dtype) -> None:
         most = max((piece.end - piece.start for share in owned for piece in share), default=0)
@@ -47,7 +47,7 @@ class Schedule:
         self.num_turns = max(map(len, self.turns), default=0)
 
     def parts(self, owner: int, turn: int) -> Sequence[Part]:
-        """What the owner gets in this turn."""
+        """Return the ranges that the owner gets in this turn."""
         return (
             self.turns[owner][turn]
             if owner < len(self.turns) and turn < len(self.turns[owner])
@@ -56,7 +56,7 @@ class Schedule:
 
 
 def filled(pieces: Sequence[Piece], numel: int) -> list[list[Part]]:
-    """Pieces cut and laid side by side in blocks of at most `numel` elements."""
+    """Return ranges divided and placed next to each other in blocks of at most `numel` elements."""
     blocks: list[list[Part]] = []
     room = 0
     for number, start, end in pieces:
@@ -80,10 +80,10 @@ def deliver(
     own: Squares | None = None,
     mean: Squares | None = None,
 ) -> None:
-    """gradients: flat, by number, those that some rank has (the same ones on all ranks). Owners'
-    own are added to in place.
+    """Add the gradients of all ranks to those of the owners, in place.
 
-    own, mean: are shown all of our gradients, and the sums that we own.
+    `gradients`: flat, by number, those that some rank has (the same on all ranks). `own`, `mean`:
+    measure all of our gradients, and the sums that we own.
     """
     for turn in range(schedule.num_turns):
         blocks = schedule.blocks[turn % TURNS]
@@ -98,7 +98,8 @@ def deliver(
                 recorder.during(recorder.ADDING, _add, arena, blocks, part, mine, scale)
                 if mean is not None:
                     mean.add(mine)
-    arena.meet(call)  # nobody may stage the next operation while another still reads this one
+    # No rank may stage the next operation while another rank still reads this one.
+    arena.meet(call)
 
 
 def _stage(
@@ -119,9 +120,9 @@ def _stage(
 def _add(
     arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float
 ) -> None:
-    """In the order of ranks.
+    """Add the ranks' gradients of a range in the order of the ranks.
 
-    Our own block for ourselves is free: with more than two ranks the sum is made there.
+    The block of this rank for itself is free: with more than two ranks the sum is computed there.
     """
     own.mul_(scale)
     values = [

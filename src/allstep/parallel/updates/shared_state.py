@@ -1,10 +1,10 @@
-"""The optimizer's state of weights that the ranks of a host share: each rank has that of the pieces
-it owns, all can read all of it.
+"""The optimizer's state for weights that the ranks of a host share: each rank has the state of the
+ranges that it owns, and all ranks can read all of it.
 
-The wrapped optimizer makes its state itself, at its first step. It is then moved into shared
-memory, and put back there after each step if the optimizer replaced a tensor instead of changing
-it. So a rank that saves (usually only rank 0 does) needs nobody's help: between its own steps
-nobody changes anything.
+The wrapped optimizer creates its state itself, at its first step. The state is then moved into
+shared memory, and moved there again after a step in which the optimizer replaced a tensor instead
+of changing it. So a rank that saves (usually only rank 0 does) needs no other rank: between its own
+steps no rank changes the state.
 """
 
 import json
@@ -27,16 +27,20 @@ _NUMBERS = {"bool": bool, "int": int, "float": float}
 
 
 class Entry(NamedTuple):
-    """One value of an optimizer's state: of which piece, under which key, and what it is."""
+    """One value of an optimizer's state: its range of a parameter, its key, and its type.
+
+    `kind`: "tensor", or the type of a plain number.
+    """
 
     piece: Piece
     key: str
-    kind: str  # "tensor", or the type of a plain number
+    kind: str
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
+        """The size in shared memory, with padding."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return -(-max(1, torch.Size(self.shape).numel() * dtype.itemsize) // _ALIGNED) * _ALIGNED
 
@@ -44,7 +48,7 @@ class Entry(NamedTuple):
 def entries_of(
     pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
 ) -> Iterator[Entry]:
-    """What the optimizer keeps for its pieces."""
+    """Return the state values of the optimizer's ranges."""
     for piece, tensor in pieces.items():
         for key, value in state.get(tensor, {}).items():
             if isinstance(value, Tensor):
@@ -80,9 +84,9 @@ class SharedState:
     def gather(
         self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
-        """Move our state into memory that all ranks of the host see.
+        """Move our state into memory that all ranks of the host can read.
 
-        They all call it together, when there is new state.
+        All ranks of the host call it together, when there is new state.
         """
         owned, arena = self._owned, self._owned.local.arena
         self._gathered += 1
@@ -115,8 +119,10 @@ class SharedState:
         owned.meet()
 
     def _laid_out(self, flat: Tensor, entry: Entry) -> Tensor:
-        """Like the parameter where there is a value for each of its elements: then norms add up in
-        the same order, and loops are fast."""
+        """Return a view with the parameter's layout if the state has a value for each element.
+
+        Then norms are summed in the same order, and loops are fast.
+        """
         parameter = self._owned.named[entry.piece.number].parameter
         same = entry.shape == tuple(parameter.shape)
         return (
@@ -126,7 +132,7 @@ class SharedState:
     def put_back(
         self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
-        """After a step: what the optimizer replaced returns to the shared memory."""
+        """Move values that the optimizer replaced in a step back into the shared memory."""
         for entry, view in self._views.items():
             values = state.get(pieces[entry.piece], {}) if entry.piece in pieces else {}
             value = values.get(entry.key)
@@ -137,7 +143,7 @@ class SharedState:
                 values[entry.key] = view
 
     def whole(self) -> dict[int, dict[str, Any]]:
-        """The state of each parameter, put together from all pieces, as private copies."""
+        """Return the state of each parameter, assembled from all ranges, as private copies."""
         found: dict[int, dict[str, Any]] = {}
         for entry, view in self._views.items():
             parameter = self._owned.named[entry.piece.number].parameter
@@ -155,13 +161,12 @@ class SharedState:
 
 
 def is_elementwise(shape: tuple[int, ...], piece: Piece, parameter: Tensor) -> bool:
-    """Whether a state of this shape has a value for each element of the piece."""
+    """Return whether a state of this shape has a value for each element of the range."""
     return shape == (piece.end - piece.start,) or (shape == tuple(parameter.shape) and bool(shape))
 
 
 def memory_order(value: Tensor, parameter: Tensor) -> Tensor:
-    """A state with a value for each element, flat, in the order in which the parameter's elements
-    lie."""
+    """Return an elementwise state as a flat tensor, in the memory order of the parameter."""
     if value.dim() == 1:
         return value
     laid = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
