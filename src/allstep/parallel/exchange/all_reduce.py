@@ -21,7 +21,7 @@ from allstep.comm.op.describe import words
 from allstep.comm.op.norms import share_of
 from allstep.comm.op.transport import Mover
 from allstep.parallel.exchange.bucketed import Bucketed
-from allstep.parallel.exchange.buckets import Bucket, small_ones
+from allstep.parallel.exchange.buckets import Bucket, small_parameters
 from allstep.parallel.exchange.exchange import Listener, Rule
 from allstep.parallel.exchange.pack import flat_in_memory, make_pack
 from allstep.parallel.exchange.parameter_order import Named
@@ -55,7 +55,7 @@ class AllReduce(Bucketed):
         for bucket in self._buckets:
             bucket.packs = [
                 make_pack(self.group, self.named, numbers)
-                for numbers in small_ones(self.named, bucket)
+                for numbers in small_parameters(self.named, bucket)
             ]
 
     def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:

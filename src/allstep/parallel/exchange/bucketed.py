@@ -31,7 +31,7 @@ from allstep.comm.op.queue import InLine, Queue
 from allstep.errors import UserError
 from allstep.parallel.exchange.buckets import Bucket, cut, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
-from allstep.parallel.exchange.header import Header, absent_words, header_of, words_of
+from allstep.parallel.exchange.header import Header, absent_header, header_of, own_header
 from allstep.parallel.exchange.parameter_order import Named, agreed_order
 
 # At the end: seconds for reductions that have begun on all ranks.
@@ -120,14 +120,14 @@ class Bucketed(ABC):
         if self.mean is None:
             return None
         size, rank = self.group.size(), self.group.rank()
-        told = np.zeros(2 * size + 1)
-        told[rank] = self.own.total() if self.own is not None else 0.0
-        told[size + rank] = 0.0 if self._absent else 1.0 if self._weight is None else self._weight
-        told[-1] = self.mean.total()
-        self._add_up(torch.from_numpy(told))
-        own = tuple(told[:size].tolist()) if self.own is not None else ()
+        sums = np.zeros(2 * size + 1)
+        sums[rank] = self.own.total() if self.own is not None else 0.0
+        sums[size + rank] = 0.0 if self._absent else 1.0 if self._weight is None else self._weight
+        sums[-1] = self.mean.total()
+        self._add_up(torch.from_numpy(sums))
+        own = tuple(sums[:size].tolist()) if self.own is not None else ()
         self.own = self.mean = None
-        return GradientNorms(own, tuple(told[size:-1].tolist()), float(told[-1]))
+        return GradientNorms(own, tuple(sums[size:-1].tolist()), float(sums[-1]))
 
     def scale_by(self, factor: float) -> None:
         """Multiply the results of `reduce` on this rank, except for sparse gradients."""
@@ -210,20 +210,20 @@ class Bucketed(ABC):
         Also prepares the measurements that the ranks want; an absent rank learns them here.
         """
         if absent:
-            said = absent_words(len(bucket.numbers))
+            header = absent_header(len(bucket.numbers))
         else:
             gradients = [self.named[number].parameter.grad for number in bucket.numbers]
-            said = words_of(gradients, self._weight, self._wanted)
-        self._add_up(torch.from_numpy(said))
-        found = header_of(said, self.group.rank())
+            header = own_header(gradients, self._weight, self._wanted)
+        self._add_up(torch.from_numpy(header))
+        found = header_of(header, self.group.rank())
         self.present = found.present
         if found.wanted.own and self.own is None:
             self.own = Squares()
         if found.wanted.mean and self.mean is None:
             self.mean = Squares()
-        return self._sort_out_sparse(bucket, found, absent) if any(found.sparse) else found
+        return self._handle_sparse(bucket, found, absent) if any(found.sparse) else found
 
-    def _sort_out_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
+    def _handle_sparse(self, bucket: Bucket, header: Header, absent: bool) -> Header:
         """Exclude gradients that are sparse on some rank, or make them dense on all ranks."""
         sparse = [
             self.named[i]

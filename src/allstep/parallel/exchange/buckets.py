@@ -52,7 +52,7 @@ def cut(named: Sequence[Named], several: bool) -> list[Bucket]:
     return buckets
 
 
-def small_ones(named: Sequence[Named], bucket: Bucket) -> list[list[int]]:
+def small_parameters(named: Sequence[Named], bucket: Bucket) -> list[list[int]]:
     """Return the small parameters of a bucket by dtype and device; each list shares one buffer."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for number in bucket.numbers:

@@ -39,7 +39,7 @@ class Header(NamedTuple):
     wanted: Wanted
 
 
-def words_of(
+def own_header(
     gradients: Sequence[Tensor | None], weight: float | None, wanted: Wanted
 ) -> npt.NDArray[np.float64]:
     """Return the header of this rank.
@@ -58,15 +58,15 @@ def words_of(
     return np.array([*flags, *counts])
 
 
-def absent_words(count: int) -> npt.NDArray[np.float64]:
+def absent_header(count: int) -> npt.NDArray[np.float64]:
     """Return the header of a rank that has joined, for `count` parameters."""
     return np.zeros(count + _COUNTS)
 
 
 def header_of(summed: npt.NDArray[np.float64], rank: int) -> Header:
     """Return the sums as a Header; raise CollectiveMismatch if the ranks differ in their wishes."""
-    *flags, present, told, samples, own, mean = summed.tolist()
-    _check("told how many samples are behind their gradients: tell it", told, present, rank)
+    *flags, present, weighted, samples, own, mean = summed.tolist()
+    _check("told how many samples are behind their gradients: tell it", weighted, present, rank)
     _check("want the norms of their own gradients (measure_norms): set it", own, present, rank)
     _check(
         "want the norm of the mean gradient (measure_norms or clip_norm): set it",
@@ -77,11 +77,11 @@ def header_of(summed: npt.NDArray[np.float64], rank: int) -> Header:
     sparse = [flag >= _SPARSE for flag in flags]
     dense = [bool(flag) and not is_sparse for flag, is_sparse in zip(flags, sparse, strict=True)]
     return Header(
-        dense, sparse, int(present), samples if told else None, Wanted(bool(own), bool(mean))
+        dense, sparse, int(present), samples if weighted else None, Wanted(bool(own), bool(mean))
     )
 
 
-def _check(words: str, count: float, present: float, rank: int) -> None:
+def _check(what: str, count: float, present: float, rank: int) -> None:
     if count and count != present:
-        message = f"{count:.0f} of {present:.0f} ranks {words} on all or on none"
+        message = f"{count:.0f} of {present:.0f} ranks {what} on all or on none"
         raise CollectiveMismatch(message, rank=rank, op="gradients")

@@ -25,7 +25,7 @@ from allstep.errors import CommError
 from allstep.parallel.exchange.bucketed import Bucketed
 from allstep.parallel.exchange.buckets import Bucket, is_large
 from allstep.parallel.exchange.exchange import Listener, Rule
-from allstep.parallel.exchange.ownership import Piece, by_elements, by_whole_parameters
+from allstep.parallel.exchange.ownership import ParameterRange, by_elements, by_whole_parameters
 from allstep.parallel.exchange.pack import flat_in_memory
 from allstep.parallel.exchange.parameter_order import Named
 from allstep.parallel.exchange.to_owners import Schedule, deliver
@@ -65,7 +65,7 @@ class Owners(Bucketed):
         self.local.carry_out(self._call, lambda arena: arena.meet(self._call))
 
     @property
-    def own_pieces(self) -> list[Piece]:
+    def own_ranges(self) -> list[ParameterRange]:
         """The ranges that this rank updates."""
         rank = self.local.arena.rank
         return self.owned[rank] if rank < len(self.owned) else []
@@ -74,13 +74,15 @@ class Owners(Bucketed):
         arena = self.local.arena
         sizes = [each.parameter.numel() for each in self.named]
         deal = by_whole_parameters if self._whole else by_elements
-        self.owned: list[list[Piece]] = deal(sizes, self.local.layout.num_lanes or arena.size)
+        self.owned: list[list[ParameterRange]] = deal(
+            sizes, self.local.layout.num_lanes or arena.size
+        )
         dtypes = dict.fromkeys(each.parameter.dtype for each in self.named)
         self._schedules = {dtype: Schedule(arena, self._owned_of(dtype), dtype) for dtype in dtypes}
 
-    def _owned_of(self, dtype: torch.dtype) -> list[list[Piece]]:
+    def _owned_of(self, dtype: torch.dtype) -> list[list[ParameterRange]]:
         return [
-            [piece for piece in share if self.named[piece.number].parameter.dtype == dtype]
+            [span for span in share if self.named[span.number].parameter.dtype == dtype]
             for share in self.owned
         ]
 
@@ -88,7 +90,7 @@ class Owners(Bucketed):
         return True
 
     def _results(self, gradients: dict[int, Tensor]) -> list[Tensor]:
-        return self._pieces_of(gradients)
+        return self._own_slices(gradients)
 
     def _sum(self, bucket: Bucket, gradients: dict[int, Tensor], scale: float) -> None:
         for dtype, schedule in self._schedules.items():
@@ -109,23 +111,23 @@ class Owners(Bucketed):
         if self.local.way is None:
             return
         small: dict[torch.dtype, list[Tensor]] = {}
-        for piece in self._pieces_of(gradients):
-            if is_large(piece):
-                self._carry(piece)
+        for flat in self._own_slices(gradients):
+            if is_large(flat):
+                self._carry(flat)
             else:
-                small.setdefault(piece.dtype, []).append(piece)
+                small.setdefault(flat.dtype, []).append(flat)
         for together in small.values():
             packed = torch.cat(together)
             self._carry(packed)
             torch._foreach_copy_(
-                together, torch.split_with_sizes(packed, [piece.numel() for piece in together])
+                together, torch.split_with_sizes(packed, [flat.numel() for flat in together])
             )
 
-    def _pieces_of(self, gradients: Mapping[int, Tensor]) -> list[Tensor]:
+    def _own_slices(self, gradients: Mapping[int, Tensor]) -> list[Tensor]:
         """Return the flat slices of these gradients that this rank owns."""
         return [
             flat_in_memory(gradients[number])[start:end]
-            for number, start, end in self.own_pieces
+            for number, start, end in self.own_ranges
             if number in gradients
         ]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ALIGNED = 64
 
 
-class Piece(NamedTuple):
+class ParameterRange(NamedTuple):
     """Elements `start` to `end` of parameter `number`, in memory order."""
 
     number: int
@@ -24,38 +24,38 @@ class Piece(NamedTuple):
     end: int
 
 
-def by_elements(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
+def by_elements(sizes: Sequence[int], num_owners: int) -> list[list[ParameterRange]]:
     """Return the ranges of each owner: equally many elements, in the order of the parameters.
 
     `sizes`: elements of each parameter.
     """
     total = sum(sizes)
-    owned: list[list[Piece]] = []
+    owned: list[list[ParameterRange]] = []
     number, start, done = 0, 0, 0
     for owner in range(num_owners):
-        share: list[Piece] = []
+        share: list[ParameterRange] = []
         goal = total * (owner + 1) // num_owners
         while number < len(sizes) and (done < goal or owner == num_owners - 1):
             end = min(sizes[number], -(-(start + goal - done) // ALIGNED) * ALIGNED)
             end = sizes[number] if owner == num_owners - 1 else end
             if end > start:
-                share.append(Piece(number, start, end))
+                share.append(ParameterRange(number, start, end))
             done += end - start
             number, start = (number + 1, 0) if end == sizes[number] else (number, end)
         owned.append(share)
     return owned
 
 
-def by_whole_parameters(sizes: Sequence[int], num_owners: int) -> list[list[Piece]]:
+def by_whole_parameters(sizes: Sequence[int], num_owners: int) -> list[list[ParameterRange]]:
     """Return the ranges of each owner: whole parameters.
 
     The largest parameters come first, each to the owner with the fewest elements so far.
     """
     loads = [0] * num_owners
-    owned: list[list[Piece]] = [[] for _ in range(num_owners)]
+    owned: list[list[ParameterRange]] = [[] for _ in range(num_owners)]
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         owner = loads.index(min(loads))
         loads[owner] += sizes[number]
         if sizes[number]:
-            owned[owner].append(Piece(number, 0, sizes[number]))
+            owned[owner].append(ParameterRange(number, 0, sizes[number]))
     return [sorted(share) for share in owned]

@@ -32,7 +32,7 @@ def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[
     rank, size, seconds = group.rank(), group.size(), read_limits().start
     own = json.dumps([_described(each) for each in named])
     try:
-        words = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
+        texts = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
     except RuntimeError as error:
         raise CommError(
             f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f}"
@@ -41,7 +41,7 @@ def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[
             rank=rank,
             op="gradients",
         ) from error
-    described = [{name: rest for name, *rest in json.loads(word)} for word in words]
+    described = [{name: rest for name, *rest in json.loads(text)} for text in texts]
     for other, theirs in enumerate(described):
         _check_same(described[0], theirs, other, rank)
     by_name = {each.name: each for each in named}
@@ -52,8 +52,8 @@ def _check_same(first: dict[str, Any], theirs: dict[str, Any], other: int, rank:
     for name in {**first, **theirs}:
         if first.get(name) != theirs.get(name):
             raise CollectiveMismatch(
-                f"parameter {name!r} is {_in_words(first.get(name))} on rank 0 and"
-                f" {_in_words(theirs.get(name))} on rank {other}",
+                f"parameter {name!r} is {_as_text(first.get(name))} on rank 0 and"
+                f" {_as_text(theirs.get(name))} on rank {other}",
                 rank=rank,
                 op="gradients",
                 tensor=name,
@@ -72,7 +72,7 @@ def _described(each: Named) -> list[Any]:
     ]
 
 
-def _in_words(described: list[Any] | None) -> str:
+def _as_text(described: list[Any] | None) -> str:
     """Return a parameter's description as text, for an error."""
     if described is None:
         return "not there"

@@ -23,10 +23,10 @@ from allstep.comm.memory.arena import TURNS, Arena, Call
 from allstep.comm.memory.reduce import add_up
 from allstep.comm.op.norms import Squares
 from allstep.comm.timeline import recorder
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 
 
-class Part(NamedTuple):
+class BlockRange(NamedTuple):
     """Elements `start` to `end` of parameter `number`, at offset `at` of a block."""
 
     number: int
@@ -38,15 +38,17 @@ class Part(NamedTuple):
 class Schedule:
     """Which ranges are moved in which turn, for one dtype. The same on all ranks of a host."""
 
-    def __init__(self, arena: Arena, owned: Sequence[Sequence[Piece]], dtype: torch.dtype) -> None:
-        most = max((piece.end - piece.start for share in owned for piece in share), default=0)
-        total = max((sum(piece.end - piece.start for piece in share) for share in owned), default=0)
-        self.numel = arena.block_numel(dtype, arena.size, max(most, total))
+    def __init__(
+        self, arena: Arena, owned: Sequence[Sequence[ParameterRange]], dtype: torch.dtype
+    ) -> None:
+        largest = max((span.end - span.start for share in owned for span in share), default=0)
+        total = max((sum(span.end - span.start for span in share) for share in owned), default=0)
+        self.numel = arena.block_numel(dtype, arena.size, max(largest, total))
         self.blocks = arena.blocks(dtype, self.numel, arena.size)
         self.turns = [filled(share, self.numel) for share in owned]
         self.num_turns = max(map(len, self.turns), default=0)
 
-    def parts(self, owner: int, turn: int) -> Sequence[Part]:
+    def ranges(self, owner: int, turn: int) -> Sequence[BlockRange]:
         """Return the ranges that the owner gets in this turn."""
         return (
             self.turns[owner][turn]
@@ -55,17 +57,17 @@ class Schedule:
         )
 
 
-def filled(pieces: Sequence[Piece], numel: int) -> list[list[Part]]:
+def filled(ranges: Sequence[ParameterRange], numel: int) -> list[list[BlockRange]]:
     """Return ranges divided and placed next to each other in blocks of at most `numel` elements."""
-    blocks: list[list[Part]] = []
+    blocks: list[list[BlockRange]] = []
     room = 0
-    for number, start, end in pieces:
+    for number, start, end in ranges:
         while start < end:
             if not room:
                 blocks.append([])
                 room = numel
             count = min(room, end - start)
-            blocks[-1].append(Part(number, start, start + count, numel - room))
+            blocks[-1].append(BlockRange(number, start, start + count, numel - room))
             start += count
             room -= count
     return blocks
@@ -88,14 +90,14 @@ def deliver(
     for turn in range(schedule.num_turns):
         blocks = schedule.blocks[turn % TURNS]
         for owner in arena.others:
-            _stage(blocks[arena.rank][owner], schedule.parts(owner, turn), gradients, scale, own)
+            _stage(blocks[arena.rank][owner], schedule.ranges(owner, turn), gradients, scale, own)
         arena.meet(call)
-        for part in schedule.parts(arena.rank, turn):
-            if part.number in gradients:
-                mine = gradients[part.number][part.start : part.end]
+        for span in schedule.ranges(arena.rank, turn):
+            if span.number in gradients:
+                mine = gradients[span.number][span.start : span.end]
                 if own is not None:
                     own.add(mine)
-                recorder.during(recorder.ADDING, _add, arena, blocks, part, mine, scale)
+                recorder.during(recorder.ADDING, _add, arena, blocks, span, mine, scale)
                 if mean is not None:
                     mean.add(mine)
     # No rank may stage the next operation while another rank still reads this one.
@@ -104,21 +106,21 @@ def deliver(
 
 def _stage(
     block: Tensor,
-    parts: Sequence[Part],
+    ranges: Sequence[BlockRange],
     gradients: Mapping[int, Tensor],
     scale: float,
     own: Squares | None,
 ) -> None:
-    for number, start, end, at in parts:
+    for number, start, end, at in ranges:
         if number in gradients:
-            part = gradients[number][start:end]
+            values = gradients[number][start:end]
             if own is not None:
-                own.add(part)
-            torch.mul(part, scale, out=block[at : at + end - start])
+                own.add(values)
+            torch.mul(values, scale, out=block[at : at + end - start])
 
 
 def _add(
-    arena: Arena, blocks: Sequence[Sequence[Tensor]], part: Part, own: Tensor, scale: float
+    arena: Arena, blocks: Sequence[Sequence[Tensor]], span: BlockRange, own: Tensor, scale: float
 ) -> None:
     """Add the ranks' gradients of a range in the order of the ranks.
 
@@ -126,7 +128,7 @@ def _add(
     """
     own.mul_(scale)
     values = [
-        own if rank == arena.rank else blocks[rank][arena.rank][part.at : part.at + own.numel()]
+        own if rank == arena.rank else blocks[rank][arena.rank][span.at : span.at + own.numel()]
         for rank in range(arena.size)
     ]
     if arena.size == 2:

@@ -29,7 +29,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 from allstep.parallel.exchange.parameter_order import Named
 from allstep.parallel.subclass import like
 from allstep.parallel.updates.shared_parameters import SharedParameters
@@ -144,22 +144,22 @@ class _Sharing:
     def __init__(self, owners: Owners, wrapped: type, optimizer: Replica, whole: bool) -> None:
         self.owners = owners
         self.parameters = SharedParameters(owners)
-        self.pieces = {piece: self._tensor_of(piece, whole) for piece in owners.own_pieces}
+        self.ranges = {span: self._tensor_of(span, whole) for span in owners.own_ranges}
         # The numbers of the parameters that the next update changes.
         self.used: set[int] = set()
-        self.inner = _optimizer_of(wrapped, optimizer, self.pieces, owners.named)
+        self.inner = _optimizer_of(wrapped, optimizer, self.ranges, owners.named)
         self._state = SharedState(owners)
         # Parameters that have been updated since: their state is in shared memory.
         self._known: set[int] = set()
         # The whole state from before the next step, by number.
         self._given: dict[int, dict[str, Any]] = {}
 
-    def _tensor_of(self, piece: Piece, whole: bool) -> Parameter:
+    def _tensor_of(self, span: ParameterRange, whole: bool) -> Parameter:
         named, flats = self.owners.named, self.parameters.flats
         shared = (
-            named[piece.number].parameter.detach()
+            named[span.number].parameter.detach()
             if whole
-            else flats[piece.number][piece.start : piece.end]
+            else flats[span.number][span.start : span.end]
         )
         return Parameter(shared, requires_grad=False)
 
@@ -176,20 +176,20 @@ class _Sharing:
         self.inner.step()
         self._keep_state()
         self.owners.meet()
-        self.parameters.tell_autograd()
+        self.parameters.bump_versions()
 
     def _take_gradients(self) -> None:
-        for piece, tensor in self.pieces.items():
-            gradient = self.owners.named[piece.number].parameter.grad
-            if piece.number not in self.used or gradient is None:
+        for span, tensor in self.ranges.items():
+            gradient = self.owners.named[span.number].parameter.grad
+            if span.number not in self.used or gradient is None:
                 tensor.grad = None
             elif tensor.dim() == 1 and gradient.dim() != 1:
-                tensor.grad = _flat(gradient, self.owners.named[piece.number].parameter)[
-                    piece.start : piece.end
+                tensor.grad = _flat(gradient, self.owners.named[span.number].parameter)[
+                    span.start : span.end
                 ]
             else:
                 tensor.grad = (
-                    gradient.detach()[piece.start : piece.end]
+                    gradient.detach()[span.start : span.end]
                     if gradient.dim() == 1
                     else gradient.detach()
                 )
@@ -203,11 +203,11 @@ class _Sharing:
         state.
         """
         if self.used <= self._known:
-            self._state.put_back(self.pieces, self.inner.state)
+            self._state.put_back(self.ranges, self.inner.state)
         else:
             self._known |= self.used
             self._given = {}
-            self._state.gather(self.pieces, self.inner.state)
+            self._state.gather(self.ranges, self.inner.state)
 
     def scatter(self, state: dict[Any, Any]) -> None:
         """Take over the outer optimizer's state of whole parameters as the state of our ranges.
@@ -222,11 +222,11 @@ class _Sharing:
         state.clear()
         self.inner.state.clear()
         self._known.clear()
-        for piece, tensor in self.pieces.items():
-            parameter = named[piece.number].parameter
+        for span, tensor in self.ranges.items():
+            parameter = named[span.number].parameter
             self.inner.state[tensor] = {
-                key: _cut(value, piece, parameter, tensor)
-                for key, value in self._given.get(piece.number, {}).items()
+                key: _cut(value, span, parameter, tensor)
+                for key, value in self._given.get(span.number, {}).items()
             }
 
     def fill(self, state: dict[Any, Any]) -> None:
@@ -236,7 +236,7 @@ class _Sharing:
 
 
 def _optimizer_of(
-    wrapped: type, outer: Any, pieces: Mapping[Piece, Parameter], named: list[Named]
+    wrapped: type, outer: Any, ranges: Mapping[ParameterRange, Parameter], named: list[Named]
 ) -> Any:
     """Return an optimizer of the wrapped class with the outer one's settings, on the ranges."""
     number_of = {id(each.parameter): number for number, each in enumerate(named)}
@@ -245,20 +245,20 @@ def _optimizer_of(
     inner.param_groups = []
     for group in outer.param_groups:
         numbers = {number_of[id(parameter)] for parameter in group["params"]}
-        mine = [tensor for piece, tensor in pieces.items() if piece.number in numbers]
+        mine = [tensor for span, tensor in ranges.items() if span.number in numbers]
         inner.param_groups.append({**group, "params": mine})
     return inner
 
 
-def _cut(value: Any, piece: Piece, parameter: Tensor, tensor: Tensor) -> Any:
+def _cut(value: Any, span: ParameterRange, parameter: Tensor, tensor: Tensor) -> Any:
     """Return the part of a parameter's state that belongs to a range of it."""
     if not isinstance(value, Tensor) or not is_elementwise(
-        tuple(value.shape), Piece(0, 0, parameter.numel()), parameter
+        tuple(value.shape), ParameterRange(0, 0, parameter.numel()), parameter
     ):
         return value.clone() if isinstance(value, Tensor) else value
     if tensor.shape == value.shape:
         return value.clone()
-    return memory_order(value, parameter)[piece.start : piece.end].clone()
+    return memory_order(value, parameter)[span.start : span.end].clone()
 
 
 def _flat(gradient: Tensor, parameter: Tensor) -> Tensor:

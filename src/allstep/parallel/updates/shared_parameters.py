@@ -103,7 +103,7 @@ class SharedParameters:
                 each.parameter.data = view.clone()
         self.flats, self._views = [], []
 
-    def tell_autograd(self) -> None:
+    def bump_versions(self) -> None:
         """Increase the version counters of the weights, which other processes have changed too.
 
         So autograd refuses to use a graph from before the change.

@@ -20,7 +20,7 @@ from allstep.comm.memory.segment import share
 from allstep.errors import CommError, UserError
 from allstep.limits import read_limits
 from allstep.parallel.exchange.owners import Owners
-from allstep.parallel.exchange.ownership import Piece
+from allstep.parallel.exchange.ownership import ParameterRange
 
 _ALIGNED = 64
 _NUMBERS = {"bool": bool, "int": int, "float": float}
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     `kind`: "tensor", or the type of a plain number.
     """
 
-    piece: Piece
+    span: ParameterRange
     key: str
     kind: str
     dtype: str
@@ -46,21 +46,21 @@ class Entry(NamedTuple):
 
 
 def entries_of(
-    pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+    ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
 ) -> Iterator[Entry]:
     """Return the state values of the optimizer's ranges."""
-    for piece, tensor in pieces.items():
+    for span, tensor in ranges.items():
         for key, value in state.get(tensor, {}).items():
             if isinstance(value, Tensor):
                 yield Entry(
-                    piece,
+                    span,
                     key,
                     "tensor",
                     str(value.dtype).removeprefix("torch."),
                     tuple(value.shape),
                 )
             elif type(value).__name__ in _NUMBERS:
-                yield Entry(piece, key, type(value).__name__, "float64", ())
+                yield Entry(span, key, type(value).__name__, "float64", ())
             elif value is not None:
                 raise UserError(
                     f"share_weights cannot carry the optimizer's state {key!r} of type"
@@ -69,8 +69,8 @@ def entries_of(
                 )
 
 
-def _entry(piece: list[int], key: str, kind: str, dtype: str, shape: list[int]) -> Entry:
-    return Entry(Piece(*piece), key, kind, dtype, tuple(shape))
+def _entry(span: list[int], key: str, kind: str, dtype: str, shape: list[int]) -> Entry:
+    return Entry(ParameterRange(*span), key, kind, dtype, tuple(shape))
 
 
 class SharedState:
@@ -82,7 +82,7 @@ class SharedState:
         self._views: dict[Entry, Tensor] = {}
 
     def gather(
-        self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+        self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
         """Move our state into memory that all ranks of the host can read.
 
@@ -92,9 +92,9 @@ class SharedState:
         self._gathered += 1
         place = f"state/{owned.key}/{owned.local.layout.host}/{self._gathered}"
         store, seconds = PrefixStore(place, owned.group.get_group_store()), read_limits().start
-        own = json.dumps(list(entries_of(pieces, state)))
+        own = json.dumps(list(entries_of(ranges, state)))
         try:
-            words = collect(store, "entries", arena.rank, arena.size, own, seconds)
+            texts = collect(store, "entries", arena.rank, arena.size, own, seconds)
         except RuntimeError as error:
             raise CommError(
                 f"share_weights: not all {arena.size} ranks of the host had new optimizer state"
@@ -102,7 +102,7 @@ class SharedState:
                 " followed by broadcast_optimizer_state",
                 rank=owned.group.rank(),
             ) from error
-        entries = [_entry(*each) for word in words for each in json.loads(word)]
+        entries = [_entry(*each) for text in texts for each in json.loads(text)]
         segment = share(
             store, arena.rank, arena.size, sum(entry.nbytes for entry in entries) or 1, seconds
         )
@@ -115,7 +115,7 @@ class SharedState:
             views[entry] = self._laid_out(flat, entry)
             start += entry.nbytes
         self._views = views
-        self.put_back(pieces, state)
+        self.put_back(ranges, state)
         owned.meet()
 
     def _laid_out(self, flat: Tensor, entry: Entry) -> Tensor:
@@ -123,18 +123,18 @@ class SharedState:
 
         Then norms are summed in the same order, and loops are fast.
         """
-        parameter = self._owned.named[entry.piece.number].parameter
+        parameter = self._owned.named[entry.span.number].parameter
         same = entry.shape == tuple(parameter.shape)
         return (
             flat.as_strided(parameter.shape, parameter.stride()) if same else flat.view(entry.shape)
         )
 
     def put_back(
-        self, pieces: Mapping[Piece, Tensor], state: Mapping[Tensor, dict[str, Any]]
+        self, ranges: Mapping[ParameterRange, Tensor], state: Mapping[Tensor, dict[str, Any]]
     ) -> None:
         """Move values that the optimizer replaced in a step back into the shared memory."""
         for entry, view in self._views.items():
-            values = state.get(pieces[entry.piece], {}) if entry.piece in pieces else {}
+            values = state.get(ranges[entry.span], {}) if entry.span in ranges else {}
             value = values.get(entry.key)
             if entry.kind != "tensor" and value is not None:
                 view.fill_(value)
@@ -146,23 +146,23 @@ class SharedState:
         """Return the state of each parameter, assembled from all ranges, as private copies."""
         found: dict[int, dict[str, Any]] = {}
         for entry, view in self._views.items():
-            parameter = self._owned.named[entry.piece.number].parameter
-            values = found.setdefault(entry.piece.number, {})
+            parameter = self._owned.named[entry.span.number].parameter
+            values = found.setdefault(entry.span.number, {})
             if entry.kind != "tensor":
                 values[entry.key] = _NUMBERS[entry.kind](view.item())
-            elif not is_elementwise(entry.shape, entry.piece, parameter):
+            elif not is_elementwise(entry.shape, entry.span, parameter):
                 values[entry.key] = view.clone()
             else:
                 if entry.key not in values:
                     values[entry.key] = torch.zeros_like(parameter, dtype=view.dtype)
                 flat = values[entry.key].as_strided((parameter.numel(),), (1,))
-                flat[entry.piece.start : entry.piece.end].copy_(memory_order(view, parameter))
+                flat[entry.span.start : entry.span.end].copy_(memory_order(view, parameter))
         return found
 
 
-def is_elementwise(shape: tuple[int, ...], piece: Piece, parameter: Tensor) -> bool:
+def is_elementwise(shape: tuple[int, ...], span: ParameterRange, parameter: Tensor) -> bool:
     """Return whether a state of this shape has a value for each element of the range."""
-    return shape == (piece.end - piece.start,) or (shape == tuple(parameter.shape) and bool(shape))
+    return shape == (span.end - span.start,) or (shape == tuple(parameter.shape) and bool(shape))
 
 
 def memory_order(value: Tensor, parameter: Tensor) -> Tensor:
