@@ -6,7 +6,7 @@ import torch
 
 from allstep.errors import ConfigError
 
-_WORD = (1 << 64) - 1
+_MASK = (1 << 64) - 1
 
 
 def step_seed(seed: int, seen: int, rank: int = 0) -> int:
@@ -28,10 +28,10 @@ def _mix(number: int) -> int:
 
     One changed input bit flips half of the output bits.
     """
-    word = (number + 0x9E3779B97F4A7C15) & _WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
-    return word ^ (word >> 31)
+    bits = (number + 0x9E3779B97F4A7C15) & _MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+    return bits ^ (bits >> 31)
 
 
 def seed_step(seed: int, seen: int, rank: int = 0) -> None:

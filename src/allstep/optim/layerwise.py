@@ -260,9 +260,9 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
 
 def _problem(group: Group) -> str | None:
     """Describe what is wrong with a group's options; None if they are valid."""
-    for name, (fits, words) in _RANGES.items():
+    for name, (fits, expected) in _RANGES.items():
         if name in group and (isinstance(group[name], Tensor) or not fits(group[name])):
-            return f"{name}={group[name]!r} should be a number, {words}"
+            return f"{name}={group[name]!r} should be a number, {expected}"
     betas = group.get("betas", ())
     if any(not 0 <= beta < 1 for beta in betas):
         return f"betas={betas!r} should be from 0 to below 1"

@@ -201,16 +201,16 @@ def advice(batch: int, scale: float, low: float, high: float) -> str:
         return (
             f"noise scale {known}: the gradient does not show in the noise. {what} over more steps."
         )
-    words = f"noise scale about {scale:.0f} samples (95%: {low:.0f} to {high:.0f}); batch {batch}"
+    text = f"noise scale about {scale:.0f} samples (95%: {low:.0f} to {high:.0f}); batch {batch}"
     if scale <= 0:
-        return f"{words}: no noise at all. A smaller batch does as much in an update."
+        return f"{text}: no noise at all. A smaller batch does as much in an update."
     updates, samples = 1 + scale / batch, 1 + batch / scale
     saved = 100 * (1 - (1 + scale / (2 * batch)) / updates)
     cost = (
         f"needs {updates:.2g} times the fewest updates and {samples:.2g} times the fewest samples"
     )
     return (
-        f"{words} {cost}. {_verdict(batch, low, high)} Twice the batch would save {saved:.0f}% of"
+        f"{text} {cost}. {_verdict(batch, low, high)} Twice the batch would save {saved:.0f}% of"
         " the updates."
     )
 

@@ -24,13 +24,13 @@ from allstep.errors import ConfigError, did_you_mean
 from allstep.optim.recipe import OWN_WARM_UP, RULES, Recipe
 from allstep.optim.scaling import SCALINGS
 
-_WORDS = {
+_RULE_TEXTS = {
     "linear": "in proportion to the batch",
     "square-root": "in proportion to the square root of the batch",
     "none": "whatever the batch",
 }
 _WARM_UP_EPOCHS = 5.0
-_WARM_UP_PART = 1 / 6
+_WARM_UP_SHARE = 1 / 6
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def scale(
         large = _stretched(large, batch / base)
     large = _warmed_up(large, recipe, warm_up_epochs)
     if batch == base:
-        return Scaled(large, tuple(_words_of_the_same_batch(recipe, large, keep_updates)))
-    return Scaled(large, tuple(_words(recipe, large, rule)))
+        return Scaled(large, tuple(_describe_same_batch(recipe, large, keep_updates)))
+    return Scaled(large, tuple(_describe(recipe, large, rule)))
 
 
 def _stretched(recipe: Recipe, factor: float) -> Recipe:
@@ -96,7 +96,9 @@ def _warmed_up(large: Recipe, small: Recipe, epochs: float | None) -> Recipe:
             large.lr > small.lr and small.warm_up == "none" and small.schedule not in OWN_WARM_UP
         )
         epochs = (
-            min(_WARM_UP_EPOCHS, _WARM_UP_PART * large.epochs, *large.milestones) if wanted else 0.0
+            min(_WARM_UP_EPOCHS, _WARM_UP_SHARE * large.epochs, *large.milestones)
+            if wanted
+            else 0.0
         )
         if epochs and epochs in large.milestones:
             # The learning rate should stay at its peak for a while.
@@ -107,7 +109,7 @@ def _warmed_up(large: Recipe, small: Recipe, epochs: float | None) -> Recipe:
     return replace(large, warm_up="gradual", warm_up_epochs=epochs, warm_up_from=start)
 
 
-def _words_of_the_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> list[str]:
+def _describe_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> list[str]:
     kept = f", and its {small.num_updates} updates are kept as they are" * keep_updates
     if large == small:
         return [f"nothing: {small.batch} is the batch that the recipe was written for{kept}"]
@@ -117,27 +119,27 @@ def _words_of_the_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -
     ]
 
 
-def _words(small: Recipe, large: Recipe, rule: str) -> list[str]:
+def _describe(small: Recipe, large: Recipe, rule: str) -> list[str]:
     factor = large.known_batch / small.known_batch
-    words = [
+    changes = [
         (
             f"batch {small.batch} -> {large.batch} (x{factor:g}): {small.num_updates} updates"
             f" become {large.num_updates}"
         ),
-        f"rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_WORDS[rule]})",
+        f"rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_RULE_TEXTS[rule]})",
     ]
     if large.epochs != small.epochs:
-        words.append(
+        changes.append(
             f"epochs {small.epochs:g} -> {large.epochs:g}, and the schedule with them, to keep the"
             " updates"
         )
-    words += _warm_up(small, large)
+    changes += _warm_up(small, large)
     if large.momentum:
-        words.append(
+        changes.append(
             f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of"
             " the momentum"
         )
-    return words
+    return changes
 
 
 def _warm_up(small: Recipe, large: Recipe) -> list[str]:
