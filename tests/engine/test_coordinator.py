@@ -434,7 +434,12 @@ def test_an_operation_that_waits_too_long_is_an_error() -> None:
     clock.now = 10.1
     coordinator.expire(10)
     assert coordinator.answers() == [
-        [messages.STOP, b"CollectiveTimeout", b"x: rank 0, rank 2 did not come within 10.0 s", b"0"]
+        [
+            messages.STOP,
+            b"CollectiveTimeout",
+            b"x: rank 0, rank 2 did not request it within 10.0 s",
+            b"0",
+        ]
     ]
 
 

@@ -73,7 +73,7 @@ class Log:
         except OSError as error:
             self._has_failed = True
             why = f"autotune's log {str(self._path)!r} cannot be written: {error.strerror}"
-            print_notice(f"{why}; it ends here, the run goes on")
+            print_notice(f"{why}; the log ends here, the run continues")
 
 
 class Autotune:
@@ -166,7 +166,7 @@ def read_autotune(rank: int, fusion: int, env: Mapping[str, str] | None = None) 
     steps = int(number("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10, env))
     if steps < 1:
         raise ConfigError(
-            f"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE={steps}: a measurement needs 1 step or more"
+            f"HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE={steps}: expected at least 1 step per measurement"
         )
     path = env.get("HOROVOD_AUTOTUNE_LOG", "")
     return Autotune(

@@ -160,9 +160,7 @@ class Coordinator:
                 self._waiting[key].group = group
 
     def _settle(self, waiting: _Waiting) -> None:
-        """Answer an operation if all ranks have requested it and all operations of its group are
-        ready.
-        """
+        """Answer an operation if it and all operations of its group are ready."""
         if waiting.key not in self._waiting or not self._is_ready(waiting):
             return
         if waiting.group is None:
@@ -319,8 +317,8 @@ class Coordinator:
         old = next((each for each in self._waiting.values() if now - each.began > seconds), None)
         if old is not None:
             missing = self._missing(old)
-            late = ", ".join(f"rank {rank}" for rank in missing) or "others of its group"
-            text = f"{old.key[1]}: {late} did not come within {seconds:.1f} s"
+            late = ", ".join(f"rank {rank}" for rank in missing) or "other ranks of its group"
+            text = f"{old.key[1]}: {late} did not request it within {seconds:.1f} s"
             self.take(0, [STOP, b"CollectiveTimeout", text.encode(), joined_text(missing[:1])])
 
     def stalls(self, warn_after: float, stop_after: float = 0.0) -> str:

@@ -171,8 +171,9 @@ class Driver:
             board.publish([pack(answer) for answer in answers])
 
     def _check_health(self) -> None:
-        """Check for lost ranks and for operations that wait too long; at most every `_NAP` / 2
-        seconds.
+        """Check for lost ranks and for operations that wait too long.
+
+        A no-op if the last check was less than `_NAP` / 2 seconds ago.
         """
         now = time.monotonic()
         requests = self._requests
@@ -191,7 +192,7 @@ class Driver:
             if requests.end is None:
                 rank = self._state.world.rank
                 self._stop.fail(
-                    PeerLost(f"rank {lost} is gone (its process ended)", rank=rank, peer=lost)
+                    PeerLost(f"lost rank {lost} (process exited)", rank=rank, peer=lost)
                 )
         if self._coordinator is not None and requests.end is None:
             self._look_for_stalls(self._coordinator)

@@ -172,14 +172,11 @@ def _impossible(spec: RequestSpec, joined: Sequence[int]) -> str:
     """Return the reason why an operation that all ranks agree on cannot run, or ""."""
     name = spec.kind.name.lower()
     if joined and spec.kind not in _WITH_JOIN:
-        return (
-            f"{name} is not supported with Join: {_ranks(joined)} joined, and has no data to give"
-            " or take."
-        )
+        return f"{name} is not supported with Join: {_ranks(joined)} joined and has no data."
     if not spec.shape and spec.kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER):
         return (
-            f"{name} of a tensor of rank zero: {spec.name} has no rows to deal with. Give it a"
-            " dimension."
+            f"{name} of a tensor of rank zero: {spec.name} has no rows; expected"
+            " at least one dimension."
         )
     return ""
 

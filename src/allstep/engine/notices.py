@@ -64,8 +64,8 @@ class Notices:
             key, number = self._queued.popleft()
             if key not in self.callbacks:
                 raise CommError(
-                    f"{key}: others begin step {number}, and this rank has joined without"
-                    " knowing it"
+                    f"{key}: other ranks begin step {number}, but this rank has joined without"
+                    " a callback for it: call on_notice before join"
                 )
             self.callbacks[key](number)
 

@@ -203,7 +203,7 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
     tensor, kind = request.tensor, request.kind
     if kind in _PREFIX and (tensor is None or tensor.layout is not torch.strided):
         found = "no tensor" if tensor is None else f"a tensor of layout {tensor.layout}"
-        raise ValueError(f"{kind.name.lower()} needs a dense tensor, and was given {found}")
+        raise ValueError(f"{kind.name.lower()} needs a dense tensor, found {found}")
     if len(request.name) > _LONGEST_NAME:
         raise ValueError(
             f"{kind.name.lower()}: a name of {len(request.name):,} characters, expected at most"
@@ -245,7 +245,7 @@ def check(request: Request, rank: int, members: Sequence[int]) -> None:
 def _check_scatter(request: Request) -> None:
     assert request.tensor is not None
     if request.tensor.dim() == 0:
-        raise ValueError("reducescatter does not support scalar tensors: it deals out rows")
+        raise ValueError("reducescatter does not support scalar tensors: it distributes rows")
     if request.op not in (Op.AVERAGE, Op.SUM):
         raise CommError(
             f"reducescatter only supports AVERAGE and SUM, not {request.op.name}",

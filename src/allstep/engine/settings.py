@@ -78,5 +78,5 @@ def number(name: str, default: float, env: Mapping[str, str]) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise ConfigError(f"{name}={text!r} is not a number from 0")
+        raise ConfigError(f"{name}={text!r} is not a number of at least 0")
     return value

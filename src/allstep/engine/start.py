@@ -145,8 +145,8 @@ def _check_alike(
     for other, theirs in enumerate(collect(store, "sets", rank, size, mine, seconds)):
         if theirs != mine:
             raise ValueError(
-                f"process sets differ: rank {rank} was given {mine}, rank {other} {theirs} (the"
-                " world first)"
+                f"process sets differ: rank {rank} has {mine}, rank {other} has {theirs} (the"
+                " world first); give all ranks the same sets"
             )
 
 

@@ -62,5 +62,5 @@ class Stop:
 
 def shut_down_by(rank: int) -> EngineStopped:
     """Return the error for the other ranks when this rank shuts down."""
-    text = f"{SHUT_DOWN} by rank {rank}: look at its output if that is not what you meant"
+    text = f"{SHUT_DOWN} by rank {rank}; see its output if that was not intended"
     return EngineStopped(text, rank=rank, peer=rank)

@@ -107,8 +107,8 @@ def mpi_threads_supported() -> bool:
     """Raise ValueError, since MPI is not in use. Horovod: whether threads may call MPI."""
     running()
     raise ValueError(
-        "mpi_threads_supported(): MPI is not enabled; the ranks talk through shared memory, Gloo"
-        " and NCCL"
+        "mpi_threads_supported(): MPI is not enabled; the ranks communicate through shared"
+        " memory, Gloo and NCCL"
     )
 
 
@@ -190,11 +190,11 @@ def _check(comm: Any) -> None:
             raise ValueError(
                 f"init(comm=...): this communicator has rank {comm.Get_rank()} of"
                 f" {comm.Get_size()}, the world has {rank()} of {size()}; use hvd.ProcessSet for a"
-                " part of the world"
+                " subset of the ranks"
             )
     elif comm and sorted(comm) != list(range(size())):
         warnings.warn(
             f"init(comm={list(comm)}) is ignored: the world is all {size()} ranks; use"
-            f" hvd.ProcessSet({list(comm)}) for a part of it",
+            f" hvd.ProcessSet({list(comm)}) for a subset of them",
             stacklevel=3,
         )

@@ -24,8 +24,8 @@ class HorovodVersionMismatchError(ImportError):
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(
-            f"made for {name} {version}, but {name} {installed_version} is installed: install one"
-            " that fits the other"
+            f"made for {name} {version}, but {name} {installed_version} is installed: install"
+            " matching versions"
         )
         self.name = name
         self.version = version

@@ -228,7 +228,7 @@ class HorovodTrace(Hooks):
             try:
                 self._file.write(lines)
             except ConfigError as error:
-                print_notice(f"{error}; the timeline ends here, the run goes on")
+                print_notice(f"{error}; the timeline ends here, the run continues")
                 self._close_file()
 
     def _close_file(self) -> None:

@@ -20,7 +20,7 @@ from allstep.hvd.place import rank, running
 def _ranks_of(given: Any) -> Iterable[Any]:
     if hasattr(given, "Get_group"):
         raise ValueError(
-            "a ProcessSet of an mpi4py communicator needs MPI to carry the data; give the list of"
+            "a ProcessSet of an mpi4py communicator needs MPI as transport; give the list of"
             " its ranks instead"
         )
     if not isinstance(given, Iterable):
@@ -127,8 +127,8 @@ def register(sets: Sequence[ProcessSet]) -> None:
         number = numbers.get(tuple(each.ranks or global_process_set.ranks))
         if number is None:
             raise ValueError(
-                f"process set {place}, with ranks {each.ranks}, was not given to the init() that"
-                " started: see add_process_set"
+                f"process set {place}, with ranks {each.ranks}, was not an argument of the init()"
+                " that started the engine: use add_process_set"
             )
         if number in taken:
             raise ValueError(

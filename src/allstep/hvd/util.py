@@ -168,7 +168,7 @@ def get_average_backwards_compatibility_fun(
         if average is None:
             return int(reduce_ops.Average)
         warnings.warn(
-            "average= is deprecated: say op=hvd.Average or op=hvd.Sum",
+            "average= is deprecated: use op=hvd.Average or op=hvd.Sum",
             DeprecationWarning,
             stacklevel=3,
         )

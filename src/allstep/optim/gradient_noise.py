@@ -72,8 +72,9 @@ class NoisyGradients:
         return loss
 
     def _synchronized(self) -> AbstractContextManager[Any]:
-        """Reduce the gradients over all ranks; the step within the returned context does not repeat
-        it.
+        """Reduce the gradients over all ranks.
+
+        Return a context in which a step does not reduce them again.
         """
         synchronize = getattr(self.optimizer, "synchronize", None)
         if synchronize is None:

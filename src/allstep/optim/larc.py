@@ -56,5 +56,5 @@ class LARC(LARS):
         super().__init__(params, lr, momentum, weight_decay, nesterov, **more)
 
     def _bounded(self, ratios: Tensor, group: Group) -> Tensor:
-        rate: float = group["lr"]
-        return (ratios / rate).clamp_(max=1.0) if rate > 0 else torch.ones_like(ratios)
+        lr: float = group["lr"]
+        return (ratios / lr).clamp_(max=1.0) if lr > 0 else torch.ones_like(ratios)

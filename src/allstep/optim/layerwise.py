@@ -126,10 +126,9 @@ class LayerWise(Optimizer):
         return loss
 
     def trust_ratios(self) -> dict[str | int, float]:
-        """Return the factor by which the last step scaled each layer, by name, or number without
-        names.
+        """Return the factor by which the last step scaled each layer, by name.
 
-        Exempt layers have none. Names are known if the optimizer was given
+        By number without names. Exempt layers have none. Names are known if the optimizer was given
         `model.named_parameters()` (torch 2.6 and later) or `groups(model)`. With
         `DistributedOptimizer(share_weights=True)` all ranks call it together, and rank 0 gets those
         of all layers.

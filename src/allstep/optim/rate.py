@@ -1,8 +1,10 @@
 """The learning rate of a run: warm-up and schedule in one value, called with the samples seen.
 
+```
 rate = Rate(peak=3.2, start=0.1, warmup=5 * 60_000, total=90 * 60_000, batch=8192,
             shape=SCHEDULES["step"])
 rate(seen)        # for the step that comes after `seen` samples
+```
 """
 
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ class Rate:
                 " have some samples, and the warm-up no more"
             )
         if self.peak < 0 or self.start < 0:
-            raise ConfigError(f"rates are not below 0: peak {self.peak:g}, start {self.start:g}")
+            raise ConfigError(
+                f"learning rates must be at least 0: peak {self.peak:g}, start {self.start:g}"
+            )
 
     def __call__(self, seen: float) -> float:
         """Return the learning rate of the step after `seen` samples.
@@ -53,8 +57,8 @@ class Rate:
         """
         if not 0 <= seen <= self.total:
             raise ConfigError(
-                f"the schedule covers {self.total:g} samples, and the rate after {seen:g} was asked"
-                " for: train for fewer epochs, or make the schedule longer"
+                f"the schedule covers {self.total:g} samples, but the learning rate after {seen:g} was"
+                " requested: train for fewer epochs, or make the schedule longer"
             )
         if self.warm_up == "none" or seen >= self.warmup:
             warmup = self.warmup if self.warm_up != "none" else 0.0

@@ -80,7 +80,7 @@ class Recipe:
     def _problem(self) -> str | None:
         """Describe what is wrong with the recipe; None if it is valid."""
         if not self.lr > 0:
-            return f"the rate {self.lr} must be above 0"
+            return f"the learning rate {self.lr} must be above 0"
         if self.num_samples < 1 or not self.epochs > 0:
             return f"{self.epochs} epochs of {self.num_samples} samples: both must be above 0"
         if self.batch is not None and not 1 <= self.batch <= self.num_samples:
@@ -94,13 +94,13 @@ class Recipe:
         if self._warm_up_epochs and self.schedule in OWN_WARM_UP:
             return (
                 f"the schedule {self.schedule!r} has a warm-up of its own, and after one of"
-                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the rate would drop and rise"
+                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the learning rate would drop and rise"
                 ' again: warm_up="none", or another schedule'
             )
         if not 0 <= self.warm_up_from <= (self.lr if self._warm_up_epochs else float("inf")):
             return (
-                f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it starts from"
-                " 0 to the rate itself"
+                f"a warm-up from {self.warm_up_from:g} to {self.lr:g} does not rise: it must start"
+                " between 0 and the learning rate"
             )
         if self.milestones and self.schedule != "step":
             return (
@@ -111,7 +111,7 @@ class Recipe:
             between = (
                 f"after the warm-up ({self._warm_up_epochs:g}) and before the end ({self.epochs:g})"
             )
-            return f"milestones {self.milestones} must lie {between}"
+            return f"milestones {self.milestones} must be {between}"
         return None
 
     @property
@@ -124,8 +124,8 @@ class Recipe:
         """The batch; raises ConfigError if it is unknown."""
         if self.batch is None:
             raise ConfigError(
-                f"the batch that the rate {self.lr:g} was found with is not known, so nothing can"
-                " be scaled from it: set Recipe(batch=...)"
+                f"the reference batch of the learning rate {self.lr:g} is unknown, so the recipe"
+                " cannot be scaled: set Recipe(batch=...)"
             )
         return self.batch
 

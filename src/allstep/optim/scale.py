@@ -4,7 +4,7 @@ changes.
     scaled = scale(Recipe(lr=0.1, batch=128, num_samples=60_000, epochs=30), 4096)
     scaled.recipe         the large-batch recipe
     print(scaled)         batch 128 -> 4096 (x32): 14062 updates become 439
-                          rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
+                          learning rate 0.1 -> 3.2 (linear rule: in proportion to the batch)
                           ...
 
 It changes, in this order: the batch; the learning rate, by the rule of the optimizer
@@ -114,7 +114,7 @@ def _describe_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> li
     if large == small:
         return [f"nothing: {small.batch} is the batch that the recipe was written for{kept}"]
     return [
-        f"batch {small.batch} and rate {small.lr:g} stay: the recipe was written for them{kept}",
+        f"batch {small.batch} and learning rate {small.lr:g} stay: the recipe was written for them{kept}",
         *_warm_up(small, large),
     ]
 
@@ -126,7 +126,7 @@ def _describe(small: Recipe, large: Recipe, rule: str) -> list[str]:
             f"batch {small.batch} -> {large.batch} (x{factor:g}): {small.num_updates} updates"
             f" become {large.num_updates}"
         ),
-        f"rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_RULE_TEXTS[rule]})",
+        f"learning rate {small.lr:g} -> {large.lr:g} ({rule} rule: {_RULE_TEXTS[rule]})",
     ]
     if large.epochs != small.epochs:
         changes.append(
@@ -136,8 +136,8 @@ def _describe(small: Recipe, large: Recipe, rule: str) -> list[str]:
     changes += _warm_up(small, large)
     if large.momentum:
         changes.append(
-            f"momentum {large.momentum:g} stays, without correction: torch has the rate outside of"
-            " the momentum"
+            f"momentum {large.momentum:g} stays, without correction: torch has the learning rate"
+            " outside of the momentum"
         )
     return changes
 

@@ -31,7 +31,7 @@ Schedule = Callable[[float, float], float]
 
 
 def warm_up(seen: float, warmup: float) -> float:
-    """Rise linearly from 0 to 1 over the first `warmup` samples.
+    """Return a factor that rises linearly from 0 to 1 over the first `warmup` samples.
 
     `seen`: samples before the step. Goyal et al. 2017, https://arxiv.org/abs/1706.02677.
     """
@@ -67,7 +67,7 @@ def constant(seen: float, total: float) -> float:
 
 
 def cosine(seen: float, total: float) -> float:
-    """Fall from 1 to 0 along half a cosine.
+    """Return a factor that falls from 1 to 0 along half a cosine.
 
     `seen`: samples before the step. `total`: samples of the schedule. Loshchilov and Hutter 2017,
     https://arxiv.org/abs/1608.03983.
@@ -76,7 +76,7 @@ def cosine(seen: float, total: float) -> float:
 
 
 def linear(seen: float, total: float) -> float:
-    """Fall linearly from 1 to 0.
+    """Return a factor that falls linearly from 1 to 0.
 
     `seen`: samples before the step. `total`: samples of the schedule.
     """
@@ -91,10 +91,10 @@ def steps(at: Sequence[float] = (1 / 3, 2 / 3, 8 / 9), factor: float = 0.1) -> S
     """
     if sorted(at) != list(at) or any(not 0 < each < 1 for each in at):
         raise ConfigError(
-            f"steps at {list(at)}: fractions of the run are wanted, rising, above 0 and below 1"
+            f"steps at {list(at)}: expected rising fractions of the run, above 0 and below 1"
         )
     if not 0 <= factor <= 1:
-        raise ConfigError(f"steps by the factor {factor}: a factor from 0 to 1 is wanted")
+        raise ConfigError(f"steps by the factor {factor}: expected a factor from 0 to 1")
     return lambda seen, total: factor ** bisect_right(at, _done(seen, total))
 
 

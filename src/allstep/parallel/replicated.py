@@ -48,7 +48,7 @@ from allstep.parallel.updates.trust_ratios import ratios_of_all
 
 _REDUCED = (
     "optimizer.{}() after optimizer.reduce_gradients(): the gradients are those of all ranks"
-    " already. Call optimizer.apply() to use them, or optimizer.discard() to leave them"
+    " already. Call optimizer.apply() to use them, or optimizer.discard() to drop them"
 )
 _SYNCHRONIZED = (
     "optimizer.reduce_gradients() after optimizer.synchronize(), which has reduced them. Use one of"
@@ -61,8 +61,8 @@ _NOT_REDUCED = (
 )
 _UNUSED = (
     "none of this optimizer's {} parameters has a gradient, on any rank: step() changes nothing."
-    " Was the model given other parameters (load_state_dict(assign=True)) after the optimizer was"
-    " made? Then make the optimizer anew"
+    " If the model got other parameters after the optimizer was made"
+    " (load_state_dict(assign=True)), make a new optimizer"
 )
 
 

@@ -120,7 +120,7 @@ def DistributedOptimizer(  # noqa: N802
     if op == Adasum and size() > 1:
         return make_adasum(optimizer, named, compression, backward_passes_per_step, process_set)
     if op not in (*_KINDS, Adasum):
-        raise ValueError(f"op={op} is no reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
+        raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
     update = _by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
     replicas = Replicas(
         named,
@@ -169,12 +169,12 @@ def _rule(op: int, compression: Any, densify: bool) -> Rule:
 def _by_owners(optimizer: Optimizer, op: int, compression: Any) -> ByOwners:
     if op not in (Average, Sum) or compression is not Compression.none:
         raise ValueError(
-            "share_weights works with op=hvd.Average or hvd.Sum and without compression: nothing"
-            " else is added where it lies"
+            "share_weights works with op=hvd.Average or hvd.Sum and without compression: only"
+            " these are reduced in shared memory"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            "share_weights does not work with LBFGS, which moves all parameters as one"
+            "share_weights does not work with LBFGS, which updates all parameters as one vector"
         )
     return ByOwners(type(optimizer))
 

@@ -101,7 +101,7 @@ class Bucketed(ABC):
         if self._started and wanted != self._wanted:
             raise UserError(
                 "measure_norms or clip_norm was changed after backward() had begun: gradients of"
-                " this step are on their way already. Set them before it"
+                " this step are already being reduced. Set them before backward()"
             )
         self._agree()
         self._weight, self._absent, self._wanted = weight, absent, wanted

@@ -66,7 +66,9 @@ def absent_header(count: int) -> npt.NDArray[np.float64]:
 def header_of(summed: npt.NDArray[np.float64], rank: int) -> Header:
     """Return the sums as a Header; raise CollectiveMismatch if the ranks differ in their wishes."""
     *flags, present, weighted, samples, own, mean = summed.tolist()
-    _check("told how many samples are behind their gradients: tell it", weighted, present, rank)
+    _check(
+        "set the number of samples behind their gradients (weight): set it", weighted, present, rank
+    )
     _check("want the norms of their own gradients (measure_norms): set it", own, present, rank)
     _check(
         "want the norm of the mean gradient (measure_norms or clip_norm): set it",

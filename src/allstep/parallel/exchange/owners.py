@@ -51,7 +51,7 @@ class Owners(Bucketed):
         local = group.local
         if not isinstance(local, LocalMover):
             raise CommError(
-                "share_weights needs ranks that can share memory; `allstep doctor` says why they"
+                "share_weights needs ranks that can share memory; `allstep doctor` shows why they"
                 " cannot",
                 rank=group.rank(),
             )

@@ -35,9 +35,9 @@ def agreed_order(group: AllstepGroup, key: str, named: Sequence[Named]) -> list[
         texts = collect(group.get_group_store(), f"gradients/{key}", rank, size, own, seconds)
     except RuntimeError as error:
         raise CommError(
-            f"not all of {size} ranks came to agree on {len(named)} parameters within {seconds:.0f}"
-            " s: do all ranks make the same optimizers, and change their parameters together?"
-            f" ({error})",
+            f"not all of {size} ranks joined to agree on {len(named)} parameters within"
+            f" {seconds:.0f} s: make the same optimizers on all ranks, and change their parameters"
+            f" together ({error})",
             rank=rank,
             op="gradients",
         ) from error
@@ -75,6 +75,6 @@ def _described(each: Named) -> list[Any]:
 def _as_text(described: list[Any] | None) -> str:
     """Return a parameter's description as text, for an error."""
     if described is None:
-        return "not there"
+        return "missing"
     shape, stride, dtype, device = described
     return f"{dtype.removeprefix('torch.')} {shape} with strides {stride} on {device}"

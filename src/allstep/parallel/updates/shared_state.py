@@ -63,7 +63,7 @@ def entries_of(
                 yield Entry(span, key, type(value).__name__, "float64", ())
             elif value is not None:
                 raise UserError(
-                    f"share_weights cannot carry the optimizer's state {key!r} of type"
+                    f"share_weights cannot share the optimizer's state {key!r} of type"
                     f" {type(value).__name__}: tensors and plain numbers only. Use"
                     " share_weights=False"
                 )
