@@ -179,18 +179,7 @@ class Coordinator:
 
     def _answer(self, waiting: _Waiting) -> None:
         del self._waiting[waiting.key]
-        members = self.sets[waiting.key[0]]
-        specs = tuple(waiting.specs[rank] for rank in members if rank in waiting.specs)
-        verdict = (
-            self._verdicts.get(specs) if len(specs) == len(members) and not self.joined else None
-        )
-        if verdict is None:
-            joined = [rank for rank in members if rank in self.joined]
-            verdict = judge([rank for rank in members if rank in waiting.specs], specs, joined)
-            if not joined:
-                if len(self._verdicts) >= _MAX_VERDICTS:
-                    self._verdicts.clear()
-                self._verdicts[specs] = verdict
+        verdict = self._verdict(waiting)
         if verdict.refusal:
             self._refuse(waiting.key, MISMATCH, verdict.refusal)
         elif verdict.spec.kind is Kind.ADD_SET:
@@ -199,6 +188,23 @@ class Coordinator:
             self._remove_set(verdict.spec.splits[0])
         else:
             self._due.append(_Ready(verdict, waiting.group))
+
+    def _verdict(self, waiting: _Waiting) -> Verdict:
+        """Compare the requests of an operation; known combinations come from a cache."""
+        members = self.sets[waiting.key[0]]
+        ranks = [rank for rank in members if rank in waiting.specs]
+        specs = tuple(waiting.specs[rank] for rank in ranks)
+        verdict = None
+        if len(specs) == len(members) and not self.joined:
+            verdict = self._verdicts.get(specs)
+        if verdict is None:
+            joined = [rank for rank in members if rank in self.joined]
+            verdict = judge(ranks, specs, joined)
+            if not joined:
+                if len(self._verdicts) >= _MAX_VERDICTS:
+                    self._verdicts.clear()
+                self._verdicts[specs] = verdict
+        return verdict
 
     def _refuse(self, key: Key, kind: bytes, why: str) -> None:
         self._due.append([REFUSE, b"%d" % key[0], key[1].encode(), kind, why.encode()])

@@ -198,7 +198,10 @@ def advice(batch: int, scale: float, low: float, high: float) -> str:
     if not math.isfinite(high):
         known = f"at least {low:.0f} samples" if low > 0 else "not known yet"
         what = "Larger batches may help; measure" if low > batch else "Measure"
-        return f"noise scale {known}: the gradient is not significant in the noise. {what} over more steps."
+        return (
+            f"noise scale {known}: the gradient is not significant in the noise. {what} over more"
+            " steps."
+        )
     text = f"noise scale about {scale:.0f} samples (95%: {low:.0f} to {high:.0f}); batch {batch}"
     if scale <= 0:
         return f"{text}: no noise at all. A smaller batch does as much in an update."

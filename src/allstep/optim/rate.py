@@ -57,8 +57,8 @@ class Rate:
         """
         if not 0 <= seen <= self.total:
             raise ConfigError(
-                f"the schedule covers {self.total:g} samples, but the learning rate after {seen:g} was"
-                " requested: train for fewer epochs, or make the schedule longer"
+                f"the schedule covers {self.total:g} samples, but the learning rate after {seen:g}"
+                " was requested: train for fewer epochs, or make the schedule longer"
             )
         if self.warm_up == "none" or seen >= self.warmup:
             warmup = self.warmup if self.warm_up != "none" else 0.0

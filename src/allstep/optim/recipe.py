@@ -94,8 +94,8 @@ class Recipe:
         if self._warm_up_epochs and self.schedule in OWN_WARM_UP:
             return (
                 f"the schedule {self.schedule!r} has a warm-up of its own, and after one of"
-                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the learning rate would drop and rise"
-                ' again: warm_up="none", or another schedule'
+                f" {self._warm_up_epochs:g} epochs to {self.lr:g} the learning rate would drop and"
+                ' rise again: warm_up="none", or another schedule'
             )
         if not 0 <= self.warm_up_from <= (self.lr if self._warm_up_epochs else float("inf")):
             return (

@@ -114,7 +114,10 @@ def _describe_same_batch(small: Recipe, large: Recipe, keep_updates: bool) -> li
     if large == small:
         return [f"nothing: {small.batch} is the batch that the recipe was written for{kept}"]
     return [
-        f"batch {small.batch} and learning rate {small.lr:g} stay: the recipe was written for them{kept}",
+        (
+            f"batch {small.batch} and learning rate {small.lr:g} stay: the recipe was written for"
+            f" them{kept}"
+        ),
         *_warm_up(small, large),
     ]
 

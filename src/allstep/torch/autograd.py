@@ -83,12 +83,8 @@ class HorovodGroupedAllreduce(Function):
         process_set: ProcessSet,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.how = (
-            handle_average_backwards_compatibility(op, average),
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        op = handle_average_backwards_compatibility(op, average)
+        ctx.how = op, prescale_factor, postscale_factor, process_set
         names = group_names("grouped_allreduce", name, tensors)
         return perform_group(
             [

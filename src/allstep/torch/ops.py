@@ -65,12 +65,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Reduce a tensor in place as `allreduce` does, and return it. Not differentiable."""
-    how = (
-        handle_average_backwards_compatibility(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    op = handle_average_backwards_compatibility(op, average)
+    how = op, prescale_factor, postscale_factor, process_set
     result: Tensor = perform(reduction(tensor, tensor, named("allreduce", name), *how))
     return result
 
@@ -113,12 +109,8 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
     """Reduce several tensors in place, and return them. Not differentiable."""
-    how = (
-        handle_average_backwards_compatibility(op, average),
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    op = handle_average_backwards_compatibility(op, average)
+    how = op, prescale_factor, postscale_factor, process_set
     names = group_names("grouped_allreduce", name, tensors)
     return perform_group(
         [reduction(tensor, tensor, each, *how) for tensor, each in zip(tensors, names, strict=True)]

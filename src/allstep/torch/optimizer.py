@@ -21,6 +21,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -100,12 +101,10 @@ def DistributedOptimizer(  # noqa: N802
       against overflow of small floats. Default: 1.0.
     - `num_groups`, `groups`: Horovod's options for which gradients are reduced together. They are
       checked and kept; here small gradients are always reduced together.
-    - `sparse_as_dense`: reduce sparse gradients as dense ones; the results are sparse. Default:
-      False.
+    - `sparse_as_dense`: reduce sparse gradients as dense ones; the results are sparse.
     - `process_set`: the ranks whose gradients are reduced. Default: all ranks.
     - `share_weights`: keep one copy of the weights for all ranks of a host; each rank updates a
-      slice of them (see `parallel.updates`). Then only the optimizer may change weights. Default:
-      False.
+      slice of them (see `parallel.updates`). Then only the optimizer may change weights.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(
@@ -122,32 +121,27 @@ def DistributedOptimizer(  # noqa: N802
     if op not in (*_KINDS, Adasum):
         raise ValueError(f"op={op} is not a reduction: use hvd.Average, hvd.Sum or hvd.Adasum")
     update = _by_owners(optimizer, op, compression) if share_weights and size() > 1 else None
-    replicas = Replicas(
-        named,
-        lambda: gradient_group(process_set),
-        _next_key(),
-        # Owners reduce gradients in their memory, so all gradients must be dense.
-        _rule(op, compression, sparse_as_dense or update is not None),
-        backward_passes_per_step,
-        _TIMELINE,
-        # Which ranks get the gradients of shared weights is known when `step` or `synchronize`
-        # is called.
-        None if update is None else False,
-    )
+    # Owners reduce gradients in their memory, so all gradients must be dense.
+    rule = _rule(op, compression, sparse_as_dense or update is not None)
+    replicas = _replicas(named, process_set, rule, backward_passes_per_step, update)
     made = wrapped(optimizer, Distributed, **ratio_methods(optimizer, update))
-    made._attach(
-        replicas,
-        update,
-        split_groups(named, groups),
-        compression,
-        op,
-        gradient_predivide_factor,
-        process_set,
-    )
+    of_horovod = compression, op, gradient_predivide_factor, process_set
+    made._attach(replicas, update, split_groups(named, groups), *of_horovod)
     if update is not None:
         with horovods_errors():
             update.sharing(made)
     return made
+
+
+def _replicas(
+    named: list[Named], process_set: ProcessSet, rule: Rule, passes: int, update: Update | None
+) -> Replicas:
+    """Return the description of the replicas; `passes`: backward passes per step."""
+    # Which ranks get the gradients of shared weights is known when `step` or `synchronize` is
+    # called, so they are not reduced during backward().
+    overlap = None if update is None else False
+    group = partial(gradient_group, process_set)
+    return Replicas(named, group, _next_key(), rule, passes, _TIMELINE, overlap)
 
 
 def _next_key() -> str:
