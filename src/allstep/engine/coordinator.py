@@ -103,7 +103,7 @@ class Coordinator:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some ranks have asked for an operation and others have not."""
+        """Whether some ranks have requested an operation and others have not."""
         return bool(self._waiting)
 
     def take(self, rank: int, fields: Fields) -> None:

@@ -80,7 +80,7 @@ class Dispatch:
             return
         pending = [requests.by_key.pop(spec.key, None) for spec in specs]
         assert state.has_joined or None not in pending, (
-            f"not asked for here: {[spec.name for spec in specs]}"
+            f"not requested on this rank: {[spec.name for spec in specs]}"
         )
         hooks.begins(specs)
         try:

@@ -195,9 +195,9 @@ class Driver:
                     PeerLost(f"lost rank {lost} (process exited)", rank=rank, peer=lost)
                 )
         if self._coordinator is not None and requests.end is None:
-            self._look_for_stalls(self._coordinator)
+            self._check_stalls(self._coordinator)
 
-    def _look_for_stalls(self, coordinator: Coordinator) -> None:
+    def _check_stalls(self, coordinator: Coordinator) -> None:
         """Report stalled operations on standard error, and stop after a timeout."""
         settings = self._settings
         coordinator.expire(settings.timeout)

@@ -154,7 +154,7 @@ class Engine:
         return self.synchronize(self._requests.submit([request], is_group=False, driving=True))
 
     def poll(self, handle: int) -> bool:
-        """Whether an operation has finished, with a result or an error."""
+        """Return whether an operation has finished, with a result or an error."""
         found = self._requests.handles.get(handle)
         if found is None:
             raise ValueError(f"handle {handle} was not created or has been cleared")

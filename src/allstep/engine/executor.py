@@ -101,7 +101,7 @@ class Executor:
         return backend.create_apart(store, name, self._rank, ranks, self._start, self._timeout)
 
     def has_group(self, purpose: str, number: int) -> bool:
-        """Whether `group` has formed the group of this purpose."""
+        """Return whether `group` has formed the group of this purpose."""
         return (purpose, number) in self._extra_groups
 
     def group(self, purpose: str, number: int) -> AllstepGroup:
@@ -118,11 +118,11 @@ class Executor:
     def remove_set(self, number: int) -> None:
         """Close the groups of a process set."""
         del self._ranks[number]
-        gone = [self._groups.pop(number, None)]
-        gone += [
+        removed = [self._groups.pop(number, None)]
+        removed += [
             self._extra_groups.pop(key) for key in list(self._extra_groups) if key[1] == number
         ]
-        for group in gone:
+        for group in removed:
             if group is not None:
                 group.shutdown()
 

@@ -86,11 +86,11 @@ class _AdasumOptimizer(Optimizer):
             self._step_alone(parameter)
             difference = parameter - before
             parameter.copy_(before)
-        travelling, context = self._compression.compress(difference.contiguous())
+        sent, context = self._compression.compress(difference.contiguous())
         name = self._parameter_names[parameter]  # type: ignore[index]
         self._handles[parameter] = (
-            allreduce_async_(travelling, name=name, op=Adasum),
-            travelling,
+            allreduce_async_(sent, name=name, op=Adasum),
+            sent,
             context,
         )
 
@@ -122,9 +122,9 @@ class _AdasumOptimizer(Optimizer):
             if parameter not in self._handles:
                 self._start(parameter)
         with torch.no_grad():
-            for parameter, (handle, travelling, context) in self._handles.items():
+            for parameter, (handle, sent, context) in self._handles.items():
                 synchronize(handle)
-                difference = self._compression.decompress(travelling, context)
+                difference = self._compression.decompress(sent, context)
                 parameter.add_(difference.view(parameter.shape))
         self._handles.clear()
         self._reset_delays()

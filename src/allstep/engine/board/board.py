@@ -67,7 +67,7 @@ class Board(ABC):
 
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether there are messages to process or to send."""
+        """Return whether there are messages to process or to send."""
 
     @abstractmethod
     def attend(self) -> None:

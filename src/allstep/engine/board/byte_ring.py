@@ -107,7 +107,7 @@ class RingReader:
         self._frames = Frames()
 
     def has_data(self) -> bool:
-        """Whether there are bytes to read."""
+        """Return whether there are bytes to read."""
         return bool(self._numbers[self._written] != self._count)
 
     def messages(self) -> list[bytes]:

@@ -104,21 +104,21 @@ class Owners(Bucketed):
             self.local.carry_out(
                 self._call, deliver, schedule, flats, scale, self._call, self.own, mean
             )
-        self._cross(gradients)
+        self._sum_over_hosts(gradients)
 
-    def _cross(self, gradients: dict[int, Tensor]) -> None:
+    def _sum_over_hosts(self, gradients: dict[int, Tensor]) -> None:
         """Add our ranges over all hosts: large ones in their memory, small ones together."""
         if self.local.way is None:
             return
         small: dict[torch.dtype, list[Tensor]] = {}
         for flat in self._own_slices(gradients):
             if is_large(flat):
-                self._carry(flat)
+                self._sum_and_measure(flat)
             else:
                 small.setdefault(flat.dtype, []).append(flat)
         for together in small.values():
             packed = torch.cat(together)
-            self._carry(packed)
+            self._sum_and_measure(packed)
             torch._foreach_copy_(
                 together, torch.split_with_sizes(packed, [flat.numel() for flat in together])
             )
@@ -131,14 +131,14 @@ class Owners(Bucketed):
             if number in gradients
         ]
 
-    def _carry(self, flat: Tensor) -> None:
+    def _sum_and_measure(self, flat: Tensor) -> None:
         """Add a flat tensor over the hosts, and measure the mean."""
-        self.local.carry_out(self._call, lambda _: self._cross_with(flat))
+        self.local.carry_out(self._call, lambda _: self._sum_across(flat))
         # Every host has the sum, so each measures its slice.
         if self.mean is not None:
             self.mean.add(share_of(flat, self.local.layout.host, len(self.local.layout.hosts)))
 
-    def _cross_with(self, flat: Tensor) -> None:
+    def _sum_across(self, flat: Tensor) -> None:
         assert self.local.way is not None
         self.local.way.get_ready()
         self.local.way.carry(flat, torch.add)
