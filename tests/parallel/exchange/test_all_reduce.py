@@ -258,10 +258,9 @@ def test_order_and_differences(ranks: Ranks) -> None:
                 AllReduce(group(), "test", change(named) if rank == 1 else named, Rule()).reduce()
             return str(caught.value)
 
-    other_shape = lambda named: [
-        Named("tiny", nn.Parameter(torch.zeros(4))),
-        *named[1:],
-    ]
+    def other_shape(named: list[Named]) -> list[Named]:
+        return [Named("tiny", nn.Parameter(torch.zeros(4))), *named[1:]]
+
     for change, words in [
         (
             other_shape,
@@ -272,7 +271,7 @@ def test_order_and_differences(ranks: Ranks) -> None:
         ),
         (
             lambda named: named[1:],
-            "'tiny' is float32 [3] with strides [1] on cpu on rank 0 and not there on rank 1",
+            "'tiny' is float32 [3] with strides [1] on cpu on rank 0 and missing on rank 1",
         ),
     ]:
         assert all(words in text for text in ranks(3, partial(differ, change)))
@@ -286,4 +285,4 @@ def test_samples_told_by_some_only(ranks: Ranks) -> None:
                 AllReduce(group(), "test", named, Rule()).reduce(3.0 if rank == 0 else None)
             return str(caught.value)
 
-    assert all("1 of 3 ranks told how many samples" in text for text in ranks(3, work))
+    assert all("1 of 3 ranks set the number of samples" in text for text in ranks(3, work))

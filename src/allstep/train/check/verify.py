@@ -108,7 +108,7 @@ def without_chance(job: Job) -> list[str]:
     if norms and job.config.accumulation > 1:
         job.set_pieces(1)
         notes.append(
-            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is"
+            f"accumulation={job.config.accumulation}: batch norms see one span at a time, which is"
             " made of other samples with other numbers of workers; verified without"
         )
     return notes
@@ -175,11 +175,11 @@ def mean_gradients(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
             name: gradient.to_dense().clone() for name, gradient in trained if gradient is not None
         }
     together = {name: torch.zeros_like(parameter) for name, parameter in shared.named}
-    for piece in shared.own_pieces:
-        name, parameter = shared.named[piece.number]
+    for span in shared.own_ranges:
+        name, parameter = shared.named[span.number]
         if parameter.grad is not None:
             laid_out = _in_memory(torch.empty_like(parameter).copy_(parameter.grad))
-            _in_memory(together[name])[piece.start : piece.end] = laid_out[piece.start : piece.end]
+            _in_memory(together[name])[span.start : span.end] = laid_out[span.start : span.end]
     for tensor in together.values():
         dist.all_reduce(_in_memory(tensor))
     return together
