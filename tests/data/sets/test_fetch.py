@@ -220,7 +220,7 @@ def test_a_length_that_is_none_is_not_used(home: str, tmp_path: Path, path: str)
 def test_a_server_that_only_drips(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
+    monkeypatch.setattr(fetching, "_TIMEOUT", 0.3)
     with pytest.raises(
         DataError, match=r"the server sends too slowly: \d+ bytes in \d+ s, expected 1000 a second"
     ):
@@ -232,7 +232,7 @@ def test_a_server_that_only_drips(
 def test_a_server_that_drips_what_is_no_content(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, done: int
 ) -> None:
-    monkeypatch.setattr(fetching, "_PATIENCE", 0.3)
+    monkeypatch.setattr(fetching, "_TIMEOUT", 0.3)
     slow = f"the server sends too slowly: no complete header within 0.3 s, after {done} bytes"
     with pytest.raises(DataError, match=slow):
         fetch(f"{home}/{path}", tmp_path / "file", sha256=SHA256, nbytes=len(CONTENT))
