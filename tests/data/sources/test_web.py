@@ -359,9 +359,9 @@ def test_a_slow_range_is_not_asked_for_again_when_it_is_late(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = open_file(f"{server.url}/drip/a.tar")
-    for patience, tries in ((30, 3), (0, 1)):
+    for timeout, tries in ((30, 3), (0, 1)):
         server.asked.clear()
-        monkeypatch.setattr(files, "_PATIENCE", patience)
+        monkeypatch.setattr(files, "_RETRY_TIMEOUT", timeout)
         with pytest.raises(
             DataError, match="bytes 0 to 100 cannot be read: the server sends too slowly"
         ):

@@ -33,7 +33,7 @@ from allstep.data.sources.checksum import crc32c_on
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.folder import IMAGES as SUFFIXES
 from allstep.data.sources.index import Index, Progress, indexed, not_as_stored, stored_checksums
-from allstep.data.sources.label_index import completed, kept, noted
+from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
 from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Place, Sample, Source
@@ -117,7 +117,7 @@ class Shard:
         """What its samples store as labels in the members with this `extension`; counted once, then
         kept in the index."""
         members = Members(self.index.columns, self._extensions, self.lost)
-        self.index = completed(
+        self.index = index_with_labels(
             self.where,
             KIND,
             self.index,
@@ -125,7 +125,7 @@ class Shard:
             True,
             lambda view: members.look(view, extension),
         )
-        found = kept(self.index, extension, True)
+        found = indexed_labels(self.index, extension, True)
         assert found is not None
         return found
 
@@ -305,7 +305,7 @@ def _build(where: str, checksum: bool, before: Index | None, progress: Progress 
 def _look_at_labels(members: Members, view: memoryview) -> dict[str, Any]:
     """What the index keeps of the labels; nothing where it is not known which members they are."""
     extension = members.recognise(view)
-    return noted(extension, *members.look(view, extension)) if extension else {}
+    return labels_entry(extension, *members.look(view, extension)) if extension else {}
 
 
 def _keep_checksums(before: Index, columns: dict[str, NDArray[Any]]) -> None:

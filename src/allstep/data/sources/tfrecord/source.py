@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from allstep.data.sources.files import File, Stamp, check_unchanged, open_file, stamp_of
 from allstep.data.sources.index import Index, Progress, index_places, indexed, write_index
-from allstep.data.sources.label_index import completed, kept, noted
+from allstep.data.sources.label_index import index_with_labels, indexed_labels, labels_entry
 from allstep.data.sources.labels import AS_NUMBERS, Labeling, StoredLabels, decide
 from allstep.data.sources.shards import Numbering, Where, list_shards, read_classes
 from allstep.data.sources.source import BadSample, Block, Place, Sample, Source
@@ -100,7 +100,7 @@ class Shard:
         Counted once, then kept in the index.
         """
         records = Records(self._offsets, self._lengths, self.lost)
-        self.index = completed(
+        self.index = index_with_labels(
             self.where,
             KIND,
             self.index,
@@ -108,7 +108,7 @@ class Shard:
             whole,
             lambda view: records.look(view, feature, whole),
         )
-        found = kept(self.index, feature, whole)
+        found = indexed_labels(self.index, feature, whole)
         assert found is not None
         return found
 
@@ -292,7 +292,7 @@ def _build(where: str, label: str | None, progress: Progress | None) -> Index:
 def _look_at_labels(records: Records, view: memoryview, label: str | None) -> dict[str, Any]:
     """What the index keeps of the labels; nothing where it is not known which feature they are."""
     feature = records.label(view) if label is None else label
-    return noted(feature, *records.look(view, feature, whole=False)) if feature else {}
+    return labels_entry(feature, *records.look(view, feature, whole=False)) if feature else {}
 
 
 def _is_packed(file: File) -> bool:
