@@ -47,7 +47,7 @@ class ImageSummary:
 
 @dataclass(frozen=True)
 class Info:
-    """What a source contains. The fields are the keys of `allstep data info --json`."""
+    """What a source contains: the figures of `allstep data info`."""
 
     where: str
     """Path or URL at which the source was opened."""
@@ -57,7 +57,7 @@ class Info:
     num_files: int
     nbytes: int
     """Size of all files in bytes."""
-    pictures: ImageSummary
+    images: ImageSummary
     num_classes: int
     classes: tuple[tuple[str, int], ...]
     """Name and number of samples of each class, in label order; () if targets are no classes."""
@@ -72,8 +72,10 @@ class Info:
         return self.nbytes / self.num_samples if self.num_samples else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return all figures as values that JSON can hold."""
-        return {**asdict(self), "mean_nbytes": self.mean_nbytes}
+        """Return all figures as values that JSON can hold, for `allstep data info --json`."""
+        # The key "pictures" is older than the field's name; programs may read it.
+        values = {"pictures" if key == "images" else key: v for key, v in asdict(self).items()}
+        return {**values, "mean_nbytes": self.mean_nbytes}
 
 
 def info(source: Source, where: str) -> Info:
@@ -89,7 +91,7 @@ def info(source: Source, where: str) -> Info:
         num_samples=len(source),
         num_files=len(files),
         nbytes=nbytes,
-        pictures=inspect_images(source),
+        images=inspect_images(source),
         num_classes=len(names),
         classes=tuple(names),
         num_unlabelled=unlabelled,
