@@ -198,7 +198,7 @@ def write_somewhere(where: str | Path, kind: str, index: Index, must: bool = Fal
 
 
 def write_index(place: Path, kind: str, index: Index) -> bool:
-    """Writes `index` to the file `place`, whole or not at all; False where that is not possible."""
+    """Write `index` to the file `place`, completely or not at all; return False on failure."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with write_whole(place) as file:

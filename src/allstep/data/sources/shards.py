@@ -170,7 +170,8 @@ def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     if path.exists():
         return [str(path.absolute())]
     if _GLOB.search(pattern):
-        found = map(Path, sorted(glob.glob(str(path))))
+        # Path.glob takes no absolute patterns.
+        found = map(Path, sorted(glob.glob(str(path))))  # noqa: PTH207
         return [str(each.absolute()) for each in found if not each.is_dir()]
     raise DataError(f"{pattern}: no such file or folder")
 
