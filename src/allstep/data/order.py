@@ -9,7 +9,7 @@ resumes at any position, with any number of workers, without delay.
 round, adds a keyed hash of one half to the other. Each round is invertible, so all rounds together
 are a permutation of 0..2^b-1. A result of n or more goes through the network again until it is
 below n ("cycle walking"), which leaves a permutation of 0..n-1. b is the smallest sufficient number
-of bits, but at least 2, so 2^b < 2n from n = 3 on, and a number takes at most two passes on average.
+of bits, but at least 2, so 2^b < 2n from n = 3 on: on average a number takes at most two passes.
 
 **The validation split.** `held_out` and `kept` divide the training samples of a dataset by another
 permutation. It has a seed of its own, so that runs with different seeds train and validate on the

@@ -160,7 +160,7 @@ def is_web(url: str) -> bool:
 
 
 def local_path(where: str | Path) -> Path:
-    """Return the path of a local file, given as a path or as `file://`; raise DataError for a URL."""
+    """Return the path of a local file, given as path or `file://`; raise DataError for a URL."""
     if is_remote(where):
         kinds = "behind a URL only TFRecord and tar files are read"
         raise DataError(
@@ -175,7 +175,7 @@ def lockable(where: str | Path) -> Path | None:
 
 
 def check_protocol(url: str) -> None:
-    """Raise DataError unless `url` has one of `PROTOCOLS` and is no chain (`simplecache::s3://`)."""
+    """Raise DataError unless `url` has one of `PROTOCOLS` and is no chain (`cache::s3://`)."""
     protocol = url.partition("://")[0]
     allowed = f"allowed are {', '.join(PROTOCOLS)}"
     if "::" in url:

@@ -190,9 +190,7 @@ def decide(
     of another split; without both by sorted order. If one text is a `given` name, all of them are
     names.
     """
-    numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
-    text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
-    if texts < numbers or (texts == numbers and not text_first):
+    if not _is_mostly_text(shards):
         return Labeling(NUMBERS, place)
     found = sorted({name for each in shards for name in each.names})
     if not found:
@@ -204,6 +202,13 @@ def decide(
         return Labeling(NAMES, place, listed, "classes.txt")
     order = "the given classes" if given else "sorted order"
     return Labeling(NAMES, place, given or tuple(found), order)
+
+
+def _is_mostly_text(shards: Sequence[StoredLabels]) -> bool:
+    """Return whether more labels are text than numbers; on a tie, whether the first one is."""
+    numbers, texts = sum(each.numbers for each in shards), sum(each.texts for each in shards)
+    text_first = next((each.text_first for each in shards if each.numbers or each.texts), False)
+    return texts > numbers or (texts == numbers and text_first)
 
 
 def is_text(stored: Any) -> bool:

@@ -75,7 +75,7 @@ class Numbering:
         return self._ends[-1] if self._ends else 0
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Return the number of the shard that contains sample `number`, and its row in the shard."""
+        """Return the number of the shard that contains sample `number`, and the row in it."""
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         shard = bisect_right(self._ends, number)
@@ -181,9 +181,8 @@ def check_complete(folder: str, names: Iterable[str]) -> None:
     names = list(names)
     _check_once(folder, names)
     found: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        if match := _NUMBERED.fullmatch(name):
-            found.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        found.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
     for (stem, total, suffix), numbers in found.items():
         missing = sorted(set(range(min(int(total), _MAX_NAMES))) - numbers)
         if missing:
@@ -201,15 +200,15 @@ def _check_once(folder: str, names: Sequence[str]) -> None:
     They were packed again next to the old shards, or are there compressed and uncompressed.
     """
     totals: dict[tuple[str, str], str] = {}
-    for name in names:
-        if match := _NUMBERED.fullmatch(name):
-            total = totals.setdefault((match[1], match[4]), match[3])
-            if total != match[3]:
-                raise DataError(
-                    f"{folder}: holds shards of two sets: {match[1]}-*-of-{total}{match[4]} and"
-                    f" {match[1]}-*-of-{match[3]}{match[4]}; remove the old ones, or name those to"
-                    " read by a pattern"
-                )
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        stem, total, suffix = match[1], match[3], match[4]
+        first = totals.setdefault((stem, suffix), total)
+        if first != total:
+            both = f"{stem}-*-of-{first}{suffix} and {stem}-*-of-{total}{suffix}"
+            raise DataError(
+                f"{folder}: holds shards of two sets: {both}; remove the old ones, or name those to"
+                " read by a pattern"
+            )
     plain = set(names)
     for name in names:
         unpacked = f"{name[:-4]}.tar" if name.endswith(".tgz") else name.removesuffix(".gz")

@@ -66,7 +66,7 @@ def packing(head: bytes | memoryview) -> str | None:
 
 
 def unpacked(where: str, note: Note = print_notice) -> Path:
-    """Return the path of the unpacked content of the file `where` in the cache; unpack it if needed.
+    """Return the path in the cache of the unpacked content of `where`; unpack it if needed.
 
     `note` shows the user a line before unpacking, and for damage (default: a notice on stderr).
     """

@@ -35,7 +35,7 @@ from allstep.errors import DataError, cut
 _Response: TypeAlias = aiohttp.ClientResponse
 
 LIMIT = 20.0
-"""Timeout in seconds for connection and header, and the period in which a body's speed is measured."""
+"""Timeout in seconds for connection and header, and period over which body speed is measured."""
 # Smallest accepted speed of a body, in bytes per second.
 _MIN_SPEED = 1000
 # Largest accepted listing, in bytes.

@@ -107,9 +107,8 @@ class Shard:
         if row in self.lost:
             raise ValueError(self.lost[row])
         first, last = self.index["first"][row : row + 2].tolist()
-        extensions, starts, sizes = (
-            self.index[name][first:last].tolist() for name in ("extension", "start", "size")
-        )
+        columns = (self.index[name] for name in ("extension", "start", "size"))
+        extensions, starts, sizes = (column[first:last].tolist() for column in columns)
         begin, end = starts[0], starts[-1] + sizes[-1]
         # Members of a sample are consecutive, so one range contains all of them.
         content = self.file.read(begin, end - begin)

@@ -102,14 +102,13 @@ class RecordLayout:
             if not isinstance(value, int) or self.labeling.is_named:
                 return value
         target = value - self.labels_from
-        if target < 0 and (self.labels_from or self.num_classes):
-            hint = "; labels_from=0 if they begin with 0" if self.labels_from else ""
-            raise ValueError(
-                f"its label is {value}, expected labels from {self.labels_from} on{hint}"
-            )
+        first = self.labels_from
+        if target < 0 and (first or self.num_classes):
+            hint = "; labels_from=0 if they begin with 0" if first else ""
+            raise ValueError(f"its label is {value}, expected labels from {first} on{hint}")
         if self.num_classes and target >= self.num_classes:
-            last = self.num_classes - 1 + self.labels_from
-            raise ValueError(f"its label is {value}, expected {self.labels_from} to {last}")
+            last = self.num_classes - 1 + first
+            raise ValueError(f"its label is {value}, expected {first} to {last}")
         return target
 
     def _fields_in(self, found: Mapping[str, example.Value]) -> Iterator[tuple[str, str]]:
