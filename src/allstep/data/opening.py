@@ -63,7 +63,7 @@ def open_source(
         return where
     # Path("") would be the current folder
     if where == "":
-        raise DataError("no place is given: expected a file, folder, pattern or URL")
+        raise DataError("no path given: expected a file, folder, pattern or URL")
     if isinstance(where, str) and is_synthetic(where):
         return synthetic(where, num_classes)
 
@@ -137,14 +137,14 @@ def _check_one_kind(folder: str, names: Sequence[str]) -> None:
     other = [name for name in shards if is_tfrecord(name) != is_tfrecord(shards[0])]
     if other:
         raise DataError(
-            f"{folder}: holds TFRecord files and tar files ({shards[0]}, {other[0]}): name those to"
-            " read by a pattern"
+            f"{folder}: contains both TFRecord files and tar files ({shards[0]}, {other[0]});"
+            " select one kind with a pattern"
         )
     unread = [name for name in names if name.lower().endswith(_UNREAD)]
     if shards and unread:
         raise DataError(
-            f"{folder}: {_some(unread)}: tar files are read as .tar, .tar.gz and .tgz; pack them"
-            " so, or name those to read by a pattern"
+            f"{folder}: cannot read {_some(unread)}, expected .tar, .tar.gz or .tgz; pack them again"
+            " as one of these, or select the other files with a pattern"
         )
 
 
@@ -159,8 +159,8 @@ def _all_of(where: Where, opened: Callable[[Where], Source], train: bool) -> Sou
     """
     if not train:
         raise DataError(
-            f"{where}: only folders of idx files and CIFAR-10's have a test part; name the place of"
-            " the test set itself"
+            f"{where}: only folders of idx files and of CIFAR-10 contain a test split; give the"
+            " path of the test split itself"
         )
     return opened(where)
 
@@ -189,8 +189,8 @@ def _open_files(
     ):
         raise DataError(f"{first}: no such file or folder")
     raise DataError(
-        f"{first}: is not known by its name as one of {_KINDS}; say which: TFRecordSource(...),"
-        " TarSource(...)"
+        f"{first}: expected the name of {_KINDS}; open a file with another name by"
+        " TFRecordSource(...) or TarSource(...)"
     )
 
 
@@ -208,9 +208,9 @@ def _open_remote(
         if shards := [urls[name] for name in sorted(names) if not name.startswith(".")]:
             check_complete(url.rstrip("/"), names)
             return opened(shards)
-    remedy = "copy it to this machine (then `allstep data pack` makes such files)"
+    remedy = "copy it to this machine (`allstep data pack` can then write such files)"
     raise DataError(
-        f"{url}: behind a URL only TFRecord and tar files are read, found {_some(sorted(urls))};"
+        f"{url}: only TFRecord and tar files are read from a URL, found {_some(sorted(urls))};"
         f" {remedy}"
     )
 
@@ -235,7 +235,7 @@ def _idx_pair(images: Path) -> IdxSource:
     candidates = (images.with_name(stem), images.with_name(f"{stem}.gz"))
     labels = next((path for path in candidates if path.is_file()), None)
     if labels is None:
-        raise DataError(f"{images}: expected its labels beside it: {stem} or {stem}.gz")
+        raise DataError(f"{images}: expected its labels in the same folder: {stem} or {stem}.gz")
     return IdxSource(images, labels)
 
 

@@ -182,21 +182,18 @@ def some_of(numbers: Sequence[int] | Numbers, n: int) -> Numbers:
     """
     given = np.asarray(numbers)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        hint = "; np.flatnonzero makes numbers of a mask" if given.dtype.kind == "b" else ""
-        found = f"a {given.dtype} array of shape {given.shape}"
-        raise ConfigError(
-            f"numbers is a list of whole numbers, those of samples, not {found}{hint}"
-        )
+        hint = "; np.flatnonzero converts a mask" if given.dtype.kind == "b" else ""
+        found = f"found a {given.dtype} array of shape {given.shape}"
+        raise ConfigError(f"numbers: expected a list of sample numbers, {found}{hint}")
     if given.size and not (given.min() >= 0 and given.max() < n):
-        raise ConfigError(
-            f"numbers are those of samples, 0 to {n - 1}; these are {given.min()} to {given.max()}"
-        )
+        found = f"found {given.min()} to {given.max()}"
+        raise ConfigError(f"numbers: expected sample numbers 0 to {n - 1}, {found}")
     return given.astype(np.int64)
 
 
 def _check_split(n: int, validation: int) -> None:
     if not 0 <= validation <= n:
-        raise ValueError(f"cannot hold {validation} of {n} samples out")
+        raise ValueError(f"cannot hold out {validation} of {n} samples")
 
 
 def _round_keys(key: tuple[int | str, ...]) -> NDArray[np.uint64]:

@@ -145,7 +145,7 @@ def test_wrong_content_is_refused(home: str, tmp_path: Path) -> None:
         DataError, match=f"wrong content: expected SHA-256 {'0' * 64}, found {SHA256}"
     ):
         fetch(f"{home}/file", tmp_path / "file", sha256="0" * 64)
-    with pytest.raises(DataError, match="not a whole gzip file"):
+    with pytest.raises(DataError, match="not a complete gzip file"):
         fetch(f"{home}/file", tmp_path / "file", sha256=SHA256, unpack=True)
     assert (tmp_path / "file").read_text() == "the old one"
 

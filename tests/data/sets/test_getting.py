@@ -155,7 +155,7 @@ def test_an_archive_with_numbers_that_cannot_be_is_one_line(toy: NamedSet, tmp_p
         + bytes(1024)
     )
     (tmp_path / "from" / "toy.tar.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(DataError, match="is not a whole archive") as caught:
+    with pytest.raises(DataError, match="is not a complete archive") as caught:
         get(toy, tmp_path / "to", tmp_path / "from")
     assert "\n" not in str(caught.value)
 
@@ -182,7 +182,7 @@ def test_a_cut_archive_leaves_no_half_file(toy: NamedSet, home: Path, tmp_path: 
     (tmp_path / "only").mkdir()
     packed = (home / "toy.tar.gz").read_bytes()
     (tmp_path / "only" / "toy.tar.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(DataError, match=r"toy\.tar\.gz: is not whole|is not a whole archive"):
+    with pytest.raises(DataError, match=r"toy\.tar\.gz: is not whole|is not a complete archive"):
         get(toy, tmp_path / "to", tmp_path / "only")
     for name, content in contents(tmp_path / "to").items():
         assert content == (home / name).read_bytes()
@@ -219,7 +219,7 @@ def test_a_packed_file_that_is_no_gzip_is_not_taken_for_good(tmp_path: Path) -> 
     }
     shutil.copytree(digits, tmp_path / "to")
     (tmp_path / "to" / f"{FILES[1]}.gz").write_bytes(b"junk")
-    with pytest.raises(DataError, match=rf"{FILES[1]}\.gz: is not a whole gzip file"):
+    with pytest.raises(DataError, match=rf"{FILES[1]}\.gz: is not a complete gzip file"):
         get(NamedSet("toy", "Toy", sha256=sums), tmp_path / "to", digits)
 
 

@@ -216,7 +216,7 @@ class TestAFolderOfTheUsers:
         idx.write(folder / f"{FILES[3]}.gz", np.full(6, 9, np.uint8))
         assert f"{FILES[3]}.gz: expected labels 0 to 2, found 9" in self.complaint(folder)
         idx.write(folder / f"{FILES[1]}.gz", np.full(6, -1, np.int8))
-        assert f"{FILES[1]}.gz: expected labels that are whole numbers" in self.complaint(folder)
+        assert f"{FILES[1]}.gz: expected labels that are integers" in self.complaint(folder)
 
     def test_no_images(self, folder: Path) -> None:
         idx.write(folder / f"{FILES[0]}.gz", np.zeros((0, 4, 4), np.uint8))

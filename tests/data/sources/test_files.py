@@ -98,13 +98,13 @@ def test_a_remote_file_is_read_by_ranges() -> None:
 @pytest.mark.parametrize(
     ("url", "what"),
     [
-        ("gopher://x", "of the protocol 'gopher' are not opened"),
+        ("gopher://x", "of the protocol 'gopher' are not supported"),
         ("ssh://host/x.tar", "of the protocol 'ssh'"),
         ("dask://x.tfrecord", "of the protocol 'dask'"),
         ("reference://x", "of the protocol 'reference'"),
         ("local:///etc/passwd", "of the protocol 'local'"),
         ("S3://x.tar", "of the protocol 'S3'"),
-        ("reference:///::file:///etc/passwd", "chained by '::' are not opened"),
+        ("reference:///::file:///etc/passwd", "chained by '::' are not supported"),
         ("simplecache::memory://some/file", "chained by '::'"),
         ("memory://some/file::memory://other", "chained by '::'"),
     ],
@@ -195,7 +195,7 @@ def test_braces() -> None:
         f"a{n}b{x}" for n in ("08", "09", "10", "11") for x in "xy"
     ]
     assert list(expand_braces("plain")) == ["plain"]
-    with pytest.raises(DataError, match=r"\{3..1\}: expected numbers that go up"):
+    with pytest.raises(DataError, match=r"\{3..1\}: expected increasing numbers"):
         list(expand_braces("a{3..1}"))
     with pytest.raises(DataError, match=r"expected at most 1000000 files, found 10000000000"):
         list(expand_braces("a{0..9999999999}"))
@@ -276,7 +276,7 @@ def test_a_cache_that_cannot_be_written_is_said(
     monkeypatch.setenv("ALLSTEP_CACHE", str(tmp_path / "file"))
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"x"))
     with pytest.raises(
-        DataError, match="cannot be written: Not a directory; ALLSTEP_CACHE names another folder"
+        DataError, match="cannot be written: Not a directory; set ALLSTEP_CACHE to another folder"
     ):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
 
@@ -305,15 +305,15 @@ def test_a_bomb_is_unpacked_only_while_there_is_room(
     with pytest.raises(DataError) as caught:
         unpacked(str(path), lambda text: None)
     text = str(caught.value)
-    assert text.startswith(f"{path}: no room for its content: ") and "\n" not in text
-    found = re.search(r"([\d.]+) MB came of ([\d.]+) kB \(factor ([\d.]+)\) so far", text)
+    assert text.startswith(f"{path}: not enough disk space for its content: ") and "\n" not in text
+    found = re.search(r"([\d.]+) kB unpacked to ([\d.]+) MB \(factor ([\d.]+)\) so far", text)
     assert (
         found
-        and 30 < float(found[1]) < 40
-        and float(found[2]) < 100
+        and float(found[1]) < 100
+        and 30 < float(found[2]) < 40
         and 800 < float(found[3]) < 1200
     ), text
-    assert "of which 2 MB stay free" in text and "ALLSTEP_CACHE" in text
+    assert "of which 2 MB must stay free" in text and "ALLSTEP_CACHE" in text
     assert disk.usage(path).used == 0
     disk.total = 200_000_000
     assert unpacked(str(path), lambda text: None).stat().st_size == 100_000_000
@@ -326,14 +326,19 @@ def test_a_full_disk_is_seen_before_unpacking(
     monkeypatch.setattr(shutil, "disk_usage", disk.usage)
     (tmp_path / "x.gz").write_bytes(gzip.compress(CONTENT))
     with pytest.raises(
-        DataError, match=r"no room for its content: .*cache/unpacked has 101 kB free"
+        DataError, match=r"not enough disk space for its content: .*cache/unpacked has 101 kB free"
     ):
         unpacked(str(tmp_path / "x.gz"), lambda text: None)
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe("/some/file", CONTENT)
     try:
         content = all_content(open_file("memory://some/file"), packed=False)
-        with pytest.raises(DataError, match="memory://some/file: no room for its content"), content:
+        with (
+            pytest.raises(
+                DataError, match="memory://some/file: not enough disk space for its content"
+            ),
+            content,
+        ):
             pass
     finally:
         memory.rm("/some", recursive=True)

@@ -114,7 +114,7 @@ def test_wrong_content(tmp_path: Path, suffix: str, content: bytes, complaint: s
 def test_a_gz_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     path.write_bytes(CONTENT)
-    with pytest.raises(DataError, match=r"images\.gz: is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"images\.gz: is not a complete gzip file"):
         idx.read(path)
 
 
@@ -144,7 +144,7 @@ def test_a_pair_must_fit(tmp_path: Path) -> None:
     ("shape", "complaint"),
     [
         ((1,) * 200, "expected at most 32 dimensions, found 200"),
-        ((0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), "no file can hold its dimensions"),
+        ((0, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), "its dimensions .* are too large for any file"),
         ((0xFFFFFFFF, 28, 28), "is truncated: expected"),
     ],
 )

@@ -380,7 +380,8 @@ def test_an_index_that_must_be_written_and_cannot_is_an_error(
     monkeypatch.setattr(index_module, "write_index", lambda *_: False)
     assert indexed(tmp_path, "kind", dict, lambda: Index({})).columns == {}
     with pytest.raises(
-        DataError, match=r"cannot be written, neither .*; ALLSTEP_CACHE names another folder"
+        DataError,
+        match=r"cannot be written, neither .*; set ALLSTEP_CACHE to a folder that is writable",
     ):
         indexed(tmp_path, "kind", dict, lambda: Index({}), again=True, must_write=True)
 

@@ -279,20 +279,20 @@ def test_a_server_without_ranges_is_named_at_opening(
 ) -> None:
     url = f"{server.url}/{manner}/a.tar"
     complaint = (
-        f"{url}: the server does not answer range requests (asked for bytes {asked}, found {found}"
+        f"{url}: the server does not answer range requests (requested bytes {asked}, found {found}"
     )
     for opened in (open_file, TarSource):
         with pytest.raises(
-            DataError, match=re.escape(complaint) + r".*\); copy the file here first"
+            DataError, match=re.escape(complaint) + r".*\); copy the file to this machine first"
         ):
             opened(url)
 
 
 def test_a_range_that_is_too_short_is_not_taken(server: Any) -> None:
     file = open_file(f"{server.url}/short/a.tar")
-    with pytest.raises(DataError, match="asked for bytes 3-102, found 7 bytes"):
+    with pytest.raises(DataError, match="requested bytes 3-102, found 7 bytes"):
         file.read(3, 100)
-    with pytest.raises(DataError, match="does not say how long it is"):
+    with pytest.raises(DataError, match="does not report its size"):
         open_file(f"{server.url}/starred/a.tar")
 
 
@@ -310,7 +310,7 @@ def test_pythons_own_server_is_refused_with_status_2(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert (
-        "a.tar: the server does not answer range requests (asked for bytes 0-0, found status 200)"
+        "a.tar: the server does not answer range requests (requested bytes 0-0, found status 200)"
         in said
     )
 

@@ -33,7 +33,5 @@ def store_checksums(source: Source, where: str | Path, progress: Progress | None
     elif isinstance(source, TFRecordSource):
         return False
     else:
-        raise DataError(
-            f"{where}: samples of a {type(source).__name__} have no place for checksums"
-        )
+        raise DataError(f"{where}: a {type(source).__name__} cannot store checksums")
     return True

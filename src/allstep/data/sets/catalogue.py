@@ -109,7 +109,7 @@ NAMED: Mapping[str, NamedSet] = {
             "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         },
         nbytes=dict.fromkeys(CIFAR_FILES, 30_730_000),
-        hint="allstep data get cifar10 --from FOLDER brings it from elsewhere",
+        hint="allstep data get cifar10 --from FOLDER copies it from a folder",
         layout="cifar",
         archive=Archive(
             "cifar-10-binary.tar.gz",
@@ -133,7 +133,7 @@ NAMED: Mapping[str, NamedSet] = {
 def named_set(name: str) -> NamedSet:
     """Return the dataset called `name`; raise ConfigError if there is none."""
     if name not in NAMED:
-        raise ConfigError(f"no data set is called {name!r}; {did_you_mean(name, NAMED)}")
+        raise ConfigError(f"no dataset is called {name!r}; {did_you_mean(name, NAMED)}")
     return NAMED[name]
 
 

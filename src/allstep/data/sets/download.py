@@ -56,9 +56,7 @@ def get(
     """
     origin = origin or _system_folder(wanted) or wanted.home
     if origin is None:
-        raise DataError(
-            f"{wanted.title} has no home on the web; give the folder or URL that has it"
-        )
+        raise DataError(f"{wanted.title} has no web address; give a folder or URL that contains it")
     with locked(folder):
         _remove_incomplete(wanted, folder)
         _check_present(wanted, folder)
@@ -178,7 +176,7 @@ def _unpack(wanted: NamedSet, folder: Path, packed: Path, origin: str) -> None:
                     sha256, nbytes = wanted.sha256[name], wanted.nbytes.get(name)
                     _store(file, folder / name, f"{origin}: {name}", sha256, nbytes)
     except _BROKEN_ARCHIVE as error:
-        raise DataError(f"{origin}: is not a whole archive ({str(error)[:200]})") from error
+        raise DataError(f"{origin}: is not a complete archive ({str(error)[:200]})") from error
     if lacking := _missing(wanted, folder):
         raise DataError(f"{origin}: the archive lacks {', '.join(lacking)}")
 

@@ -112,7 +112,7 @@ def check(
     try:
         found, size = _content_sha256(file, unpack, max_size(nbytes))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{origin}: is not a whole gzip file ({error})") from error
+        raise DataError(f"{origin}: is not a complete gzip file ({error})") from error
     if expected is not None and found != expected:
         sizes = (
             f" ({nbytes} bytes), found {found} ({size} bytes)"
@@ -185,7 +185,7 @@ def _chunks(
         ) from error
     # urllib raises this for a malformed address.
     except ValueError as error:
-        raise DataError(f"{_line(url)}: is no address of a file: {_line(error)}") from error
+        raise DataError(f"{_line(url)}: is not a valid web address: {_line(error)}") from error
     if total is not None and done != total:
         raise DataError(f"{url}: the connection was cut: expected {total} bytes, found {done}")
 
@@ -255,7 +255,7 @@ def _check_no_web_page(url: str, head: bytes) -> None:
     if head.lstrip().lower().startswith(_WEB_PAGE):
         raise DataError(
             f"{url}: expected a file, found a web page that begins with {head.lstrip()[:40]!r}; "
-            "check the address, or whether a proxy asks for a login"
+            "check the address, or whether a proxy requires a login"
         )
 
 

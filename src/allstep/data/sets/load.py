@@ -160,8 +160,8 @@ def _images(image_file: Path, labels: Path) -> Images:
         raise DataError(f"{image_file}: has no images")
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:
         raise DataError(
-            f"{labels}: expected labels that are whole numbers from 0 on, found {numbers.dtype}"
-            f" from {numbers.min()} on"
+            f"{labels}: expected labels that are integers from 0 on, found {numbers.dtype} from"
+            f" {numbers.min()} on"
         )
     # Elements of one byte are not copied, so that mapped files stay mapped.
     native = images.astype(images.dtype.newbyteorder("="), copy=False)

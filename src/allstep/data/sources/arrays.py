@@ -207,9 +207,7 @@ class IdxSource(_Rows):
         self._stamps = [stamp_of(name) for name in self._pair]
         pixels, numbers = idx.read_pair(local_path(images), local_path(labels))
         if numbers.dtype.kind not in "iu":
-            raise DataError(
-                f"{labels}: expected labels that are whole numbers, found {numbers.dtype}"
-            )
+            raise DataError(f"{labels}: expected labels that are integers, found {numbers.dtype}")
         super().__init__([pixels], [str(images)], numbers.astype(np.int64), classes)
         self._header = 4 + 4 * pixels.ndim
         self._use_checksums()
@@ -262,12 +260,11 @@ def _check_batches(folder: str | Path, names: Sequence[str]) -> tuple[str, ...]:
     missing = sorted(set(range(1, max(found, default=0) + 1)) - found)
     if missing:
         raise DataError(
-            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or name the files to read"
-            f" by a pattern: '{folder}/data_batch_*.bin'"
+            f"{folder}: data_batch_{missing[0]}.bin is missing; copy it, or select the other files"
+            f" with a pattern: '{folder}/data_batch_*.bin'"
         )
     few = (
-        f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files that CIFAR-10 is"
-        " published in"
+        f"{folder}: has {len(found)} of the {_NUM_BATCHES} training files of CIFAR-10 as published"
     )
     return (few,) if 0 < len(found) < _NUM_BATCHES else ()
 
@@ -282,12 +279,12 @@ def _cifar_classes(name: str) -> tuple[str, ...]:
         text = read_regular(path, _MAX_NAMES_NBYTES).decode() if os.path.lexists(path) else ""
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path}: expected names of classes in UTF-8, found {error}; remove or mend it"
+            f"{path}: expected names of classes in UTF-8, found {error}; remove or correct it"
         ) from error
     if len(names := text.split()) > _MAX_CLASSES:
         raise DataError(
             f"{path}: names {len(names)} classes, expected at most {_MAX_CLASSES}; remove or"
-            " mend it"
+            " correct it"
         )
     return tuple(names)
 

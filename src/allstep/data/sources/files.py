@@ -162,10 +162,9 @@ def is_web(url: str) -> bool:
 def local_path(where: str | Path) -> Path:
     """Return the path of a local file, given as path or `file://`; raise DataError for a URL."""
     if is_remote(where):
-        kinds = "behind a URL only TFRecord and tar files are read"
-        raise DataError(
-            f"{where}: {kinds}; copy it to this machine (then `allstep data pack` makes such files)"
-        )
+        kinds = "only TFRecord and tar files are read from a URL"
+        remedy = "copy it to this machine (`allstep data pack` can then write such files)"
+        raise DataError(f"{where}: {kinds}; {remedy}")
     return Path(str(where).removeprefix("file://")).expanduser()
 
 
@@ -179,10 +178,10 @@ def check_protocol(url: str) -> None:
     protocol = url.partition("://")[0]
     allowed = f"allowed are {', '.join(PROTOCOLS)}"
     if "::" in url:
-        chain = "URLs chained by '::' are not opened; give a single URL"
+        chain = "URLs chained by '::' are not supported; give a single URL"
         raise DataError(f"{cut(url)}: {chain}; {allowed}")
     if protocol not in PROTOCOLS:
-        unknown = f"URLs of the protocol {cut(protocol)!r} are not opened"
+        unknown = f"URLs of the protocol {cut(protocol)!r} are not supported"
         raise DataError(f"{cut(url)}: {unknown}; {allowed}")
 
 
@@ -203,7 +202,7 @@ def remote(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise DataError(f"{url}: {error}") from error
     except Exception as error:
-        raise DataError(f"{url}: is no URL that fsspec can open: {reason_of(error)}") from error
+        raise DataError(f"{url}: fsspec cannot open this URL: {reason_of(error)}") from error
 
 
 def _local_stamp(found: os.stat_result) -> Stamp:
@@ -219,8 +218,8 @@ def _remote_stamp(url: str, system: Any, path: str) -> Stamp:
         raise DataError(f"{url}: {reason_of(error)}") from error
     if info.get("size") is None:
         raise DataError(
-            f"{url}: the server does not say how long it is, so it cannot be read by ranges; copy"
-            " it here first"
+            f"{url}: the server does not report its size, so it cannot be read by ranges; copy it"
+            " to this machine first"
         )
     keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
     version = next((info[key] for key in keys if info.get(key)), "")
@@ -235,7 +234,7 @@ def _size(url: str, announced: Any) -> int:
         size = -1
     if size < 0:
         raise DataError(
-            f"{url}: expected the server to give its size in bytes, found {str(announced)[:40]!r}"
+            f"{url}: expected the server to report its size in bytes, found {str(announced)[:40]!r}"
         )
     return size
 

@@ -88,7 +88,7 @@ class FolderSource(Source):
         self.notes = tuple(left_out_notes(str(root), index.extra.get("left_out")))
         if not len(self):
             raise DataError(
-                f"{root}: its {len(self.classes)} class folders hold no images"
+                f"{root}: its {len(self.classes)} class folders contain no images"
                 f" ({', '.join(self._suffixes)})"
             )
 
@@ -271,8 +271,8 @@ def left_out_notes(root: str, suffixes: Any) -> Iterator[str]:
         some = [f"{suffix or 'none'} ({number})" for suffix, number in frequent]
         more = f" and {len(counts) - _MAX_SUFFIXES} more" if len(counts) > _MAX_SUFFIXES else ""
         yield (
-            f"{root}: {counts.total()} files are left out, by the ends of their names: "
-            f"{', '.join(some)}{more}; images end in {', '.join(IMAGES)}"
+            f"{root}: {counts.total()} files are left out, by suffix: {', '.join(some)}{more};"
+            f" suffixes of images are {', '.join(IMAGES)}"
         )
 
 

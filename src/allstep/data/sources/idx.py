@@ -121,7 +121,7 @@ def _read_packed(path: Path) -> NDArray[Any]:
             f"{path}: is truncated: its {path.stat().st_size} bytes end before gzip's checksum"
         ) from error
     except gzip.BadGzipFile as error:
-        raise DataError(f"{path}: is not a whole gzip file ({error})") from error
+        raise DataError(f"{path}: is not a complete gzip file ({error})") from error
     except zlib.error as error:
         raise DataError(f"{path}: its compressed bytes are damaged ({error})") from error
     if trailing:
@@ -186,7 +186,7 @@ def _header(
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     # numpy rejects such shapes even if one of the dimensions is 0.
     if math.prod(size for size in shape if size) >= _MAX_ELEMENTS:
-        raise DataError(f"{path}: no file can hold its dimensions {shape}; they are damaged")
+        raise DataError(f"{path}: its dimensions {shape} are too large for any file: damaged")
     return np.dtype(_TYPES[magic[2]]), shape
 
 

@@ -172,10 +172,10 @@ def stored_checksums(where: str | Path, kind: str) -> Index | None:
 
 def not_as_stored(found: int, stored: int) -> str:
     """Return the reason for a bad sample whose checksum differs from the stored one."""
-    remedy = "if the change was wanted, `allstep data index --checksum` stores new ones"
+    remedy = "if the change is intended, `allstep data index --checksum` stores new ones"
     return (
-        f"its CRC32C is {found:#010x}, the index says {stored:#010x}: damaged or changed since"
-        f" checksums were stored; {remedy}"
+        f"its CRC32C is {found:#010x}, expected {stored:#010x} as in the index: damaged or changed"
+        f" since checksums were stored; {remedy}"
     )
 
 
@@ -191,8 +191,8 @@ def write_somewhere(where: str | Path, kind: str, index: Index, must: bool = Fal
     if must:
         tried = " nor ".join(map(str, places))
         raise DataError(
-            f"{where}: its index cannot be written, neither {tried}; ALLSTEP_CACHE names another"
-            " folder"
+            f"{where}: its index cannot be written, neither {tried}; set ALLSTEP_CACHE to a folder"
+            " that is writable"
         )
     return None
 

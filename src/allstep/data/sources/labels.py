@@ -228,8 +228,8 @@ def check_class_names(names: Iterable[str]) -> None:
         if not _is_line(name):
             # As bytes: the name of a folder may be any bytes.
             shown = os.fsencode(name)
-            what = "its name is no line of text in UTF-8"
-            raise DataError(f"class {shown!r}: {what}; give it another and try again")
+            what = "its name is not one line of text in UTF-8"
+            raise DataError(f"class {shown!r}: {what}; rename it and try again")
 
 
 def _is_line(name: str) -> bool:

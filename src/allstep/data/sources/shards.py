@@ -103,7 +103,7 @@ def read_classes(shard: str) -> tuple[str, ...]:
             f"{error}; labels are numbered by it: make it readable, or remove it"
         ) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: expected one name a line in UTF-8, found {error}") from error
+        raise DataError(f"{place}: expected one name per line in UTF-8, found {error}") from error
     return _names_in(place, text)
 
 
@@ -147,7 +147,7 @@ def _choices(inside: str) -> list[str]:
     if max(len(first), len(last)) > _MAX_DIGITS:
         raise DataError(f"{{{inside[:60]}}}: expected numbers of at most {_MAX_DIGITS} digits")
     if int(last) < int(first):
-        raise DataError(f"{{{inside}}}: expected numbers that go up, found {first} before {last}")
+        raise DataError(f"{{{inside}}}: expected increasing numbers, found {first} before {last}")
     count = int(last) - int(first) + 1
     if count > _MAX_NAMES:
         raise DataError(f"{{{inside}}}: expected at most {_MAX_NAMES} files, found {count}")
@@ -188,7 +188,7 @@ def check_complete(folder: str, names: Iterable[str]) -> None:
         if missing:
             first = f"{stem}-{missing[0]:0{len(total)}}-of-{total}{suffix}"
             some = (
-                f"the first is {first}; copy them, or name those to read by a pattern:"
+                f"the first is {first}; copy them, or select the others with a pattern:"
                 f" '{folder}/{stem}-*{suffix}'"
             )
             raise DataError(f"{folder}: {len(missing)} of {int(total)} shards are missing, {some}")
@@ -206,15 +206,15 @@ def _check_once(folder: str, names: Sequence[str]) -> None:
         if first != total:
             both = f"{stem}-*-of-{first}{suffix} and {stem}-*-of-{total}{suffix}"
             raise DataError(
-                f"{folder}: holds shards of two sets: {both}; remove the old ones, or name those to"
-                " read by a pattern"
+                f"{folder}: contains shards of two datasets: {both}; remove the old ones, or select"
+                " shards with a pattern"
             )
     plain = set(names)
     for name in names:
         unpacked = f"{name[:-4]}.tar" if name.endswith(".tgz") else name.removesuffix(".gz")
         if unpacked != name and unpacked in plain:
             raise DataError(
-                f"{folder}: {unpacked} and {name} hold the same samples: remove one of them"
+                f"{folder}: {unpacked} and {name} contain the same samples; remove one of them"
             )
 
 

@@ -149,7 +149,7 @@ def _temporary(target: Path, chunks: Iterator[bytes]) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or error
         raise DataError(
-            f"{target}: cannot be written: {reason}; ALLSTEP_CACHE names another folder"
+            f"{target}: cannot be written: {reason}; set ALLSTEP_CACHE to another folder"
         ) from error
 
 
@@ -188,14 +188,14 @@ def _check_space(file: File, folder: Path, wanted: int, read: int, written: int)
     if disk.free - kept >= wanted:
         return
     so_far = (
-        f"{nbytes(written)} came of {nbytes(read)} (factor {written / read:.1f}) so far, and "
+        f"{nbytes(read)} unpacked to {nbytes(written)} (factor {written / read:.1f}) so far, and "
         if read
         else ""
     )
-    room = f"{folder} has {nbytes(disk.free)} free, of which {nbytes(kept)} stay free"
+    space = f"{folder} has {nbytes(disk.free)} free, of which {nbytes(kept)} must stay free"
     raise DataError(
-        f"{file.name}: no room for its content: {so_far}{room}; make room, or name another folder"
-        " with ALLSTEP_CACHE"
+        f"{file.name}: not enough disk space for its content: {so_far}{space}; free some space, or"
+        " set ALLSTEP_CACHE to another folder"
     )
 
 
@@ -222,7 +222,7 @@ def _unpacked_chunks(packed: File, note: Note) -> Iterator[tuple[int, bytes]]:
         if not stream.eof:
             note(
                 f"{packed.name}: its compressed stream does not end within its {packed.size} bytes;"
-                " what comes before is used"
+                " the content before its end is used"
             )
             yield packed.size, CUT
     except zlib.error as error:

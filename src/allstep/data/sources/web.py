@@ -81,7 +81,7 @@ class Web:
         """Return the URLs that a listing links to inside its folder, as names or fsspec entries."""
         page = self._run(self._page, url)
         if page is None:
-            raise DataError(f"{url}: expected a listing in HTML, found none; name the shards")
+            raise DataError(f"{url}: expected a listing in HTML, found none; list the shards")
         folder = url.partition("?")[0].rstrip("/") + "/"
         links = (_inside(folder, html.unescape(link)) for link in _LINK.findall(page))
         names = sorted({name for name in links if name})
@@ -135,7 +135,8 @@ class Web:
             raise DataError(f"{url}: the server redirects more than {times} times") from error
         except _NO_ADDRESS as error:
             found = cut(str(error))
-            what = "is no address of a file" if found == url else f"the server redirects to {found}"
+            redirect = f"the server redirects to {found}"
+            what = "is not a valid web address" if found == url else redirect
             raise DataError(f"{url}: {what}; expected http:// or https:// and a host") from error
         async with response:
             if response.status in (404, 410):
@@ -160,8 +161,8 @@ class Web:
             body = await _body(response, end - start)
         if len(body) != end - start:
             amount = "more" if len(body) > end - start else f"{len(body)} bytes"
-            asked = f"asked for bytes {start}-{end - 1}"
-            raise DataError(f"{url}: {asked}, found {amount}; copy the file here first")
+            asked = f"requested bytes {start}-{end - 1}"
+            raise DataError(f"{url}: {asked}, found {amount}; copy the file to this machine first")
         return body
 
     async def _page(self, url: str) -> str | None:
@@ -177,7 +178,7 @@ class Web:
             body = await _body(response, _MAX_LISTING)
         if len(body) > _MAX_LISTING:
             wrong = f"expected a listing of at most {_MAX_LISTING} bytes, found more"
-            raise DataError(f"{url}: {wrong}; name the shards")
+            raise DataError(f"{url}: {wrong}; list the shards")
         return body.decode(errors="replace")
 
 
@@ -222,9 +223,9 @@ def _check_range(url: str, start: int, end: int, response: _Response) -> str:
     if response.status == 206 and found and (int(found[1]), int(found[2])) == (start, end - 1):
         return found[3]
     what = f"status {response.status}" + (f" with Content-Range {cut(header)!r}" if header else "")
-    asked = f"asked for bytes {start}-{end - 1}, found {what}"
+    asked = f"requested bytes {start}-{end - 1}, found {what}"
     wrong = f"the server does not answer range requests ({asked})"
-    raise DataError(f"{url}: {wrong}; copy the file here first")
+    raise DataError(f"{url}: {wrong}; copy the file to this machine first")
 
 
 def _inside(folder: str, link: str) -> str | None:

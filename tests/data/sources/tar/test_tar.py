@@ -138,7 +138,7 @@ def test_a_ustar_prefix_folders_links_and_hidden_files(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = 600
             tar.addfile(info, io.BytesIO(bytes(600)))
-    with pytest.raises(DataError, match=r"no label .* which have jpg; name it"):
+    with pytest.raises(DataError, match=r"no label .* which have jpg; give its extension"):
         TarSource(path)
     (only,) = read_all(TarSource(path, target=""))
     assert (
@@ -365,5 +365,5 @@ def test_a_label_is_not_made_up_for_samples_behind_bad_ones(tmp_path: Path) -> N
     for row in range(100):
         content[row * 1024 + 512] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BadSample, match="nothing is known as its label, it has only jpg"):
+    with pytest.raises(BadSample, match="no member is known as its label, it has only jpg"):
         TarSource(path).read(100)

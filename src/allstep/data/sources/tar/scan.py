@@ -144,7 +144,7 @@ def _header(view: memoryview, position: int) -> tuple[bytes, int, str]:
     """Return type, size and name of the header at `position`; ValueError if it is not sound."""
     block = bytes(view[position : position + _BLOCK])
     if len(block) < _BLOCK:
-        raise ValueError(f"the file is cut off {len(block)} bytes behind its beginning")
+        raise ValueError(f"the file is cut off {len(block)} bytes after its start")
     _check_sum(block)
     return block[156:157], _size(block), _name(block)
 
@@ -153,7 +153,7 @@ def _check_sum(block: bytes) -> None:
     expected = _octal(block[148:156], "sum")
     found = sum(block) - sum(block[148:156]) + 8 * 32
     if found != expected:
-        raise ValueError(f"its bytes add up to {found}, it says {expected}")
+        raise ValueError(f"the sum of its bytes is {found}, expected {expected}")
 
 
 def _size(block: bytes) -> int:

@@ -51,7 +51,7 @@ KIND = "tar"
 IMAGES = tuple(suffix.removeprefix(".") for suffix in SUFFIXES)
 # Reason for a bad sample of a packed shard whose compressed bytes are damaged.
 _DOUBTFUL = (
-    "the compressed bytes of its shard are damaged, and nothing tells which samples in it are right"
+    "the compressed bytes of its shard are damaged; it is unknown which of its samples are right"
 )
 
 
@@ -227,8 +227,8 @@ class TarSource(Source):
         """Return the target of a sample; ValueError if it has none, or its label is wrong."""
         if self._target_in is None:
             raise ValueError(
-                f"nothing is known as its label, it has only {', '.join(found)}; name it:"
-                " target=..."
+                f"no member is known as its label, it has only {', '.join(found)}; give its"
+                " extension: target=..."
             )
         if self._target_in not in found:
             raise ValueError(f"sample {key!r} has no {self._target_in}, only {', '.join(found)}")
@@ -271,7 +271,7 @@ class TarSource(Source):
             )
             raise DataError(
                 f"{self.shards[0].where}: no label ({known}) in its first samples, which have"
-                f' {", ".join(sorted(seen))}; name it: TarSource(..., target="..."), or'
+                f' {", ".join(sorted(seen))}; give its extension: TarSource(..., target="..."), or'
                 ' target="" for samples without one'
             )
         return None

@@ -109,8 +109,8 @@ def next_field(record: Buffer, position: int, end: int) -> tuple[int, int, int]:
     position, stop = _content(record, tag & 7, position, end)
     if stop > end:
         raise ValueError(
-            f"not a whole tf.train.Example: a field at byte {position} ends at {stop}, what it is"
-            f" in at {end}"
+            f"not a whole tf.train.Example: a field at byte {position} ends at byte {stop}, its"
+            f" message at byte {end}"
         )
     return tag, position, stop
 
@@ -197,8 +197,8 @@ def _float_list(record: Buffer, position: int, end: int) -> NDArray[np.float32]:
         if tag in (0x0A, 0x0D):
             if (position - start) % 4:
                 raise ValueError(
-                    f"not a tf.train.Example: {position - start} bytes at byte {start} are no"
-                    " float32s"
+                    f"not a tf.train.Example: {position - start} bytes at byte {start} are not"
+                    " float32 values"
                 )
             values.append(np.frombuffer(bytes(record[start:position]), "<f4"))
     return np.concatenate(values).astype(np.float32, copy=False)

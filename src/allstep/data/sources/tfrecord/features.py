@@ -167,8 +167,8 @@ def recognize(present: Collection[str]) -> dict[str, str]:
         missing = "image" if image is None else "label"
         names = ", ".join(sorted(present)) or "none"
         raise DataError(
-            f'no feature is known as the {missing}; features: {names}; name it: features={{"...":'
-            ' "data", "...": "target"}'
+            f"no feature is known as the {missing}; features: {names}; give its name:"
+            ' features={"...": "data", "...": "target"}'
         )
     return {image: "data", label: "target"} | ({_TEXT: "text"} if _TEXT in present else {})
 
@@ -198,7 +198,7 @@ def _pixels_or_file(values: example.Value, sides: Sequence[example.Value]) -> An
 def _pixels(pixels: example.Value, sides: example.Value) -> Any:
     """Return the pixels of `image/raw` in the shape of `image/shape`."""
     if isinstance(pixels, np.ndarray) or not isinstance(sides, np.ndarray):
-        raise ValueError(f"expected bytes in {PIXELS!r} and whole numbers in {SHAPE!r}")
+        raise ValueError(f"expected bytes in {PIXELS!r} and integers in {SHAPE!r}")
     shape = tuple(sides.tolist())
     if len(shape) not in (2, 3) or min(shape) < 1 or len(pixels[0]) != math.prod(shape):
         raise ValueError(f"its {len(pixels[0])} bytes of pixels do not fit its shape {shape}")

@@ -49,8 +49,8 @@ def data_at(view: memoryview, offset: int, length: int, *, check: bool = True) -
         found, expected = masked(data), FOOT.unpack_from(view, end)[0]
         if found != expected:
             raise ValueError(
-                f"its CRC32C is {found:#010x}, its record says {expected:#010x}: the bytes are"
-                " damaged"
+                f"its CRC32C is {found:#010x}, expected {expected:#010x} as in its record: the"
+                " bytes are damaged"
             )
     return data
 
@@ -62,7 +62,7 @@ def length_at(view: memoryview, offset: int) -> int:
     """
     if len(view) - offset < OVERHEAD:
         raise ValueError(
-            f"the file ends {len(view) - offset} bytes after it, before a record of no data would"
+            f"the file ends {len(view) - offset} bytes after it, expected {OVERHEAD} or more"
         )
     length, crc = HEAD.unpack_from(view, offset)
     if masked(bytes(view[offset : offset + 8])) != crc:

@@ -154,7 +154,7 @@ def _pass_damage(view: memoryview, offset: int, found: Walk) -> int:
     is_record = last >= 0 and last not in found.lost
     if is_record and not _is_sound(view, found.offsets[last], found.lengths[last]):
         offset = found.drop_last()
-        reason = f"bytes were lost or put in behind it, and {reason}"
+        reason = f"bytes were lost or inserted after it, and {reason}"
     after = _search(view, offset + 1)
     found.add_lost(offset, after, f"{after - offset} bytes without a sound record: {reason}")
     return after
