@@ -1,6 +1,6 @@
-"""`open_source` looks at what is there.
+"""`open_source` chooses the source by names and content.
 
-Each kind is made small and opened by its folder, file, pattern and list.
+A small dataset of each kind is opened by its folder, file, pattern and list.
 """
 
 import subprocess
@@ -92,7 +92,7 @@ def test_a_source_is_a_source() -> None:
     assert open_source(source) is source
 
 
-def test_what_does_not_fit_is_said(folder: Path) -> None:
+def test_unknown_content_is_an_error(folder: Path) -> None:
     with pytest.raises(DataError, match=r"expected TFRecord files, .* found nothing"):
         open_source(folder)
     for name in "abcdefg":
@@ -151,7 +151,7 @@ def test_a_folder_behind_a_url(content: dict[str, bytes], kind: Any) -> None:
         memory.rm("/v1.0", recursive=True)
 
 
-def test_what_is_read_from_the_disk_only_is_said_to_be_so() -> None:
+def test_what_is_read_from_the_disk_only_is_an_error_for_a_url() -> None:
     pytest.importorskip("fsspec")
     for name in ("train-images-idx3-ubyte", "train-images-idx3-ubyte.gz", "data_batch_1.bin"):
         with pytest.raises(
@@ -209,7 +209,7 @@ def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("names", "message"),
     [
         (["a.tar", "x.tfrecord"], r"both TFRecord files and tar files \(a\.tar, x\.tfrecord\)"),
         (["a.tar", "b.tar.xz"], r"cannot read b\.tar\.xz, expected \.tar, \.tar\.gz or \.tgz"),
@@ -223,16 +223,16 @@ def test_a_missing_file_of_cifar_is_an_error(folder: Path) -> None:
     ],
 )
 def test_a_folder_of_which_some_would_be_read_or_twice(
-    folder: Path, names: list[str], words: str
+    folder: Path, names: list[str], message: str
 ) -> None:
-    """Here and behind a URL."""
+    """In a local folder and at a URL."""
     memory = pytest.importorskip("fsspec").filesystem("memory")
     for name in names:
         (folder / name).write_bytes(bytes(1024))
         memory.pipe(f"/mixed/{name}", bytes(1024))
     try:
         for where in (folder, "memory://mixed/", "memory://mixed"):
-            with pytest.raises(DataError, match=words):
+            with pytest.raises(DataError, match=message):
                 open_source(where)
     finally:
         memory.rm("/mixed", recursive=True)

@@ -143,8 +143,8 @@ def _check_one_kind(folder: str, names: Sequence[str]) -> None:
     unread = [name for name in names if name.lower().endswith(_UNREAD)]
     if shards and unread:
         raise DataError(
-            f"{folder}: cannot read {_some(unread)}, expected .tar, .tar.gz or .tgz; pack them again"
-            " as one of these, or select the other files with a pattern"
+            f"{folder}: cannot read {_some(unread)}, expected .tar, .tar.gz or .tgz; pack them as"
+            " one of these, or select the other files with a pattern"
         )
 
 

@@ -1,4 +1,4 @@
-"""Downloads, against a real server on this machine: whole and right, or nothing."""
+"""Downloads from a real server on this machine: complete and right, or no file."""
 
 import contextlib
 import gzip
@@ -110,14 +110,14 @@ def assert_nothing_in(folder: Path) -> None:
 
 
 def test_a_good_download(home: str, tmp_path: Path) -> None:
-    target, told = tmp_path / "new" / "file", []
-    fetch(f"{home}/file", target, sha256=SHA256, progress=lambda *figures: told.append(figures))
+    target, reported = tmp_path / "new" / "file", []
+    fetch(f"{home}/file", target, sha256=SHA256, progress=lambda *figures: reported.append(figures))
     assert target.read_bytes() == CONTENT
     assert [path.name for path in target.parent.iterdir()] == ["file"]
     (tmp_path / "usual").touch()
     assert target.stat().st_mode == (tmp_path / "usual").stat().st_mode
-    assert told[-1] == ("file", len(CONTENT), len(CONTENT))
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert reported[-1] == ("file", len(CONTENT), len(CONTENT))
+    assert [done for _, done, _ in reported] == sorted(done for _, done, _ in reported)
 
 
 def test_the_checksum_may_be_that_of_the_unpacked_content(home: str, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_wrong_content_is_refused(home: str, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "the old one"
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server_listens(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Connection refused"):
         fetch("http://127.0.0.1:9/file", tmp_path / "file", sha256=SHA256)
     with pytest.raises(DataError, match="cannot be downloaded"):

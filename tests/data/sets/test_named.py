@@ -1,4 +1,4 @@
-"""Named data sets: looked for in the right order, and checked."""
+"""Named datasets: searched in the right order, and checked."""
 
 import gzip
 import hashlib
@@ -169,7 +169,7 @@ def test_what_is_found_can_be_loaded(tmp_path: Path, suffix: str, dtype: str) ->
 
 
 class TestAFolderOfTheUsers:
-    """What is wrong with it is told, and the first wrong file by name."""
+    """The error is reported with the name of the first wrong file."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Files by place, lists of shards, unpacking.
+"""Files with random access, lists of shards, unpacking.
 
 References: the bytes that were written, Python's gzip and zlib.
 """
@@ -40,10 +40,10 @@ def test_a_local_file_is_mapped_as_long_as_anyone_looks(tmp_path: Path) -> None:
     path = tmp_path / "map-me"
     path.write_bytes(bytes(range(256)) * 1000)
     file = open_file(path)
-    piece = file.read(1000, 10)
+    content = file.read(1000, 10)
     assert (
-        bytes(piece) == (bytes(range(256)) * 10)[1000:1010]
-        and piece.readonly
+        bytes(content) == (bytes(range(256)) * 10)[1000:1010]
+        and content.readonly
         and file.size == 256_000
     )
     assert (
@@ -53,8 +53,8 @@ def test_a_local_file_is_mapped_as_long_as_anyone_looks(tmp_path: Path) -> None:
     )
     del file
     gc.collect()
-    assert mapped_files() == 1 and piece[0] == 1000 % 256
-    del piece
+    assert mapped_files() == 1 and content[0] == 1000 % 256
+    del content
     gc.collect()
     assert mapped_files() == 0
 
@@ -237,39 +237,38 @@ CONTENT = random.Random(0).randbytes(100_000) + bytes(300_000)
     ids=["gzip", "zlib", "two streams", "padding"],
 )
 def test_packed_files_are_unpacked_once(tmp_path: Path, packed: bytes) -> None:
-    path, said = tmp_path / "x.gz", list[str]()
+    path, notes = tmp_path / "x.gz", list[str]()
     path.write_bytes(packed)
     assert packing(packed[:2])
-    target = unpacked(str(path), said.append)
+    target = unpacked(str(path), notes.append)
     assert target.read_bytes() == CONTENT and tmp_path / "cache" in target.parents
-    assert unpacked(str(path), said.append) == target and len(said) == 1
+    assert unpacked(str(path), notes.append) == target and len(notes) == 1
     path.write_bytes(gzip.compress(b"other"))
-    assert unpacked(str(path), said.append).read_bytes() == b"other"
+    assert unpacked(str(path), notes.append).read_bytes() == b"other"
     assert not list(target.parent.glob(".*.part"))
 
 
 def test_what_comes_before_the_damage_is_kept_and_marked(tmp_path: Path) -> None:
-    path, said = tmp_path / "x.gz", list[str]()
+    path, notes = tmp_path / "x.gz", list[str]()
     packed = gzip.compress(CONTENT)
     path.write_bytes(packed[:50_000])
-    content = unpacked(str(path), said.append).read_bytes()
+    content = unpacked(str(path), notes.append).read_bytes()
     assert (
         content.endswith(CUT)
         and CONTENT.startswith(content.removesuffix(CUT))
         and len(content) > 40_000
     )
-    assert "does not end within its 50000 bytes" in said[1]
+    assert "does not end within its 50000 bytes" in notes[1]
     path.write_bytes(packed[:80_000] + bytes(100) + packed[80_100:])
-    content = unpacked(str(path), said.append).read_bytes()
-    assert content.endswith(DAMAGED) and "damaged near byte" in said[3]
-    path.write_bytes(
-        packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]
-    )  # only the checksum is wrong
-    content = unpacked(str(path), said.append).read_bytes()
+    content = unpacked(str(path), notes.append).read_bytes()
+    assert content.endswith(DAMAGED) and "damaged near byte" in notes[3]
+    # Only the checksum is wrong.
+    path.write_bytes(packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:])
+    content = unpacked(str(path), notes.append).read_bytes()
     assert content.endswith(DAMAGED) and CONTENT.startswith(content.removesuffix(DAMAGED))
 
 
-def test_a_cache_that_cannot_be_written_is_said(
+def test_a_cache_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"")

@@ -1,5 +1,4 @@
-"""Data behind http(s), against real servers on this machine: honest, simple, broken and hostile
-ones."""
+"""Data at http(s) URLs, from real servers on this machine: correct, simple, broken and hostile."""
 
 import contextlib
 import gzip
@@ -58,7 +57,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("Range")))  # type: ignore[attr-defined]
+        asked = (self.path, self.headers.get("Range"))
+        self.server.asked.append(asked)  # type: ignore[attr-defined]
         manner, _, name = self.path.lstrip("/").partition("/")
         if name == "classes.txt":
             self.send({"Content-Length": "0"}, b"", 404)
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_range(TAR, len(TAR))
 
-    def do_lying(self, name: str) -> None:
+    def do_wrong_size(self, name: str) -> None:
         self.send_range(TAR, 10 * len(TAR))
 
     def do_starred(self, name: str) -> None:
@@ -196,7 +196,8 @@ class Handler(BaseHTTPRequestHandler):
 def serving(handler: Any) -> Iterator[Any]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        server.handle_error = lambda *given: None  # type: ignore[method-assign]  # clients hang up on them
+        # Clients close their connections early: no traceback for that.
+        server.handle_error = lambda *given: None  # type: ignore[method-assign]
         server.over, server.asked = threading.Event(), []  # type: ignore[attr-defined]
         server.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
         threading.Thread(
@@ -271,7 +272,7 @@ def test_a_listing_gives_what_is_inside_of_it(server: Any) -> None:
             f"{len(TAR) - 1}-{len(TAR) - 1}",
             f"status 206 with Content-Range 'bytes 0-0/{len(TAR)}'",
         ),
-        ("lying", f"{10 * len(TAR) - 1}-{10 * len(TAR) - 1}", "status 206 with Content-Range"),
+        ("wrong_size", f"{10 * len(TAR) - 1}-{10 * len(TAR) - 1}", "status 206 with Content-Range"),
     ],
 )
 def test_a_server_without_ranges_is_named_at_opening(
@@ -308,10 +309,10 @@ def test_pythons_own_server_is_refused_with_status_2(
         with pytest.raises(SystemExit) as ended:
             main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
         "a.tar: the server does not answer range requests (requested bytes 0-0, found status 200)"
-        in said
+        in printed
     )
 
 

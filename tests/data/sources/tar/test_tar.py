@@ -166,7 +166,7 @@ def test_targets_come_from_what_holds_a_number(tmp_path: Path) -> None:
     assert bytes(named.read(0).data) == b"sound" and named.read(0).target == b"me"
 
 
-def test_what_is_wrong_with_one_sample_is_said_of_it(tmp_path: Path) -> None:
+def test_an_error_in_one_sample_names_that_sample(tmp_path: Path) -> None:
     members = [
         *pairs(2),
         ("2.cls", b"1"),
@@ -259,9 +259,8 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[content.index(b"image 2")] ^= 1
     path.write_bytes(content)
-    os.utime(
-        path, ns=(before.st_atime_ns, before.st_mtime_ns)
-    )  # decay does not change a file's time
+    # A bad disk does not change the time of a file.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     found = read_all(TarSource(path))
     assert found[0] and found[1] and found[2] is None
 
