@@ -38,7 +38,7 @@ def _figures(info: "Info") -> Iterator[tuple[str, str]]:
     yield "source", f"{info.where} ({info.kind})"
     yield "samples", f"{info.num_samples}"
     yield "files", f"{info.num_files}, {nbytes(info.nbytes)}, {nbytes(info.mean_nbytes)} a sample"
-    images = info.pictures
+    images = info.images
     formats = ", ".join(f"{count} {kind}" for kind, count in images.formats.items())
     bad = f", {images.bad} bad: `allstep data verify` lists all" if images.bad else ""
     yield "images", f"{formats or 'none'} of {images.looked_at} looked at{bad}"

@@ -33,7 +33,7 @@ def make(root: Path, folder: bytes, file: bytes, content: bytes = encoded(1)) ->
 @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"car\rriage"])
 def test_a_class_that_is_no_line_of_text_is_refused_first(tmp_path: Path, name: bytes) -> None:
     source = open_source(make(tmp_path / "src", name, b"a.jpg"))
-    with pytest.raises(DataError, match="no line of text in UTF-8; give it another") as caught:
+    with pytest.raises(DataError, match="not one line of text in UTF-8; rename it") as caught:
         pack(source, "src", tmp_path / "out", Options("x"))
     assert repr(name) in str(caught.value) and str(caught.value).isprintable()
     assert not (tmp_path / "out").exists()
@@ -42,7 +42,7 @@ def test_a_class_that_is_no_line_of_text_is_refused_first(tmp_path: Path, name: 
 def test_training_refuses_such_a_class_too(tmp_path: Path) -> None:
     """Before anything is computed or written."""
     source = open_source(make(tmp_path / "src", b"two\nlines", b"a.jpg"))
-    with pytest.raises(DataError, match="no line of text in UTF-8; give it another"):
+    with pytest.raises(DataError, match="not one line of text in UTF-8; rename it"):
         settle(DataConfig(), source, [])
 
 

@@ -1,4 +1,4 @@
-"""Named data sets: looked for in the right order, and checked."""
+"""Named datasets: searched in the right order, and checked."""
 
 import gzip
 import hashlib
@@ -169,7 +169,7 @@ def test_what_is_found_can_be_loaded(tmp_path: Path, suffix: str, dtype: str) ->
 
 
 class TestAFolderOfTheUsers:
-    """What is wrong with it is told, and the first wrong file by name."""
+    """The error is reported with the name of the first wrong file."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -216,7 +216,7 @@ class TestAFolderOfTheUsers:
         idx.write(folder / f"{FILES[3]}.gz", np.full(6, 9, np.uint8))
         assert f"{FILES[3]}.gz: expected labels 0 to 2, found 9" in self.complaint(folder)
         idx.write(folder / f"{FILES[1]}.gz", np.full(6, -1, np.int8))
-        assert f"{FILES[1]}.gz: expected labels that are whole numbers" in self.complaint(folder)
+        assert f"{FILES[1]}.gz: expected labels that are integers" in self.complaint(folder)
 
     def test_no_images(self, folder: Path) -> None:
         idx.write(folder / f"{FILES[0]}.gz", np.zeros((0, 4, 4), np.uint8))

@@ -1,4 +1,4 @@
-"""Arrays, idx pairs and CIFAR-10's files as sources. The reference is the array that was put in."""
+"""Arrays, idx pairs and CIFAR-10's files as sources. The reference is the original array."""
 
 import os
 import pickle
@@ -52,7 +52,7 @@ def test_targets_may_be_arrays_and_blocks_empty() -> None:
     assert block is not None and block.data.shape == (0, 5, 4, 3)
 
 
-def test_wrong_lengths_are_said() -> None:
+def test_wrong_lengths_are_errors() -> None:
     with pytest.raises(
         DataError, match=r"data of shape \(20, 5, 4, 3\) and target of shape \(19,\)"
     ):
@@ -91,25 +91,25 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     images, labels = tmp_path / "i", tmp_path / "l"
     idx.write(images, IMAGES[..., 0])
     idx.write(labels, LABELS.astype(np.uint8))
-    heard: list[int] = []
-    IdxSource(images, labels).index_checksums(lambda name, done, total: heard.append(done))
-    assert heard[-1] == 20
+    reported: list[int] = []
+    IdxSource(images, labels).index_checksums(lambda name, done, total: reported.append(done))
+    assert reported[-1] == 20
     before = images.stat()
     content = bytearray(images.read_bytes())
     content[16 + 3 * 20] ^= 1
     images.write_bytes(content)
-    os.utime(
-        images, ns=(before.st_atime_ns, before.st_mtime_ns)
-    )  # decay does not change a file's time
+    # A bad disk does not change the time of a file.
+    os.utime(images, ns=(before.st_atime_ns, before.st_mtime_ns))
     source = IdxSource(images, labels)
-    with pytest.raises(BadSample, match="the index says"):
+    with pytest.raises(BadSample, match=r"expected 0x[0-9a-f]{8} as in the index"):
         source.read(3)
     assert source.block(np.arange(5)) is None and source.block(np.arange(3)) is not None
     assert np.array_equal(source.read(4).data, IMAGES[4, :, :, 0])
     content = bytearray(labels.read_bytes())
     content[8 + 7] ^= 1
     labels.write_bytes(content)
-    with pytest.raises(BadSample, match="the index says"):  # a wrong label is as bad
+    # a wrong label is as bad
+    with pytest.raises(BadSample, match=r"expected 0x[0-9a-f]{8} as in the index"):
         IdxSource(images, labels).read(7)
 
 
@@ -143,7 +143,7 @@ def test_cifar_files_are_one_set_of_images(tmp_path: Path) -> None:
     assert np.array_equal(CifarSource(tmp_path).read(11).data, whole[11])
 
 
-def test_a_cifar_file_of_the_wrong_length_or_labels_is_said(tmp_path: Path) -> None:
+def test_a_cifar_file_of_the_wrong_length_or_labels_is_an_error(tmp_path: Path) -> None:
     write_cifar(tmp_path, np.zeros((2, 32, 32, 3), np.uint8), np.array([1, 77]), "data_batch_1.bin")
     for source in (CifarSource(tmp_path), CifarSource(tmp_path, classes=tuple("abcdefghij"))):
         with pytest.raises(BadSample, match="its label is 77, expected 0 to 9"):

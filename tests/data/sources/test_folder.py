@@ -87,12 +87,12 @@ def test_a_file_that_is_gone_or_a_folder_is_a_bad_sample(root: Path) -> None:
 
 
 def test_with_checksums_later_damage_is_found(root: Path) -> None:
-    heard: list[int] = []
-    FolderSource(root, checksum=True, progress=lambda name, done, total: heard.append(done))
-    assert heard
+    reported: list[int] = []
+    FolderSource(root, checksum=True, progress=lambda name, done, total: reported.append(done))
+    assert reported
     (root / "dog" / "c.jpeg").write_bytes(b"dog/c.jpeX")
     source = FolderSource(root)
-    with pytest.raises(BadSample, match="the index says"):
+    with pytest.raises(BadSample, match=r"expected 0x[0-9a-f]{8} as in the index"):
         source.read(2)
     assert source.read(0).target == 0
 
@@ -102,9 +102,9 @@ def test_names_that_are_not_utf8_are_read(root: Path) -> None:
     assert (b"odd", 0) in contents(FolderSource(root))
 
 
-def test_a_folder_without_images_or_without_being_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_images_or_a_missing_one_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "root" / "cat").mkdir(parents=True)
-    with pytest.raises(DataError, match="1 class folders hold no images"):
+    with pytest.raises(DataError, match="1 class folders contain no images"):
         FolderSource(tmp_path / "root")
     with pytest.raises(DataError, match="No such file"):
         FolderSource(tmp_path / "nowhere")
@@ -148,7 +148,7 @@ def test_hidden_folders_in_a_class_do_not_count(root: Path) -> None:
 
 
 def test_files_that_may_be_meant_as_images_are_named(root: Path) -> None:
-    """Photos of a phone, say; text beside the images is no news."""
+    """Such as photos of a phone; text files next to the images need no note."""
     for name in ("cat/x.HEIC", "cat/y.heic", "dog/deep/z.dng", "dog/list.json"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"x")

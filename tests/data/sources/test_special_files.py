@@ -98,7 +98,7 @@ def test_a_class_folder_that_is_a_link_to_itself_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("make", [pipe, endless])
-def test_files_beside_packed_shards(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_files_next_to_packed_shards(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """As a user meets it: opening the set ends, with or without an error, within bounded memory."""
     make_folder(tmp_path / "src", per_class=3)
     packed = tmp_path / "packed"

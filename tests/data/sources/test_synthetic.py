@@ -57,7 +57,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         SyntheticSource(1, 8, channels=2)
 
 
-def test_they_have_names_that_everybody_can_open() -> None:
+def test_a_synthetic_source_is_opened_by_its_name() -> None:
     source = open_source("synthetic:7x20x30")
     assert len(source) == 7 and Image.open(io.BytesIO(source.read(0).data)).size == (30, 20)
     assert Image.open(io.BytesIO(open_source("synthetic:2x16").read(0).data)).size == (16, 16)

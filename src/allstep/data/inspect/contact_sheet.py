@@ -1,4 +1,4 @@
-"""A contact sheet: samples of a source, each beside what a transform makes of it at several epochs.
+"""A contact sheet: samples of a source, each next to its augmented versions of several epochs.
 
 ```
 stored        epoch 0      epoch 1      ...
@@ -8,9 +8,9 @@ stored        epoch 0      epoch 1      ...
 +--------+    +--------+   +--------+
 ```
 
-The images are those that training with the same seed sees, before the batch part of a transform
-(mixup, normalisation). A sample that cannot be delivered gets an empty place and the reason for its
-title.
+The images are those of a training run with the same seed, before the operations that a transform
+applies to whole batches (mixup, normalization). A bad sample has an empty row, with the reason as
+its title.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,10 @@ from allstep.errors import DataError
 if TYPE_CHECKING:
     from PIL import Image
 
-GAP = 6
-BAND = 16  # room for one line of text
-_SMALLEST = 96  # sides of small images are multiplied up to this, so that they can be seen
+# Pixels between cells, and the height of a line of text.
+GAP, BAND = 6, 16
+# Pixels. Smaller images are enlarged by a whole factor to at least this side, to be visible.
+_SMALLEST = 96
 _PAPER, _INK = (255, 255, 255), (30, 30, 30)
 
 Pixels = NDArray[np.uint8]
@@ -39,14 +40,17 @@ Pixels = NDArray[np.uint8]
 def sheet(
     source: Source, transform: Transform, numbers: Sequence[int], *, columns: int = 6, seed: int = 0
 ) -> "Image.Image":
-    """The sheet of the samples `numbers`: the stored image and `columns` epochs of it."""
+    """Return the contact sheet of the samples `numbers`, one row per sample.
+
+    A row has the stored image, then the images of epochs 0 to `columns` - 1 of a run with `seed`.
+    """
     rows = [_row(source, transform, number, columns, seed) for number in numbers]
     side = _cell([image for _, images in rows for image in images[1:]])
     return _draw(rows, side, columns)
 
 
 def save(image: "Image.Image", path: Path) -> None:
-    """Writes the sheet; the name's ending says in which format."""
+    """Write a sheet to `path`, in the format that its suffix names."""
     try:
         image.save(path)
     except (OSError, ValueError) as error:
@@ -56,14 +60,14 @@ def save(image: "Image.Image", path: Path) -> None:
 
 
 def sheet_size(cell: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
-    """Height and width of a sheet with cells of that height and width."""
+    """Return height and width of a sheet, in pixels; `cell` is height and width of a cell."""
     return BAND + rows * (BAND + cell[0] + GAP) + GAP, GAP + (1 + columns) * (cell[1] + GAP)
 
 
 def _row(
     source: Source, transform: Transform, number: int, columns: int, seed: int
 ) -> tuple[str, list[Pixels]]:
-    """Title and images of one sample."""
+    """Return title and images of one sample; no images, and the reason as title, for a bad one."""
     try:
         sample = source.read(number)
         stored = decode(sample.data, max_pixels=transform.max_pixels)
@@ -93,7 +97,7 @@ def _class(source: Source, target: Any) -> str:
 
 
 def _cell(images: Sequence[Pixels]) -> tuple[int, int]:
-    """Height and width of a place for an image."""
+    """Return height and width of a cell: those of the largest image, enlarged if it is small."""
     if not images:
         return _SMALLEST, _SMALLEST
     height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
@@ -110,9 +114,8 @@ def _draw(
     sheet = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(sheet)
     lefts = [GAP + column * (cell[1] + GAP) for column in range(columns + 1)]
-    for left, text in zip(
-        lefts, ["stored", *(f"epoch {epoch}" for epoch in range(columns))], strict=True
-    ):
+    captions = ["stored", *(f"epoch {epoch}" for epoch in range(columns))]
+    for left, text in zip(lefts, captions, strict=True):
         draw.text((left, 2), text, fill=_INK)
     for number, (title, images) in enumerate(rows):
         top = BAND + number * (BAND + cell[0] + GAP)
@@ -123,12 +126,12 @@ def _draw(
 
 
 def _plain(title: str) -> str:
-    """The font that is always there has Latin letters only."""
+    """Return `title` with "?" for characters that Pillow's built-in font lacks (not Latin-1)."""
     return title.encode("latin-1", "replace").decode("latin-1")
 
 
 def _fitted(image: Pixels, cell: tuple[int, int]) -> "Image.Image":
-    """The image as large as the cell allows; small ones with sharp pixels."""
+    """Return the image scaled to fit the cell; enlarged pixels keep sharp edges."""
     from PIL import Image
 
     shown = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).convert("RGB")

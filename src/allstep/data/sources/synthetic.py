@@ -1,19 +1,18 @@
-"""Images that nobody took, of any size and number: for benchmarks and tests, with nothing to
-download.
+"""Generated images of any size and number, for benchmarks and tests without a download.
 
-Every image is made from its number alone, so all workers and all runs see the same. There are
-`variety` different images (64 unless said otherwise), and sample n has number n % variety: making
-a new one each time would measure the making. The first use makes them. They are smooth patterns
-with noise on top, so that a JPEG of them is about as large as that of a photograph of the same
-size.
+Every image is computed from its number, so all workers and all runs read the same images. There
+are `variety` different images (default 64), and sample n is image n % variety: a new image per
+sample would make a benchmark measure the generation. They are generated on first use. They are
+smooth patterns plus noise, so that their JPEGs are about as large as those of photographs of the
+same size.
 
 ```
-encoded=True      data is the bytes of a JPEG, as in a record; decoding it is part of what is measured
+encoded=True      data is the bytes of a JPEG, as in a record: a benchmark includes decoding
 encoded=False     data is an array (height, width, channels), uint8
 ```
 
-Where a source is named by text, `synthetic:1000x224x224` is 1000 images of 224 x 224, as JPEG;
-`synthetic:1000` is the same, and `synthetic:1000x96` has 96 x 96.
+In paths and configs, `synthetic:1000x224x224` means 1000 JPEGs of 224 x 224; `synthetic:1000` means
+the same, and `synthetic:1000x96` means 1000 of 96 x 96.
 """
 
 import re
@@ -31,7 +30,14 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class SyntheticSource(Source):
-    """`n` images of `height` x `width` in `num_classes` classes."""
+    """`n` generated images of `height` x `width` pixels in `num_classes` classes.
+
+    - `width`: default is `height`.
+    - `channels`: 1 or 3.
+    - `encoded`: deliver the bytes of JPEGs of this `quality` (default), else uint8 arrays.
+    - `variety`: number of different images, which repeat.
+    - `seed`: seed of the images' content.
+    """
 
     def __init__(
         self,
@@ -52,24 +58,10 @@ class SyntheticSource(Source):
             raise ConfigError(
                 f"synthetic images: expected sizes of 1 or more and 1 or 3 channels, found {given}"
             )
-        self._given = (
-            n,
-            height,
-            width,
-            channels,
-            num_classes,
-            encoded,
-            min(variety, n),
-            quality,
-            seed,
-        )
-        self._n, self._shape, self._num_classes, self._encoded = (
-            n,
-            (height, width, channels),
-            num_classes,
-            encoded,
-        )
-        self._variety, self._quality, self._seed = min(variety, n), quality, seed
+        variety, size = min(variety, n), (height, width, channels)
+        self._given = (n, *size, num_classes, encoded, variety, quality, seed)
+        self._n, self._shape, self._num_classes, self._encoded = n, size, num_classes, encoded
+        self._variety, self._quality, self._seed = variety, quality, seed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remake, self._given
@@ -114,13 +106,15 @@ class SyntheticSource(Source):
 
 
 def is_synthetic(text: str) -> bool:
-    """Whether `text` names made-up images."""
+    """Return whether `text` names generated images."""
     return text.startswith(_SCHEME)
 
 
 def synthetic(text: str, num_classes: int | None = None) -> SyntheticSource:
-    """The source that `text`, such as "synthetic:1000x224x224", names; of 1,000 classes when nobody
-    says."""
+    """Return the source that `text`, such as "synthetic:1000x224x224", names.
+
+    `num_classes` is the number of classes (default: 1000).
+    """
     numbers = text.removeprefix(_SCHEME).split("x")
     if len(numbers) > 3 or not all(map(_NUMBER.fullmatch, numbers)):
         raise ConfigError(
@@ -130,7 +124,7 @@ def synthetic(text: str, num_classes: int | None = None) -> SyntheticSource:
 
 
 def _image(shape: tuple[int, int, int], seed: int, number: int) -> NDArray[np.uint8]:
-    """A sum of a few waves, different for each colour, and noise."""
+    """Return a sum of a few waves, different for each channel, and noise."""
     random = np.random.default_rng((seed, number))
     height, width, channels = shape
     rows, columns = (
@@ -146,17 +140,16 @@ def _image(shape: tuple[int, int, int], seed: int, number: int) -> NDArray[np.ui
 
 
 def _jpeg(image: NDArray[np.uint8], quality: int) -> bytes:
-    import simplejpeg  # only who wants files needs it
+    # Imported here: only encoded images need it.
+    import simplejpeg
 
-    colours = "RGB" if image.shape[2] == 3 else "GRAY"
-    return bytes(
-        simplejpeg.encode_jpeg(
-            np.ascontiguousarray(image), quality, colours, "420" if colours == "RGB" else "Gray"
-        )
-    )
+    colors, subsampling = ("RGB", "420") if image.shape[2] == 3 else ("GRAY", "Gray")
+    pixels = np.ascontiguousarray(image)
+    return bytes(simplejpeg.encode_jpeg(pixels, quality, colors, subsampling))
 
 
 def _remake(*given: Any) -> SyntheticSource:
+    """Return the source that was pickled with these arguments."""
     n, height, width, channels, num_classes, encoded, variety, quality, seed = given
     return SyntheticSource(
         n,

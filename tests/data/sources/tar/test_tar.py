@@ -138,7 +138,7 @@ def test_a_ustar_prefix_folders_links_and_hidden_files(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = 600
             tar.addfile(info, io.BytesIO(bytes(600)))
-    with pytest.raises(DataError, match=r"no label .* which have jpg; name it"):
+    with pytest.raises(DataError, match=r"no label .* which have jpg; give its extension"):
         TarSource(path)
     (only,) = read_all(TarSource(path, target=""))
     assert (
@@ -166,7 +166,7 @@ def test_targets_come_from_what_holds_a_number(tmp_path: Path) -> None:
     assert bytes(named.read(0).data) == b"sound" and named.read(0).target == b"me"
 
 
-def test_what_is_wrong_with_one_sample_is_said_of_it(tmp_path: Path) -> None:
+def test_an_error_in_one_sample_names_that_sample(tmp_path: Path) -> None:
     members = [
         *pairs(2),
         ("2.cls", b"1"),
@@ -283,9 +283,8 @@ def test_with_checksums_later_damage_is_found(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[content.index(b"image 2")] ^= 1
     path.write_bytes(content)
-    os.utime(
-        path, ns=(before.st_atime_ns, before.st_mtime_ns)
-    )  # decay does not change a file's time
+    # A bad disk does not change the time of a file.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     found = read_all(TarSource(path))
     assert found[0] and found[1] and found[2] is None
 
@@ -389,5 +388,5 @@ def test_a_label_is_not_made_up_for_samples_behind_bad_ones(tmp_path: Path) -> N
     for row in range(100):
         content[row * 1024 + 512] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BadSample, match="nothing is known as its label, it has only jpg"):
+    with pytest.raises(BadSample, match="no member is known as its label, it has only jpg"):
         TarSource(path).read(100)

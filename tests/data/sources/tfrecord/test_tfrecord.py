@@ -127,7 +127,7 @@ def test_without_a_known_feature_the_error_names_what_is_there(write: Write) -> 
         TFRecordSource(write([], "z.tfrecord"))
 
 
-def test_what_is_wrong_with_one_sample_is_said_of_it(write: Write) -> None:
+def test_an_error_in_one_sample_names_that_sample(write: Write) -> None:
     path = write(
         [
             {"image": b"x", "label": 1},
@@ -218,15 +218,15 @@ def test_there_is_no_block_with_a_damaged_record_in_it(write: Write) -> None:
     assert TFRecordSource(path, check=False).block(np.arange(5)) is not None
 
 
-def test_a_block_checks_labels_and_a_shape_that_lies(write: Write) -> None:
+def test_a_block_checks_labels_and_a_wrong_shape(write: Write) -> None:
     pixels, _ = random_images(2, 4, 4, 3)
     source = TFRecordSource(write(raw_records(pixels, [1, 2])), num_classes=2)
     assert source.block(np.array([0])) is not None and source.block(np.array([0, 1])) is None
-    lying = [
+    wrong = [
         {"image/raw": b"123", "image/shape": [2, 2], "label": 1},
         {"image/raw": 3, "image/shape": [2, 2], "label": 1},
     ]
-    source = TFRecordSource(write(lying, "y.tfrecord"))
+    source = TFRecordSource(write(wrong, "y.tfrecord"))
     assert source.block(np.array([0])) is None
     with pytest.raises(BadSample, match=r"3 bytes of pixels do not fit its shape \(2, 2\)"):
         source.read(0)

@@ -1,4 +1,4 @@
-"""TFRecords and Examples beside TensorFlow: it reads what we write, we read what it writes.
+"""TFRecords and Examples compared with TensorFlow: it reads what we write, we read what it writes.
 
 The only tests that import it.
 """
@@ -125,9 +125,8 @@ def test_random_changes_are_read_alike_or_refused_by_us(tf: Any) -> None:
         except Exception:  # either calls it malformed
             continue
         compared += 1
-        for (
-            name
-        ) in reference:  # it leaves an entry out where a field that it does not know stands in it
+        # TensorFlow omits an entry that contains an unknown field.
+        for name in reference:
             values = ours[name]
             kind = reference[name].WhichOneof("kind")
             expected = list(getattr(reference[name], kind).value) if kind else []
