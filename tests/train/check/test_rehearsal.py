@@ -150,8 +150,8 @@ def _with_a_class_less(config: Any) -> Any:
 
     from allstep.train.input.splits import open_splits
 
-    parts = open_splits(config)
-    return replace(parts, classes=parts.classes[:9])
+    splits = open_splits(config)
+    return replace(splits, classes=splits.classes[:9])
 
 
 @pytest.mark.parametrize(

@@ -195,12 +195,12 @@ class _Rehearsal:
         """One of the validation part; seconds that the whole part would take."""
         job, loader = self.job, self.job.loaders["validation"]
         with self._stage("evaluate") as what:
-            parts = replace(
-                job.parts,
-                validation=job.parts.validation.first(min(loader.batch, loader.num_samples)),
+            splits = replace(
+                job.splits,
+                validation=job.splits.validation.first(min(loader.batch, loader.num_samples)),
             )
             device = next(job.trainer.model.parameters()).device
-            few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
+            few = make_loaders(job.config, splits, self.world, self.out, device)["validation"]
             started = time.perf_counter()
             score = evaluate(
                 job.evaluated_model,

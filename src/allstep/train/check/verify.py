@@ -203,9 +203,9 @@ def _alike(job: Job, step: int) -> str:
 
 def _evaluate(job: Job, count: int) -> Score:
     """On some of the validation part."""
-    parts = replace(job.parts, validation=job.parts.validation.first(count))
+    splits = replace(job.splits, validation=job.splits.validation.first(count))
     loaders = make_loaders(
-        job.config, parts, job.world, job.out, next(job.trainer.model.parameters()).device
+        job.config, splits, job.world, job.out, next(job.trainer.model.parameters()).device
     )
     mirror = job.config.evaluation.flip
     return evaluate(

@@ -213,7 +213,7 @@ class ScheduleConfig(_Section):
 
 
 _USUAL_MILESTONES = (1 / 3, 2 / 3, 8 / 9)
-"""Splits of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
+"""Fractions of the run: epochs 30, 60 and 80 of 90 (Goyal et al. 2017)."""
 _WARM_UP_PART = 20
 """A run that names no warm-up takes 1/20 of its epochs for it: 4.5 of 90 (Goyal et al. 2017: 5)."""
 _ENOUGH_UPDATES = 16

@@ -31,7 +31,7 @@ def capture(job: Job) -> Snapshot:
         "growth": job.growth.state(),
         "watch": asdict(job.watch),
         "execution": job.execution,
-        "pictures": job.parts.image_facts(),
+        "pictures": job.splits.image_facts(),
         "model": job.config.model.model_dump(mode="json"),
     }
     if job.ema is not None:

@@ -44,7 +44,7 @@ def chosen_model(job: Job, callback: Callback) -> tuple[nn.Module, str]:
     if choose == "last" or job.standing.best_samples == job.standing.samples:
         return last, choose
     path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
-    found, problem = _read_or_not(path, job.parts.classes) if job.world.rank == 0 else (None, "")
+    found, problem = _read_or_not(path, job.splits.classes) if job.world.rank == 0 else (None, "")
     problem = agree.rank_0_decides(job.world, lambda: problem)
     snapshot = broadcast_snapshot(job.world, found)
     if snapshot is None:
@@ -75,7 +75,7 @@ def training_score(
 def _score_of_sample(job: Job, score: Callable[[Loader], Score]) -> Score | None:
     device = next(job.trainer.model.parameters()).device
     loader = agree.everyone(
-        job.world, lambda: make_sample_loader(job.config, job.parts, job.world, device)
+        job.world, lambda: make_sample_loader(job.config, job.splits, job.world, device)
     )
     if loader is None:
         return None

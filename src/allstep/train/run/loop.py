@@ -183,7 +183,7 @@ class _Run:
             return self._empty(), error
 
     def _empty(self) -> Batch:
-        nothing = torch.zeros((0, *self.job.parts.shape), dtype=torch.uint8)
+        nothing = torch.zeros((0, *self.job.splits.shape), dtype=torch.uint8)
         samples, position = self.job.standing.samples, self.job.standing.samples
         none = torch.zeros(0, dtype=torch.int64)
         return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
@@ -381,7 +381,7 @@ class _Run:
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
         model, chosen = chosen_model(job, self.callbacks)
-        mistakes = Mistakes(job.parts.classes)
+        mistakes = Mistakes(job.splits.classes)
         test = self._score(model, job.loaders["test"], mistakes)
         if problem := mistakes.write(job.out, job.world):
             self.callbacks.event(problem)

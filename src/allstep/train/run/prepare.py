@@ -4,7 +4,7 @@ opens it once.
 ```
 prepare    config, its keys fitted together (`config.check`), a named set found or downloaded
            a batch that suits the size of the dataset, where the config names none
-check      the data opened as the workers will (`parts`), and held against the config: batch, model,
+check      the data opened as the workers will (`splits`), and held against the config: batch, model,
 labels ```
 
 Whatever is wrong ends here, as one line. No torch in here: a launcher can afford it.
@@ -32,7 +32,7 @@ class Prepared:
 
     config: RunConfig
     note: str | None = None
-    parts: Splits | None = None
+    splits: Splits | None = None
     """The data of `config`, where it had to be opened to find the batch."""
 
 
@@ -78,14 +78,14 @@ def _with_batch(
     config: RunConfig, source: str, words: Sequence[str], progress: Progress | None
 ) -> Prepared:
     """Open the data to see how large the batch may be; it then counts as if the user had given it."""
-    parts = open_splits(config, progress=progress)
-    batch = usual_batch(config.optimizer.base_batch, len(parts.train))
+    splits = open_splits(config, progress=progress)
+    batch = usual_batch(config.optimizer.base_batch, len(splits.train))
     # Read again: a file's learning rate must not be scaled to a batch that the file does not name.
     config = read_config(source, [*words, f"batch={batch}"]).model_copy(
         update={"data": config.data}
     )
     check_config(config)
-    return Prepared(config, parts=parts)
+    return Prepared(config, splits=splits)
 
 
 def find_data(config: RunConfig, progress: Progress | None = None) -> None:
@@ -107,10 +107,10 @@ def check(prepared: Prepared, num_workers: int = 1, progress: Progress | None = 
     run."""
     config = prepared.config.resolved(num_workers)
     check_config(config, num_workers)
-    parts = prepared.parts or open_splits(config, progress=progress)
-    check_batch(config, len(parts.train))
-    check_shape(config.model.name, parts.shape, parts.evaluated_shape)
-    return parts
+    splits = prepared.splits or open_splits(config, progress=progress)
+    check_batch(config, len(splits.train))
+    check_shape(config.model.name, splits.shape, splits.evaluated_shape)
+    return splits
 
 
 def _with_places(config: RunConfig, folder: Path | None) -> RunConfig:

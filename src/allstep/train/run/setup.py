@@ -1,7 +1,7 @@
 """A run, put together: the data, the model and what trains it, on one rank.
 
 ```
-config ──> parts (data) ──> loaders
+config ──> splits (data) ──> loaders
    │          │ shape, classes ├──────> model <── checkpoint, if the run goes on │          │
    precision (chosen for the machine where it is auto), execution (plain, channels-last, compiled)
    └──────> optimizer <── its state ──> shared out among the ranks (`allstep.parallel`)
@@ -61,7 +61,7 @@ class Job:
     config: ResolvedConfig
     world: World
     out: Path
-    parts: Splits
+    splits: Splits
     loaders: Mapping[str, Loader]
     trainer: Trainer
     after_step: AfterStep
@@ -102,15 +102,15 @@ def make_job(
 
     With a snapshot, the run continues from there.
     """
-    parts = _data_on_every_host(config, world)
+    splits = _data_on_every_host(config, world)
     device = build.make_device(config)
-    loaders = make_loaders(config, parts, world, out, device)
+    loaders = make_loaders(config, splits, world, out, device)
     num_train = loaders["train"].num_samples
-    task = Classification(parts.num_classes, config.label_smoothing)
+    task = Classification(splits.num_classes, config.label_smoothing)
     standing = _standing(config, task, snapshot)
     if snapshot is not None:
-        _check_data(snapshot, world, parts, loaders)
-    made = _model(config, world, parts, out, device, task, snapshot)
+        _check_data(snapshot, world, splits, loaders)
+    made = _model(config, world, splits, out, device, task, snapshot)
     growth = _growth(config, num_train, made.room, snapshot)
     if snapshot is not None:
         check_batch(snapshot, config, num_train)
@@ -126,7 +126,7 @@ def make_job(
         config=config,
         world=world,
         out=out,
-        parts=parts,
+        splits=splits,
         loaders=loaders,
         trainer=_trainer(config, world, task, made, replicated, num_train, pieces),
         after_step=AfterStep(RunningStatistics(made.model), world, by_rank=measures_noise(config)),
@@ -138,7 +138,7 @@ def make_job(
         shares_weights=share,
         execution=made.execution,
         notes=[
-            *parts.notes,
+            *splits.notes,
             *made.notes,
             *filter(None, [note(config)]),
             *notes(config, world.size, num_train),
@@ -147,11 +147,11 @@ def make_job(
 
 
 def _check_data(
-    snapshot: Snapshot, world: World, parts: Splits, loaders: Mapping[str, Loader]
+    snapshot: Snapshot, world: World, splits: Splits, loaders: Mapping[str, Loader]
 ) -> None:
     """Raise DataError unless the data is that of the checkpoint, and go to its position."""
     known = snapshot.state.get("pictures", {}).get("classes", ())
-    agree.everyone(world, lambda: check_same_classes(parts.place, parts.classes, known))
+    agree.everyone(world, lambda: check_same_classes(splits.place, splits.classes, known))
     agree.everyone(world, lambda: loaders["train"].load_state_dict(dict(snapshot.state["loader"])))
 
 
@@ -171,7 +171,7 @@ class _Model:
 def _model(
     config: ResolvedConfig,
     world: World,
-    parts: Splits,
+    splits: Splits,
     out: Path,
     device: torch.device,
     task: Task,
@@ -180,15 +180,17 @@ def _model(
     """Build the model with equal weights on all ranks, and settle its precision and execution."""
     dtype = dtype_of_weights(config.precision)
     to_input = _INPUTS[task.input](
-        parts.mean, parts.std, device, dtype, config.execution != "plain"
+        splits.mean, splits.std, device, dtype, config.execution != "plain"
     )
-    model = _build_model(config, world, parts, out, to_input, device, dtype, snapshot)
-    share_of_batch = partial(_example, config, world, parts, to_input)
+    model = _build_model(config, world, splits, out, to_input, device, dtype, snapshot)
+    share_of_batch = partial(_example, config, world, splits, to_input)
     precision, notes_on_it = _precision(config, world, device, model, share_of_batch, snapshot)
     room = (
-        _room(world, parts, model, to_input, precision) if grows(config) and snapshot is None else 0
+        _room(world, splits, model, to_input, precision)
+        if grows(config) and snapshot is None
+        else 0
     )
-    chosen = _laid_out(config, world, model, len(parts.train), share_of_batch, precision, snapshot)
+    chosen = _laid_out(config, world, model, len(splits.train), share_of_batch, precision, snapshot)
     return _Model(model, to_input, precision, room, chosen.name, (*chosen.notes, *notes_on_it))
 
 
@@ -229,15 +231,15 @@ def _data_on_every_host(config: ResolvedConfig, world: World) -> Splits:
     """One rank of each host looks for the data first, so that what must be downloaded or indexed is
     so once."""
     agree.everyone(world, lambda: open_splits(config) if world.local_rank == 0 else None)
-    parts = agree.everyone(world, lambda: open_splits(config))
-    figures = agree.rank_0_decides(world, lambda: measure(parts))
-    return replace(parts, mean=figures["mean"], std=figures["std"])
+    splits = agree.everyone(world, lambda: open_splits(config))
+    figures = agree.rank_0_decides(world, lambda: measure(splits))
+    return replace(splits, mean=figures["mean"], std=figures["std"])
 
 
 def _build_model(
     config: ResolvedConfig,
     world: World,
-    parts: Splits,
+    splits: Splits,
     out: Path,
     to_input: ToInput,
     device: torch.device,
@@ -245,34 +247,34 @@ def _build_model(
     snapshot: Snapshot | None,
 ) -> nn.Module:
     """With equal weights on all ranks: rank 0's."""
-    made = agree.everyone(world, lambda: build.build_model(config, parts))
+    made = agree.everyone(world, lambda: build.build_model(config, splits))
     model = cast(made, device, dtype)
     if snapshot is not None:
         agree.everyone(world, lambda: load_weights(model, snapshot.weights))
     elif callable(whiten := getattr(model, "whiten", None)):
-        whiten(to_input(_some_images(config, parts, out)))
+        whiten(to_input(_some_images(config, splits, out)))
     for tensor in model.state_dict().values():
         dist.broadcast(tensor, 0)
     return model
 
 
-def _some_images(config: ResolvedConfig, parts: Splits, out: Path) -> torch.Tensor:
+def _some_images(config: ResolvedConfig, splits: Splits, out: Path) -> torch.Tensor:
     """The first images of the validation part, as they are evaluated: the same with any number of
     workers."""
-    loader = make_loaders(config, parts, World.alone(), out)["validation"]
+    loader = make_loaders(config, splits, World.alone(), out)["validation"]
     loader.batch = _IMAGES_TO_WHITEN
     return next(iter(loader.batches())).data
 
 
 def _example(
-    config: ResolvedConfig, world: World, parts: Splits, to_input: ToInput, most: int = sys.maxsize
+    config: ResolvedConfig, world: World, splits: Splits, to_input: ToInput, most: int = sys.maxsize
 ) -> Example:
     """Input and target like those of a rank's share of a batch, at most `most` samples, for trials."""
     share = min(most, -(-config.batch // (world.size * config.accumulation)))
     # Random numbers of its own: those of the run are the same with and without a trial.
     draws = torch.Generator().manual_seed(0)
     images = to_input(
-        torch.randint(256, (max(2, share), *parts.shape), dtype=torch.uint8, generator=draws)
+        torch.randint(256, (max(2, share), *splits.shape), dtype=torch.uint8, generator=draws)
     )
     return images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
 
@@ -352,7 +354,7 @@ def _noise(
 
 
 def _room(
-    world: World, parts: Splits, model: nn.Module, to_input: ToInput, precision: Precision
+    world: World, splits: Splits, model: nn.Module, to_input: ToInput, precision: Precision
 ) -> int:
     """Of the worker that has the least.
 
@@ -362,7 +364,7 @@ def _room(
     def forward(model: nn.Module, count: int) -> torch.Tensor:
         with precision.autocast():
             output: torch.Tensor = model(
-                to_input(torch.zeros((count, *parts.shape), dtype=torch.uint8))
+                to_input(torch.zeros((count, *splits.shape), dtype=torch.uint8))
             )
         return output
 

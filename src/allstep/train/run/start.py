@@ -23,10 +23,10 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         hosts=tuple(host for host, _ in places),
         threads=tuple(threads for _, threads in places),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        data=job.parts.title,
-        data_folder=job.parts.place,
-        classes=job.parts.classes,
-        num_samples={part: loader.num_samples for part, loader in job.loaders.items()},
+        data=job.splits.title,
+        data_folder=job.splits.place,
+        classes=job.splits.classes,
+        num_samples={split: loader.num_samples for split, loader in job.loaders.items()},
         peak_lr=peak_rate(job.config),
         parameters=sum(p.numel() for p in parameters),
         nbytes=sum(p.numel() * p.element_size() for p in parameters),
@@ -44,7 +44,7 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
 def _flop_per_sample(job: Job) -> int:
     """Floating-point operations of one sample, forward and backward; 0 where the model cannot take a
     single one."""
-    image = job.trainer.to_input(torch.zeros((1, *job.parts.shape), dtype=torch.uint8))
+    image = job.trainer.to_input(torch.zeros((1, *job.splits.shape), dtype=torch.uint8))
     try:
         return count_flop(job.trainer.model, image)
     except Exception:  # whatever a user's model raises: a run does not end for the sake of a figure

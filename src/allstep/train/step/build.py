@@ -52,15 +52,15 @@ class ImageFacts(Protocol):
     def shape(self) -> tuple[int, int, int]: ...
 
 
-def build_model(config: RunConfig, parts: ImageFacts) -> nn.Module:
+def build_model(config: RunConfig, facts: ImageFacts) -> nn.Module:
     """The model with its first weights, which depend on the seed only."""
     torch.manual_seed(config.seed)
     section = config.model
     kind = "batch" if section.norm in ("sync", "ghost") else section.norm
     model = make_model(
         section.name,
-        num_classes=parts.num_classes,
-        shape=parts.shape,
+        num_classes=facts.num_classes,
+        shape=facts.shape,
         norm=make_norm(kind, momentum=section.norm_momentum, scale=section.norm_scale),
         options=dict(section.options),
     )
