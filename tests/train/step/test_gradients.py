@@ -49,7 +49,7 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
         rate=lambda seen: rate,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
-        pieces=accumulation,
+        num_micro_batches=accumulation,
         size=hvd.size(),
     )
 

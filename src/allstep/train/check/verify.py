@@ -106,7 +106,7 @@ def without_chance(job: Job) -> list[str]:
             " samples of one worker; verified with synchronised ones instead"
         )
     if norms and job.config.accumulation > 1:
-        job.set_pieces(1)
+        job.set_num_micro_batches(1)
         notes.append(
             f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is"
             " made of other samples with other numbers of workers; verified without"

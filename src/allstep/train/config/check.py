@@ -33,7 +33,7 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
     if config.batch_per_worker is not None and num_workers is None:
         return
     resolved = config.resolved(num_workers or 1)
-    for check_resolved in (_ghost, _pieces, _schedule, _growth):
+    for check_resolved in (_ghost, _check_micro_batches, _schedule, _growth):
         check_resolved(resolved)
     _single_samples(resolved, num_workers or 1)
     if num_workers is not None:
@@ -86,17 +86,17 @@ def _ghost(config: ResolvedConfig) -> None:
 def _ghost_divides(config: ResolvedConfig, num_workers: int) -> None:
     """Only where a size could: shares that differ by a sample are cut as well as they can be, see
     `_groups`."""
-    ghost, (piece, rest) = (
+    ghost, (micro_batch, rest) = (
         config.model.ghost,
         divmod(config.batch, num_workers * config.accumulation),
     )
-    if config.model.norm != "ghost" or rest or piece <= ghost or piece % ghost == 0:
+    if config.model.norm != "ghost" or rest or micro_batch <= ghost or micro_batch % ghost == 0:
         return
     from allstep.norm.ghost import nearest_divisors  # torch
 
-    better = " or ".join(map(str, nearest_divisors(piece, ghost)))
+    better = " or ".join(map(str, nearest_divisors(micro_batch, ghost)))
     raise ConfigError(
-        f"config key 'model.ghost': {ghost} does not divide the {_plural(piece, 'sample')} that"
+        f"config key 'model.ghost': {ghost} does not divide the {_plural(micro_batch, 'sample')} that"
         f" each of {_plural(num_workers, 'worker')} computes at a time: take model.ghost={better},"
         " or another batch"
     )
@@ -108,26 +108,29 @@ def _groups(config: ResolvedConfig, num_workers: int) -> str | None:
     from allstep.norm.ghost import num_parts  # torch
 
     ghost, share = config.model.ghost, -(-config.batch // num_workers)
-    piece = -(-share // config.accumulation)
-    if config.model.norm != "ghost" or piece % ghost == 0:
+    micro_batch = -(-share // config.accumulation)
+    if config.model.norm != "ghost" or micro_batch % ghost == 0:
         return None
-    parts = num_parts(piece, ghost)
-    low, high = piece // parts, -(-piece // parts)
+    parts = num_parts(micro_batch, ghost)
+    low, high = micro_batch // parts, -(-micro_batch // parts)
     each = f"{low}" if low == high else f"{low} or {high}"
     return (
-        f"model.ghost={ghost} does not divide the {_plural(piece, 'sample')} that a worker computes"
+        f"model.ghost={ghost} does not divide the {_plural(micro_batch, 'sample')} that a worker computes"
         f" at a time: they are cut into {_plural(parts, 'group')} of {each}"
     )
 
 
 def _single_samples(config: ResolvedConfig, num_workers: int) -> None:
     """One sample has no variance: a batch norm that trains needs two."""
-    samples, pieces = min(config.batch, config.overfit or config.batch), config.accumulation
+    samples, num_micro_batches = (
+        min(config.batch, config.overfit or config.batch),
+        config.accumulation,
+    )
     if _at_a_time(config, samples, num_workers) == 1:
         others = "group" if config.model.norm == "sync" else "sync or group"
         raise ConfigError(
             f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')}"
-            f" in {_plural(pieces, 'piece')} each are 1 at a time, and"
+            f" in {_plural(num_micro_batches, 'piece')} each are 1 at a time, and"
             f" model.norm={config.model.norm} needs 2 or more in training: take a larger batch,"
             f" fewer workers or pieces (accumulation), or model.norm={others}"
         )
@@ -139,10 +142,10 @@ def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | 
     if config.model.norm not in ("batch", "ghost", "sync"):
         return None
     share = samples // num_workers
-    piece = share // min(config.accumulation, share) if share else 1
+    micro_batch = share // min(config.accumulation, share) if share else 1
     if config.model.norm == "sync":
-        return piece * num_workers if share else samples
-    return piece
+        return micro_batch * num_workers if share else samples
+    return micro_batch
 
 
 def _plural(count: int, what: str) -> str:
@@ -224,7 +227,7 @@ def _data(config: RunConfig) -> None:
         )
 
 
-def _pieces(config: ResolvedConfig) -> None:
+def _check_micro_batches(config: ResolvedConfig) -> None:
     if config.accumulation > config.batch:
         raise ConfigError(
             f"config key 'accumulation': a batch of {config.batch} cannot be computed in"

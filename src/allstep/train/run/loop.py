@@ -337,13 +337,17 @@ class _Run:
         job = self.job
         batch = job.growth.batch(job.standing.samples, job.noise)
         if batch != job.standing.batch:
-            pieces = job.growth.pieces(batch, job.world.size, job.config.accumulation)
-            said = f"the batch grows from {job.standing.batch} to {batch}" + (
-                f", in {pieces} pieces" if pieces > 1 else ""
+            num_micro_batches = job.growth.num_micro_batches(
+                batch, job.world.size, job.config.accumulation
             )
-            self.callbacks.event(said, samples=job.standing.samples, batch=batch, pieces=pieces)
+            said = f"the batch grows from {job.standing.batch} to {batch}" + (
+                f", in {num_micro_batches} pieces" if num_micro_batches > 1 else ""
+            )
+            self.callbacks.event(
+                said, samples=job.standing.samples, batch=batch, pieces=num_micro_batches
+            )
             job.standing.batch = job.loaders["train"].batch = batch
-            job.set_pieces(pieces)
+            job.set_num_micro_batches(num_micro_batches)
 
     def _num_bad(self) -> int:
         """Samples that were skipped so far, by all ranks; one that two ranks met, in different

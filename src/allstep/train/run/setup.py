@@ -89,10 +89,10 @@ class Job:
         """Whose score counts: the average's, where there is one."""
         return self.trainer.model if self.ema is None else self.ema.model
 
-    def set_pieces(self, pieces: int) -> None:
+    def set_num_micro_batches(self, num_micro_batches: int) -> None:
         """In how many a worker computes its share."""
-        self.trainer.pieces = pieces
-        self.trainer.optimizer.set_backward_passes_per_step(pieces)
+        self.trainer.num_micro_batches = num_micro_batches
+        self.trainer.optimizer.set_backward_passes_per_step(num_micro_batches)
 
 
 def make_job(
@@ -114,21 +114,21 @@ def make_job(
     growth = _growth(config, num_train, made.room, snapshot)
     if snapshot is not None:
         check_batch(snapshot, config, num_train)
-    pieces = config.accumulation
+    num_micro_batches = config.accumulation
     if standing.batch != config.batch:  # it has grown before
-        pieces = growth.pieces(standing.batch, world.size, pieces)
+        num_micro_batches = growth.num_micro_batches(standing.batch, world.size, num_micro_batches)
     optimizer = build.make_optimizer(config, made.model)
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
     share = agree.everyone(world, lambda: build.shares_weights(config, world, made.model, device))
-    replicated = build.distribute(made.model, optimizer, world, pieces, share)
+    replicated = build.distribute(made.model, optimizer, world, num_micro_batches, share)
     return Job(
         config=config,
         world=world,
         out=out,
         splits=splits,
         loaders=loaders,
-        trainer=_trainer(config, world, task, made, replicated, num_train, pieces),
+        trainer=_trainer(config, world, task, made, replicated, num_train, num_micro_batches),
         after_step=AfterStep(RunningStatistics(made.model), world, by_rank=measures_noise(config)),
         standing=standing,
         growth=growth,
@@ -201,7 +201,7 @@ def _trainer(
     made: _Model,
     optimizer: ReplicatedOptimizer,
     num_train: int,
-    pieces: int,
+    num_micro_batches: int,
 ) -> Trainer:
     return Trainer(
         model=made.model,
@@ -210,14 +210,14 @@ def _trainer(
         rate=learning_rate(config, num_train),
         to_input=made.to_input,
         precision=made.precision,
-        pieces=pieces,
+        num_micro_batches=num_micro_batches,
         clip=config.optimizer.clip,
         noise=build.make_noise(config),
         weigh=build.make_weigh(config),
         seed=config.seed,
         rank=world.rank,
         size=world.size,
-        watches_first_piece=measures_noise(config) and world.size == 1,
+        measures_first_micro_batch=measures_noise(config) and world.size == 1,
     )
 
 

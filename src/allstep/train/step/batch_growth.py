@@ -90,7 +90,7 @@ class Growth:
         grown: int = self._base * self._section.factor**times
         return min(grown, most)
 
-    def pieces(self, batch: int, world_size: int, base: int) -> int:
+    def num_micro_batches(self, batch: int, world_size: int, base: int) -> int:
         """In how many pieces a worker computes its share of `batch`, when at the beginning there
         were `base` of them."""
         first, share = (

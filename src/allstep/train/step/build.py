@@ -155,7 +155,11 @@ def shares_weights(config: RunConfig, world: World, model: nn.Module, device: to
 
 
 def distribute(
-    model: nn.Module, optimizer: torch.optim.Optimizer, world: World, pieces: int, share: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
+    num_micro_batches: int,
+    share: bool,
 ) -> ReplicatedOptimizer:
     """The optimizer, with the gradients of all ranks. All ranks together."""
     named = [
@@ -168,7 +172,7 @@ def distribute(
         lambda: group_for("gradients"),
         f"train/{next(_NUMBERS)}",
         Rule(densify=True),
-        pieces,
+        num_micro_batches,
         overlap=False if share else None,
     )
     made = replicate(optimizer, replicas, world.size, share_weights=share)

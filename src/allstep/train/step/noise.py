@@ -21,7 +21,7 @@ def measure_noise(
 
     A step of float16 that is left out says nothing.
     """
-    first, mean, total = trainer.first_piece, norms.mean / trainer.scale**2, sum(weights)
+    first, mean, total = trainer.first_micro_batch, norms.mean / trainer.scale**2, sum(weights)
     if not math.isfinite(mean):
         return
     if sum(each > 0 for each in weights) > 1:

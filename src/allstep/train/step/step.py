@@ -75,7 +75,7 @@ class Trainer:
     """The learning rate, by samples seen."""
     to_input: ToInput
     precision: Precision
-    pieces: int = 1
+    num_micro_batches: int = 1
     """In which a worker computes its share, one after the other."""
     clip: float | None = None
     """The largest norm of a gradient."""
@@ -88,10 +88,10 @@ class Trainer:
     size: int = 1
     scale: float = 1.0
     """What the gradients of the last step were multiplied with."""
-    first_piece: GradientSize | None = None
+    first_micro_batch: GradientSize | None = None
     """Of the last step, where `watches_first_piece` asks for it: one worker learns from it how
     noisy its gradients are."""
-    watches_first_piece: bool = False
+    measures_first_micro_batch: bool = False
     not_finite: list[int] = field(default_factory=list)
     """Rows of the last share whose loss is not a number, or without bounds."""
 
@@ -118,7 +118,7 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     seed_step(trainer.seed, batch.position, trainer.rank)  # dropout's numbers, in a resumed run too
     optimizer.zero_grad()
     optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
-    trainer.scale, trainer.first_piece = trainer.precision.scale, None
+    trainer.scale, trainer.first_micro_batch = trainer.precision.scale, None
     tally = accumulate_gradients(trainer, batch, num_samples)
     clock.lap("compute")
     optimizer.reduce_gradients()
@@ -142,11 +142,12 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
     weights = (
         trainer.weigh(batch, num_samples) if trainer.weigh is not None else batch.data.new_ones(0)
     )
-    pieces = min(
-        trainer.pieces, math.ceil(num_samples / trainer.size)
+    num_micro_batches = min(
+        trainer.num_micro_batches, math.ceil(num_samples / trainer.size)
     )  # the largest share's: the same on all ranks
     for data, target, weight in zip(
-        *(each.tensor_split(pieces) for each in (batch.data, batch.target, weights)), strict=True
+        *(each.tensor_split(num_micro_batches) for each in (batch.data, batch.target, weights)),
+        strict=True,
     ):
         if not len(data) and not trainer.ranks_meet:
             continue
@@ -165,8 +166,8 @@ def accumulate_gradients(trainer: Trainer, batch: Batch, num_samples: int) -> Ta
                 row + each
                 for each in losses.detach().isfinite().logical_not().nonzero().flatten().tolist()
             ]
-        if trainer.watches_first_piece and tally.count == len(target) < batch.weight:
-            trainer.first_piece = _size_of_gradient(trainer, len(target), factor)
+        if trainer.measures_first_micro_batch and tally.count == len(target) < batch.weight:
+            trainer.first_micro_batch = _size_of_gradient(trainer, len(target), factor)
     return tally
 
 
