@@ -352,7 +352,7 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
         optimizer=hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
         ),
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float64", torch.device("cpu")),
         size=size,
@@ -401,7 +401,7 @@ def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
         model=torch.nn.Sequential(norm),
         task=Classification(3),
         optimizer=None,
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
     )

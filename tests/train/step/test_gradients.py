@@ -46,7 +46,7 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
         model=model,
         task=TASK,
         optimizer=optimizer,
-        rate=lambda seen: rate,
+        lr=lambda seen: rate,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
         num_micro_batches=accumulation,

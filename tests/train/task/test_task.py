@@ -96,7 +96,7 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
         optimizer=build.distribute(
             model, torch.optim.SGD(model.parameters(), 0.1), world, 1, share=False
         ),
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda data: data,
         precision=Precision("float64", torch.device("cpu")),
         rank=world.rank,

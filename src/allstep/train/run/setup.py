@@ -207,7 +207,7 @@ def _trainer(
         model=made.model,
         task=task,
         optimizer=optimizer,
-        rate=learning_rate(config, num_train),
+        lr=learning_rate(config, num_train),
         to_input=made.to_input,
         precision=made.precision,
         num_micro_batches=num_micro_batches,

@@ -8,7 +8,7 @@ from allstep.comm.group import agree
 from allstep.process.memory import resident_nbytes
 from allstep.train.run.setup import Job
 from allstep.train.score.evaluate import evaluating
-from allstep.train.step.learning_rate import peak_rate
+from allstep.train.step.learning_rate import peak_lr
 from allstep.train.watch.events import Opening
 
 
@@ -27,7 +27,7 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         data_folder=job.splits.place,
         classes=job.splits.classes,
         num_samples={split: loader.num_samples for split, loader in job.loaders.items()},
-        peak_lr=peak_rate(job.config),
+        peak_lr=peak_lr(job.config),
         parameters=sum(p.numel() for p in parameters),
         nbytes=sum(p.numel() * p.element_size() for p in parameters),
         flop_per_sample=_flop_per_sample(job) if with_flop else 0,

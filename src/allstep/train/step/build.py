@@ -24,7 +24,7 @@ from allstep.parallel.exchange import Named, Rule
 from allstep.parallel.replicas import Replicas
 from allstep.parallel.replicated import ReplicatedOptimizer, replicate
 from allstep.train.config.run_config import OptimizerConfig, ResolvedConfig, RunConfig
-from allstep.train.step.learning_rate import peak_rate
+from allstep.train.step.learning_rate import peak_lr
 from allstep.world import World
 
 SHARE_FROM_BYTES = 100_000_000
@@ -87,7 +87,7 @@ def make_optimizer(config: ResolvedConfig, model: nn.Module) -> torch.optim.Opti
     )
     for group in both:
         group["rate_factor"] = section.bias_lr if group["exempt"] else 1.0
-    return _MAKERS[section.name](both, peak_rate(config), section)
+    return _MAKERS[section.name](both, peak_lr(config), section)
 
 
 def _sgd(params: Any, lr: float, section: OptimizerConfig) -> torch.optim.Optimizer:

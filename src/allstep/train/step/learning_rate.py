@@ -23,7 +23,7 @@ from allstep.optim.schedules import Schedule, exponential, one_cycle, polynomial
 from allstep.train.config.run_config import ResolvedConfig, ScheduleConfig
 
 
-def peak_rate(config: ResolvedConfig) -> float:
+def peak_lr(config: ResolvedConfig) -> float:
     """The highest rate of the run: the recipe's, scaled to the batch."""
     section = config.optimizer
     return SCALINGS[section.scaling](section.lr, config.batch, section.base_batch)
@@ -31,7 +31,7 @@ def peak_rate(config: ResolvedConfig) -> float:
 
 def learning_rate(config: ResolvedConfig, num_train: int) -> Callable[[int], float]:
     """The rate for the step after so many samples."""
-    peak, schedule = peak_rate(config), config.schedule
+    peak, schedule = peak_lr(config), config.schedule
     return Rate(
         peak=peak,
         total=config.num_epochs * num_train,

@@ -71,7 +71,7 @@ class Trainer:
     model: nn.Module
     task: Task
     optimizer: ReplicatedOptimizer
-    rate: Callable[[int], float]
+    lr: Callable[[int], float]
     """The learning rate, by samples seen."""
     to_input: ToInput
     precision: Precision
@@ -114,7 +114,7 @@ def step(trainer: Trainer, batch: Batch, num_samples: int, clock: Clock) -> Tall
     rank's share; the tally of the share."""
     clock.lap("input")
     optimizer = trainer.optimizer
-    set_rate(optimizer, trainer.rate(batch.position))
+    set_lr(optimizer, trainer.lr(batch.position))
     seed_step(trainer.seed, batch.position, trainer.rank)  # dropout's numbers, in a resumed run too
     optimizer.zero_grad()
     optimizer.clip_norm = trainer.clip and trainer.clip * trainer.precision.scale
@@ -194,7 +194,7 @@ def finish_gradients(trainer: Trainer, seen: int) -> bool:
     return True
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """The rate for all parameters; a group that has a `rate_factor` gets so many times it."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_factor", 1.0)
+        group["lr"] = lr * group.get("rate_factor", 1.0)
