@@ -227,7 +227,7 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
     (folder / f"{TOTAL + 1:012}" / "manifest.json").write_text("[" * 100_000)
     (folder / f"{TOTAL + 2:012}" / "state.json").unlink()
     os.mkfifo(folder / f"{TOTAL + 2:012}" / "state.json")
-    # The third has the right checksums, and a standing of another number of samples than its name.
+    # The third has the right checksums, and progress of another number of samples than its name.
     (folder / "²").mkdir()
     (last / "manifest.json").write_text('{"format": 1, "files": []}')
     done = complete(out, "--resume", "auto")

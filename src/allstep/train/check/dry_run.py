@@ -168,7 +168,7 @@ class _Rehearsal:
 
     def take_steps(self) -> float:
         """One update, then some by the clock; seconds of one of these."""
-        job, standing = self.job, self.job.standing
+        job, progress = self.job, self.job.progress
         with self._stage("step") as what:
             batches = job.loaders["train"].batches(0, job.total)
             times: list[float] = []
@@ -179,7 +179,7 @@ class _Rehearsal:
                 job.after_step.exchange(StepReport(mine, batch.weight))
                 if job.ema is not None:
                     job.ema.update()
-                standing.samples, standing.updates = standing.samples + count, standing.updates + 1
+                progress.samples, progress.updates = progress.samples + count, progress.updates + 1
                 times.append(time.perf_counter() - started)
                 if agree.rank_0_decides(
                     self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS

@@ -62,7 +62,7 @@ class _Position(_State):
     best_samples: _Whole
 
 
-class _Standing(_Position):
+class _Progress(_Position):
     updates: _Whole
     batch: _Count
     worse: _Whole
@@ -109,7 +109,7 @@ class _Images(_Classes):
 
 
 class _Resumed(_State):
-    standing: _Standing
+    standing: _Progress
     optimizer: _Optimizer
     loader: _Loader
     precision: _Scaled

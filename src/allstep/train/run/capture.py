@@ -24,9 +24,9 @@ def capture(job: Job) -> Snapshot:
     state = job.trainer.optimizer.state_dict()
     tensors, numbers = optimizer_state.flatten(state, parameter_names(state))
     plain: dict[str, Any] = {
-        "standing": job.standing.to_plain(),
+        "standing": job.progress.to_plain(),
         "optimizer": numbers,
-        "loader": {**job.loaders["train"].state_dict(), "position": job.standing.samples},
+        "loader": {**job.loaders["train"].state_dict(), "position": job.progress.samples},
         "precision": job.trainer.precision.state(),
         "growth": job.growth.state(),
         "watch": asdict(job.watch),
@@ -39,4 +39,4 @@ def capture(job: Job) -> Snapshot:
         plain["ema"] = {"updates": job.ema.updates}
     if job.noise is not None:
         plain["noise"] = asdict(job.noise)
-    return Snapshot(job.standing.samples, job.trainer.model.state_dict(), tensors, plain)
+    return Snapshot(job.progress.samples, job.trainer.model.state_dict(), tensors, plain)

@@ -42,14 +42,14 @@ class Checkpoints:
         self._news: deque[Saved] = deque()
         self._last = time.monotonic()
         is_there = (
-            job.standing.owes is None and (self.folder / name_of(job.standing.samples)).is_dir()
+            job.progress.owes is None and (self.folder / name_of(job.progress.samples)).is_dir()
         )
-        self._begun_from = job.standing.samples if is_there else None
+        self._begun_from = job.progress.samples if is_there else None
         self._saver: Saver | None = None
         if job.world.rank == 0:
             find_broken = partial(first_not_finite, job.trainer.model)
             self._saver = Saver(self.folder, job.config.save.keep, self._news.append, find_broken)
-            self._saver.best = job.standing.best_samples if job.standing.best else None
+            self._saver.best = job.progress.best_samples if job.progress.best else None
 
     def are_due(self) -> bool:
         """By the clock."""
@@ -90,7 +90,7 @@ class Checkpoints:
         self.tell()
         if problem:
             self.callback.event(
-                f"the last checkpoint was not written: {problem}", samples=self.job.standing.samples
+                f"the last checkpoint was not written: {problem}", samples=self.job.progress.samples
             )
             error = AllstepError(f"{what}, but that is not saved: {problem}; {self._way_on()}")
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
@@ -98,7 +98,7 @@ class Checkpoints:
     def _missing(self) -> str:
         """Why the run as it is now is not on the disk; empty when it is."""
         assert self._saver is not None
-        if self.job.standing.samples in (self._saver.last, self._begun_from):
+        if self.job.progress.samples in (self._saver.last, self._begun_from):
             return ""
         saved = self._saver.insist(capture(self.job))
         return "" if saved.path is not None else _in_words(saved.error)

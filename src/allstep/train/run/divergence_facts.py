@@ -12,17 +12,17 @@ _MOST = 8  # suspects of a rank
 
 def circumstances(job: Job, batch: Batch) -> Circumstances:
     """All ranks together. `batch` is this rank's share."""
-    optimizer, standing = job.trainer.optimizer, job.standing
+    optimizer, progress = job.trainer.optimizer, job.progress
     norms = optimizer.norms
     # Rank 0 explains the divergence; a folder with a checkpoint's name may hold something else.
     found = (
         checkpoint.newest(job.out / "checkpoints", check_resumed) if job.world.rank == 0 else None
     )
     return Circumstances(
-        samples=standing.samples,
-        epoch=standing.samples / job.num_train,
+        samples=progress.samples,
+        epoch=progress.samples / job.num_train,
         rate=optimizer.param_groups[0]["lr"],
-        batch=standing.batch,
+        batch=progress.batch,
         grad_norm=None if norms is None else norms.mean**0.5 / job.trainer.scale,
         suspects=[
             suspect for mine in agree.gather(job.world, _suspects(job, batch)) for suspect in mine

@@ -41,9 +41,9 @@ def chosen_model(job: Job, callback: Callback) -> tuple[nn.Module, str]:
     All ranks together, when all checkpoints are written.
     """
     last, choose = job.evaluated_model, job.config.evaluation.weights
-    if choose == "last" or job.standing.best_samples == job.standing.samples:
+    if choose == "last" or job.progress.best_samples == job.progress.samples:
         return last, choose
-    path = job.out / "checkpoints" / f"{job.standing.best_samples:012}"
+    path = job.out / "checkpoints" / f"{job.progress.best_samples:012}"
     found, problem = _read_or_not(path, job.splits.classes) if job.world.rank == 0 else (None, "")
     problem = agree.rank_0_decides(job.world, lambda: problem)
     snapshot = broadcast_snapshot(job.world, found)
@@ -68,7 +68,7 @@ def training_score(
     except (UserError, EndedElsewhere) as error:
         callback.event(f"no training accuracy in evaluation mode: {error}")
         return None
-    samples = job.standing.best_samples if chosen == "best" else job.standing.samples
+    samples = job.progress.best_samples if chosen == "best" else job.progress.samples
     return None if found is None else TrainingScore(found, samples, time.perf_counter() - started)
 
 

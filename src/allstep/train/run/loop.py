@@ -37,7 +37,7 @@ from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.setup import Job, make_job
 from allstep.train.run.start import memory_in_use, opening
-from allstep.train.run.state import crossed
+from allstep.train.run.progress import crossed
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
@@ -97,7 +97,7 @@ class _Run:
         self.checkpoints = Checkpoints(job, callbacks, stopping)
         self.fingerprint = Fingerprint(job.trainer.model, job.world, shared=job.shares_weights)
         self.validation: Score | None = None
-        self.first_sample = job.standing.samples
+        self.first_sample = job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
         self.aside = {"saving": 0.0, "telling": 0.0}
 
@@ -115,12 +115,12 @@ class _Run:
 
     def _train(self) -> str:
         """All steps. Why there are no more; empty when somebody said stop."""
-        standing, batches = self.job.standing, self._batches()
+        progress, batches = self.job.progress, self._batches()
         self.clock.restart()
-        if standing.owes is not None:
-            self._settle(standing.owes)
+        if progress.owes is not None:
+            self._settle(progress.owes)
         while not (why := self._over()):
-            before, begun = standing.samples, time.perf_counter()
+            before, begun = progress.samples, time.perf_counter()
             stop = self._step(batches)
             if before != self.first_sample:  # the first step makes ready what the others find
                 self.stopping.note_cost("step", time.perf_counter() - begun)
@@ -129,18 +129,18 @@ class _Run:
                 return ""
         batches.close()
         self.fingerprint.finish()
-        self.checkpoints.finish(f"the run is over after {standing.samples} samples ({why})")
+        self.checkpoints.finish(f"the run is over after {progress.samples} samples ({why})")
         return why
 
     def _over(self) -> str:
         """Why there is no further step; empty when there is."""
-        job, section, best = self.job, self.job.config.evaluation, self.job.standing.best
+        job, section, best = self.job, self.job.config.evaluation, self.job.progress.best
         metric = job.trainer.task.metrics[0]
-        if job.standing.samples >= job.total:
+        if job.progress.samples >= job.total:
             return "all epochs are done"
-        if section.patience is not None and job.standing.worse >= section.patience:
+        if section.patience is not None and job.progress.worse >= section.patience:
             return (
-                f"no better validation {metric.name} in {job.standing.worse} evaluations"
+                f"no better validation {metric.name} in {job.progress.worse} evaluations"
                 " (evaluation.patience)"
             )
         if section.stop_at is not None and best and metric.reaches(best, section.stop_at):
@@ -149,24 +149,24 @@ class _Run:
 
     def _batches(self) -> Generator[Batch]:
         job = self.job
-        job.loaders["train"].batch = job.standing.batch
-        yield from job.loaders["train"].batches(job.standing.samples, job.total)
+        job.loaders["train"].batch = job.progress.batch
+        yield from job.loaders["train"].batches(job.progress.samples, job.total)
 
     def _step(self, batches: Iterator[Batch]) -> bool:
         """One update, and what all ranks learn of it; whether to stop."""
-        job, standing = self.job, self.job.standing
+        job, progress = self.job, self.job.progress
         batch, error = self._take(batches)
-        after = min(standing.samples + standing.batch, self._epoch_end(standing.samples))
+        after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
         job.trainer.optimizer.measure_norms = job.noise is not None or self._logs_next()
-        mine = step(job.trainer, batch, after - standing.samples, self.clock)
+        mine = step(job.trainer, batch, after - progress.samples, self.clock)
         report = StepReport(mine, batch.weight, self.stopping.why is not None, error is not None)
         outcome = job.after_step.exchange(report)
         self.clock.lap("wait")
         if outcome.failed:
             agree.everyone(job.world, lambda: _raise(error))
         self._note(outcome, batch)
-        standing.samples = after
-        standing.updates += 1
+        progress.samples = after
+        progress.updates += 1
         return outcome.stop
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
@@ -184,7 +184,7 @@ class _Run:
 
     def _empty(self) -> Batch:
         nothing = torch.zeros((0, *self.job.splits.shape), dtype=torch.uint8)
-        samples, position = self.job.standing.samples, self.job.standing.samples
+        samples, position = self.job.progress.samples, self.job.progress.samples
         none = torch.zeros(0, dtype=torch.int64)
         return Batch(nothing, none, none.numpy(), 0, samples // self.job.num_train, position, {})
 
@@ -194,7 +194,7 @@ class _Run:
     def _note(self, outcome: StepOutcome, batch: Batch) -> None:
         """Add the step of all ranks to what is known of the run."""
         job, total = self.job, outcome.tally
-        self.since_log, job.standing.since = self.since_log + total, job.standing.since + total
+        self.since_log, job.progress.since = self.since_log + total, job.progress.since + total
         norms = job.trainer.optimizer.norms
         self._judge(job.watch.see(total.score().loss, int(total.count)), batch)
         if job.noise is not None and norms is not None:
@@ -220,12 +220,12 @@ class _Run:
     # What is due
 
     def _after_step(self, before: int) -> None:
-        job, standing = self.job, self.job.standing
-        if standing.updates % _COMPARE_EVERY == 0:
-            self.fingerprint.start(standing.updates)
-        elif standing.updates % _COMPARE_EVERY == 1:
+        job, progress = self.job, self.job.progress
+        if progress.updates % _COMPARE_EVERY == 0:
+            self.fingerprint.start(progress.updates)
+        elif progress.updates % _COMPARE_EVERY == 1:
             self.fingerprint.finish()
-        if self._evaluates(before) or standing.updates % job.config.log_every == 0:
+        if self._evaluates(before) or progress.updates % job.config.log_every == 0:
             self._log()
         self._settle(before)
         with self._aside("telling"):
@@ -233,7 +233,7 @@ class _Run:
         self.clock.lap("update")
 
     def _evaluates(self, before: int) -> bool:
-        job, samples = self.job, self.job.standing.samples
+        job, samples = self.job, self.job.progress.samples
         return samples == job.total or crossed(
             before, samples, job.config.evaluation.every * job.num_train
         )
@@ -243,24 +243,24 @@ class _Run:
 
         An evaluation may be interrupted: then the run owes all of it.
         """
-        job, standing = self.job, self.job.standing
-        standing.owes = before
+        job, progress = self.job, self.job.progress
+        progress.owes = before
         is_best = self._evaluates(before) and self._evaluate()
-        standing.owes = None
+        progress.owes = None
         self._grow()
         per_epoch = job.config.save.epochs
-        ends = standing.samples == job.total
+        ends = progress.samples == job.total
         if (
             is_best
             or ends
-            or crossed(before, standing.samples, per_epoch and per_epoch * job.num_train)
+            or crossed(before, progress.samples, per_epoch and per_epoch * job.num_train)
         ):
             self._save(is_best)
         elif self.checkpoints.are_due():
             self._save()
 
     def _logs_next(self) -> bool:
-        return (self.job.standing.updates + 1) % self.job.config.log_every == 0
+        return (self.job.progress.updates + 1) % self.job.config.log_every == 0
 
     def _log(self) -> None:
         """Tells the callbacks what all ranks did since the last time."""
@@ -272,9 +272,9 @@ class _Run:
         *times, memory = torch.stack(by_rank).T.tolist()
         self.clock.restart()
         score, norms = self.since_log.score(), job.trainer.optimizer.norms
-        progress = Progress(
-            epoch=(job.standing.samples - 1) // job.num_train,
-            samples=job.standing.samples,
+        event = Progress(
+            epoch=(job.progress.samples - 1) // job.num_train,
+            samples=job.progress.samples,
             loss=score.loss,
             accuracy=score.accuracy,
             lr=job.trainer.optimizer.param_groups[0]["lr"],
@@ -282,13 +282,13 @@ class _Run:
             images_per_second=score.count / max(seconds, 1e-9),
             times=dict(zip(PHASES, times, strict=True)),
             memory=[int(each) for each in memory],
-            batch=job.standing.batch,
+            batch=job.progress.batch,
             grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.scale),
             noise_scale=_finite(job.noise.scale) if job.noise is not None else None,
             trust=self._trust_ratios(),
         )
         with self._aside("telling"):
-            self.callbacks.progress(progress)
+            self.callbacks.progress(event)
         self.training_seconds += seconds
         self.seconds_since_evaluation += seconds
         self.since_log = job.trainer.task.tally()
@@ -300,8 +300,8 @@ class _Run:
 
     def _evaluate(self) -> bool:
         """On the validation part; whether this is the best so far."""
-        job, standing = self.job, self.job.standing
-        trained = standing.since.score()
+        job, progress = self.job, self.job.progress
+        trained = progress.since.score()
         self.clock.lap("update")
         started = time.perf_counter()
         if broken := first_not_finite(job.trainer.model):
@@ -309,11 +309,11 @@ class _Run:
         self.validation = self._validate()
         self.clock.skip()
         self.stopping.note_cost(EVALUATION, time.perf_counter() - started)
-        is_best = standing.note(self.validation, job.trainer.task.metrics[0])
-        epoch = -(-standing.samples // job.num_train)
+        is_best = progress.note(self.validation, job.trainer.task.metrics[0])
+        epoch = -(-progress.samples // job.num_train)
         seconds, self.seconds_since_evaluation = self.seconds_since_evaluation, 0.0
         evaluated = Evaluated(
-            epoch, standing.samples, trained, self.validation, seconds, is_best, self._num_bad()
+            epoch, progress.samples, trained, self.validation, seconds, is_best, self._num_bad()
         )
         self.callbacks.evaluated(evaluated)
         return is_best
@@ -335,18 +335,18 @@ class _Run:
     def _grow(self) -> None:
         """A larger batch from here on, if it is time for one."""
         job = self.job
-        batch = job.growth.batch(job.standing.samples, job.noise)
-        if batch != job.standing.batch:
+        batch = job.growth.batch(job.progress.samples, job.noise)
+        if batch != job.progress.batch:
             num_micro_batches = job.growth.num_micro_batches(
                 batch, job.world.size, job.config.accumulation
             )
-            said = f"the batch grows from {job.standing.batch} to {batch}" + (
+            said = f"the batch grows from {job.progress.batch} to {batch}" + (
                 f", in {num_micro_batches} pieces" if num_micro_batches > 1 else ""
             )
             self.callbacks.event(
-                said, samples=job.standing.samples, batch=batch, pieces=num_micro_batches
+                said, samples=job.progress.samples, batch=batch, pieces=num_micro_batches
             )
-            job.standing.batch = job.loaders["train"].batch = batch
+            job.progress.batch = job.loaders["train"].batch = batch
             job.set_num_micro_batches(num_micro_batches)
 
     def _num_bad(self) -> int:
@@ -367,21 +367,21 @@ class _Run:
         self.aside[what] += time.perf_counter() - started
 
     def _pause(self) -> Paused:
-        standing = self.job.standing
+        progress = self.job.progress
         self.fingerprint.finish()
-        self.checkpoints.finish(f"stopped after {standing.samples} of {self.job.total} samples")
+        self.checkpoints.finish(f"stopped after {progress.samples} of {self.job.total} samples")
         why = agree.gather(self.job.world, self.stopping.why)
         reason = next((each for each in why if each is not None), "a worker was told to stop")
         self.callbacks.event(
-            f"stopped and saved after {standing.samples} of {self.job.total} samples: {reason}",
-            samples=standing.samples,
+            f"stopped and saved after {progress.samples} of {self.job.total} samples: {reason}",
+            samples=progress.samples,
         )
-        return Paused(standing.samples, reason)
+        return Paused(progress.samples, reason)
 
     # The end
 
     def _result(self, started: float, why: str) -> Result:
-        job, standing = self.job, self.job.standing
+        job, progress = self.job, self.job.progress
         if self.validation is None:  # resumed after the last step
             self.validation = self._validate()
         model, chosen = chosen_model(job, self.callbacks)
@@ -391,9 +391,9 @@ class _Run:
             self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
             self.callbacks.event(
-                job.noise.advice(standing.batch), noise_scale=_finite(job.noise.scale)
+                job.noise.advice(progress.batch), noise_scale=_finite(job.noise.scale)
             )
-        trained = standing.samples - self.first_sample
+        trained = progress.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
         seconds = time.perf_counter() - started
         return Result(
@@ -403,10 +403,10 @@ class _Run:
             seconds_per_epoch=job.num_train / speed if speed else 0.0,
             seconds=seconds,
             out=job.out,
-            samples=standing.samples,
-            best=standing.best,
+            samples=progress.samples,
+            best=progress.best,
             chosen=chosen,
-            why=why if standing.samples < job.total else "",
+            why=why if progress.samples < job.total else "",
             aside=self.aside,
             num_bad=self._num_bad(),
             train=training_score(

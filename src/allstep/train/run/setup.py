@@ -32,7 +32,7 @@ from allstep.train.input.classes import check_same_classes
 from allstep.train.input.splits import Splits, make_loaders, make_to_input, measure, open_splits
 from allstep.train.precision.casting import cast
 from allstep.train.precision.precision import Precision, dtype_of_weights
-from allstep.train.run.state import Standing
+from allstep.train.run.progress import RunProgress
 from allstep.train.score.evaluate import ToInput
 from allstep.train.step import build
 from allstep.train.step import execution as executions
@@ -65,7 +65,7 @@ class Job:
     loaders: Mapping[str, Loader]
     trainer: Trainer
     after_step: AfterStep
-    standing: Standing
+    progress: RunProgress
     growth: Growth
     watch: LossWatch
     ema: Average | None = None
@@ -107,7 +107,7 @@ def make_job(
     loaders = make_loaders(config, splits, world, out, device)
     num_train = loaders["train"].num_samples
     task = Classification(splits.num_classes, config.label_smoothing)
-    standing = _standing(config, task, snapshot)
+    progress = _progress(config, task, snapshot)
     if snapshot is not None:
         _check_data(snapshot, world, splits, loaders)
     made = _model(config, world, splits, out, device, task, snapshot)
@@ -115,8 +115,8 @@ def make_job(
     if snapshot is not None:
         check_batch(snapshot, config, num_train)
     num_micro_batches = config.accumulation
-    if standing.batch != config.batch:  # it has grown before
-        num_micro_batches = growth.num_micro_batches(standing.batch, world.size, num_micro_batches)
+    if progress.batch != config.batch:  # it has grown before
+        num_micro_batches = growth.num_micro_batches(progress.batch, world.size, num_micro_batches)
     optimizer = build.make_optimizer(config, made.model)
     if snapshot is not None:
         agree.everyone(world, lambda: load_optimizer(optimizer, snapshot))
@@ -130,7 +130,7 @@ def make_job(
         loaders=loaders,
         trainer=_trainer(config, world, task, made, replicated, num_train, num_micro_batches),
         after_step=AfterStep(RunningStatistics(made.model), world, by_rank=measures_noise(config)),
-        standing=standing,
+        progress=progress,
         growth=growth,
         watch=LossWatch() if snapshot is None else LossWatch(**snapshot.state["watch"]),
         ema=_average(config, made.model, snapshot),
@@ -221,10 +221,10 @@ def _trainer(
     )
 
 
-def _standing(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> Standing:
+def _progress(config: ResolvedConfig, task: Task, snapshot: Snapshot | None) -> RunProgress:
     if snapshot is None:
-        return Standing(batch=config.batch, since=task.tally())
-    return Standing.from_plain(snapshot.state["standing"], task)
+        return RunProgress(batch=config.batch, since=task.tally())
+    return RunProgress.from_plain(snapshot.state["standing"], task)
 
 
 def _data_on_every_host(config: ResolvedConfig, world: World) -> Splits:

@@ -36,7 +36,7 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
         precision=job.trainer.precision.name,
         precision_why=job.trainer.precision.why,
         share_weights=job.shares_weights,
-        position=job.standing.samples,
+        position=job.progress.samples,
         notes=tuple(job.notes),
     )
 

@@ -14,7 +14,7 @@ from allstep.train.watch.events import Score
 
 
 @dataclass
-class Standing:
+class RunProgress:
     """How far a run has come, and how it went."""
 
     samples: int = 0
@@ -53,7 +53,7 @@ class Standing:
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any], task: Task) -> "Standing":
+    def from_plain(cls, plain: dict[str, Any], task: Task) -> "RunProgress":
         """From a checkpoint of a run of this task."""
         best = Score(**plain["best"]) if plain["best"] else None
         return cls(
