@@ -24,7 +24,7 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches
 from allstep.train.step.build import make_optimizer
-from allstep.train.step.execution import WAYS
+from allstep.train.step.execution import MODES
 from allstep.train.watch.events import Score
 
 _Whole = Annotated[int, Field(ge=0, lt=1 << 60)]
@@ -134,9 +134,9 @@ def check_resumed(snapshot: Snapshot) -> None:
             RunningNoiseScale(**state.noise.model_dump())
         except ConfigError as error:
             raise CheckpointError(f"state.json: noise: {error}") from error
-    if state.execution not in WAYS:
+    if state.execution not in MODES:
         raise CheckpointError(
-            f"state.json: execution: expected one of {', '.join(WAYS)}, found"
+            f"state.json: execution: expected one of {', '.join(MODES)}, found"
             f" {state.execution[:40]!r}"
         )
 

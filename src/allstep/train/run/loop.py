@@ -35,9 +35,9 @@ from allstep.train.health.stop import EVALUATION, Stopping
 from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
+from allstep.train.run.progress import crossed
 from allstep.train.run.setup import Job, make_job
 from allstep.train.run.start import memory_in_use, opening
-from allstep.train.run.progress import crossed
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
