@@ -357,7 +357,7 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
         precision=Precision("float64", torch.device("cpu")),
         size=size,
     )
-    assert trainer.ranks_meet
+    assert trainer.layers_communicate
     accumulate_gradients(trainer, next(iter(batches)), 2)
     trainer.optimizer.synchronize()
     return [
@@ -405,7 +405,7 @@ def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
     )
-    assert trainer.ranks_meet == meet
+    assert trainer.layers_communicate == meet
 
 
 def test_float16_is_near_float32_with_clipping_too(ranks: Any) -> None:

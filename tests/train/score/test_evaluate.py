@@ -42,7 +42,7 @@ def score_of(n: int, classes: int, mirror: bool) -> tuple[Score, bool]:
     model = made_net(classes)
     model[1].eval()  # type: ignore[index]  # a frozen part
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
-    score = evaluate(model, loader, lambda data: data, Classification(classes), mirror=mirror)
+    score = evaluate(model, loader, lambda data: data, Classification(classes), flip=mirror)
     return score, (model.training, model[1].training, model[2].training) == (True, False, True)  # type: ignore[index]
 
 

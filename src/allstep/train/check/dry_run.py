@@ -207,7 +207,7 @@ class _Rehearsal:
                 few,
                 job.trainer.to_input,
                 job.trainer.task,
-                mirror=job.config.evaluation.flip,
+                flip=job.config.evaluation.flip,
             )
             what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
         return (time.perf_counter() - started) * len(loader)

@@ -207,13 +207,12 @@ def _evaluate(job: Job, count: int) -> Score:
     loaders = make_loaders(
         job.config, splits, job.world, job.out, next(job.trainer.model.parameters()).device
     )
-    mirror = job.config.evaluation.flip
     return evaluate(
         job.evaluated_model,
         loaders["validation"],
         job.trainer.to_input,
         job.trainer.task,
-        mirror=mirror,
+        flip=job.config.evaluation.flip,
     )
 
 

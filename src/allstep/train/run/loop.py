@@ -327,7 +327,7 @@ class _Run:
             loader,
             self.job.trainer.to_input,
             self.job.trainer.task,
-            mirror=self.job.config.evaluation.flip,
+            flip=self.job.config.evaluation.flip,
             mistakes=mistakes,
             must_leave=self.stopping.must_leave,
         )

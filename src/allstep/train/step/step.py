@@ -200,6 +200,6 @@ def finish_gradients(trainer: Trainer, seen: int) -> bool:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups to `lr`, times the group's `rate_factor` if it has one."""
+    """Set the learning rate of each group: `lr`, times the group's `rate_factor` if it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("rate_factor", 1.0)

@@ -66,9 +66,7 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
     loader = _loader(config, trained, opened, world, asked.device)
     try:
         task = Classification(trained.num_classes)
-        score = evaluate(
-            trained.model, loader, trained.to_input, task, mirror=config.evaluation.flip
-        )
+        score = evaluate(trained.model, loader, trained.to_input, task, flip=config.evaluation.flip)
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
