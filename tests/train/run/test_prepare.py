@@ -34,7 +34,7 @@ def no_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_fashion")
 def test_data_that_is_nowhere_gives_way_to_the_digits() -> None:
-    prepared = prepare(words=["epochs=2"])
+    prepared = prepare(overrides=["epochs=2"])
     assert prepared.config.recipe == prepared.config.data.name == "digits"
     assert prepared.config.epochs == 2
     assert prepared.note is not None
@@ -50,7 +50,7 @@ def test_data_that_is_nowhere_gives_way_to_the_digits() -> None:
 @pytest.mark.usefixtures("no_fashion")
 def test_data_that_was_asked_for_by_name_does_not_give_way(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Fashion-MNIST is not in"):
-        prepare(words=["data.name=fashion-mnist"])
+        prepare(overrides=["data.name=fashion-mnist"])
     path = tmp_path / "config.yaml"
     path.write_text(read_config().to_yaml())
     with pytest.raises(DataError, match="Fashion-MNIST is not in"):

@@ -1,8 +1,8 @@
-"""Keys of a config that must fit each other, or this machine: what pydantic cannot see, told before
-anything is started.
+"""Checks that the keys of a config fit each other and this machine, before a run starts.
 
-Each check is one line for the user, with the figures. What needs the data is in `run.prepare`.
-`notes` are for runs that can run, and perhaps not as their user thinks.
+pydantic checks single keys. Each check here raises a message of one line with the values. Checks
+that need the data are in `run.prepare`. `notes` returns hints for a run that can start, but may not
+do what its user expects.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,19 @@ from allstep.models.by_name import check_name, check_options
 from allstep.train.config.num_workers import count_gpus
 from allstep.train.config.read import warmup_that_fits
 from allstep.train.config.recipes import RECIPES, SMALLEST
-from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig, usual_batch
+from allstep.train.config.run_config import NEUTRAL, ResolvedConfig, RunConfig
+from allstep.train.config.usual_batch import usual_batch
 
 _FEW_UPDATES = 8
-"""In an epoch: with fewer even 100 epochs are less than 800 updates, hardly what a user wants."""
+"""Updates in an epoch: with fewer, even 100 epochs are less than 800 updates, which is rarely
+intended."""
 
 
 def check_config(config: RunConfig, num_workers: int | None = None) -> None:
-    """ConfigError when no data could make this a run that can run.
+    """Raise ConfigError if the run cannot start with any data.
 
-    What is said of the batch is checked when the batch is known: it may depend on the number of
-    workers.
+    Keys that depend on the batch are checked only if the batch is known: with `batch_per_worker` it
+    depends on `num_workers`.
     """
     check_name(config.model.name)
     check_options(config.model.name, config.model.options)
@@ -41,8 +43,10 @@ def check_config(config: RunConfig, num_workers: int | None = None) -> None:
 
 
 def check_batch(config: ResolvedConfig, num_train: int) -> None:
-    """ConfigError when there are fewer training samples than the run wants at once; a smaller set
-    is just what `overfit` asks for."""
+    """Raise ConfigError if the batch, or `overfit`, exceeds the `num_train` training samples.
+
+    With `overfit` the batch may exceed them: training on few samples is its purpose.
+    """
     if config.overfit is not None:
         if config.overfit > num_train:
             raise ConfigError(
@@ -57,8 +61,10 @@ def check_batch(config: ResolvedConfig, num_train: int) -> None:
 
 
 def notes(config: ResolvedConfig, num_workers: int, num_train: int) -> list[str]:
-    """What the user should know about a run that is about to start; `num_train`: samples of an
-    epoch."""
+    """Return hints for the user about a run that is about to start, one line each.
+
+    `num_train` is the number of samples of an epoch.
+    """
     found = (
         _shorter_warm_up(config),
         _groups(config, num_workers),
@@ -84,61 +90,63 @@ def _ghost(config: ResolvedConfig) -> None:
 
 
 def _ghost_divides(config: ResolvedConfig, num_workers: int) -> None:
-    """Only where a size could: shares that differ by a sample are cut as well as they can be, see
-    `_groups`."""
-    ghost, (micro_batch, rest) = (
-        config.model.ghost,
-        divmod(config.batch, num_workers * config.accumulation),
-    )
+    """Raise ConfigError if `model.ghost` does not divide equal micro-batches.
+
+    Micro-batches that differ by a sample have no common divisor; `_groups` reports how these are
+    divided.
+    """
+    ghost = config.model.ghost
+    micro_batch, rest = divmod(config.batch, num_workers * config.accumulation)
     if config.model.norm != "ghost" or rest or micro_batch <= ghost or micro_batch % ghost == 0:
         return
-    from allstep.norm.ghost import nearest_divisors  # torch
+    # Imported late, because it imports torch.
+    from allstep.norm.ghost import nearest_divisors
 
     better = " or ".join(map(str, nearest_divisors(micro_batch, ghost)))
     raise ConfigError(
-        f"config key 'model.ghost': {ghost} does not divide the {_plural(micro_batch, 'sample')} that"
-        f" each of {_plural(num_workers, 'worker')} computes at a time: take model.ghost={better},"
+        f"config key 'model.ghost': {ghost} does not divide the"
+        f" {_plural(micro_batch, 'sample')} that each of {_plural(num_workers, 'worker')} computes"
+        f" at a time: take model.ghost={better},"
         " or another batch"
     )
 
 
 def _groups(config: ResolvedConfig, num_workers: int) -> str | None:
-    """How ghost batches will be, where their size does not divide what a worker computes at a time,
-    and no other would."""
-    from allstep.norm.ghost import num_parts  # torch
+    """Return a note on the sizes of ghost batches if they do not divide a micro-batch evenly."""
+    # Imported late, because it imports torch.
+    from allstep.norm.ghost import num_parts
 
     ghost, share = config.model.ghost, -(-config.batch // num_workers)
     micro_batch = -(-share // config.accumulation)
     if config.model.norm != "ghost" or micro_batch % ghost == 0:
         return None
-    parts = num_parts(micro_batch, ghost)
-    low, high = micro_batch // parts, -(-micro_batch // parts)
+    count = num_parts(micro_batch, ghost)
+    low, high = micro_batch // count, -(-micro_batch // count)
     each = f"{low}" if low == high else f"{low} or {high}"
     return (
-        f"model.ghost={ghost} does not divide the {_plural(micro_batch, 'sample')} that a worker computes"
-        f" at a time: they are cut into {_plural(parts, 'group')} of {each}"
+        f"model.ghost={ghost} does not divide the {_plural(micro_batch, 'sample')} that a worker"
+        f" computes at a time: they are cut into {_plural(count, 'group')} of {each}"
     )
 
 
 def _single_samples(config: ResolvedConfig, num_workers: int) -> None:
-    """One sample has no variance: a batch norm that trains needs two."""
-    samples, num_micro_batches = (
-        min(config.batch, config.overfit or config.batch),
-        config.accumulation,
-    )
+    """Raise ConfigError if a batch norm would train on one sample, which has no variance."""
+    samples = min(config.batch, config.overfit or config.batch)
     if _at_a_time(config, samples, num_workers) == 1:
         others = "group" if config.model.norm == "sync" else "sync or group"
         raise ConfigError(
             f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')}"
-            f" in {_plural(num_micro_batches, 'piece')} each are 1 at a time, and"
+            f" in {_plural(config.accumulation, 'piece')} each are 1 at a time, and"
             f" model.norm={config.model.norm} needs 2 or more in training: take a larger batch,"
             f" fewer workers or pieces (accumulation), or model.norm={others}"
         )
 
 
 def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | None:
-    """The fewest samples that a batch norm sees at once, when all workers together have so many;
-    None: there is no batch norm."""
+    """Return the smallest number of samples that a batch norm sees at once; None without one.
+
+    `samples` is the number of samples of all workers together.
+    """
     if config.model.norm not in ("batch", "ghost", "sync"):
         return None
     share = samples // num_workers
@@ -153,7 +161,10 @@ def _plural(count: int, what: str) -> str:
 
 
 def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str | None:
-    """No error: most norms see many pixels of a sample, and can do with one."""
+    """Return a note if a batch norm sees one sample at a time in the last batch of an epoch.
+
+    It is not an error, because most norms have many pixels per sample.
+    """
     rest = num_train % config.batch
     if not rest or _at_a_time(config, rest, num_workers) != 1:
         return None
@@ -165,8 +176,11 @@ def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str
 
 
 def _few_updates(config: ResolvedConfig, num_train: int) -> str | None:
-    """A recipe's batch fits its data, and studies change it on purpose: only a user's own config is
-    looked at."""
+    """Return a note if an epoch has very few updates.
+
+    Only for configs without a recipe: the batch of a recipe fits its data, and studies change it
+    intentionally.
+    """
     updates = -(-num_train // config.batch)
     if config.recipe != NEUTRAL or config.overfit is not None or updates >= _FEW_UPDATES:
         return None
@@ -179,7 +193,7 @@ def _few_updates(config: ResolvedConfig, num_train: int) -> str | None:
 
 
 def _unseen_noise(config: ResolvedConfig, num_workers: int) -> str | None:
-    """One gradient says nothing about how much gradients differ."""
+    """Return a note if the noise scale cannot be measured, since a step has a single gradient."""
     wanted = config.noise_scale or config.growth.by_noise
     if not wanted or num_workers > 1 or config.accumulation > 1:
         return None
@@ -242,15 +256,14 @@ def _schedule(config: ResolvedConfig) -> None:
             f"schedule.milestones belong to schedule.shape=step, and the shape is {section.shape}:"
             " leave one of them out"
         )
-    _check_epochs(
-        "schedule.milestones", section.milestones, config.epochs
-    )  # a longer run (keep_updates) stretches them
+    # Not `num_epochs`: a longer run (keep_updates) stretches the milestones.
+    _check_epochs("schedule.milestones", section.milestones, config.epochs)
     if config.warmup:
         _warm_up(config)
 
 
 def _warm_up(config: ResolvedConfig) -> None:
-    """It is asked for, fits into the run, and is over before the rate falls."""
+    """Raise ConfigError unless the warm-up fits the shape and ends before the first milestone."""
     section, warmup, epochs = config.schedule, config.warmup, config.num_epochs
     if section.shape == "one-cycle":
         raise ConfigError(
@@ -265,11 +278,8 @@ def _warm_up(config: ResolvedConfig) -> None:
             " longer (epochs)"
         )
     if section.shape == "step" and config.milestones[0] <= warmup:
-        given = (
-            ""
-            if section.milestones
-            else "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
-        )
+        usual = "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
+        given = "" if section.milestones else usual
         raise ConfigError(
             f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} lies within"
             f" the warm-up of {warmup:g} epochs, where no rate can fall: set a shorter"
@@ -278,7 +288,7 @@ def _warm_up(config: ResolvedConfig) -> None:
 
 
 def _shorter_warm_up(config: ResolvedConfig) -> str | None:
-    """The recipe's warm-up did not fit into the run, and `source` made it shorter."""
+    """Return a note if `read_config` shortened the recipe's warm-up to fit the run."""
     if config.recipe not in RECIPES:
         return None
     recipe = RECIPES[config.recipe]().resolved(1)
@@ -308,7 +318,7 @@ def _growth(config: ResolvedConfig) -> None:
 
 
 def _check_epochs(key: str, epochs: Sequence[float], last: int) -> None:
-    """They come one after the other, and before the run ends."""
+    """Raise ConfigError unless the epochs of `key` increase and are before the end of the run."""
     if list(epochs) != sorted(set(epochs)):
         raise ConfigError(f"config key '{key}': expected growing epochs, found {_listed(epochs)}")
     in_time = [epoch for epoch in epochs if epoch < last]

@@ -22,7 +22,8 @@ from allstep.models.by_name import check_shape
 from allstep.train.config.check import check_batch, check_config
 from allstep.train.config.read import names_data, read_config
 from allstep.train.config.recipes import DEFAULT, SMALLEST
-from allstep.train.config.run_config import DataConfig, RunConfig, usual_batch
+from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.config.usual_batch import usual_batch
 from allstep.train.input.splits import Progress, Splits, open_splits
 
 
@@ -38,7 +39,7 @@ class Prepared:
 
 def prepare(
     source: str = DEFAULT,
-    words: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
@@ -50,19 +51,19 @@ def prepare(
 
     A config that names no batch gets one that suits the size of its dataset.
     """
-    config = _with_places(read_config(source, words), folder)
+    config = _with_places(read_config(source, overrides), folder)
     check_config(config)
     try:
         find_data(config, progress)
         return (
             Prepared(config)
             if _names_batch(config)
-            else _with_batch(config, source, words, progress)
+            else _with_batch(config, source, overrides, progress)
         )
     except DataError as error:
-        if source != DEFAULT or config.data.folder is not None or names_data(source, words):
+        if source != DEFAULT or config.data.folder is not None or names_data(source, overrides):
             raise
-        config = read_config(source, words, instead=SMALLEST)
+        config = read_config(source, overrides, instead=SMALLEST)
         check_config(config)
         return Prepared(
             config,
@@ -75,13 +76,13 @@ def _names_batch(config: RunConfig) -> bool:
 
 
 def _with_batch(
-    config: RunConfig, source: str, words: Sequence[str], progress: Progress | None
+    config: RunConfig, source: str, overrides: Sequence[str], progress: Progress | None
 ) -> Prepared:
     """Open the data to see how large the batch may be; it then counts as if the user had given it."""
     splits = open_splits(config, progress=progress)
     batch = usual_batch(config.optimizer.base_batch, len(splits.train))
     # Read again: a file's learning rate must not be scaled to a batch that the file does not name.
-    config = read_config(source, [*words, f"batch={batch}"]).model_copy(
+    config = read_config(source, [*overrides, f"batch={batch}"]).model_copy(
         update={"data": config.data}
     )
     check_config(config)

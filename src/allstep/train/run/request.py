@@ -14,7 +14,7 @@ class TrainRequest:
 
     source: str = DEFAULT
     """A recipe, or the path of a config file."""
-    words: Sequence[str] = ()
+    overrides: Sequence[str] = ()
     """Keys that differ from it, as key=value."""
     data: Path | None = None
     """The folder with the dataset's files; None: the usual places."""

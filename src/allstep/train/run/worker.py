@@ -97,7 +97,7 @@ def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
     if asked.must_exist and asked.out is not None:
         expect_run(asked.out)
     try:
-        prepared = prepare(asked.source, asked.words, asked.data)
+        prepared = prepare(asked.source, asked.overrides, asked.data)
     except DataError:
         # A run that has ended needs no data any more.
         if asked.resume and asked.out is not None and has_ended(asked.out):
