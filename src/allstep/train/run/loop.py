@@ -1,17 +1,17 @@
-"""A whole run, as each worker runs it.
+"""The training loop, as it runs on each worker.
 
 ```
-for each batch:   step ── together (one small sum over the ranks) ── log ── evaluate ── save
-at the end:       test, once; then a fixed sample of the training split, in the same way
-told to stop:     after the step, or within an evaluation: save, and the run that goes on from there does the evaluation first
+for each batch:   step ── exchange (one small sum over the ranks) ── log ── evaluate ── save
+at the end:       test, once; then evaluate a fixed sample of the training split
+stop request:     save after the step, or within an evaluation, which the resumed run then repeats
+                  first
 ```
 
-What is due when (an evaluation, a checkpoint, a larger batch) depends on the position alone, so
-that a resumed run does the same; only checkpoints by the clock do not, and they change nothing. The
-test set is read once, after the last update; nothing is chosen by it.
+When an evaluation, a checkpoint or a larger batch is due depends only on the position, so that a
+resumed run does the same. The exception is checkpoints by time, which do not affect the result. The
+test split is read once, after the last update; no choice depends on it.
 """
 
-import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from allstep import comm
@@ -36,26 +35,30 @@ from allstep.train.run.checkpoints import Checkpoints
 from allstep.train.run.divergence_facts import circumstances
 from allstep.train.run.finish import chosen_model, training_score
 from allstep.train.run.progress import crossed
+from allstep.train.run.progress_event import finite, progress_event
 from allstep.train.run.setup import Job, make_job
-from allstep.train.run.start import memory_in_use, opening
+from allstep.train.run.start import opening
 from allstep.train.score.evaluate import Interrupted, evaluate
 from allstep.train.score.mistakes import Mistakes
 from allstep.train.step.after_step import StepOutcome, StepReport
 from allstep.train.step.noise import measure_noise
-from allstep.train.step.step import PHASES, Clock, step
+from allstep.train.step.step import Clock, step
 from allstep.train.watch.callback import Callback, Callbacks
-from allstep.train.watch.events import Evaluated, Progress, Result, Score
+from allstep.train.watch.events import Evaluated, Result, Score
 from allstep.world import World
 
-_COMPARE_EVERY = 500  # updates between two comparisons of the ranks' weights
+# Updates between two comparisons of the ranks' weights.
+_COMPARE_EVERY = 500
 
 
 @dataclass(frozen=True)
 class Paused:
-    """The run stopped before its end, saved, and wants to be started again."""
+    """The result of a run that stopped before its end and was saved, so that it can be resumed."""
 
     samples: int
+    """Samples that the run has trained on."""
     why: str
+    """The reason for stopping."""
 
 
 def train(
@@ -67,29 +70,34 @@ def train(
     snapshot: Snapshot | None = None,
     max_seconds: float | None = None,
 ) -> Result | Paused:
-    """Trains as `config` says, on all ranks of `world`. `callbacks` are told how it goes; only rank
-    0 needs any.
+    """Train the run of `config` on all ranks of `world`. A collective.
 
-    snapshot: a checkpoint of the same run, on all ranks, to go on from. max_seconds: stop and save
-    before they are over.
+    Return the result, or `Paused` if the run was asked to stop before its end.
+
+    - `world`: rank and size of this process, from `allstep.init()`.
+    - `out`: the run folder, for checkpoints and lists of bad samples.
+    - `callbacks`: receive the events of the run; only rank 0 needs any.
+    - `snapshot`: a checkpoint of the same run from which to resume, the same on all ranks; None
+      starts a new run.
+    - `max_seconds`: save and stop before this many seconds have passed; None: no limit.
     """
     comm.init()
     with Stopping(max_seconds) as stopping:
         job = make_job(config.resolved(world.size), world, out, snapshot)
-        told = Callbacks(callbacks)
-        told.start(opening(job, with_flop=bool(callbacks)))
-        run = _Run(job, told, stopping)
+        callback = Callbacks(callbacks)
+        callback.start(opening(job, with_flop=bool(callbacks)))
+        run = _Run(job, callback, stopping)
         try:
             result = run.go()
         finally:
             run.checkpoints.close()
     if isinstance(result, Result):
-        told.end(result)
+        callback.end(result)
     return result
 
 
 class _Run:
-    """A job on its way."""
+    """The execution of a job: its steps, evaluations and checkpoints."""
 
     def __init__(self, job: Job, callbacks: Callback, stopping: Stopping) -> None:
         self.job, self.callbacks, self.stopping = job, callbacks, stopping
@@ -99,12 +107,12 @@ class _Run:
         self.validation: Score | None = None
         self.first_sample = job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
-        self.aside = {"saving": 0.0, "telling": 0.0}
+        self.aside = {"saving": 0.0, "reporting": 0.0}
 
-    # The way
+    # Training
 
     def go(self) -> Result | Paused:
-        """To the end, or until somebody says stop."""
+        """Run to the end, or until a rank is asked to stop."""
         started = time.perf_counter()
         try:
             if not (why := self._train()):
@@ -114,7 +122,7 @@ class _Run:
             return self._pause()
 
     def _train(self) -> str:
-        """All steps. Why there are no more; empty when somebody said stop."""
+        """Run all steps. Return the reason for ending, or "" if asked to stop."""
         progress, batches = self.job.progress, self._batches()
         self.clock.restart()
         if progress.owes is not None:
@@ -122,7 +130,8 @@ class _Run:
         while not (why := self._over()):
             before, begun = progress.samples, time.perf_counter()
             stop = self._step(batches)
-            if before != self.first_sample:  # the first step makes ready what the others find
+            # The first step includes one-off set-up.
+            if before != self.first_sample:
                 self.stopping.note_cost("step", time.perf_counter() - begun)
             self._after_step(before)
             if stop:
@@ -133,7 +142,7 @@ class _Run:
         return why
 
     def _over(self) -> str:
-        """Why there is no further step; empty when there is."""
+        """Return the reason why there is no further step; "" if there is one."""
         job, section, best = self.job, self.job.config.evaluation, self.job.progress.best
         metric = job.trainer.task.metrics[0]
         if job.progress.samples >= job.total:
@@ -153,7 +162,7 @@ class _Run:
         yield from job.loaders["train"].batches(job.progress.samples, job.total)
 
     def _step(self, batches: Iterator[Batch]) -> bool:
-        """One update, and what all ranks learn of it; whether to stop."""
+        """Run one update and exchange its outcome with all ranks. Return whether to stop."""
         job, progress = self.job, self.job.progress
         batch, error = self._take(batches)
         after = min(progress.samples + progress.batch, self._epoch_end(progress.samples))
@@ -170,10 +179,9 @@ class _Run:
         return outcome.stop
 
     def _take(self, batches: Iterator[Batch]) -> tuple[Batch, UserError | None]:
-        """The next share.
+        """Return the next share and None; or an empty share and the error if it is invalid.
 
-        Where there is something wrong with it, an empty one, so that this step can end and all
-        ranks hear of it.
+        With the empty share this rank completes the step, after which all ranks learn of the error.
         """
         try:
             batch = next(batches)
@@ -192,7 +200,7 @@ class _Run:
         return (position // self.job.num_train + 1) * self.job.num_train
 
     def _note(self, outcome: StepOutcome, batch: Batch) -> None:
-        """Add the step of all ranks to what is known of the run."""
+        """Add the step of all ranks to the sums, the loss watch, the noise scale and the EMA."""
         job, total = self.job, outcome.tally
         self.since_log, job.progress.since = self.since_log + total, job.progress.since + total
         norms = job.trainer.optimizer.norms
@@ -203,7 +211,7 @@ class _Run:
             job.ema.update()
 
     def _judge(self, verdict: Spike | Diverged | None, batch: Batch) -> None:
-        """A spike is told; a loss that has diverged ends the run on all ranks, before it is saved."""
+        """Report a spike of the loss; end the run on all ranks, unsaved, if it has diverged."""
         if isinstance(verdict, Spike):
             self.callbacks.event(
                 str(verdict), step=verdict.step, peak=verdict.peak, best=verdict.best
@@ -217,7 +225,7 @@ class _Run:
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
-    # What is due
+    # What is due after a step
 
     def _after_step(self, before: int) -> None:
         job, progress = self.job, self.job.progress
@@ -228,8 +236,8 @@ class _Run:
         if self._evaluates(before) or progress.updates % job.config.log_every == 0:
             self._log()
         self._settle(before)
-        with self._aside("telling"):
-            self.checkpoints.tell()
+        with self._aside("reporting"):
+            self.checkpoints.report()
         self.clock.lap("update")
 
     def _evaluates(self, before: int) -> bool:
@@ -239,9 +247,10 @@ class _Run:
         )
 
     def _settle(self, before: int) -> None:
-        """What the last step, which began at `before`, made due.
+        """Do what is due after the last step, which began at `before` samples.
 
-        An evaluation may be interrupted: then the run owes all of it.
+        This is an evaluation, growth of the batch and a checkpoint. If the evaluation is
+        interrupted, `progress.owes` records that all of it is still due.
         """
         job, progress = self.job, self.job.progress
         progress.owes = before
@@ -250,11 +259,8 @@ class _Run:
         self._grow()
         per_epoch = job.config.save.epochs
         ends = progress.samples == job.total
-        if (
-            is_best
-            or ends
-            or crossed(before, progress.samples, per_epoch and per_epoch * job.num_train)
-        ):
+        interval = per_epoch and per_epoch * job.num_train
+        if is_best or ends or crossed(before, progress.samples, interval):
             self._save(is_best)
         elif self.checkpoints.are_due():
             self._save()
@@ -263,43 +269,17 @@ class _Run:
         return (self.job.progress.updates + 1) % self.job.config.log_every == 0
 
     def _log(self) -> None:
-        """Tells the callbacks what all ranks did since the last time."""
+        """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
-        job, seconds = self.job, sum(self.clock.seconds.values())
-        mine = torch.tensor([*self.clock.seconds.values(), memory_in_use()], dtype=torch.float64)
-        by_rank = [torch.empty_like(mine) for _ in range(job.world.size)]
-        dist.all_gather(by_rank, mine)
-        *times, memory = torch.stack(by_rank).T.tolist()
-        self.clock.restart()
-        score, norms = self.since_log.score(), job.trainer.optimizer.norms
-        event = Progress(
-            epoch=(job.progress.samples - 1) // job.num_train,
-            samples=job.progress.samples,
-            loss=score.loss,
-            accuracy=score.accuracy,
-            lr=job.trainer.optimizer.param_groups[0]["lr"],
-            seconds=seconds,
-            images_per_second=score.count / max(seconds, 1e-9),
-            times=dict(zip(PHASES, times, strict=True)),
-            memory=[int(each) for each in memory],
-            batch=job.progress.batch,
-            grad_norm=None if norms is None else _finite(norms.mean**0.5 / job.trainer.scale),
-            noise_scale=_finite(job.noise.scale) if job.noise is not None else None,
-            trust=self._trust_ratios(),
-        )
-        with self._aside("telling"):
+        event = progress_event(self.job, self.clock, self.since_log)
+        with self._aside("reporting"):
             self.callbacks.progress(event)
-        self.training_seconds += seconds
-        self.seconds_since_evaluation += seconds
-        self.since_log = job.trainer.task.tally()
-
-    def _trust_ratios(self) -> dict[str, float] | None:
-        """Of each layer, where the optimizer has them."""
-        ratios = getattr(self.job.trainer.optimizer, "trust_ratios", None)
-        return None if ratios is None else dict(ratios())
+        self.training_seconds += event.seconds
+        self.seconds_since_evaluation += event.seconds
+        self.since_log = self.job.trainer.task.tally()
 
     def _evaluate(self) -> bool:
-        """On the validation part; whether this is the best so far."""
+        """Evaluate on the validation split. Return whether the score is the best so far."""
         job, progress = self.job, self.job.progress
         trained = progress.since.score()
         self.clock.lap("update")
@@ -333,25 +313,23 @@ class _Run:
         )
 
     def _grow(self) -> None:
-        """A larger batch from here on, if it is time for one."""
+        """Increase the batch if that is due."""
         job = self.job
         batch = job.growth.batch(job.progress.samples, job.noise)
-        if batch != job.progress.batch:
-            num_micro_batches = job.growth.num_micro_batches(
-                batch, job.world.size, job.config.accumulation
-            )
-            said = f"the batch grows from {job.progress.batch} to {batch}" + (
-                f", in {num_micro_batches} pieces" if num_micro_batches > 1 else ""
-            )
-            self.callbacks.event(
-                said, samples=job.progress.samples, batch=batch, pieces=num_micro_batches
-            )
-            job.progress.batch = job.loaders["train"].batch = batch
-            job.set_num_micro_batches(num_micro_batches)
+        if batch == job.progress.batch:
+            return
+        count = job.growth.num_micro_batches(batch, job.world.size, job.config.accumulation)
+        message = f"the batch grows from {job.progress.batch} to {batch}"
+        message += f", in {count} pieces" if count > 1 else ""
+        self.callbacks.event(message, samples=job.progress.samples, batch=batch, pieces=count)
+        job.progress.batch = job.loaders["train"].batch = batch
+        job.set_num_micro_batches(count)
 
     def _num_bad(self) -> int:
-        """Samples that were skipped so far, by all ranks; one that two ranks met, in different
-        epochs, counts twice."""
+        """Return the samples that all ranks have skipped so far. A collective.
+
+        A sample that two ranks skipped in different epochs counts twice.
+        """
         mine = sum(loader.num_bad for loader in self.job.loaders.values())
         return sum(agree.gather(self.job.world, mine))
 
@@ -361,7 +339,7 @@ class _Run:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Time that is not the step's."""
+        """Add the time within the context to `aside[what]`."""
         started = time.perf_counter()
         yield
         self.aside[what] += time.perf_counter() - started
@@ -382,7 +360,8 @@ class _Run:
 
     def _result(self, started: float, why: str) -> Result:
         job, progress = self.job, self.job.progress
-        if self.validation is None:  # resumed after the last step
+        # The run was resumed after its last step.
+        if self.validation is None:
             self.validation = self._validate()
         model, chosen = chosen_model(job, self.callbacks)
         mistakes = Mistakes(job.splits.classes)
@@ -391,7 +370,7 @@ class _Run:
             self.callbacks.event(problem)
         if job.noise is not None and job.noise.steps:
             self.callbacks.event(
-                job.noise.advice(progress.batch), noise_scale=_finite(job.noise.scale)
+                job.noise.advice(progress.batch), noise_scale=finite(job.noise.scale)
             )
         trained = progress.samples - self.first_sample
         speed = trained / self.training_seconds if trained else 0.0
@@ -413,11 +392,6 @@ class _Run:
                 job, chosen, lambda loader: self._score(model, loader), self.callbacks
             ),
         )
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def _raise(error: UserError | None) -> None:

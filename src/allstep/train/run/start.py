@@ -1,4 +1,4 @@
-"""What a run tells before its first step: who computes what, where, with how many operations."""
+"""The opening event of a run: config, hosts, device, data, model size and operations per sample."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,10 @@ from allstep.train.watch.events import Opening
 
 
 def opening(job: Job, with_flop: bool = True) -> Opening:
-    """All ranks together; counting the operations is left to those who tell."""
+    """Return the opening event of the run. A collective.
+
+    `with_flop` counts the operations per sample, which only ranks with callbacks need.
+    """
     parameters = list(job.trainer.model.parameters())
     device = parameters[0].device
     places = agree.gather(job.world, (job.world.host, torch.get_num_threads()))
@@ -42,25 +45,31 @@ def opening(job: Job, with_flop: bool = True) -> Opening:
 
 
 def _flop_per_sample(job: Job) -> int:
-    """Floating-point operations of one sample, forward and backward; 0 where the model cannot take a
-    single one."""
+    """Return the floating-point operations of one sample, forward and backward.
+
+    Return 0 if the model does not accept a single sample.
+    """
     image = job.trainer.to_input(torch.zeros((1, *job.splits.shape), dtype=torch.uint8))
     try:
         return count_flop(job.trainer.model, image)
-    except Exception:  # whatever a user's model raises: a run does not end for the sake of a figure
+    # A user's model may raise anything, and the run does not depend on this figure.
+    except Exception:
         return 0
 
 
 def count_flop(model: nn.Module, images: Tensor) -> int:
-    """Floating-point operations of forward and backward, counted by torch; a multiply-add counts
-    two. The model is left as it was."""
+    """Return the floating-point operations of forward and backward, as counted by torch.
+
+    A multiply-add counts as two. The model is not changed.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # A batch norm cannot train on one sample, and its statistics are not ours to change.
+    # In evaluation mode: a batch norm cannot train on one sample, and its statistics must not
+    # change.
     with evaluating(model), FlopCounterMode(display=False) as counter:
         torch.autograd.grad(model(images).sum(), trained, allow_unused=True)
     return int(counter.get_total_flops())
 
 
 def memory_in_use() -> int:
-    """Bytes that this process holds: on its GPU, else in memory."""
+    """Return the bytes that this process uses: on its GPU, else in main memory."""
     return torch.cuda.memory_allocated() if torch.cuda.is_available() else resident_nbytes()

@@ -120,12 +120,12 @@ def applied(model: nn.Module, name: str) -> nn.Module:
     for tensor in [*model.parameters(), *model.buffers()]:
         # Not by Module.to(), which fails for models that also have 5-dimensional tensors.
         if tensor.dim() == 4:
-            tensor.data = _laid_out(tensor.data, memory_format)
+            tensor.data = _in_format(tensor.data, memory_format)
     model._compiled_call_impl = _compiled(model) if name == COMPILED else None
     return model
 
 
-def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+def _in_format(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
     """Return a copy with exactly the strides of `memory_format`.
 
     torch considers a tensor of one channel to have both formats, and does not change its strides,

@@ -29,10 +29,8 @@ def measure_noise(
     if sum(each > 0 for each in weights) > 1:
         # Each rank's gradient was scaled as if the rank had this many samples.
         usual = total / len(weights) / trainer.scale
-        own = [
-            norm * (usual / max(weight, 1)) ** 2
-            for norm, weight in zip(norms.own, weights, strict=True)
-        ]
+        pairs = zip(norms.own, weights, strict=True)
+        own = [norm * (usual / max(weight, 1)) ** 2 for norm, weight in pairs]
         noise.add(from_workers(own, weights, mean))
     elif first is not None and first.samples < total:
         noise.add(estimate(first.squared, first.samples, mean, total))
