@@ -236,7 +236,7 @@ def trained_with_a_class_less() -> None:
 
 def test_a_label_that_turns_up_in_a_step_is_named(ranks: Any) -> None:
     sentence = (
-        r"DataError: sample \d+ \(.*\): its label is 9, the net's classes are 0 to 8; mend the"
+        r"DataError: sample \d+ \(.*\): its label is 9, the model's classes are 0 to 8; correct the"
         r" labels"
     )
     assert_rank_0_says(sentence, ranks.outcomes(2, trained_with_a_class_less))

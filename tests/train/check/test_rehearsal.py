@@ -174,7 +174,7 @@ def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        ("data", "its label is 9, the net's classes are 0 to 8"),
+        ("data", "its label is 9, the model's classes are 0 to 8"),
         ("save", "cannot be written"),
         ("load", "/momentum_buffer differs in a run that goes on from it"),
     ],

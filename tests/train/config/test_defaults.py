@@ -260,7 +260,7 @@ def test_a_small_dataset_gets_a_small_batch_and_a_learning_rate_to_match(tmp_pat
     by_worker = prepare(str(tmp_path / "mine.yaml"), ["batch_per_worker=3"]).config
     assert (by_worker.batch, by_worker.resolved(2).batch) == (None, 6)
     with pytest.raises(
-        ConfigError, match="a batch of 256 is larger than the training set, which has 72 samples"
+        ConfigError, match="a batch of 256 is larger than the training split, which has 72 samples"
     ):
         check(prepare(str(tmp_path / "mine.yaml"), ["batch=256"]))
 

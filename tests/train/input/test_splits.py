@@ -471,7 +471,7 @@ class TestLoaders:
 
     def test_a_batch_larger_than_the_set(self, tmp_path: Path) -> None:
         with pytest.raises(
-            ConfigError, match="a batch of 2000 is larger than the training set, which has 1294"
+            ConfigError, match="a batch of 2000 is larger than the training split, which has 1294"
         ):
             self.loaders(tmp_path, config(batch=2000, name="digits"))
 

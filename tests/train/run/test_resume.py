@@ -169,7 +169,8 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
                 writer = psutil.Process(int(name.split(".")[2].partition("-")[0]))
                 writer.suspend()
                 wait_until(
-                    lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer"
+                    lambda writer=writer: writer.status() == psutil.STATUS_STOPPED,
+                    what="a stopped writer",
                 )
                 if (folder / name).is_dir():
                     writer.kill()

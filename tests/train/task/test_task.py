@@ -16,8 +16,8 @@ from allstep.data import Batch, Loader
 from allstep.errors import DataError
 from allstep.train import read_config
 from allstep.train.precision.precision import Precision
-from allstep.train.run.setup import make_job
 from allstep.train.run.progress import RunProgress
+from allstep.train.run.setup import make_job
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step import build
 from allstep.train.step.after_step import AfterStep, StepReport

@@ -55,8 +55,8 @@ def check_batch(config: ResolvedConfig, num_train: int) -> None:
             )
     elif config.batch > num_train:
         raise ConfigError(
-            f"config key 'batch': a batch of {config.batch} is larger than the training set, which"
-            f" has {num_train} samples"
+            f"config key 'batch': a batch of {config.batch} is larger than the training split,"
+            f" which has {num_train} samples"
         )
 
 
@@ -136,9 +136,9 @@ def _single_samples(config: ResolvedConfig, num_workers: int) -> None:
         others = "group" if config.model.norm == "sync" else "sync or group"
         raise ConfigError(
             f"config key 'batch': {_plural(samples, 'sample')} on {_plural(num_workers, 'worker')}"
-            f" in {_plural(config.accumulation, 'piece')} each are 1 at a time, and"
-            f" model.norm={config.model.norm} needs 2 or more in training: take a larger batch,"
-            f" fewer workers or pieces (accumulation), or model.norm={others}"
+            f" in {_plural(config.accumulation, 'micro-batch')} each are 1 at a time, and"
+            f" model.norm={config.model.norm} needs 2 or more in training: set a larger batch,"
+            f" fewer workers or micro-batches (accumulation), or model.norm={others}"
         )
 
 
@@ -157,7 +157,8 @@ def _at_a_time(config: ResolvedConfig, samples: int, num_workers: int) -> int | 
 
 
 def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + "s" * (count != 1)
+    ending = "es" if what.endswith("ch") else "s"
+    return f"{count} {what}" + ending * (count != 1)
 
 
 def _last_batch(config: ResolvedConfig, num_workers: int, num_train: int) -> str | None:
@@ -203,8 +204,8 @@ def _unseen_noise(config: ResolvedConfig, num_workers: int) -> str | None:
         else "noise_scale: nothing is measured"
     )
     return (
-        f"{what}, since one worker with one piece has one gradient a step: take accumulation=2, or"
-        " more workers"
+        f"{what}, since one worker with one micro-batch has one gradient per step: set"
+        " accumulation=2, or use more workers"
     )
 
 
@@ -236,16 +237,16 @@ def _data(config: RunConfig) -> None:
         )
     if section.train is not None and section.folder is not None:
         raise ConfigError(
-            f"data.folder={section.folder} is where a named set lies, and"
-            f" data.train={section.train} names data of your own: give one"
+            f"data.folder={section.folder} is for a named dataset, and"
+            f" data.train={section.train} names data of your own: give only one of them"
         )
 
 
 def _check_micro_batches(config: ResolvedConfig) -> None:
     if config.accumulation > config.batch:
         raise ConfigError(
-            f"config key 'accumulation': a batch of {config.batch} cannot be computed in"
-            f" {config.accumulation} pieces"
+            f"config key 'accumulation': a batch of {config.batch} cannot be divided into"
+            f" {config.accumulation} micro-batches"
         )
 
 
@@ -281,8 +282,8 @@ def _warm_up(config: ResolvedConfig) -> None:
         usual = "none are given, so they are 1/3, 2/3 and 8/9 of the run, and "
         given = "" if section.milestones else usual
         raise ConfigError(
-            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} lies within"
-            f" the warm-up of {warmup:g} epochs, where no rate can fall: set a shorter"
+            f"config key 'schedule.milestones': {given}epoch {config.milestones[0]:g} is within the"
+            f" warm-up of {warmup:g} epochs, where the learning rate cannot fall: set a shorter"
             " schedule.warmup, or milestones after it"
         )
 
@@ -298,7 +299,7 @@ def _shorter_warm_up(config: ResolvedConfig) -> str | None:
         return None
     return (
         f"the recipe's warm-up of {usual:g} epochs is longer than the run, which has"
-        f" {config.epochs}: it is {fitted:.3g} epochs here, the same part of the run"
+        f" {config.epochs}: it is {fitted:.3g} epochs here, the same fraction of the run"
         " (schedule.warmup)"
     )
 
@@ -320,12 +321,14 @@ def _growth(config: ResolvedConfig) -> None:
 def _check_epochs(key: str, epochs: Sequence[float], last: int) -> None:
     """Raise ConfigError unless the epochs of `key` increase and are before the end of the run."""
     if list(epochs) != sorted(set(epochs)):
-        raise ConfigError(f"config key '{key}': expected growing epochs, found {_listed(epochs)}")
+        raise ConfigError(
+            f"config key '{key}': expected increasing epochs, found {_listed(epochs)}"
+        )
     in_time = [epoch for epoch in epochs if epoch < last]
     if len(in_time) < len(epochs):
         raise ConfigError(
-            f"config key '{key}': epoch {epochs[len(in_time)]:g} never comes, the run has {last}:"
-            f" write {key}=[{_listed(in_time)}], or train longer (epochs)"
+            f"config key '{key}': epoch {epochs[len(in_time)]:g} is not reached, the run has"
+            f" {last}: write {key}=[{_listed(in_time)}], or train longer (epochs)"
         )
 
 
@@ -336,6 +339,6 @@ def _listed(epochs: Sequence[float]) -> str:
 def _device(config: RunConfig) -> None:
     if config.device == "cuda" and not count_gpus():
         raise ConfigError(
-            "config key 'device': cuda is asked for, and there is no GPU that torch could use here;"
-            " auto takes what there is"
+            "config key 'device': cuda is requested, but there is no GPU that torch can use here;"
+            " device=auto uses the devices that are available"
         )

@@ -50,8 +50,8 @@ def check_num_workers(asked: int | None, world: World) -> None:
     """Raise ConfigError if `asked`, the value of --workers, differs from the size of the world."""
     if asked is not None and asked != world.size:
         raise ConfigError(
-            f"--workers {asked}, but {world.launcher} has started {world.size}: leave --workers"
-            f" out, or ask the launcher for {asked}"
+            f"--workers {asked}, but {world.launcher} has started {world.size}: omit --workers, or"
+            f" start {asked} workers with the launcher"
         )
 
 

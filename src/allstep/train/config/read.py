@@ -170,7 +170,7 @@ def _read_input(source: str, overrides: Sequence[str]) -> _Input:
 def _report_old_keys(source: str, keys: tuple[str, ...]) -> None:
     """Print one line per file, even if the file is read several times."""
     names = ", ".join(f"{key} is {new_name(key)}" for key in keys)
-    print_notice(f"{source}: was written by an older version; read with today's keys: {names}")
+    print_notice(f"{source}: was written by an older version; read with the new keys: {names}")
 
 
 def _trust(layer: dict[str, Any], source: str) -> bool | str:
@@ -312,7 +312,7 @@ def _check_base(
     raise ConfigError(
         f"{place('optimizer.lr')}optimizer.lr={section.lr:g} has no reference batch, and {by} would"
         f" scale it ({section.scaling}) from {section.base_batch} to {batch}: set"
-        " optimizer.base_batch, to the batch itself if the learning rate is meant as it stands"
+        " optimizer.base_batch, to the batch itself if the learning rate must not be scaled"
     )
 
 
@@ -388,6 +388,6 @@ def _one_batch(layer: dict[str, Any]) -> dict[str, Any]:
     keys = [key for key in ("batch", "batch_per_worker") if layer.get(key) is not None]
     if len(keys) == 2:
         both = " and ".join(f"{key}={cut(str(layer[key]))}" for key in keys)
-        raise ConfigError(f"{both} are two ways of saying one thing; give one of them")
+        raise ConfigError(f"{both} are two ways to set the batch; give only one of them")
     other = {"batch": "batch_per_worker", "batch_per_worker": "batch"}
     return {**layer, **{other[key]: None for key in keys}}

@@ -70,8 +70,8 @@ def check_factory(config: Path, model: ModelConfig) -> None:
     if place is None:
         raise ConfigError(
             f"{config}: model {model.name}: there is no module {module.partition('.')[0]!r} in"
-            f" {Path.cwd()} nor among what is installed; the net is the user's own: call this from"
-            " the folder that the run was trained from"
+            f" {Path.cwd()} nor among the installed packages; the model is code of the user: run"
+            " this command in the folder that the run was trained from"
         )
     raise ConfigError(
         f"{config}: its model {model.name} would execute code of {place}, and nothing proves that"
@@ -94,7 +94,7 @@ def check_digest(config: Path, model: ModelConfig, digest: str) -> None:
     if ":" in model.name and digest != _DIGEST + _digest(model):
         raise ConfigError(
             f"{config}: its model {cut(model.name)} is not the one that was checked when this"
-            " command began: the file was exchanged since; look at it before you start again"
+            " command started: the file was replaced since; inspect it before you start again"
         )
 
 

@@ -74,7 +74,7 @@ class Checkpoints:
                 self.callback.saved(saved.samples, saved.path)
             else:
                 problem = f"checkpoint {saved.samples:012} was not written: {_text(saved.error)}"
-                kept = "what was saved before is kept, and the run goes on"
+                kept = "earlier checkpoints are kept, and the run continues"
                 self.callback.event(f"{problem}; {kept}", samples=saved.samples)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Checkpoints:
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
 
     def _missing(self) -> str:
-        """Write the current state unless it is on disk. Return the problem, or "" if it is there."""
+        """Write the current state unless it is on disk. Return the problem, "" if there is none."""
         assert self._saver is not None
         if self.job.progress.samples in (self._saver.last, self._begun_from):
             return ""
@@ -109,8 +109,9 @@ class Checkpoints:
     def _way_on(self) -> str:
         """Return how to resume the run, for an error message."""
         path = checkpoint.newest(self.folder, check_resumed).path
-        where = f"from checkpoint {path.name}" if path else "anew, for it has no whole checkpoint"
-        return f"when that is mended, --resume {self.job.out} goes on {where}"
+        start = "the start of the run: there is no complete checkpoint"
+        where = f"checkpoint {path.name}" if path else start
+        return f"once that is fixed, --resume {self.job.out} continues from {where}"
 
 
 def _text(error: Exception | None) -> str:

@@ -320,7 +320,7 @@ class _Run:
             return
         count = job.growth.num_micro_batches(batch, job.world.size, job.config.accumulation)
         message = f"the batch grows from {job.progress.batch} to {batch}"
-        message += f", in {count} pieces" if count > 1 else ""
+        message += f", in {count} micro-batches" if count > 1 else ""
         self.callbacks.event(message, samples=job.progress.samples, batch=batch, pieces=count)
         job.progress.batch = job.loaders["train"].batch = batch
         job.set_num_micro_batches(count)
@@ -349,7 +349,7 @@ class _Run:
         self.fingerprint.finish()
         self.checkpoints.finish(f"stopped after {progress.samples} of {self.job.total} samples")
         why = agree.gather(self.job.world, self.stopping.why)
-        reason = next((each for each in why if each is not None), "a worker was told to stop")
+        reason = next((each for each in why if each is not None), "a worker was asked to stop")
         self.callbacks.event(
             f"stopped and saved after {progress.samples} of {self.job.total} samples: {reason}",
             samples=progress.samples,

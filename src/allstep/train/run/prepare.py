@@ -98,7 +98,7 @@ def find_data(config: RunConfig, progress: Progress | None = None) -> None:
     if config.data.train is None:
         if config.data.name not in data.NAMED:
             raise ConfigError(
-                f"no data set is called {config.data.name!r} (data of your own is named by"
+                f"no dataset is called {config.data.name!r} (for data of your own set"
                 f" data.train=FOLDER); {did_you_mean(config.data.name, data.NAMED)}"
             )
         data.find(data.named_set(config.data.name), config.data.folder, progress)

@@ -128,14 +128,14 @@ def _find_checkpoint(config: ResolvedConfig, folder: Path, mine: _Rank0) -> list
     found = checkpoint.newest(folder / "checkpoints", partial(_check, config))
     if not found.snapshot and found.complaints:
         raise DataError(
-            f"{folder}: no checkpoint is whole: {'; '.join(found.complaints)}; put back a copy of"
-            f" one, or move {folder / 'checkpoints'} away, and the run begins anew"
+            f"{folder}: no checkpoint is complete: {'; '.join(found.complaints)}; restore a copy of"
+            f" one, or move {folder / 'checkpoints'} away to start the run from the beginning"
         )
     mine.snapshot = found.snapshot
     notes = [f"not used: {complaint}" for complaint in found.complaints]
-    return notes + (
-        [] if found.snapshot else [f"{folder}: has no checkpoint yet, so the run begins anew"]
-    )
+    if not found.snapshot:
+        notes.append(f"{folder}: has no checkpoint yet, so the run starts from the beginning")
+    return notes
 
 
 def _check(config: ResolvedConfig, snapshot: Snapshot) -> None:

@@ -145,7 +145,7 @@ def note(config: ResolvedConfig) -> str | None:
     if not grows(config) or schedule.shape == "constant" or has_milestones:
         return None
     return (
-        f"the batch grows, and with schedule.shape={schedule.shape} the rate falls as well:"
-        " schedule.shape=constant leaves it to the batch, schedule.shape=step with"
-        " schedule.milestones says when each of them does its part"
+        f"the batch grows, and with schedule.shape={schedule.shape} the learning rate falls as"
+        " well: set schedule.shape=constant to change only the batch, or schedule.shape=step with"
+        " schedule.milestones to choose when each of them changes"
     )

@@ -145,8 +145,8 @@ def shares_weights(config: RunConfig, world: World, model: nn.Module, device: to
     """Return whether the workers of a host share one copy of the weights."""
     if config.share_weights is True and config.precision == "float16":
         raise ConfigError(
-            "share_weights=true and precision=float16 exclude each other: whether a step overflowed"
-            " is seen in whole gradients only"
+            "share_weights=true and precision=float16 exclude each other: float16 needs whole"
+            " gradients to detect an overflow; change one of them"
         )
     if config.share_weights != "auto":
         return bool(config.share_weights) and world.size > 1

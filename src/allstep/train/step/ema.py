@@ -78,13 +78,13 @@ def _check_same_tensors(ours: Mapping[str, Tensor], found: Mapping[str, Tensor])
     if odd := sorted(ours.keys() ^ found.keys()):
         missing = [name for name in odd if name in ours]
         raise CheckpointError(
-            f"the average of another net: {len(missing)} tensors are missing and"
-            f" {len(odd) - len(missing)} are not known; the first is {odd[0]!r}"
+            f"the EMA is of another model: {len(missing)} tensors are missing and"
+            f" {len(odd) - len(missing)} are unknown; the first is {odd[0]!r}"
         )
     for name, tensor in ours.items():
         if tensor.shape != found[name].shape:
             raise CheckpointError(
-                f"the average of another net: {name!r} is {tuple(found[name].shape)},"
+                f"the EMA is of another model: {name!r} is {tuple(found[name].shape)},"
                 f" expected {tuple(tensor.shape)}"
             )
 

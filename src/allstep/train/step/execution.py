@@ -153,13 +153,13 @@ def _compiled(model: nn.Module) -> Any:
 def _trial(copied: TrialModel, mode: str, loss_of: LossOf, steps: int) -> Trial:
     compiles = mode == COMPILED
     if compiles and any(isinstance(layer, SyncBatchNorm) for layer in copied.model.modules()):
-        return Trial(why_not="its norms talk to the other ranks, which cannot be compiled")
+        return Trial(why_not="its norms communicate with other ranks, which cannot be compiled")
     return copied.trial(loss_of, steps, lambda model: applied(model, mode), compiles)
 
 
 def _complaints(trials: Mapping[str, Trial]) -> list[str]:
     return [
-        f"execution {mode} was left out: {trial.why_not}"
+        f"execution {mode} is not used: {trial.why_not}"
         for mode, trial in trials.items()
         if not trial.works
     ]

@@ -92,7 +92,7 @@ class Classification:
         """Raise DataError for the first sample of `batch` whose class the model does not have."""
         target = batch.target
         if target.ndim > 1 and target.shape[1] != self.num_classes:
-            what = f"its target has {target.shape[1]} classes, the net has {self.num_classes}"
+            what = f"its target has {target.shape[1]} classes, the model has {self.num_classes}"
             raise _wrong(batch, 0, loader, what)
         if target.ndim > 1 or not len(target):
             return
@@ -102,7 +102,7 @@ class Classification:
         is_wrong = (target < 0) | (target >= self.num_classes)
         row = int(is_wrong.nonzero()[0])
         label, last = int(target[row]), self.num_classes - 1
-        what = f"its label is {label}, the net's classes are 0 to {last}"
+        what = f"its label is {label}, the model's classes are 0 to {last}"
         raise _wrong(batch, row, loader, what)
 
 
@@ -115,6 +115,6 @@ def _wrong(batch: Batch, row: int, loader: Loader, what: str) -> DataError:
     number = int(batch.samples[row])
     place = loader.source.place(number)
     return DataError(
-        f"sample {number} ({place}): {what}; mend the labels, or set data.num_classes and"
+        f"sample {number} ({place}): {what}; correct the labels, or set data.num_classes and"
         " data.labels_from"
     )
