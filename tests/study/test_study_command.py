@@ -121,7 +121,7 @@ def test_runs_that_were_told_to_stop_are_named(
         (["batch", "digits", "--remedies", ""], "--remedies: expected some of plain, linear, "),
         (
             ["batch", "digits", "--batches", "64,4096"],
-            "a batch of 4096 is larger than the training set, which has 1294",
+            "a batch of 4096 is larger than the training split, which has 1294",
         ),
         (
             ["batch", "digits", "batch=64"],

@@ -82,7 +82,7 @@ def test_recipes_files_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def read(*arguments: str) -> tuple[str, list[str]]:
         request = _request(list(arguments), [], None, None, None, None)
-        return request.source, request.words
+        return request.source, request.overrides
 
     assert read("digits", "seed=1") == ("digits", ["seed=1"])
     assert read("/a/lr=0.1/config.yaml", "seed=1") == ("/a/lr=0.1/config.yaml", ["seed=1"])

@@ -185,17 +185,17 @@ def run_with_noise(words: list[str]) -> tuple[list[float], str]:
 
 def test_the_noise_scale_is_measured_by_workers_and_by_pieces(ranks: Any) -> None:
     by_workers, advice = ranks(2, run_with_noise, [])[0]
-    by_pieces, advice_of_one = ranks(1, run_with_noise, ["accumulation=2"])[0]
+    by_micro_batches, advice_of_one = ranks(1, run_with_noise, ["accumulation=2"])[0]
     assert len(by_workers) > 20
     for words in (advice, advice_of_one):
         assert re.match(
             r"noise scale about \d+ samples \(95%: \d+ to \d+\); batch 100 needs", words
         )
-    for scales in (by_workers, by_pieces):
+    for scales in (by_workers, by_micro_batches):
         assert 1 < np.median(scales[10:]) < 2000, (
             "digits are learned with batches of tens to hundreds"
         )
-    assert np.median(by_workers[10:]) == pytest.approx(np.median(by_pieces[10:]), rel=0.5)
+    assert np.median(by_workers[10:]) == pytest.approx(np.median(by_micro_batches[10:]), rel=0.5)
 
 
 def trained_on_labels(labels: list[int]) -> None:
@@ -236,7 +236,7 @@ def trained_with_a_class_less() -> None:
 
 def test_a_label_that_turns_up_in_a_step_is_named(ranks: Any) -> None:
     sentence = (
-        r"DataError: sample \d+ \(.*\): its label is 9, the net's classes are 0 to 8; mend the"
+        r"DataError: sample \d+ \(.*\): its label is 9, the model's classes are 0 to 8; correct the"
         r" labels"
     )
     assert_rank_0_says(sentence, ranks.outcomes(2, trained_with_a_class_less))
@@ -304,25 +304,25 @@ def test_a_batch_grows_by_larger_pieces_where_there_is_memory_and_resumes_so_whe
     assert whole.state == resumed.state
     for name, tensor in whole.weights.items():
         assert torch.equal(tensor, resumed.weights[name]), name
-    ((_, pieces, batches),) = ranks(1, run_with_pieces, words)
-    assert (set(pieces), max(batches)) == ({1}, 400)
-    ((_, pieces, _),) = ranks(1, run_with_pieces, [*words, "model.norm=batch", "batch=50"])
-    assert set(pieces) == {1, 4}, "batch norms see as many samples as at the beginning"
+    ((_, counts, batches),) = ranks(1, run_with_micro_batches, words)
+    assert (set(counts), max(batches)) == ({1}, 400)
+    ((_, counts, _),) = ranks(1, run_with_micro_batches, [*words, "model.norm=batch", "batch=50"])
+    assert set(counts) == {1, 4}, "batch norms see as many samples as at the beginning"
 
 
-def run_with_pieces(words: list[str]) -> tuple[Result, list[int], list[int]]:
+def run_with_micro_batches(words: list[str]) -> tuple[Result, list[int], list[int]]:
     """With the pieces and the batch of each step."""
     from allstep.train.run import loop as running
 
-    pieces, batches, step = [], [], running.step
+    counts, batches, step = [], [], running.step
 
     def noted(trainer: Any, batch: Any, num_samples: int, clock: Any) -> Any:
-        pieces.append(trainer.pieces)
+        counts.append(trainer.num_micro_batches)
         batches.append(num_samples)
         return step(trainer, batch, num_samples, clock)
 
     running.step = noted
-    return run(words)[0], pieces, batches
+    return run(words)[0], counts, batches
 
 
 def test_noise_follows_a_batch_that_grows() -> None:
@@ -352,12 +352,12 @@ def meeting_gradients(size: int) -> list[np.ndarray]:
         optimizer=hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), 0.1), model.named_parameters()
         ),
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float64", torch.device("cpu")),
         size=size,
     )
-    assert trainer.ranks_meet
+    assert trainer.layers_communicate
     accumulate_gradients(trainer, next(iter(batches)), 2)
     trainer.optimizer.synchronize()
     return [
@@ -401,11 +401,11 @@ def test_which_norms_meet(norm: torch.nn.Module, meet: bool) -> None:
         model=torch.nn.Sequential(norm),
         task=Classification(3),
         optimizer=None,
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
     )
-    assert trainer.ranks_meet == meet
+    assert trainer.layers_communicate == meet
 
 
 def test_float16_is_near_float32_with_clipping_too(ranks: Any) -> None:

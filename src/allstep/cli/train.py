@@ -151,7 +151,7 @@ def _rehearse(
             "--resume goes on with a run, --overfit and --dry-run come before one: give one of them"
         )
     return rehearse(
-        Rehearsal(request.source, list(request.words), request.data, request.out, overfit),
+        Rehearsal(request.source, list(request.overrides), request.data, request.out, overfit),
         workers,
         launcher,
     )
@@ -208,7 +208,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     from allstep.errors import DataError
     from allstep.launch import launch
     from allstep.train.config.num_workers import default_num_workers, no_result
-    from allstep.train.config.trust import checked_word
+    from allstep.train.config.trust import trust_override
     from allstep.train.folder.claim import (
         CONFIG,
         RECORD,
@@ -227,7 +227,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
         expect_run(request.out)
     try:
         with file_bars() as progress:
-            prepared = prepare(request.source, request.words, request.data, progress)
+            prepared = prepare(request.source, request.overrides, request.data, progress)
         num_workers = workers or default_num_workers(prepared.config)
         check(prepared, num_workers)
     except DataError:
@@ -248,7 +248,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
         claimed.path
     )  # rank 0 will hold it; what stands against that is told here, as one line
     command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.words)
-    command += [checked_word(config.model), "--out", str(claimed.path)]
+    command += [trust_override(config.model), "--out", str(claimed.path)]
     command += ["--resume", _AUTO] if claimed.goes_on else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
     # --max-time counts from here, not from the first step.

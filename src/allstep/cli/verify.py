@@ -86,8 +86,8 @@ def _start(source: str, words: list[str], workers: str, data: Path | None) -> in
     numbers = parse_workers(workers)
     prepared = prepare(source, words, data)
     config, notes = made_exact(prepared.config, numbers)
-    parts = check(Prepared(config))
-    plan = make_plan(config, numbers, len(parts.validation))
+    splits = check(Prepared(config))
+    plan = make_plan(config, numbers, len(splits.validation))
     for note in [*([prepared.note] if prepared.note else []), *notes]:
         print_line(f"note: {note}")
     with tempfile.TemporaryDirectory(prefix="allstep-verify-") as name:

@@ -150,8 +150,8 @@ def _with_a_class_less(config: Any) -> Any:
 
     from allstep.train.input.splits import open_splits
 
-    parts = open_splits(config)
-    return replace(parts, classes=parts.classes[:9])
+    splits = open_splits(config)
+    return replace(splits, classes=splits.classes[:9])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_every_stage_is_played(ranks: Any, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        ("data", "its label is 9, the net's classes are 0 to 8"),
+        ("data", "its label is 9, the model's classes are 0 to 8"),
         ("save", "cannot be written"),
         ("load", "/momentum_buffer differs in a run that goes on from it"),
     ],

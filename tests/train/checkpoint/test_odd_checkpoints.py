@@ -31,7 +31,7 @@ from allstep.train.health.checkpoint_state import (
     check_used,
 )
 from allstep.train.health.divergence import LossWatch
-from allstep.train.run.state import Standing
+from allstep.train.run.progress import RunProgress
 from allstep.train.step.build import make_optimizer
 from allstep.train.task.classification import Classification, ClassificationTally
 from allstep.train.watch.events import Score
@@ -56,7 +56,7 @@ def snapshot(samples: int) -> Snapshot:
     """With all that a run's state may hold."""
     model, optimizer = net_and_optimizer()
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
-    standing = Standing(
+    progress = RunProgress(
         samples,
         5,
         10,
@@ -67,7 +67,7 @@ def snapshot(samples: int) -> Snapshot:
     )
     images = {"shape": [3, 4, 4], "trained_shape": [3, 4, 4], "mean": [1.0] * 3, "std": [2.0] * 3}
     state = {
-        "standing": standing.to_plain(),
+        "standing": progress.to_plain(),
         "optimizer": numbers,
         "loader": {"seed": 0, "position": samples},
         "precision": {"name": "float32", "scale": 1.0, "steps_since": 0},
@@ -404,7 +404,7 @@ def use(found: Snapshot) -> None:
     """As `make_job` does; only CheckpointError may come of it."""
     state = found.state
     model, optimizer = net_and_optimizer()
-    Standing.from_plain(dict(state["standing"]), Classification(2))
+    RunProgress.from_plain(dict(state["standing"]), Classification(2))
     LossWatch(**state["watch"])
     if "noise" in state and state["noise"] is not None:
         RunningNoiseScale(**state["noise"])

@@ -14,11 +14,12 @@ from allstep.errors import ConfigError, DataError
 from allstep.train import RECIPES, RunConfig, read_config
 from allstep.train.config.check import check_config, notes
 from allstep.train.config.differences import set_by_recipe, set_by_user
-from allstep.train.config.run_config import NEUTRAL, usual_batch
+from allstep.train.config.run_config import NEUTRAL
+from allstep.train.config.usual_batch import usual_batch
 from allstep.train.config.validate import known_keys
 from allstep.train.folder.claim import claim_folder
 from allstep.train.run.prepare import check, prepare
-from allstep.train.step.learning_rate import peak_rate
+from allstep.train.step.learning_rate import peak_lr
 from allstep.train.watch.terminal import recipe_lines
 from support.image_folders import make_folder
 
@@ -254,12 +255,12 @@ def test_a_small_dataset_gets_a_small_batch_and_a_learning_rate_to_match(tmp_pat
         f"data: {{train: {folder}, augment: Resize(32), prepare: Resize(32)}}\n"
     )
     prepared = prepare(str(tmp_path / "mine.yaml"))
-    assert (prepared.config.batch, peak_rate(prepared.config)) == (8, 0.1 * 8 / 256)
+    assert (prepared.config.batch, peak_lr(prepared.config)) == (8, 0.1 * 8 / 256)
     assert len(check(prepared).train) == 72
     by_worker = prepare(str(tmp_path / "mine.yaml"), ["batch_per_worker=3"]).config
     assert (by_worker.batch, by_worker.resolved(2).batch) == (None, 6)
     with pytest.raises(
-        ConfigError, match="a batch of 256 is larger than the training set, which has 72 samples"
+        ConfigError, match="a batch of 256 is larger than the training split, which has 72 samples"
     ):
         check(prepare(str(tmp_path / "mine.yaml"), ["batch=256"]))
 
@@ -273,8 +274,8 @@ def test_a_learning_rate_in_a_file_is_not_scaled_to_a_batch_that_it_does_not_nam
         ConfigError, match=r"line 2: optimizer.lr=0.01 has no reference batch.* to batch=8"
     ):
         prepare(str(path))
-    assert peak_rate(prepare(str(path), ["optimizer.base_batch=8"]).config) == 0.01
-    assert peak_rate(prepare(str(path), ["batch=32", "optimizer.base_batch=16"]).config) == 0.02
+    assert peak_lr(prepare(str(path), ["optimizer.base_batch=8"]).config) == 0.01
+    assert peak_lr(prepare(str(path), ["batch=32", "optimizer.base_batch=16"]).config) == 0.02
 
 
 def test_data_that_is_gone_is_named(tmp_path: Path) -> None:

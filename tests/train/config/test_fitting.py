@@ -40,7 +40,8 @@ def test_milestones_move_with_a_run_that_keeps_its_updates() -> None:
     rate = learning_rate(config, 1000)
     assert rate(59_000) == pytest.approx(10 * rate(61_000)) == pytest.approx(rate(0))
     with pytest.raises(
-        ConfigError, match=r"epoch 30 never comes, the run has 20: write schedule.milestones=\[15\]"
+        ConfigError,
+        match=r"epoch 30 is not reached, the run has 20: write schedule.milestones=\[15\]",
     ):
         check_config(read_config("digits", [*words, "schedule.milestones=[15, 30]"]), 2)
 
@@ -53,15 +54,15 @@ STEP = ["epochs=20", "schedule.shape=step"]
     [
         (
             [*STEP, "schedule.milestones=[3, 9]", "schedule.warmup=5"],
-            "epoch 3 lies within the warm-up of 5 epochs",
+            "epoch 3 is within the warm-up of 5 epochs",
         ),
         (
             [*STEP, "schedule.milestones=[5]", "schedule.warmup=5"],
-            "epoch 5 lies within the warm-up of 5 epochs",
+            "epoch 5 is within the warm-up of 5 epochs",
         ),
         (
             [*STEP, "schedule.warmup=7"],
-            r"none are given, so they are 1/3, .* epoch 6\.66667 lies within the warm-up of 7",
+            r"none are given, so they are 1/3, .* epoch 6\.66667 is within the warm-up of 7",
         ),
         (
             ["epochs=4", "schedule.warmup=5"],

@@ -156,7 +156,7 @@ def test_workers_execute_what_the_launcher_has_checked(
     """Between the two somebody may exchange config.yaml: its seal is not looked at again."""
     out = claimed(project / "run")
     config = out / "config.yaml"
-    word = trust.checked_word(run_config(out).model)
+    word = trust.trust_override(run_config(out).model)
     # A worker on another host has no key.
     trust.key_file().unlink()
     config.write_text(
@@ -175,7 +175,7 @@ def test_workers_execute_what_the_launcher_has_checked(
     # In the file itself the word does not count.
     config.write_text(
         config.read_text()
-        + f"trust: {trust.checked_word(ModelConfig(name=name)).partition('=')[2]}\n"
+        + f"trust: {trust.trust_override(ModelConfig(name=name)).partition('=')[2]}\n"
     )
     refused(out)
 
@@ -183,7 +183,7 @@ def test_workers_execute_what_the_launcher_has_checked(
 def test_workers_may_not_be_given_another_model_in_place_of_ours(project: Path) -> None:
     out = claimed(project / "run", ["epochs=1"])
     config = out / "config.yaml"
-    word = trust.checked_word(run_config(out).model)
+    word = trust.trust_override(run_config(out).model)
     assert read_config(str(config), [word])
     text = config.read_text()
     config.write_text(text.replace(f"name: {run_config(out).model.name}", "name: my_nets:Net"))

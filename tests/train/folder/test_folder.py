@@ -291,8 +291,8 @@ def test_a_run_among_the_classes_of_its_data_is_refused(
 
 def test_checkpoints_none_of_which_is_whole_are_not_trained_over(ranks: Any) -> None:
     outcomes = ranks.outcomes(1, resumed_with_damage)
-    assert "DataError: out: no checkpoint is whole: " in outcomes[0].output
-    assert "move out/checkpoints away, and the run begins anew" in outcomes[0].output
+    assert "DataError: out: no checkpoint is complete: " in outcomes[0].output
+    assert "move out/checkpoints away to start the run from the beginning" in outcomes[0].output
 
 
 def resumed_with_damage() -> None:

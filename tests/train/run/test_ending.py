@@ -22,7 +22,7 @@ from allstep.errors import DataError
 from allstep.train import read_config
 from allstep.train.checkpoint import files as checkpoint
 from allstep.train.input.splits import open_splits
-from allstep.train.run.state import Standing
+from allstep.train.run.progress import RunProgress
 from allstep.train.task.task import Metric
 from allstep.train.use.predict import load_run
 from allstep.train.watch.events import Result, Score
@@ -65,13 +65,13 @@ def run(words: list[str], out: Path | None = None) -> Result | run_module.Paused
 
 
 def run_whose_first_evaluation_is_best(words: list[str]) -> Result | run_module.Paused:
-    original = Standing.note
+    original = RunProgress.note
 
-    def note(standing: Standing, validation: Score, metric: Metric) -> bool:
+    def note(progress: RunProgress, validation: Score, metric: Metric) -> bool:
         worst = Score(validation.loss, -1.0, validation.count)
-        return original(standing, validation if standing.best is None else worst, metric)
+        return original(progress, validation if progress.best is None else worst, metric)
 
-    Standing.note = note  # type: ignore[method-assign]
+    RunProgress.note = note  # type: ignore[method-assign]
     return run(words)
 
 

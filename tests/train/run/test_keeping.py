@@ -86,7 +86,7 @@ def test_a_run_whose_end_is_not_on_the_disk_has_not_ended(ranks: Any) -> None:
         f"over after {TOTAL} samples (all epochs are done), but that is not saved: [Errno 28] No"
         " space" in said
     )
-    assert f"--resume {out} goes on from checkpoint {names[0]}" in said
+    assert f"--resume {out} continues from checkpoint {names[0]}" in said
     assert int(names[0]) < 2000
     assert other[0] == "exit 1"
     assert second[:2] == ("ended", [f"{TOTAL:012}"])
@@ -108,7 +108,7 @@ def test_saved_means_saved(ranks: Any) -> None:
     assert said.startswith(
         "1: stopped after 100 of 2800 samples, but that is not saved: [Errno 28]"
     )
-    assert said.endswith("goes on anew, for it has no whole checkpoint")
+    assert said.endswith("continues from the start of the run: there is no complete checkpoint")
     assert names == []
     assert after == "ended"
     events = [line["text"] for line in runlog.read(out / "run.jsonl").events]

@@ -169,7 +169,8 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
                 writer = psutil.Process(int(name.split(".")[2].partition("-")[0]))
                 writer.suspend()
                 wait_until(
-                    lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer"
+                    lambda writer=writer: writer.status() == psutil.STATUS_STOPPED,
+                    what="a stopped writer",
                 )
                 if (folder / name).is_dir():
                     writer.kill()
@@ -227,7 +228,7 @@ def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Pat
     (folder / f"{TOTAL + 1:012}" / "manifest.json").write_text("[" * 100_000)
     (folder / f"{TOTAL + 2:012}" / "state.json").unlink()
     os.mkfifo(folder / f"{TOTAL + 2:012}" / "state.json")
-    # The third has the right checksums, and a standing of another number of samples than its name.
+    # The third has the right checksums, and progress of another number of samples than its name.
     (folder / "²").mkdir()
     (last / "manifest.json").write_text('{"format": 1, "files": []}')
     done = complete(out, "--resume", "auto")

@@ -42,7 +42,7 @@ def score_of(n: int, classes: int, mirror: bool) -> tuple[Score, bool]:
     model = made_net(classes)
     model[1].eval()  # type: ignore[index]  # a frozen part
     loader = Loader(Arrays(images, labels), batch=4, world=world, seed=None)
-    score = evaluate(model, loader, lambda data: data, Classification(classes), mirror=mirror)
+    score = evaluate(model, loader, lambda data: data, Classification(classes), flip=mirror)
     return score, (model.training, model[1].training, model[2].training) == (True, False, True)  # type: ignore[index]
 
 
@@ -83,7 +83,7 @@ def test_a_label_that_is_no_class_ends_all_ranks(ranks: Any) -> None:
     outcomes = ranks.outcomes(3, meet_a_wrong_label, 3)
     assert [outcome.exit_code for outcome in outcomes] == [2, 2, 2]
     assert (
-        "sample 7 (memory at byte 7): its label is 3, the net's classes are 0 to 2"
+        "sample 7 (memory at byte 7): its label is 3, the model's classes are 0 to 2"
         in outcomes[0].output
     )
 

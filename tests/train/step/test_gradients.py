@@ -46,10 +46,10 @@ def trainer_of(model: SmallCnn, rate: float = 0.1, accumulation: int = 1) -> Tra
         model=model,
         task=TASK,
         optimizer=optimizer,
-        rate=lambda seen: rate,
+        lr=lambda seen: rate,
         to_input=lambda x: x,
         precision=Precision("float32", torch.device("cpu")),
-        pieces=accumulation,
+        num_micro_batches=accumulation,
         size=hvd.size(),
     )
 

@@ -115,9 +115,14 @@ def test_it_goes_on_from_a_checkpoint() -> None:
 
 
 def test_pieces_stay_as_large_as_they_were() -> None:
-    assert [growth().pieces(batch, 2, 1) for batch in (100, 200, 400, 450)] == [1, 2, 4, 5]
-    assert growth().pieces(400, 2, 4) == 16
-    assert growth(room=10).pieces(100, 2, 1) == 1, (
+    assert [growth().num_micro_batches(batch, 2, 1) for batch in (100, 200, 400, 450)] == [
+        1,
+        2,
+        4,
+        5,
+    ]
+    assert growth().num_micro_batches(400, 2, 4) == 16
+    assert growth(room=10).num_micro_batches(100, 2, 1) == 1, (
         "less room than a piece has taken from the beginning"
     )
 
@@ -127,8 +132,15 @@ def test_where_there_is_room_pieces_are_larger_and_not_fewer_than_asked_for() ->
 
     With accumulation=2 there are always two.
     """
-    assert [growth(room=150).pieces(batch, 2, 1) for batch in (100, 200, 300, 400)] == [1, 1, 1, 2]
-    assert [growth(room=150).pieces(batch, 2, 2) for batch in (100, 200, 300, 400, 800)] == [
+    assert [growth(room=150).num_micro_batches(batch, 2, 1) for batch in (100, 200, 300, 400)] == [
+        1,
+        1,
+        1,
+        2,
+    ]
+    assert [
+        growth(room=150).num_micro_batches(batch, 2, 2) for batch in (100, 200, 300, 400, 800)
+    ] == [
         2,
         2,
         2,
@@ -148,21 +160,21 @@ def test_no_piece_is_larger_than_there_is_room_for(
     batch: int, size: int, base: int, times: int, room: int
 ) -> None:
     asked = Growth(GrowthConfig(), batch, 10**6, room)
-    first_piece = math.ceil(math.ceil(batch / size) / base)
+    first_micro_batch = math.ceil(math.ceil(batch / size) / base)
     share = math.ceil(batch * 2**times / size)
-    pieces = asked.pieces(batch * 2**times, size, base)
-    assert math.ceil(share / pieces) <= max(first_piece, room)
-    assert min(base, share) <= pieces <= share
-    assert asked.pieces(batch, size, base) <= base
+    num_micro_batches = asked.num_micro_batches(batch * 2**times, size, base)
+    assert math.ceil(share / num_micro_batches) <= max(first_micro_batch, room)
+    assert min(base, share) <= num_micro_batches <= share
+    assert asked.num_micro_batches(batch, size, base) <= base
 
 
 def test_the_room_that_was_found_goes_on_from_a_checkpoint() -> None:
     """Whatever memory there is where the run goes on; checkpoints of before knew no room."""
     resumed = growth(room=10**6)
     resumed.load(json.loads(json.dumps(growth(room=150).state())))
-    assert resumed.pieces(400, 2, 1) == 2
+    assert resumed.num_micro_batches(400, 2, 1) == 2
     resumed.load({"times": 0, "last": 0})
-    assert resumed.pieces(400, 2, 1) == 4
+    assert resumed.num_micro_batches(400, 2, 1) == 4
 
 
 @pytest.mark.parametrize(

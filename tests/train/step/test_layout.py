@@ -122,7 +122,7 @@ def test_a_net_that_cannot_be_channels_last(ranks: Ranks) -> None:
     (found,) = ranks(1, choose_untouched, ("channels-last", "plain"), True, False)
     assert found["name"] == "plain"
     assert found["notes"][1].startswith(
-        "execution channels-last was left out: RuntimeError: view size is not compatible"
+        "execution channels-last is not used: RuntimeError: view size is not compatible"
     )
 
 
@@ -131,7 +131,7 @@ def test_norms_that_talk_are_not_compiled(ranks: Ranks) -> None:
         assert found["name"] == "plain"
         assert (
             found["notes"][1]
-            == "execution compiled was left out: its norms talk to the other ranks, which cannot be"
+            == "execution compiled is not used: its norms communicate with other ranks, which cannot be"
             " compiled"
         )
 
@@ -166,7 +166,7 @@ def test_a_fixed_way_falls_back(ranks: Ranks) -> None:
     (found,) = ranks(1, settle_on, "channels-last", True)
     assert found["name"] == "plain"
     assert found["notes"][0].startswith(
-        "execution channels-last was left out: RuntimeError: view size"
+        "execution channels-last is not used: RuntimeError: view size"
     )
 
 
@@ -182,7 +182,7 @@ def both_without_a_compiler() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_without_a_compiler(ranks: Ranks, tmp_path: Path) -> None:
     env = {**COMPILER, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    note = "execution compiled was left out: there is no C++ compiler; install g++, or set CXX"
+    note = "execution compiled is not used: there is no C++ compiler; install g++, or set CXX"
     ((settled, chosen),) = ranks(1, both_without_a_compiler, env=env)
     assert settled == {"name": "channels-last", "seconds": {}, "notes": (note,)}
     assert chosen["name"] == "plain"

@@ -7,7 +7,7 @@ import pytest
 from allstep.errors import ConfigError
 from allstep.train import read_config
 from allstep.train.config.run_config import ScheduleConfig
-from allstep.train.step.learning_rate import learning_rate, peak_rate
+from allstep.train.step.learning_rate import learning_rate, peak_lr
 
 N = 1000
 EPOCHS = 20
@@ -19,7 +19,7 @@ def rates(*words: str) -> list[float]:
     words say so."""
     config = read_config("digits", [f"epochs={EPOCHS}", "schedule.warmup=0", *words]).resolved(1)
     rate = learning_rate(config, N)
-    return [rate(round(place * EPOCHS * N)) / peak_rate(config) for place in PLACES]
+    return [rate(round(place * EPOCHS * N)) / peak_lr(config) for place in PLACES]
 
 
 def test_it_rises_to_its_peak_and_falls_to_nothing() -> None:
@@ -36,7 +36,7 @@ def test_the_batch_changes_the_peak_and_not_the_shape() -> None:
         read_config("digits", [f"batch={batch}", "schedule.warmup=0"]).resolved(1)
         for batch in (64, 256)
     )
-    assert peak_rate(large) == pytest.approx(4 * peak_rate(small))
+    assert peak_lr(large) == pytest.approx(4 * peak_lr(small))
     assert learning_rate(large, 1000)(5000) == pytest.approx(4 * learning_rate(small, 1000)(5000))
 
 

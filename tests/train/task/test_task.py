@@ -16,8 +16,8 @@ from allstep.data import Batch, Loader
 from allstep.errors import DataError
 from allstep.train import read_config
 from allstep.train.precision.precision import Precision
+from allstep.train.run.progress import RunProgress
 from allstep.train.run.setup import make_job
-from allstep.train.run.state import Standing
 from allstep.train.score.evaluate import evaluate
 from allstep.train.step import build
 from allstep.train.step.after_step import AfterStep, StepReport
@@ -96,7 +96,7 @@ def learn(updates: int = 60) -> tuple[Score, Score, list[float]]:
         optimizer=build.distribute(
             model, torch.optim.SGD(model.parameters(), 0.1), world, 1, share=False
         ),
-        rate=lambda seen: 0.1,
+        lr=lambda seen: 0.1,
         to_input=lambda data: data,
         precision=Precision("float64", torch.device("cpu")),
         rank=world.rank,
@@ -140,15 +140,15 @@ def test_a_metric_knows_its_direction(higher: bool) -> None:
 
 
 def test_the_best_is_the_tasks_best() -> None:
-    standing = Standing(samples=10, batch=5, since=ErrorTally(1.0, 2.0, 3.0))
+    progress = RunProgress(samples=10, batch=5, since=ErrorTally(1.0, 2.0, 3.0))
     metric = Regression().metrics[0]
-    assert [standing.note(Score(loss, 0.0, 10), metric) for loss in (3.0, 1.0, 2.0)] == [
+    assert [progress.note(Score(loss, 0.0, 10), metric) for loss in (3.0, 1.0, 2.0)] == [
         True,
         True,
         False,
     ]
-    assert (standing.best, standing.worse, standing.since) == (Score(1.0, 0.0, 10), 1, ErrorTally())
-    assert Standing.from_plain(standing.to_plain(), Regression()) == standing
+    assert (progress.best, progress.worse, progress.since) == (Score(1.0, 0.0, 10), 1, ErrorTally())
+    assert RunProgress.from_plain(progress.to_plain(), Regression()) == progress
 
 
 def test_runs_are_classifications(tmp_path: Path, ranks: Ranks) -> None:

@@ -78,13 +78,13 @@ def save(
     folder: Path, model: torch.nn.Module, samples: int = 100, best: int | None = None, **more: Any
 ) -> Path:
     score = {"loss": 1.0, "accuracy": 0.5, "count": 10, "top5": 1.0}
-    standing = {
+    progress = {
         "samples": samples,
         "best": score if best is not None else None,
         "best_samples": best or 0,
     }
     average = {f"{name}/average": tensor for name, tensor in more.get("average", {}).items()}
-    state = {"standing": standing, "pictures": {**FACTS, **more.get("facts", {})}}
+    state = {"standing": progress, "pictures": {**FACTS, **more.get("facts", {})}}
     return checkpoint.write(
         folder / "checkpoints", Snapshot(samples, model.state_dict(), average, state)
     )

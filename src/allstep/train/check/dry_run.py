@@ -168,7 +168,7 @@ class _Rehearsal:
 
     def take_steps(self) -> float:
         """One update, then some by the clock; seconds of one of these."""
-        job, standing = self.job, self.job.standing
+        job, progress = self.job, self.job.progress
         with self._stage("step") as what:
             batches = job.loaders["train"].batches(0, job.total)
             times: list[float] = []
@@ -179,7 +179,7 @@ class _Rehearsal:
                 job.after_step.exchange(StepReport(mine, batch.weight))
                 if job.ema is not None:
                     job.ema.update()
-                standing.samples, standing.updates = standing.samples + count, standing.updates + 1
+                progress.samples, progress.updates = progress.samples + count, progress.updates + 1
                 times.append(time.perf_counter() - started)
                 if agree.rank_0_decides(
                     self.world, lambda: len(times) > _TIMED or sum(times) > _TIMED_SECONDS
@@ -195,19 +195,19 @@ class _Rehearsal:
         """One of the validation part; seconds that the whole part would take."""
         job, loader = self.job, self.job.loaders["validation"]
         with self._stage("evaluate") as what:
-            parts = replace(
-                job.parts,
-                validation=job.parts.validation.first(min(loader.batch, loader.num_samples)),
+            splits = replace(
+                job.splits,
+                validation=job.splits.validation.first(min(loader.batch, loader.num_samples)),
             )
             device = next(job.trainer.model.parameters()).device
-            few = make_loaders(job.config, parts, self.world, self.out, device)["validation"]
+            few = make_loaders(job.config, splits, self.world, self.out, device)["validation"]
             started = time.perf_counter()
             score = evaluate(
                 job.evaluated_model,
                 few,
                 job.trainer.to_input,
                 job.trainer.task,
-                mirror=job.config.evaluation.flip,
+                flip=job.config.evaluation.flip,
             )
             what += [f"{score.count} of {loader.num_samples:,} samples", f"loss {score.loss:.4g}"]
         return (time.perf_counter() - started) * len(loader)

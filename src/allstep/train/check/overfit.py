@@ -138,7 +138,7 @@ def learn(
         if is_learned(last)
         else None
     )
-    return Learned(job.num_train, job.parts.num_classes, steps, epochs, first, last, evaluated)
+    return Learned(job.num_train, job.splits.num_classes, steps, epochs, first, last, evaluated)
 
 
 def _epochs(job: Job) -> Iterator[tuple[int, Score]]:

@@ -106,7 +106,7 @@ def without_chance(job: Job) -> list[str]:
             " samples of one worker; verified with synchronised ones instead"
         )
     if norms and job.config.accumulation > 1:
-        job.set_pieces(1)
+        job.set_num_micro_batches(1)
         notes.append(
             f"accumulation={job.config.accumulation}: batch norms see one span at a time, which is"
             " made of other samples with other numbers of workers; verified without"
@@ -203,17 +203,16 @@ def _alike(job: Job, step: int) -> str:
 
 def _evaluate(job: Job, count: int) -> Score:
     """On some of the validation part."""
-    parts = replace(job.parts, validation=job.parts.validation.first(count))
+    splits = replace(job.splits, validation=job.splits.validation.first(count))
     loaders = make_loaders(
-        job.config, parts, job.world, job.out, next(job.trainer.model.parameters()).device
+        job.config, splits, job.world, job.out, next(job.trainer.model.parameters()).device
     )
-    mirror = job.config.evaluation.flip
     return evaluate(
         job.evaluated_model,
         loaders["validation"],
         job.trainer.to_input,
         job.trainer.task,
-        mirror=mirror,
+        flip=job.config.evaluation.flip,
     )
 
 

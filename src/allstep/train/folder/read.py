@@ -24,7 +24,7 @@ class Evaluation:
 
     folder: Path
     """Of the run."""
-    part: SplitName = "test"
+    split: SplitName = "test"
     which: Which | None = None
     """None: those that the run itself would test."""
     place: str | None = None

@@ -24,7 +24,7 @@ from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches
 from allstep.train.step.build import make_optimizer
-from allstep.train.step.execution import WAYS
+from allstep.train.step.execution import MODES
 from allstep.train.watch.events import Score
 
 _Whole = Annotated[int, Field(ge=0, lt=1 << 60)]
@@ -62,7 +62,7 @@ class _Position(_State):
     best_samples: _Whole
 
 
-class _Standing(_Position):
+class _Progress(_Position):
     updates: _Whole
     batch: _Count
     worse: _Whole
@@ -109,7 +109,7 @@ class _Images(_Classes):
 
 
 class _Resumed(_State):
-    standing: _Standing
+    standing: _Progress
     optimizer: _Optimizer
     loader: _Loader
     precision: _Scaled
@@ -134,9 +134,9 @@ def check_resumed(snapshot: Snapshot) -> None:
             RunningNoiseScale(**state.noise.model_dump())
         except ConfigError as error:
             raise CheckpointError(f"state.json: noise: {error}") from error
-    if state.execution not in WAYS:
+    if state.execution not in MODES:
         raise CheckpointError(
-            f"state.json: execution: expected one of {', '.join(WAYS)}, found"
+            f"state.json: execution: expected one of {', '.join(MODES)}, found"
             f" {state.execution[:40]!r}"
         )
 

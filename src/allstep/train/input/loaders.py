@@ -36,7 +36,7 @@ split has."""
 
 def make_loaders(
     config: ResolvedConfig,
-    parts: Splits,
+    splits: Splits,
     world: World,
     out: Path,
     device: torch.device | None = None,
@@ -45,7 +45,7 @@ def make_loaders(
 
     Bad samples are listed in `out`; `config` knows its global batch.
     """
-    check_batch(config, len(parts.train))
+    check_batch(config, len(splits.train))
     section = config.data
     loader = partial(
         Loader,
@@ -55,34 +55,34 @@ def make_loaders(
         budget=section.budget,
         device=device,
     )
-    train, validation, test = parts.train, parts.validation, parts.test
+    train, validation, test = splits.train, splits.validation, splits.test
     if config.overfit is not None:
-        train = validation = test = parts.train.first(config.overfit)
-    many = _evaluation_batch(config, parts, world.size) * world.size
+        train = validation = test = splits.train.first(config.overfit)
+    many = _evaluation_batch(config, splits, world.size) * world.size
     loaders = {
         "train": loader(
             train.source,
-            transform=_training(config, parts),
+            transform=_training(config, splits),
             batch=config.batch,
             seed=config.seed,
             numbers=train.numbers,
             quarantine=out / "quarantine.jsonl",
         )
     }
-    for name, part in (("validation", validation), ("test", test)):
+    for name, split in (("validation", validation), ("test", test)):
         loaders[name] = loader(
-            part.source,
-            transform=make_transform("prepare", section, part.seen),
+            split.source,
+            transform=make_transform("prepare", section, split.seen),
             batch=many,
             seed=None,
-            numbers=part.numbers,
+            numbers=split.numbers,
             quarantine=out / f"quarantine-{name}.jsonl",
         )
     return loaders
 
 
 def make_sample_loader(
-    config: ResolvedConfig, parts: Splits, world: World, device: torch.device | None
+    config: ResolvedConfig, splits: Splits, world: World, device: torch.device | None
 ) -> Loader | None:
     """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where
     validation is that already.
@@ -93,8 +93,8 @@ def make_sample_loader(
     if config.overfit is not None:
         return None
     section = config.data
-    part = parts.train.sample(min(SAMPLE, len(parts.validation)), section.split_seed)
-    ours, theirs = parts.prepared_shape(part), parts.evaluated_shape
+    split = splits.train.sample(min(SAMPLE, len(splits.validation)), section.split_seed)
+    ours, theirs = splits.prepared_shape(split), splits.evaluated_shape
     if ours != theirs:
         raise ConfigError(
             f"data.prepare={section.prepare!r} leaves training images of {_size(ours)} and"
@@ -102,14 +102,14 @@ def make_sample_loader(
             " equal, such as Resize or CentreCrop"
         )
     return Loader(
-        part.source,
-        make_transform("prepare", section, part.seen),
-        batch=_evaluation_batch(config, parts, world.size) * world.size,
+        split.source,
+        make_transform("prepare", section, split.seen),
+        batch=_evaluation_batch(config, splits, world.size) * world.size,
         world=world,
         seed=None,
-        numbers=part.numbers,
+        numbers=split.numbers,
         workers=section.workers,
-        budget=len(part),
+        budget=len(split),
         device=device,
     )
 
@@ -118,17 +118,17 @@ def _size(shape: tuple[int, int, int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _training(config: ResolvedConfig, parts: Splits) -> Transform | None:
-    seen = parts.train.seen
+def _training(config: ResolvedConfig, splits: Splits) -> Transform | None:
+    seen = splits.train.seen
     if config.overfit is not None:
         return make_transform("prepare", config.data, seen)
     return make_transform(
-        "augment", config.data, seen, spelled_mix(config.data.mix), parts.num_classes
+        "augment", config.data, seen, spelled_mix(config.data.mix), splits.num_classes
     )
 
 
-def _evaluation_batch(config: ResolvedConfig, parts: Splits, size: int) -> int:
+def _evaluation_batch(config: ResolvedConfig, splits: Splits, size: int) -> int:
     """Samples of one rank: as many as in training, or more where images are small."""
-    channels, height, width = parts.evaluated_shape
+    channels, height, width = splits.evaluated_shape
     trained = config.batch // (size * config.accumulation)
     return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))

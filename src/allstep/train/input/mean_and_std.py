@@ -21,29 +21,29 @@ _AT_ONCE = 1 << 22  # bytes of images: they stay in the cache
 _LEAST = 1e-3  # a channel that is the same everywhere has no std to divide by
 
 
-def measure(parts: Splits) -> dict[str, tuple[float, ...]]:
+def measure(splits: Splits) -> dict[str, tuple[float, ...]]:
     """`mean` and `std` of each channel, from 0 to 255; as the config gives them, where it does."""
-    if parts.mean is not None and parts.std is not None:
-        return {"mean": parts.mean, "std": parts.std}
-    count, total, squares = 0, np.zeros(parts.shape[0]), np.zeros(parts.shape[0])
-    for images in _some_images(parts):
+    if splits.mean is not None and splits.std is not None:
+        return {"mean": splits.mean, "std": splits.std}
+    count, total, squares = 0, np.zeros(splits.shape[0]), np.zeros(splits.shape[0])
+    for images in _some_images(splits):
         number, first, second = _moments(images)
         count, total, squares = count + number, total + first, squares + second
     if not count:
         raise DataError(
-            f"{parts.place}: no good image to measure the mean of; set data.mean and data.std"
+            f"{splits.place}: no good image to measure the mean of; set data.mean and data.std"
         )
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return {"mean": tuple(mean.tolist()), "std": tuple(np.maximum(std, _LEAST).tolist())}
 
 
-def _some_images(parts: Splits) -> Iterator[NDArray[np.generic]]:
+def _some_images(splits: Splits) -> Iterator[NDArray[np.generic]]:
     """Blocks (n, height, width, channels)."""
-    part, seen = parts.train, parts.train.seen
-    transform = make_transform("prepare", parts.section, seen)
-    numbers = part.some(_IMAGES if seen.dtype is not None else _DECODED)
-    recipe = Recipe(part.source, transform, blocks=gives_blocks(part.source, transform, numbers))
+    split, seen = splits.train, splits.train.seen
+    transform = make_transform("prepare", splits.section, seen)
+    numbers = split.some(_IMAGES if seen.dtype is not None else _DECODED)
+    recipe = Recipe(split.source, transform, blocks=gives_blocks(split.source, transform, numbers))
     height, width, channels = (
         transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
     )

@@ -113,7 +113,7 @@ class Splits:
     mean: Figures | None = None
     """Of each channel, from 0 to 255.
 
-    None: still to be measured; `replace(parts, **measure(parts))` knows it.
+    None: still to be measured; `replace(splits, **measure(splits))` knows it.
     """
     std: Figures | None = None
 
@@ -133,9 +133,9 @@ class Splits:
         """Channels, height and width of an image as a model is evaluated on it."""
         return self.prepared_shape(self.validation)
 
-    def prepared_shape(self, part: Split) -> tuple[int, int, int]:
+    def prepared_shape(self, split: Split) -> tuple[int, int, int]:
         """The same of images of one of the parts: sets of their own may differ in size."""
-        return _shape("prepare", self.section, part.seen)
+        return _shape("prepare", self.section, split.seen)
 
     def image_facts(self) -> dict[str, Any]:
         """What somebody with the weights alone must know to use the model: plain values."""
@@ -212,16 +212,16 @@ def _looked_at(chosen: Sequence[_Chosen], section: DataConfig) -> list[Split]:
         if each.source not in seen:
             some = _spread(each.numbers, len(each.source), _TRIED)
             seen[each.source] = look(each.source, some, section)
-    parts = [Split(each.source, each.numbers, seen[each.source]) for each in chosen]
-    for part in parts[1:]:
-        ours, theirs = parts[0].seen, part.seen
+    splits = [Split(each.source, each.numbers, seen[each.source]) for each in chosen]
+    for split in splits[1:]:
+        ours, theirs = splits[0].seen, split.seen
         if ours.channels != theirs.channels:
             raise DataError(
                 f"the images in {ours.where} have {ours.channels} channels, those in"
                 f" {theirs.where} {theirs.channels}: a net takes one kind"
             )
         _shape("prepare", section, theirs)
-    return parts
+    return splits
 
 
 def _spread(numbers: order.Numbers | None, n: int, count: int) -> order.Numbers:
@@ -235,8 +235,8 @@ def _named(section: DataConfig, progress: Progress | None) -> _Whole:
     found = data.find(data.named_set(section.name), section.folder, progress)
     images = data.load(found)
     train, test = (
-        data.ArraySource(part.images, part.labels, classes=images.classes, name=str(found.folder))
-        for part in (images.train, images.test)
+        data.ArraySource(split.images, split.labels, classes=images.classes, name=str(found.folder))
+        for split in (images.train, images.test)
     )
     validation = _elsewhere("validation", section, images.classes, progress)
     other_test = _elsewhere("test", section, images.classes, progress)

@@ -31,7 +31,7 @@ def make_to_input(
 ) -> ToInput:
     """A function from the images of a batch to a model's input; what it is given is left as it was."""
     if mean is None or std is None:
-        raise ValueError("mean and std are not known yet: measure(parts) first")
+        raise ValueError("mean and std are not known yet: measure(splits) first")
     shift = torch.tensor(mean, dtype=torch.float64).to(device, dtype)
     scale = (1 / torch.tensor(std, dtype=torch.float64)).to(device, dtype)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format

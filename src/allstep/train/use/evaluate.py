@@ -66,9 +66,7 @@ def reevaluate(asked: Evaluation, world: World) -> Reevaluated:
     loader = _loader(config, trained, opened, world, asked.device)
     try:
         task = Classification(trained.num_classes)
-        score = evaluate(
-            trained.model, loader, trained.to_input, task, mirror=config.evaluation.flip
-        )
+        score = evaluate(trained.model, loader, trained.to_input, task, flip=config.evaluation.flip)
     finally:
         loader.close()
     num_bad = sum(agree.gather(world, loader.num_bad))
@@ -88,7 +86,7 @@ def work(asked: Evaluation, launcher: str | None = None) -> Reevaluated | None:
 class _Opened:
     """Samples to be evaluated on."""
 
-    part: Split | None
+    split: Split | None
     source: Source
     transform: Transform | None
     where: str
@@ -103,13 +101,15 @@ def _opened(asked: Evaluation, config: RunConfig, trained: Trained) -> "_Opened"
 
 
 def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
-    parts = open_splits(config)
-    check_same_classes(parts.place, parts.classes, trained.classes)
-    part = {"test": parts.test, "validation": parts.validation, "train": parts.train}[asked.part]
+    splits = open_splits(config)
+    check_same_classes(splits.place, splits.classes, trained.classes)
+    split = {"test": splits.test, "validation": splits.validation, "train": splits.train}[
+        asked.split
+    ]
     if config.overfit is not None:
-        part = parts.train.first(config.overfit)
-    transform = make_transform("prepare", config.data, part.seen)
-    return _Opened(part, part.source, transform, f"{asked.part} part of {parts.title}")
+        split = splits.train.first(config.overfit)
+    transform = make_transform("prepare", config.data, split.seen)
+    return _Opened(split, split.source, transform, f"{asked.split} part of {splits.title}")
 
 
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
@@ -121,7 +121,7 @@ def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Traine
         classes=given_names(trained.classes),
     )
     if (
-        asked.part == "test"
+        asked.split == "test"
         and isinstance(source, IdxSource | CifarSource)
         and Path(place).is_dir()
     ):
@@ -142,7 +142,7 @@ def _loader(
         batch=num_at_once(trained.shape) * world.size,
         world=world,
         seed=None,
-        numbers=None if opened.part is None else opened.part.numbers,
+        numbers=None if opened.split is None else opened.split.numbers,
         workers=section.workers,
         strict=section.strict,
         budget=section.budget,

@@ -108,17 +108,17 @@ def find_run(folder: Path | str, which: Which | None = None, trust: bool = False
     if newest.path is None or newest.snapshot is None:
         raise CheckpointError(_no_checkpoint(folder, newest.complaints))
     notes = tuple(f"not used: {complaint}" for complaint in newest.complaints)
-    standing = newest.snapshot.state["standing"]
+    progress = newest.snapshot.state["standing"]
     if which is None:
-        which = config.evaluation.weights if standing["best"] else "last"
-    if which == "last" or standing["best_samples"] == newest.snapshot.samples:
+        which = config.evaluation.weights if progress["best"] else "last"
+    if which == "last" or progress["best_samples"] == newest.snapshot.samples:
         return Found(folder, config, newest.path, which, newest.snapshot, notes)
-    if not standing["best"]:
+    if not progress["best"]:
         raise CheckpointError(
             f"{folder}: no weights are the best yet, the run has not been evaluated: take the last"
             " ones"
         )
-    path = folder / "checkpoints" / name_of(standing["best_samples"])
+    path = folder / "checkpoints" / name_of(progress["best_samples"])
     return Found(folder, config, path, which, _best(path), notes)
 
 

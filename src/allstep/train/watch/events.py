@@ -141,7 +141,7 @@ class Result:
     why: str = ""
     """Why the run ended before its last epoch, if it did."""
     aside: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that steps waited for `saving` (copies for checkpoints) and `telling` (the record,
+    """Seconds that steps waited for `saving` (copies for checkpoints) and `reporting` (the record,
     the screen), on rank 0."""
     num_bad: int = 0
     """Samples found bad and skipped."""

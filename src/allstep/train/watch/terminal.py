@@ -230,11 +230,11 @@ def precision_line(opening: Opening) -> str:
 
 def batch_sum(config: ResolvedConfig, num_workers: int) -> str:
     """Samples per worker and piece x workers x pieces = the global batch."""
-    batch, pieces = config.batch or 0, config.accumulation
-    low, rest = divmod(batch, num_workers * pieces)
+    batch, num_micro_batches = config.batch or 0, config.accumulation
+    low, rest = divmod(batch, num_workers * num_micro_batches)
     each = f"{low}" if not rest else f"{low} or {low + 1}"
     workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
-    accumulation = f" x {pieces} accumulated" if pieces > 1 else ""
+    accumulation = f" x {num_micro_batches} accumulated" if num_micro_batches > 1 else ""
     return f"{each} per worker x {workers}{accumulation} = {batch}"
 
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.train.run.state import crossed
+from allstep.train.run.progress import crossed
 
 
 @given(

@@ -49,11 +49,12 @@ def opened(**section: Any) -> Splits:
     return open_splits(config(**section))
 
 
-def numbers(parts: Splits) -> list[list[int]]:
+def numbers(splits: Splits) -> list[list[int]]:
     """Of the samples of each part."""
-    three = (parts.train, parts.validation, parts.test)
+    three = (splits.train, splits.validation, splits.test)
     return [
-        (np.arange(len(part)) if part.numbers is None else part.numbers).tolist() for part in three
+        (np.arange(len(split)) if split.numbers is None else split.numbers).tolist()
+        for split in three
     ]
 
 
@@ -78,19 +79,19 @@ class TestParts:
     def test_a_named_set_is_split_as_it_always_was(self) -> None:
         """Reference: the set loaded by hand, and the permutation that runs have been split by so
         far."""
-        parts = opened(name="digits", split_seed=3)
+        splits = opened(name="digits", split_seed=3)
         images = load(find_set(named_set("digits")))
         n, held_out = len(images.train), 143
-        assert parts.train.numbers is not None
+        assert splits.train.numbers is not None
         assert (
-            parts.train.numbers.tolist()
+            splits.train.numbers.tolist()
             == order.kept(np.arange(n - held_out), n, held_out, 3).tolist()
         )
-        assert numbers(parts)[1] == sorted(order.held_out(n, held_out, 3).tolist())
-        assert parts.test.numbers is None
-        assert isinstance(parts.test.source, ArraySource)
-        assert np.array_equal(parts.test.source.data, images.test.images)
-        assert (parts.title, parts.shape, parts.classes) == (
+        assert numbers(splits)[1] == sorted(order.held_out(n, held_out, 3).tolist())
+        assert splits.test.numbers is None
+        assert isinstance(splits.test.source, ArraySource)
+        assert np.array_equal(splits.test.source.data, images.test.images)
+        assert (splits.title, splits.shape, splits.classes) == (
             "8x8 digits",
             (1, 8, 8),
             tuple("0123456789"),
@@ -120,27 +121,39 @@ class TestParts:
         assert all(np.array_equal(a.numbers, b.numbers) for a, b in zip(three, again, strict=True))  # type: ignore[arg-type]
 
     def test_who_says_nothing_gets_as_many_for_the_test_as_for_the_validation(self) -> None:
-        parts = opened(train="synthetic:200x8x8", num_classes=3)
-        assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [160, 20, 20]
-        parts = opened(train="synthetic:200x8x8", num_classes=3, validation=50)
-        assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [100, 50, 50]
-        parts = opened(
+        splits = opened(train="synthetic:200x8x8", num_classes=3)
+        assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [
+            160,
+            20,
+            20,
+        ]
+        splits = opened(train="synthetic:200x8x8", num_classes=3, validation=50)
+        assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [
+            100,
+            50,
+            50,
+        ]
+        splits = opened(
             train="synthetic:200x8x8", num_classes=3, validation="synthetic:30x8x8", test=1
         )
-        assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [199, 30, 1]
-        assert parts.num_classes == 3
+        assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [
+            199,
+            30,
+            1,
+        ]
+        assert splits.num_classes == 3
 
     def test_folders_of_two_parts_have_their_test_part(self, tmp_path: Path) -> None:
-        parts = opened(train=str(write_mnist(tmp_path / "mnist")))
-        assert (len(parts.train), len(parts.validation), len(parts.test)) == (36, 4, 10)
-        assert (parts.title, parts.classes, parts.shape) == ("mine", tuple("0123"), (1, 6, 5))
+        splits = opened(train=str(write_mnist(tmp_path / "mnist")))
+        assert (len(splits.train), len(splits.validation), len(splits.test)) == (36, 4, 10)
+        assert (splits.title, splits.classes, splits.shape) == ("mine", tuple("0123"), (1, 6, 5))
         rows = np.random.default_rng(0).integers(0, 10, (20, cifar.ROW), np.uint8)
         (tmp_path / "cifar").mkdir()
         for name in ("data_batch_1.bin", "data_batch_2.bin", "test_batch.bin"):
             rows.tofile(tmp_path / "cifar" / name)
-        parts = opened(train=str(tmp_path / "cifar"))
-        assert (len(parts.train), len(parts.validation), len(parts.test)) == (36, 4, 20)
-        assert (parts.num_classes, parts.shape) == (10, (3, 32, 32))
+        splits = opened(train=str(tmp_path / "cifar"))
+        assert (len(splits.train), len(splits.validation), len(splits.test)) == (36, 4, 20)
+        assert (splits.num_classes, splits.shape) == (10, (3, 32, 32))
         alone = write_mnist(tmp_path / "alone", test=None)
         assert len(opened(train=str(alone)).test) == 4
 
@@ -155,16 +168,18 @@ class TestParts:
             "test": 5,
         }
         for where in ("photos", "tfrecord", "tar"):
-            parts = opened(train=str(tmp_path / where), **sections)
-            assert (parts.classes, parts.shape, len(parts.test)) == (CLASSES, (3, 16, 20), 5)
-            assert sorted(number for part in numbers(parts) for number in part) == list(range(24))
+            splits = opened(train=str(tmp_path / where), **sections)
+            assert (splits.classes, splits.shape, len(splits.test)) == (CLASSES, (3, 16, 20), 5)
+            assert sorted(number for split in numbers(splits) for number in split) == list(
+                range(24)
+            )
 
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
             "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\nfrom"
-            " allstep.train.input.splits import open_parts\ndata = DataConfig(name='mine',"
+            " allstep.train.input.splits import open_splits\ndata = DataConfig(name='mine',"
             " train='synthetic:50x16x16', num_classes=3, augment='Flip()',"
-            " mix='Mixup(0.2)')\nassert open_parts(RunConfig(recipe='mine', data=data)).shape =="
+            " mix='Mixup(0.2)')\nassert open_splits(RunConfig(recipe='mine', data=data)).shape =="
             " (3, 16, 16)\nassert 'torch' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
@@ -249,8 +264,8 @@ class TestWhatIsWrong:
             ),
         ):
             opened(train=str(tmp_path / "few.tar"))
-        parts = opened(train=str(tmp_path / "few.tar"), num_classes=3)
-        assert (parts.classes, parts.shape) == (("0", "1", "2"), (3, 24, 32))
+        splits = opened(train=str(tmp_path / "few.tar"), num_classes=3)
+        assert (splits.classes, splits.shape) == (("0", "1", "2"), (3, 24, 32))
 
     def test_a_set_without_a_good_image(self, tmp_path: Path) -> None:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
@@ -265,11 +280,11 @@ class TestWhatIsWrong:
 
 class TestFigures:
     def test_grey_arrays_against_numpy(self) -> None:
-        parts = opened(name="digits")
-        source = parts.train.source
-        assert isinstance(source, ArraySource) and parts.train.numbers is not None
-        kept = source.data[parts.train.numbers].astype(np.float64)
-        assert measure(parts) == {
+        splits = opened(name="digits")
+        source = splits.train.source
+        assert isinstance(source, ArraySource) and splits.train.numbers is not None
+        kept = source.data[splits.train.numbers].astype(np.float64)
+        assert measure(splits) == {
             "mean": pytest.approx((kept.mean(),)),
             "std": pytest.approx((kept.std(),)),
         }
@@ -281,25 +296,25 @@ class TestFigures:
         """
         folder = make_folder(tmp_path / "photos", 8)
         (folder / "dog" / "003.jpg").write_bytes(b"broken")
-        parts = opened(train=str(folder), augment="RandomResizedCrop(8)", prepare="CentreCrop(12)")
+        splits = opened(train=str(folder), augment="RandomResizedCrop(8)", prepare="CentreCrop(12)")
         prepared = make_loaders(
-            config(overfit=len(parts.train), prepare="CentreCrop(12)"),
-            parts,
+            config(overfit=len(splits.train), prepare="CentreCrop(12)"),
+            splits,
             World.alone(),
             tmp_path,
         )["test"]
         images = torch.cat([batch.data for batch in prepared.batches()])
         assert images.shape[1:] == (3, 12, 12)
         levels = images.double().transpose(0, 1).flatten(1)
-        found = measure(parts)
+        found = measure(splits)
         assert found["mean"] == pytest.approx(levels.mean(1).tolist())
         assert found["std"] == pytest.approx(levels.std(1, correction=0).tolist())
 
     def test_the_config_may_give_them(self) -> None:
         section = {"train": "synthetic:30x8x8", "mean": (9.0,), "std": (1.0, 2.0, 3.0)}
-        parts = opened(num_classes=3, **section)
-        assert measure(parts) == {"mean": (9.0, 9.0, 9.0), "std": (1.0, 2.0, 3.0)}
-        assert parts.image_facts() == {
+        splits = opened(num_classes=3, **section)
+        assert measure(splits) == {"mean": (9.0, 9.0, 9.0), "std": (1.0, 2.0, 3.0)}
+        assert splits.image_facts() == {
             "shape": [3, 8, 8],
             "trained_shape": [3, 8, 8],
             "mean": [9.0, 9.0, 9.0],
@@ -309,9 +324,9 @@ class TestFigures:
         }
 
     def test_images_that_are_all_the_same_are_not_divided_by_zero(self) -> None:
-        parts = opened(name="digits")
+        splits = opened(name="digits")
         black = ArraySource(np.zeros((1437, 8, 8), np.uint8), np.zeros(1437, np.int64))
-        assert min(measure(replace(parts, train=replace(parts.train, source=black)))["std"]) > 0
+        assert min(measure(replace(splits, train=replace(splits.train, source=black)))["std"]) > 0
 
     @pytest.mark.parametrize("channels_last", [True, False])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -356,9 +371,9 @@ class TestLoaders:
         both = [
             self.loaders(tmp_path / str(world.rank), made, world) for world in places(["here"] * 2)
         ]
-        for part in ("train", "validation", "test"):
-            whole = list(alone[part].batches(0, 60))
-            halves = [list(each[part].batches(0, 60)) for each in both]
+        for split in ("train", "validation", "test"):
+            whole = list(alone[split].batches(0, 60))
+            halves = [list(each[split].batches(0, 60)) for each in both]
             pieces = [piece for two in zip(*halves, strict=True) for piece in two]
             assert torch.equal(
                 torch.cat([batch.data for batch in whole]),
@@ -391,8 +406,8 @@ class TestLoaders:
             mix="Mixup(0.5)",
         )
         loaders = self.loaders(tmp_path, made)
-        batches = {part: next(iter(loader.batches())) for part, loader in loaders.items()}
-        samples = {part: sorted(batch.samples.tolist()) for part, batch in batches.items()}
+        batches = {split: next(iter(loader.batches())) for split, loader in loaders.items()}
+        samples = {split: sorted(batch.samples.tolist()) for split, batch in batches.items()}
         assert samples["train"] == samples["validation"] == samples["test"]
         assert len(samples["train"]) == 16
         ours, theirs = (
@@ -413,17 +428,19 @@ class TestLoaders:
         self, tmp_path: Path
     ) -> None:
         made = config(name="digits", augment="PadAndCrop(8, pad=2)", mix="Mixup(0.5)")
-        parts = open_splits(made)
-        loader = make_sample_loader(made, parts, World.alone(), CPU)
-        assert loader is not None and loader.numbers is not None and parts.train.numbers is not None
-        assert len(loader.numbers) == len(parts.validation) == 143
-        assert set(loader.numbers) < set(parts.train.numbers) and list(loader.numbers) == sorted(
+        splits = open_splits(made)
+        loader = make_sample_loader(made, splits, World.alone(), CPU)
+        assert (
+            loader is not None and loader.numbers is not None and splits.train.numbers is not None
+        )
+        assert len(loader.numbers) == len(splits.validation) == 143
+        assert set(loader.numbers) < set(splits.train.numbers) and list(loader.numbers) == sorted(
             set(loader.numbers)
         )
         images = load(find_set(named_set("digits"))).train
         seen = torch.cat([batch.data for batch in loader.batches()])
         assert torch.equal(seen, torch.from_numpy(images.images[loader.numbers]))
-        again, other = parts.train.sample(143, seed=0), parts.train.sample(143, seed=1)
+        again, other = splits.train.sample(143, seed=0), splits.train.sample(143, seed=1)
         assert np.array_equal(again.numbers, loader.numbers) and not np.array_equal(
             other.numbers, loader.numbers
         )
@@ -454,7 +471,7 @@ class TestLoaders:
 
     def test_a_batch_larger_than_the_set(self, tmp_path: Path) -> None:
         with pytest.raises(
-            ConfigError, match="a batch of 2000 is larger than the training set, which has 1294"
+            ConfigError, match="a batch of 2000 is larger than the training split, which has 1294"
         ):
             self.loaders(tmp_path, config(batch=2000, name="digits"))
 
