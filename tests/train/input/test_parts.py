@@ -23,12 +23,12 @@ from allstep.data.packing.plan import Options
 from allstep.data.sources import cifar, idx
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.input.hold_out import hold_out
 from allstep.train.input.images import _check_label
 from allstep.train.input.loaders import make_sample_loader
+from allstep.train.input.open_sources import Sources
 from allstep.train.input.splits import (
     Splits,
-    _split,
-    _Whole,
     make_loaders,
     make_to_input,
     measure,
@@ -111,12 +111,12 @@ class TestParts:
         section = DataConfig(
             name="mine", validation=validation, test=None if own_test else test, split_seed=seed
         )
-        three = _split(section, _Whole("", "", source, None, source if own_test else None))
+        three = hold_out(section, Sources("", "", source, None, source if own_test else None))
         found = [[] if each.numbers is None else each.numbers.tolist() for each in three]
         everything = sorted(number for each in found for number in each)
         assert everything == list(range(n))
         assert [len(each) for each in found][1:] == [validation, 0 if own_test else test]
-        again = _split(section, _Whole("", "", source, None, source if own_test else None))
+        again = hold_out(section, Sources("", "", source, None, source if own_test else None))
         assert all(np.array_equal(a.numbers, b.numbers) for a, b in zip(three, again, strict=True))  # type: ignore[arg-type]
 
     def test_who_says_nothing_gets_as_many_for_the_test_as_for_the_validation(self) -> None:
@@ -162,9 +162,9 @@ class TestParts:
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
             "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\nfrom"
-            " allstep.train.input.splits import open_parts\ndata = DataConfig(name='mine',"
+            " allstep.train.input.splits import open_splits\ndata = DataConfig(name='mine',"
             " train='synthetic:50x16x16', num_classes=3, augment='Flip()',"
-            " mix='Mixup(0.2)')\nassert open_parts(RunConfig(recipe='mine', data=data)).shape =="
+            " mix='Mixup(0.2)')\nassert open_splits(RunConfig(recipe='mine', data=data)).shape =="
             " (3, 16, 16)\nassert 'torch' not in sys.modules"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
