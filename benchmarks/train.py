@@ -45,7 +45,7 @@ from rich.table import Table
 from allstep import data, runlog
 from allstep.data import order
 from allstep.train import read_config
-from allstep.train.input.splits import open_parts
+from allstep.train.input.splits import open_splits
 
 WORDS = [
     *(
@@ -194,7 +194,7 @@ def _plain_run(
 
 def write_arrays(folder: Path) -> tuple[Path, dict[str, float]]:
     """The samples of allstep's own split, as arrays for the other side."""
-    parts = open_parts(read_config("fashion-mnist", WORDS))
+    parts = open_splits(read_config("fashion-mnist", WORDS))
     images = data.load(data.find(data.named_set("fashion-mnist"))).train
     n, held_out = len(images), len(parts.validation)
     split = {

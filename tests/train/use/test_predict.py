@@ -578,7 +578,7 @@ def test_evaluating_again_gives_what_a_run_on_images_logged(ranks: Any, tmp_path
     assert "only there: ant; only in the run: eel" in other_names
     assert "no such file or folder" in gone
     assert numbers.score.count == 3
-    assert "has 4 classes, and the net knows 3" in too_many
+    assert "has 4 classes, and the model has 3" in too_many
 
     found = list(predict(load_run(out), find_images([str(other)])))
     right = [each.classes[0][0] == Path(each.image).parent.name for each in found]

@@ -57,9 +57,9 @@ def _names(section: DataConfig, train: Source) -> tuple[str, ...]:
         )
     if asked is None and not isinstance(train, _QUICK_LABELS):
         raise ConfigError(
-            f"the {len(train)} records of {train.place(0).file} do not say how many classes there"
-            " are: set data.num_classes, or put a file classes.txt with their names, one a line,"
-            " beside them"
+            f"the {len(train)} records of {train.place(0).file} do not state how many classes there"
+            " are: set data.num_classes, or put a file classes.txt with their names, one per line,"
+            " next to them"
         )
     return tuple(map(str, range(asked or _count(train))))
 
@@ -68,7 +68,7 @@ def _check_number(asked: int | None, names: Sequence[str]) -> None:
     """Raise ConfigError if `data.num_classes` is set and is not the number of class names."""
     if asked is not None and asked != len(names):
         raise ConfigError(
-            f"config key 'data.num_classes': the training set has {len(names)} classes "
+            f"config key 'data.num_classes': the training split has {len(names)} classes "
             f"({_some(names)}), found {asked}"
         )
 
@@ -103,7 +103,7 @@ def _wrong_labels(
     more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
     return (
         f"sample {first} of {source.place(first).file}: its label is {labels[first]}, expected"
-        f" 0 to {num_classes - 1}{more}: mend the labels, or set data.num_classes"
+        f" 0 to {num_classes - 1}{more}: correct the labels, or set data.num_classes"
     )
 
 
@@ -113,13 +113,14 @@ def _difference(train: Source, other: Source) -> str:
     places = train.place(0).file, other.place(0).file
     missing = [
         f"{_some(sorted(only))} only in {whose}"
-        for only, whose in ((ours - theirs, "the training set"), (theirs - ours, "the other"))
+        for only, whose in ((ours - theirs, "the training split"), (theirs - ours, "the other"))
         if only
     ]
     what = "; ".join(missing) or "the same names in another order"
     return (
-        f"the training set has {len(train.classes)} classes and another set {len(other.classes)},"
-        f" not the same ones: {what} (for example {places[0]} and {places[1]})"
+        f"the training split has {len(train.classes)} classes and another split"
+        f" {len(other.classes)}, not the same ones: {what} (for example {places[0]} and"
+        f" {places[1]})"
     )
 
 
@@ -149,8 +150,8 @@ def check_same_classes(place: str, theirs: Sequence[str], ours: Sequence[str]) -
         if only
     )
     raise DataError(
-        f"{place}: has {len(theirs)} classes, and the net knows {len(ours)}, not the same ones:"
-        f" {what or 'another order'}; a class without images needs its folder, too"
+        f"{place}: has {len(theirs)} classes, and the model has {len(ours)}, not the same ones:"
+        f" {what or 'another order'}; keep a folder also for classes without images"
     )
 
 

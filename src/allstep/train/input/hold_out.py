@@ -61,7 +61,7 @@ def num_held_out(key: str, asked: int | str | None, n: int, whole: int | None = 
         asked = max(1, order.default_validation(whole or n))
         if n < 2:
             raise DataError(
-                f"{n} sample is too few to hold out a part for data.{key}: there must be at least"
+                f"{n} sample is too few to hold out a split for data.{key}: there must be at least"
                 " 2, better hundreds"
             )
     if not 1 <= asked < n:

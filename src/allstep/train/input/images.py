@@ -134,7 +134,7 @@ def make_transform(
         return None
     if seen.dtype not in (None, "uint8"):
         raise ConfigError(
-            f"config key 'data.{'mix' if mix else key}': operations and colours need images of"
+            f"config key 'data.{'mix' if mix else key}': operations and colors need images of"
             f" uint8, and those in {seen.where} are {seen.dtype}: store them as uint8"
         )
     if made.shape is None:
@@ -162,6 +162,6 @@ def _only_size(key: str, seen: ImageInfo) -> tuple[int, int]:
     smallest, largest = ("x".join(map(str, size)) for size in (seen.sizes[0], seen.sizes[-1]))
     raise ConfigError(
         f"config key 'data.{key}': images such as {seen.where} have many sizes, from {smallest}"
-        f" to {largest}, and a net needs one: begin with an operation that ends at a size, such as"
+        f" to {largest}, and a model needs one: begin with an operation of a fixed size, such as"
         f" data.augment={PRESETS['imagenet']!r} data.prepare={PRESETS['imagenet-eval']!r}"
     )

@@ -127,5 +127,5 @@ def _check_no_splits(where: str, train: Source) -> None:
         )
         raise DataError(
             f"data.train: the folders in {where} are called {', '.join(train.classes)}, which are"
-            f" parts of a set rather than classes: write data.train={Path(where) / 'train'}{rest}"
+            f" splits of a dataset rather than classes: set data.train={Path(where) / 'train'}{rest}"
         )

@@ -210,7 +210,7 @@ def _check_fits(ours: ImageInfo, theirs: ImageInfo, section: DataConfig) -> None
     if ours.channels != theirs.channels:
         raise DataError(
             f"the images in {ours.where} have {ours.channels} channels, those in"
-            f" {theirs.where} {theirs.channels}: a net takes one kind"
+            f" {theirs.where} {theirs.channels}: a model needs the same number"
         )
     _shape("prepare", section, theirs)
 
@@ -232,7 +232,7 @@ def _configured_mean_and_std(
     for key, figures in (("mean", section.mean), ("std", section.std)):
         if figures is not None and len(figures) not in (1, channels):
             raise ConfigError(
-                f"config key 'data.{key}': expected one figure for each of {channels} channels,"
+                f"config key 'data.{key}': expected one value for each of {channels} channels,"
                 f" found {len(figures)}"
             )
     if section.mean is None or section.std is None:

@@ -34,7 +34,7 @@ def make_to_input(
     argument.
     """
     if mean is None or std is None:
-        raise ValueError("mean and std are not known yet: measure(parts) first")
+        raise ValueError("mean and std are not known yet: call measure(splits) first")
     shift = torch.tensor(mean, dtype=torch.float64).to(device, dtype)
     scale = (1 / torch.tensor(std, dtype=torch.float64)).to(device, dtype)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
