@@ -17,9 +17,9 @@ from allstep.train.watch.events import Evaluated, Opening, Result, Score, Traini
 from allstep.train.watch.terminal import (
     Display,
     banner,
-    batch_sum,
+    batch_line,
     final_figures,
-    rate_line,
+    lr_line,
     warnings,
 )
 from support.callback_events import CONFIG, opening, progress
@@ -200,18 +200,18 @@ def test_the_table_says_how_it_ended() -> None:
 
 
 def test_the_sum_of_the_batch() -> None:
-    assert batch_sum(CONFIG, 3) == "21 or 22 per worker x 3 workers = 64"
+    assert batch_line(CONFIG, 3) == "21 or 22 per worker x 3 workers = 64"
     assert (
-        batch_sum(CONFIG.model_copy(update={"accumulation": 4}), 2)
+        batch_line(CONFIG.model_copy(update={"accumulation": 4}), 2)
         == "8 per worker x 2 workers x 4 accumulated = 64"
     )
     per_worker = RunConfig(batch_per_worker=10).resolved(1)
-    assert batch_sum(per_worker, 1) == "10 per worker x 1 worker = 10"
+    assert batch_line(per_worker, 1) == "10 per worker x 1 worker = 10"
 
 
 def test_the_rate_and_the_warning() -> None:
     scaled = CONFIG.model_copy(update={"batch": 128})
-    assert rate_line(scaled, 0.1) == "0.05 at batch 64 -> 0.1 at batch 128 (scaling: linear)"
+    assert lr_line(scaled, 0.1) == "0.05 at batch 64 -> 0.1 at batch 128 (scaling: linear)"
     assert warnings(scaled) == []
     unscaled = CONFIG.model_copy(
         update={"optimizer": CONFIG.optimizer.model_copy(update={"scaling": "none"})}
