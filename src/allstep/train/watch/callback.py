@@ -102,5 +102,5 @@ class Callbacks(Callback):
         is_new, name = id(callback) not in self._failed, type(callback).__name__
         self._failed.add(id(callback))
         if is_new and not is_last_call:
-            after = "" if may_recover else "; it is told nothing more"
-            self.event(f"{name} failed, the run goes on: {type(error).__name__}: {error}{after}")
+            after = "" if may_recover else "; it receives no further events"
+            self.event(f"{name} failed, the run continues: {type(error).__name__}: {error}{after}")

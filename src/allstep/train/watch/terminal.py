@@ -176,7 +176,7 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
         ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
-        ("net", model_line(opening)),
+        ("model", model_line(opening)),
         ("execution", opening.execution),
     ]
     if num_workers > 1:
@@ -186,11 +186,11 @@ def banner(opening: Opening) -> list[tuple[str, str]]:
         lines += [("precision", precision_line(opening))]
     lines += [
         ("batch", batch_line(config, num_workers)),
-        ("rate", lr_line(config, opening.peak_lr)),
+        ("lr", lr_line(config, opening.peak_lr)),
         ("schedule", schedule_line(config)),
     ]
     if opening.position:
-        lines += [("goes on", f"after {opening.position:,} samples")]
+        lines += [("resumes", f"after {opening.position:,} samples")]
     return [*lines, ("run folder", str(opening.out))]
 
 
@@ -252,7 +252,7 @@ def warnings(config: ResolvedConfig) -> list[str]:
     """Return warnings about settings that are probably not intended."""
     section = config.optimizer
     if section.scaling == "none" and config.batch != section.base_batch:
-        was = f"the rate {section.lr:g} belongs to batch {section.base_batch}"
+        was = f"optimizer.lr={section.lr:g} is for batch {section.base_batch}"
         return [f"{was}, the batch is {config.batch} and optimizer.scaling is none"]
     return []
 
@@ -274,7 +274,7 @@ def final_figures(result: Result, with_top5: bool = False) -> list[tuple[str, st
     lines += [
         ("weights tested", f"the {result.chosen} ones"),
         ("test loss", f"{test.loss:.4f}"),
-        ("seconds in all", f"{result.seconds:.1f}"),
+        ("total seconds", f"{result.seconds:.1f}"),
     ]
     lines += [("bad samples", f"{result.num_bad:,} skipped")] if result.num_bad else []
     lines += [("ended early", result.why)] if result.why else []
