@@ -78,7 +78,7 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds a run"):
         claim_folder(config("seed=5"), folder)
     assert (folder / "config.yaml").read_text() == before
-    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
     with pytest.raises(
         ConfigError, match="another one: seed was 0, is 5 now; go on with it as it was"
     ):
@@ -88,7 +88,7 @@ def test_checkpoints_alone_are_a_run(tmp_path: Path) -> None:
 def test_a_run_that_has_ended(tmp_path: Path) -> None:
     claimed = claim_folder(config(), begun(tmp_path, record=ENDED), resume=True)
     assert claimed.has_ended
-    assert "this run has ended" in claimed.farewell()
+    assert "this run has ended" in claimed.ended_message()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_run_that_has_ended(tmp_path: Path) -> None:
 )
 def test_an_end_without_a_score_is_none(tmp_path: Path, end: dict[str, Any]) -> None:
     folder = begun(tmp_path, record=json.dumps({"kind": "end", **end}) + "\n")
-    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_what_may_change_is_handed_on_as_words(tmp_path: Path) -> None:
         f"data.folder={tmp_path}/a=b c",
     )
     claimed = claim_folder(asked, folder, resume=True)
-    assert len(claimed.words) == 5
-    assert read_config(str(folder / "config.yaml"), claimed.words).resolved(1) == asked
-    assert claim_folder(config(), folder, resume=True).words == ()
+    assert len(claimed.overrides) == 5
+    assert read_config(str(folder / "config.yaml"), claimed.overrides).resolved(1) == asked
+    assert claim_folder(config(), folder, resume=True).overrides == ()
 
 
 @pytest.mark.parametrize("begun_with", ["bfloat16", "float32", "auto"])
@@ -146,7 +146,7 @@ def test_auto_means_the_precision_that_a_run_was_begun_with(
 ) -> None:
     """As recipes named theirs before they said auto: the command that began the run resumes it."""
     folder = begun(tmp_path / "run", text=config(f"precision={begun_with}").to_yaml())
-    assert claim_folder(config(), folder, resume=True) == Claimed(folder, goes_on=True)
+    assert claim_folder(config(), folder, resume=True) == Claimed(folder, resumes=True)
     assert as_begun(config(), folder).precision == begun_with
     with pytest.raises(ConfigError, match=f"precision was {begun_with}, is float64 now"):
         claim_folder(config("precision=float64"), folder, resume=True)
@@ -191,7 +191,7 @@ def test_a_claim_of_which_no_run_came_is_taken_back(tmp_path: Path) -> None:
 
 
 def test_one_process_holds_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "PATIENCE", 0.0)
+    monkeypatch.setattr(holding, "TIMEOUT", 0.0)
     with hold(tmp_path):
         with pytest.raises(
             ConfigError, match=rf"is being trained by process {os.getpid()} on .*; wait for its end"
@@ -213,7 +213,7 @@ def test_a_holder_that_is_killed_lets_go(tmp_path: Path, monkeypatch: pytest.Mon
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
-        monkeypatch.setattr(holding, "PATIENCE", 0.0)
+        monkeypatch.setattr(holding, "TIMEOUT", 0.0)
         with pytest.raises(ConfigError, match=f"by process {process.pid} on"):
             check_free(tmp_path)
         monkeypatch.undo()  # it may take a moment to be gone
@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def try_to_work(asked: TrainRequest) -> None:
-    holding.PATIENCE = 0.0
+    holding.TIMEOUT = 0.0
     try:
         work(asked)
     except allstep.UserError as error:

@@ -557,7 +557,7 @@ def test_evaluating_again_gives_what_a_run_on_images_logged(ranks: Any, tmp_path
     asked = (
         Evaluation(out),
         Evaluation(out, "validation", "last"),
-        Evaluation(out, "train", words=["data.workers=0"]),
+        Evaluation(out, "train", overrides=["data.workers=0"]),
     )
     for test, validation, trained in ranks(2, evaluations, *asked):
         check_equal(test, logged(out, "test"))
@@ -618,10 +618,10 @@ def test_only_the_data_of_a_run_can_be_another(tmp_path: Path) -> None:
         ("data.mean=[0]", "cannot be set here"),
     ):
         with pytest.raises(ConfigError, match=complaint):
-            Evaluation(tmp_path, words=[word]).config()
+            Evaluation(tmp_path, overrides=[word]).config()
     with pytest.raises(ConfigError, match=r"did you mean 'data\.folder'"):
-        Evaluation(tmp_path, words=["data.foldr=x"]).config()
-    assert Evaluation(tmp_path, words=["data.test=x"]).config().data.test == "x"
+        Evaluation(tmp_path, overrides=["data.foldr=x"]).config()
+    assert Evaluation(tmp_path, overrides=["data.test=x"]).config().data.test == "x"
     for words in (["--part", "all"], ["--which", "first"]):
         result = CliRunner().invoke(app, ["eval", str(tmp_path), *words])
         assert isinstance(result.exception, ConfigError)

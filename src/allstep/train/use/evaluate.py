@@ -105,11 +105,11 @@ def _opened(asked: Evaluation, config: RunConfig, trained: Trained) -> "_Opened"
 def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
     parts = open_splits(config)
     check_same_classes(parts.place, parts.classes, trained.classes)
-    part = {"test": parts.test, "validation": parts.validation, "train": parts.train}[asked.part]
+    part = {"test": parts.test, "validation": parts.validation, "train": parts.train}[asked.split]
     if config.overfit is not None:
         part = parts.train.first(config.overfit)
     transform = make_transform("prepare", config.data, part.seen)
-    return _Opened(part, part.source, transform, f"{asked.part} part of {parts.title}")
+    return _Opened(part, part.source, transform, f"{asked.split} part of {parts.title}")
 
 
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
@@ -121,7 +121,7 @@ def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Traine
         classes=given_names(trained.classes),
     )
     if (
-        asked.part == "test"
+        asked.split == "test"
         and isinstance(source, IdxSource | CifarSource)
         and Path(place).is_dir()
     ):

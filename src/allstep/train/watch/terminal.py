@@ -75,9 +75,13 @@ class Display(Callback):
     def _start_bar(self, position: int) -> None:
         """Show the progress bar of a run that has been trained on `position` samples."""
         self.bar = _bar(self.console)
-        total, epoch = self.num_train * self.epochs, position // self.num_train + 1
-        fields = {"epoch": f"{epoch}/{self.epochs}", "figures": "", "saved": ""}
-        self.task = self.bar.add_task("", total=total, completed=position, **fields)
+        total, epoch = (
+            self.num_train * self.epochs,
+            f"{position // self.num_train + 1}/{self.epochs}",
+        )
+        self.task = self.bar.add_task(
+            "", total=total, completed=position, epoch=epoch, figures="", saved=""
+        )
         self.bar.start()
 
     def progress(self, progress: Progress) -> None:
