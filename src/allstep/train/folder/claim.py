@@ -68,7 +68,7 @@ class Claimed:
 
     def ended_message(self) -> str:
         """Return the message that the run has ended and there is nothing to do."""
-        return f"{self.path}: this run has ended; look at it with `allstep report {self.path}`"
+        return f"{self.path}: this run has ended; view it with `allstep report {self.path}`"
 
 
 def claim_folder(config: ResolvedConfig, out: Path | None, resume: bool = False) -> Claimed:
@@ -100,7 +100,7 @@ def _claim(config: ResolvedConfig, out: Path | None, resume: bool) -> Claimed:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"{error.filename or out}: cannot be written: {reason}") from error
-    complaint = f"{file}: is there already and says something else", "move it away"
+    complaint = f"{file}: exists already with other values", "move it away"
     return Claimed(folder, is_new=is_new, overrides=_overrides(config, folder, *complaint))
 
 
@@ -117,8 +117,8 @@ def _check_outside_data(config: ResolvedConfig, folder: Path) -> None:
             continue
         if holds_class_folders(Path(place)):
             raise ConfigError(
-                f"the run folder {folder} would lie in data.{key}={place}, whose folders are"
-                " classes: give another one with --out"
+                f"run folder {folder} is inside data.{key}={place}, where every subfolder is a"
+                " class; choose another --out"
             )
 
 
@@ -171,8 +171,8 @@ def expect_run(folder: Path) -> None:
     """Raise ConfigError if `folder` has no run to resume."""
     if not holds_run(folder):
         raise ConfigError(
-            f"{folder}: holds no run to go on with, neither {RECORD} nor a checkpoint; --out"
-            f" {folder} --resume auto would begin one"
+            f"{folder}: holds no run to resume, neither {RECORD} nor a checkpoint; --out"
+            f" {folder} --resume auto would start one"
         )
 
 
@@ -180,17 +180,16 @@ def _claim_run(config: ResolvedConfig, folder: Path, resume: bool) -> Claimed:
     """Return the claim of a folder that holds a run; raise ConfigError if it cannot resume."""
     if not resume:
         raise ConfigError(
-            f"{folder}: already holds a run; go on with it by --resume auto, or give another folder"
+            f"{folder}: already holds a run; resume it with --resume auto, or choose another folder"
             " with --out"
         )
     if not (folder / CONFIG).exists():
         raise ConfigError(
-            f"{folder}: holds a run, but {CONFIG} is gone, which says what it computes (so does"
-            f" `config` in the first line of {RECORD}); put it back, or give another folder with"
-            " --out"
+            f"{folder}: holds a run, but its {CONFIG} is missing; restore it (`config` in the first"
+            f" line of {RECORD} has the same values), or choose another folder with --out"
         )
-    complaint = f"{folder}: the run there is another one"
-    remedy = f"go on with it as it was (--resume {folder})"
+    complaint = f"{folder}: holds a run with another config"
+    remedy = f"resume it unchanged (--resume {folder})"
     overrides = _overrides(config, folder, complaint, remedy)
     return Claimed(folder, resumes=True, has_ended=has_ended(folder), overrides=overrides)
 
@@ -209,7 +208,7 @@ def _overrides(
         more = f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
         shown = "; ".join(changed[:_MAX_SHOWN])
         raise ConfigError(
-            f"{complaint}: {shown}{more}; {remedy}, or give another folder with --out"
+            f"{complaint}: {shown}{more}; {remedy}, or choose another folder with --out"
         )
     return tuple(
         f"{key}={json.dumps(value)}"

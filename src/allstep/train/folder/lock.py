@@ -31,7 +31,7 @@ def hold(folder: Path) -> Iterator[None]:
         except LockTaken as error:
             holder = error.holder or "another process"
             raise ConfigError(
-                f"{folder}: is being trained by {holder}; wait for its end, or give another --out"
+                f"{folder}: is being trained by {holder}; wait for its end, or choose another --out"
             ) from error
         except OSError as error:
             reason = error.strerror or error

@@ -45,12 +45,12 @@ class Evaluation:
             key = override.partition("=")[0]
             if not key.startswith("data."):
                 raise ConfigError(
-                    f"{override}: the run is what it is; only keys of its data can be set here, such as"
-                    " data.test=FOLDER"
+                    f"{override}: the config of a trained run is fixed; only keys of data can be set"
+                    " here, such as data.test=FOLDER"
                 )
             if key in _FIXED_KEYS:
                 raise ConfigError(
-                    f"{override}: the net was trained with what the run says, so {key} cannot be set"
+                    f"{override}: the model was trained with the run's {key}, which cannot be set"
                     " here"
                 )
         return run_config(self.folder, self.overrides, self.trust)
@@ -64,8 +64,7 @@ def run_config(folder: Path, overrides: Sequence[str] = (), trust: bool = False)
     file = folder / "config.yaml"
     if not file.is_file():
         raise ConfigError(
-            f"{folder}: {_what_is_wrong(folder)}; expected a run folder, as `allstep train`"
-            " makes it"
+            f"{folder}: {_what_is_wrong(folder)}; expected a run folder of `allstep train`"
         )
     config = read_config(str(file), [*overrides, f"{TRUST}=true"] if trust else overrides)
     if not trust:
@@ -77,5 +76,5 @@ def run_config(folder: Path, overrides: Sequence[str] = (), trust: bool = False)
 def _what_is_wrong(folder: Path) -> str:
     """Return why `folder` is not a run folder."""
     if folder.is_dir():
-        return "holds no run, there is no config.yaml in it"
+        return "holds no run: it has no config.yaml"
     return "is a file" if folder.exists() else "there is no such folder"
