@@ -19,7 +19,7 @@ from torch import nn
 from allstep.errors import CheckpointError, ConfigError
 from allstep.optim import RunningNoiseScale
 from allstep.train.checkpoint.files import Snapshot
-from allstep.train.checkpoint.optimizer_state import LARGEST, is_like
+from allstep.train.checkpoint.optimizer_state import MAX_VALUE, is_like
 from allstep.train.config.run_config import ResolvedConfig
 from allstep.train.health.divergence import LossWatch
 from allstep.train.step.batch_growth import batches
@@ -194,7 +194,7 @@ def check_used(snapshot: Snapshot) -> None:
     images = _checked(_Used, snapshot).pictures
     channels = images.shape[0]
     for name, values in (("mean", images.mean), ("std", images.std)):
-        if name == "std" and not all(0 < value < LARGEST for value in values):
+        if name == "std" and not all(0 < value < MAX_VALUE for value in values):
             raise CheckpointError(
                 f"state.json: pictures.std: expected numbers above 0, found {str(values)[:40]}"
             )
