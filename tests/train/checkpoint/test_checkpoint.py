@@ -276,7 +276,7 @@ def test_a_state_of_other_parameters() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     with pytest.raises(
-        CheckpointError, match=r"only the checkpoint has bias; only the net has gain"
+        CheckpointError, match=r"only the checkpoint has bias; only the model has gain"
     ):
         restore(tensors, numbers, ["weight", "gain"])
     with pytest.raises(CheckpointError, match="in another order"):

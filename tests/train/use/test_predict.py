@@ -424,7 +424,7 @@ def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -
     save(tmp_path, build_model(["model.options.hidden=9"]))
     with pytest.raises(
         CheckpointError,
-        match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the net",
+        match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the model",
     ):
         load_run(tmp_path)
 
@@ -462,7 +462,7 @@ def test_a_net_of_the_users_that_is_not_here(
         "def make(num_classes):\n    return Net(nn.Flatten(), nn.Linear(432, num_classes))\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="belongs to another net"):
+    with pytest.raises(CheckpointError, match="belongs to another model"):
         load_run(tmp_path / "run", trust=True)
     save(tmp_path / "run", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 3)))
     (found,) = predict(load_run("run", device="cpu", trust=True), store(tmp_path / "new", 1))
@@ -614,7 +614,7 @@ def test_evaluating_again_gives_what_a_run_on_arrays_logged(ranks: Any, tmp_path
 def test_only_the_data_of_a_run_can_be_another(tmp_path: Path) -> None:
     make_run(tmp_path)
     for word, complaint in (
-        ("epochs=3", "only keys of its data"),
+        ("epochs=3", "only keys of data can be set"),
         ("data.mean=[0]", "cannot be set here"),
     ):
         with pytest.raises(ConfigError, match=complaint):

@@ -99,8 +99,8 @@ def _plain(place: str, value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     raise CheckpointError(
-        f"the optimizer keeps a {type(value).__name__} in {place!r}: a checkpoint holds tensors and"
-        " numbers"
+        f"the optimizer's state has a {type(value).__name__} in {place!r}: a checkpoint can hold"
+        " only tensors and numbers"
     )
 
 
@@ -121,7 +121,7 @@ def _difference(saved: Sequence[str], names: Sequence[str]) -> str:
         return "they are the same, in another order"
     some = [
         f"only {where} has {', '.join(which[:3])}{' ...' if len(which) > 3 else ''}"
-        for where, which in (("the checkpoint", missing), ("the net", new))
+        for where, which in (("the checkpoint", missing), ("the model", new))
         if which
     ]
     return "; ".join(some)

@@ -26,14 +26,14 @@ def load_weights(model: nn.Module, weights: Tensors, where: str = "the checkpoin
     if problems := list(differences(ours, theirs)):
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         some = "; ".join(problems[:4]) + more
-        raise CheckpointError(f"{where}: belongs to another net: {some}")
+        raise CheckpointError(f"{where}: belongs to another model: {some}")
     model.load_state_dict(dict(theirs))
 
 
 def differences(ours: Tensors, theirs: Tensors) -> list[str]:
     """Return one line per tensor in which a model and a checkpoint differ."""
     lines = [f"the checkpoint has no {name}" for name in ours if name not in theirs]
-    lines += [f"the net has no {name}" for name in theirs if name not in ours]
+    lines += [f"the model has no {name}" for name in theirs if name not in ours]
     for name in ours:
         if name in theirs and (ours[name].shape, ours[name].dtype) != (
             theirs[name].shape,
@@ -41,7 +41,7 @@ def differences(ours: Tensors, theirs: Tensors) -> list[str]:
         ):
             lines.append(
                 f"{name} is {_like(theirs[name])} in the checkpoint and {_like(ours[name])} in"
-                " the net"
+                " the model"
             )
     return lines
 
@@ -92,8 +92,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
-            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit ({reason});"
-            " move that checkpoint away to continue from the one before"
+            f"checkpoint {name_of(snapshot.samples)}: the optimizer's state does not fit"
+            f" ({reason}); move that checkpoint away to resume from the one before"
         ) from error
 
 
