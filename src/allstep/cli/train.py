@@ -123,10 +123,10 @@ def train(
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.health.stop import leave_when_told
+    from allstep.train.health.stop import exit_on_signal
 
     world = World.detect(launcher)
-    with leave_when_told():
+    with exit_on_signal():
         if world.launcher == NONE:
             raise typer.Exit(_start(request, workers))
         check_num_workers(workers, world)

@@ -139,11 +139,11 @@ def _means_the_same(content: bytes, path: Path) -> bool:
         found = json.loads(content)
     except ValueError:
         return False
-    files = {name: {"nbytes": (path / name).stat().st_size} for name in checkpoint._PARTS}
+    files = {name: {"nbytes": (path / name).stat().st_size} for name in checkpoint._HASHED}
     try:
-        sizes = {name: {"nbytes": found["files"][name]["nbytes"]} for name in checkpoint._PARTS}
+        sizes = {name: {"nbytes": found["files"][name]["nbytes"]} for name in checkpoint._HASHED}
         right = checkpoint.checksums(path) == {
-            name: checkpoint._hash((path / name).read_bytes()) for name in checkpoint._PARTS
+            name: checkpoint._hash((path / name).read_bytes()) for name in checkpoint._HASHED
         }
     except (KeyError, TypeError, CheckpointError):
         return False

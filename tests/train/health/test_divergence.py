@@ -41,7 +41,7 @@ def config(optimizer: dict[str, object] | None = None, **values: object) -> Reso
     ).resolved(1)
 
 
-KNOWN = Circumstances(samples=103_936, epoch=2.17, rate=0.8, batch=128)
+KNOWN = Circumstances(samples=103_936, epoch=2.17, lr=0.8, batch=128)
 
 
 def test_a_good_run_says_nothing() -> None:
@@ -140,7 +140,7 @@ def test_remedies_follow_the_facts() -> None:
 
 
 def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=512)
     assert (
         remedies(known, config(batch=512, schedule={"warmup": 0.5}))[0]
         == "schedule.warmup=5: the rate rises to 4 times that of base_batch 128 within 0.5 epochs"
@@ -159,7 +159,7 @@ def test_a_rate_that_was_scaled_up_wants_a_longer_warm_up() -> None:
 def test_a_run_without_warm_up_is_told_all_that_makes_one(warmup: float) -> None:
     """The kind alone changes nothing where the length is 0, the length nothing where the kind is
     none."""
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=512)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=512)
     none = config(batch=512, schedule={"warmup_kind": "none", "warmup": warmup})
     assert (
         remedies(known, none)[0]
@@ -188,7 +188,7 @@ def test_every_remedy_is_a_config_that_can_run(schedule: dict[str, object]) -> N
     """Each line's words, on top of the run: a one-cycle takes no warm-up, and a rate cannot fall
     within one."""
     asked = config(batch=4096, optimizer={"name": "sgd"}, schedule=schedule)
-    for line in keys(remedies(Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096), asked)):
+    for line in keys(remedies(Circumstances(samples=1, epoch=0.1, lr=0.2, batch=4096), asked)):
         values = asked.model_dump()
         for word in line.split():
             section, key, value = re.split("[.=]", word, maxsplit=2)
@@ -208,7 +208,7 @@ def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) 
 
     LARS' own coefficient, 0.001, stands still at the rate of SGD.
     """
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=4096)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=4096)
     found = keys(remedies(known, config(batch=4096, optimizer={"name": name})))
     root = "optimizer.scaling=square-root"
     assert found[:3] == ["schedule.warmup=5", f"{words} {root}", root]
@@ -225,7 +225,7 @@ def test_a_batch_far_above_the_base_wants_rates_by_layer(name: str, words: str) 
 
 def test_a_rate_far_above_the_recipes_is_named_first() -> None:
     recipe = read_config("digits")
-    known = Circumstances(samples=64, epoch=0.1, rate=5.0, batch=64)
+    known = Circumstances(samples=64, epoch=0.1, lr=5.0, batch=64)
     bold = read_config("digits", ["optimizer.lr=5"]).resolved(1)
     assert recipe.optimizer.lr == 0.05
     assert (
@@ -244,7 +244,7 @@ def test_a_rate_far_above_the_recipes_is_named_first() -> None:
 
 def test_bad_input_comes_first() -> None:
     suspects = [Suspect(0, 5), Suspect(1, 17, "train.tar, member 17.jpg", is_finite=False)]
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=128, suspects=suspects)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=128, suspects=suspects)
     assert remedies(known, config(precision="float16"))[0].startswith(
         "look at the samples 17: as input of the net they are not finite"
     )
@@ -293,5 +293,5 @@ def test_places_are_given_where_few_samples_are_suspect(
     count: int, batch: int, expected: str
 ) -> None:
     suspects = [Suspect(number // 2, number, f"x, row {number}") for number in range(count)]
-    known = Circumstances(samples=1, epoch=0.1, rate=0.2, batch=batch, suspects=suspects)
+    known = Circumstances(samples=1, epoch=0.1, lr=0.2, batch=batch, suspects=suspects)
     assert expected in explain(Diverged(1, math.inf, None, 1), known, config())

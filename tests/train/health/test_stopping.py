@@ -14,8 +14,8 @@ from allstep.errors import ConfigError
 from allstep.train.health.stop import (
     STARTED,
     Stopping,
+    exit_on_signal,
     launched_now,
-    leave_when_told,
     parse_time,
     seconds_since_launch,
 )
@@ -191,7 +191,7 @@ def told_before_the_first_step(number: int, forked: bool) -> int:
     or of one forked from it."""
     child = os.fork()
     if child == 0:
-        with leave_when_told():
+        with exit_on_signal():
             if forked:
                 grandchild = os.fork()
                 if grandchild == 0:
@@ -215,7 +215,7 @@ def test_told_to_stop_before_the_first_step(ranks: Ranks, number: signal.Signals
 
 def test_old_handlers_come_back_when_no_signal_came() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with leave_when_told():
+    with exit_on_signal():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -240,7 +240,12 @@ def _write_files(folder: Path, snapshot: Snapshot) -> None:
 
 def _describe(content: bytes) -> dict[str, int | str]:
     """Return the manifest's entry of a file."""
-    return {"nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"nbytes": len(content), "sha256": _hash(content)}
+
+
+def _hash(content: bytes) -> str:
+    """Return the SHA-256 of `content`."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def _separate(tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -212,7 +212,7 @@ class _Run:
             self.checkpoints.close()
             known = circumstances(self.job, batch)
             self.callbacks.event(
-                str(verdict), step=verdict.step, samples=known.samples, lr=known.rate
+                str(verdict), step=verdict.step, samples=known.samples, lr=known.lr
             )
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
