@@ -176,7 +176,7 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
         (
             ("standing", "samples"),
             31,
-            "standing.samples: expected 30, as the folder's name has it, found 31",
+            "standing.samples: expected 30, as in the folder's name, found 31",
         ),
         (("standing", "batch"), 0, "standing.batch"),
         (("standing", "best"), {"loss": "x"}, "standing.best.loss"),

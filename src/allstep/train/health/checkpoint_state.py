@@ -256,8 +256,8 @@ def _checked(kind: Any, snapshot: Snapshot) -> Any:
         raise CheckpointError(f"state.json: {_first_problem(error)}") from None
     if state.standing.samples != snapshot.samples:
         raise CheckpointError(
-            f"state.json: standing.samples: expected {snapshot.samples}, as the folder's name has"
-            f" it, found {state.standing.samples}"
+            f"state.json: standing.samples: expected {snapshot.samples}, as in the folder's"
+            f" name, found {state.standing.samples}"
         )
     return state
 

@@ -76,7 +76,7 @@ class Spike:
         long = "1 step" if self.steps == 1 else f"{self.steps} steps"
         return (
             f"the loss rose to {self.peak:.4g} at step {self.step} (best so far {self.best:.4g})"
-            f" and came back after {long}"
+            f" and recovered after {long}"
         )
 
 
@@ -103,7 +103,7 @@ class Diverged:
         if not math.isfinite(self.loss):
             return reached
         if self.since == self.step:
-            return f"{reached}: no net comes back from there"
+            return f"{reached}: no model recovers from that"
         long = f"it has been beyond {_LIMIT:g} times that since step {self.since}"
         return f"{reached}, and {long}"
 
@@ -216,12 +216,12 @@ def explain(diverged: Diverged, known: Circumstances, config: ResolvedConfig) ->
     """
     norm = "" if known.grad_norm is None else f", gradient norm {known.grad_norm:.3g}"
     lines = [
-        f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; rate"
+        f"{diverged} ({known.samples:,} samples seen, epoch {known.epoch:.2f}; lr"
         f" {known.lr:.3g}, batch {known.batch}{norm})"
     ]
     if known.suspects:
         lines.append(_samples(known))
-    lines.append("what to try, the likeliest first:")
+    lines.append("what to try, most promising first:")
     lines += [f"  {remedy}" for remedy in remedies(known, config)]
     lines.append(_kept(known.checkpoint))
     # File names in the lines may contain line breaks, which are escaped.
@@ -244,7 +244,7 @@ def _by_input(known: Circumstances) -> Iterator[str]:
     if bad:
         numbers = ", ".join(str(suspect.number) for suspect in bad[:_MAX_SAMPLES])
         yield (
-            f"look at the samples {numbers}: as input of the net they are not finite, so the data"
+            f"inspect the samples {numbers}: as input of the model they are not finite, so the data"
             " or data.mean, data.std are wrong"
         )
 
@@ -261,7 +261,7 @@ def _by_lr(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     own = BASES[config.recipe]().optimizer if config.recipe in BASES else optimizer
     is_comparable = (own.name, own.base_batch) == (optimizer.name, optimizer.base_batch)
     if is_comparable and optimizer.lr > _LARGE_LR * own.lr:
-        whose = "the default" if config.recipe == NEUTRAL else "the recipe's own rate"
+        whose = "the default" if config.recipe == NEUTRAL else "the recipe's own lr"
         yield (
             f"optimizer.lr={own.lr:g}: {whose}; {optimizer.lr:g} is {optimizer.lr / own.lr:.3g}"
             " times that"
@@ -282,7 +282,7 @@ def _by_warm_up(config: ResolvedConfig) -> Iterator[str]:
         to = f"{scaled:.3g} times that of base_batch {optimizer.base_batch}"
         within = f"rises to {to} within {config.warmup:g} epochs"
         rises = within if config.warmup else f"is {to}, from the first step on"
-        yield f"{' '.join(keys)}: the rate {rises}"
+        yield f"{' '.join(keys)}: the learning rate {rises}"
 
 
 def _longer(config: ResolvedConfig) -> float:
@@ -303,11 +303,11 @@ def _by_batch(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
     if optimizer.name in _LAYERWISE:
         keys = " ".join([*_LAYERWISE[optimizer.name], *root])
         yield (
-            f"{keys}: {far}, where layers want rates of their own; begin with the rate"
-            f" of {optimizer.name}"
+            f"{keys}: {far}, where layers need learning rates of their own;"
+            f" start with the lr of {optimizer.name}"
         )
     if optimizer.scaling == "linear":
-        yield f"optimizer.scaling=square-root: {far}, where a rate in proportion is too high"
+        yield f"optimizer.scaling=square-root: {far}, where a proportional learning rate is too high"
 
 
 def _by_gradients(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
@@ -317,13 +317,13 @@ def _by_gradients(known: Circumstances, config: ResolvedConfig) -> Iterator[str]
         yield f"optimizer.clip=1: {_why_clip(known.grad_norm)}"
     if optimizer.noise:
         yield f"optimizer.noise=0: noise of variance {optimizer.noise:g} can be too much"
-    yield f"optimizer.lr={optimizer.lr / 2:g}: half of what it is"
+    yield f"optimizer.lr={optimizer.lr / 2:g}: half of the present value"
 
 
 def _why_clip(norm: float | None) -> str:
     """Return the reason for gradient clipping."""
     return (
-        "one large gradient cannot do much then"
+        "it limits the effect of one large gradient"
         if norm is None or norm <= 1
         else f"the gradient's norm was {norm:.3g}"
     )
@@ -352,5 +352,5 @@ def _sample(suspect: Suspect, with_place: bool) -> str:
 def _kept(checkpoint: Path | None) -> str:
     """Return a line about the last good checkpoint."""
     if checkpoint is None:
-        return "no checkpoint was written while all was well"
+        return "no checkpoint was written before the divergence"
     return f"the last good checkpoint is kept: {checkpoint}"

@@ -120,7 +120,7 @@ class Fingerprint:
         return (
             f"the weights are not equal on all workers after step {self._step}: the first of"
             f" {len(differ)} tensors (of {len(tensors)}) that differ is {_kind(tensor)} {name!r},"
-            f" on {_ranks(odd)}. {_cause(tensor)}, or a memory or processor there makes errors."
+            f" on {_ranks(odd)}. {_cause(tensor)}, or the memory or processor there is defective."
             " Checkpoints since the last comparison may be wrong too: resume from one before it"
         )
 
@@ -134,12 +134,12 @@ def _cause(tensor: Tensor) -> str:
     """Return the cause that is more probable than a hardware error, for a message."""
     if isinstance(tensor, nn.Parameter):
         return (
-            "Either code of yours changes weights on some ranks only (look for random numbers and"
-            " for conditions on the rank)"
+            "Either your code changes weights on some ranks only (check random numbers and"
+            " conditions on the rank)"
         )
     return (
-        "Buffers that a training step changes become their mean over the workers, so either code of"
-        " yours changes this one elsewhere (add it up over the ranks there, or keep it in an"
+        "Buffers that a training step changes become their mean over the workers, so either your"
+        " code changes this one elsewhere (sum it over the ranks there, or store it in an"
         " attribute that is no buffer)"
     )
 

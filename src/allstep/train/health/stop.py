@@ -105,7 +105,7 @@ class Stopping:
             return f"{given} is over"
         costs = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._costs.items())
         return (
-            f"{given} is over in {left:.1f} s, and what may come before the end takes up to"
+            f"{given} ends in {left:.1f} s, and finishing takes up to"
             f" {self._margin:.1f} s ({costs})"
         )
 
@@ -159,7 +159,7 @@ def exit_on_signal() -> Iterator[None]:
 def _exit_without_saving(number: int) -> NoReturn:
     """Report the signal and end the process with "resubmit me"."""
     line = (
-        f"allstep: told to stop by {signal.Signals(number).name} while no step was under way:"
+        f"allstep: stopped by {signal.Signals(number).name} while no step was running:"
         " there is nothing to save"
     )
     os.write(2, f"{line}\n".encode())
