@@ -23,10 +23,10 @@ from allstep.train.check.compare import (
     Difference,
     Plan,
     Step,
+    differing_answers,
     made_exact,
     make_plan,
     parse_workers,
-    partings,
     table,
     uneven,
     write_plan,
@@ -75,7 +75,7 @@ def test_several_workers_compute_what_fewer_do(
     ranks: Any, tmp_path: Path, words: list[str], numbers: tuple[int, ...]
 ) -> None:
     plan, answers = verified(ranks, tmp_path, words, numbers)
-    assert list(partings(plan, answers)) == []
+    assert list(differing_answers(plan, answers)) == []
     assert [each.count for each in answers] == [plan.evaluated] * len(numbers)
     for step in answers[1].steps:
         assert step.gradient.worst is not None
@@ -102,14 +102,14 @@ def test_a_net_with_batch_norms_is_verified_with_synchronised_ones(
     plan, answers = verified(ranks, tmp_path, words, (1, 3), batches=batches)
     assert [note.split(":")[0] for note in answers[0].notes][1:] == ["accumulation=2"]
     assert "1 batch norm of its own" in answers[0].notes[0]
-    assert list(partings(plan, answers)) == []
+    assert list(differing_answers(plan, answers)) == []
 
 
 def test_another_seed_is_found_at_the_first_step(ranks: Any, tmp_path: Path) -> None:
     plan, (reference,) = verified(ranks, tmp_path, ["batch=8"], (1,), batches=(8,))
     config, _ = made_exact(read_config("digits", ["batch=8", "seed=1"]), (2,))
     other = ranks(2, answer_of, config, tmp_path)[0]
-    (line,) = partings(plan, [reference, other])
+    (line,) = differing_answers(plan, [reference, other])
     assert "part from 1 worker at step 1 (8 samples): the loss is" in line
     assert "began with other weights or other samples" in line
 
@@ -314,7 +314,7 @@ def answer(**changes: Any) -> Answer:
     ],
 )
 def test_the_first_place_is_said(changes: dict[str, Any], words: list[str]) -> None:
-    found = list(partings(PLAN, [answer(workers=1), answer(**changes)]))
+    found = list(differing_answers(PLAN, [answer(workers=1), answer(**changes)]))
     assert len(found) == bool(words)
     assert all(word in line for line in found for word in words)
 
