@@ -140,10 +140,8 @@ def made_exact(config: RunConfig, workers: Sequence[int]) -> tuple[ResolvedConfi
         notes.append(_norm_note(model))
         model = model.model_copy(update={"norm": "sync"})
     if data.mix != "none":
-        notes.append(
-            f"data.mix={data.mix}: each worker mixes its own samples with each other; verified"
-            " without"
-        )
+        own = "each worker mixes its own samples with each other"
+        notes.append(f"data.mix={data.mix}: {own}; verified without")
         data = data.model_copy(update={"mix": "none"})
     return config.model_copy(update={**changed, "model": model, "data": data}), notes
 
@@ -226,12 +224,17 @@ def table(plan: Plan, answers: Sequence[Answer]) -> Iterator[list[str]]:
         yield ["gradient", "", _size(step.gradient), *gradients]
     weights = [_worst(each.weights) for each in others]
     yield ["weights after it", "", _size(reference.weights), *weights]
+    yield from _evaluation_rows(reference, others)
+    yield ["equal on all ranks", "", *("no" if each.alike else "yes" for each in answers)]
+
+
+def _evaluation_rows(reference: Answer, others: Sequence[Answer]) -> Iterator[list[str]]:
+    """Yield the rows of the table about the evaluation."""
     losses = [_number(relative(each.loss, reference.loss)) for each in others]
     yield ["validation: loss", str(reference.count), f"{reference.loss:.9f}", *losses]
     accuracies = [_number(relative(each.accuracy, reference.accuracy)) for each in others]
     yield ["accuracy", "", f"{reference.accuracy:.2%}", *accuracies]
     yield ["counted", "", str(reference.count), *(str(each.count) for each in others)]
-    yield ["equal on all ranks", "", *("no" if each.alike else "yes" for each in answers)]
 
 
 def _size(compared: Compared) -> str:
@@ -267,7 +270,7 @@ def differing_answers(plan: Plan, answers: Sequence[Answer]) -> Iterator[str]:
     reference = answers[0]
     for answer in answers[1:]:
         if difference := _first_difference(plan, reference, answer):
-            yield f"{named(answer.workers)} part from {named(reference.workers)} {difference}"
+            yield f"{named(answer.workers)} differ from {named(reference.workers)} {difference}"
     for answer in answers:
         if answer.alike:
             yield (
@@ -303,8 +306,8 @@ def _first_difference(plan: Plan, reference: Answer, answer: Answer) -> str:
 def _before(step: int) -> str:
     """Return what a different loss at this step implies."""
     if step == 0:
-        return ", before any update: they began with other weights or other samples"
-    return ", so the update before went wrong"
+        return ", before any update: the weights or the samples differ from the start"
+    return ", so the update before it was wrong"
 
 
 def _first(kind: str, compared: Compared) -> str:

@@ -251,7 +251,7 @@ class _Rehearsal:
             self.job = make_job(self.config, self.world, self.out, snapshot)
             agree.everyone(
                 self.world,
-                lambda: _check_same("a run that goes on from it", snapshot, capture(self.job)),
+                lambda: _check_same("a run that resumes from it", snapshot, capture(self.job)),
             )
             what.append(f"{len(snapshot.weights) + len(snapshot.optimizer)} tensors, the same bits")
 
@@ -274,13 +274,13 @@ def _check_same(where: str, before: Snapshot, after: Snapshot) -> None:
     ):
         if (name := _first_unlike(ours, theirs)) is not None:
             raise CheckpointError(
-                f"the checkpoint is not the run: the {kind} {name} differs in {where}"
+                f"the checkpoint does not match the run: the {kind} {name} differs in {where}"
             )
     plain = [json.loads(json.dumps(each.state)) for each in (before, after)]
     for key in dict.fromkeys([*plain[0], *plain[1]]):
         if plain[0].get(key) != plain[1].get(key):
             raise CheckpointError(
-                f"the checkpoint is not the run: {key!r} of its state differs in {where}"
+                f"the checkpoint does not match the run: {key!r} of its state differs in {where}"
             )
 
 
@@ -319,7 +319,7 @@ def forecast(rehearsed: Rehearsed) -> list[str]:
         f"a whole run: {rehearsed.epochs} epochs x {rehearsed.steps_per_epoch:,} steps x"
         f" {milliseconds(rehearsed.step_seconds)} = {about(steps * rehearsed.step_seconds)}, and"
         f" {rehearsed.evaluations} evaluations of {about(rehearsed.evaluation_seconds)}:"
-        f" {about(rehearsed.seconds)} in all"
+        f" {about(rehearsed.seconds)} in total"
     )
     many, each = rehearsed.checkpoints, rehearsed.checkpoint_nbytes
     room = f"{nbytes(rehearsed.free_nbytes)} are free"

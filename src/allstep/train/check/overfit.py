@@ -189,17 +189,17 @@ def verdict(learned: Learned) -> str:
         )
         return (
             f"did not learn {samples} samples by heart in {learned.steps} steps ({learned.epochs}"
-            f" epochs): {so_far}. Look at {advice(learned)}"
+            f" epochs): {so_far}. Check {advice(learned)}"
         )
     line = (
-        f"learned {samples} samples by heart after {learned.steps} steps: the net, the loss and the"
-        " data fit together"
+        f"learned {samples} samples by heart after {learned.steps} steps: the model, the loss and"
+        " the data fit together"
     )
     evaluated = learned.evaluated
     if evaluated is not None and evaluated.accuracy < 1:
         line += (
             f" (in evaluation mode {evaluated.accuracy:.1%} are right: running statistics of norms"
-            " follow slowly, and images made ready by data.prepare may look different)"
+            " follow slowly, and images prepared by data.prepare may look different)"
         )
     return line
 
@@ -209,21 +209,21 @@ def advice(learned: Learned) -> str:
     first, last, chance = learned.first.loss, learned.last.loss, math.log(max(2, learned.classes))
     if not math.isfinite(last) or last > 2 * first:
         return (
-            "the rate, which is too high (optimizer.lr=... ten times smaller), and at the net for"
-            " what divides by zero or overflows"
+            "the learning rate, which is too high (optimizer.lr=... ten times smaller), and the"
+            " model for divisions by zero and overflows"
         )
     if last > 0.9 * min(first, chance):
         return (
-            "what the net sees (allstep data show) and whether gradients reach its weights"
+            "the input of the model (allstep data show) and whether gradients reach its weights"
             " (requires_grad, detach): the loss has hardly moved from that of guessing, which is"
-            f" {chance:.3g}; then at the rate (optimizer.lr)"
+            f" {chance:.3g}; then the learning rate (optimizer.lr)"
         )
     if learned.last.accuracy > 0.9:
         return (
             "samples that look alike and have different labels (allstep data show), or train with a"
-            " higher rate (optimizer.lr)"
+            " higher learning rate (optimizer.lr)"
         )
     return (
-        "the rate (optimizer.lr: try three times more and less), then at the net, which may be too"
-        " small for so many samples"
+        "the learning rate (optimizer.lr: try three times more and less), then the model, which"
+        " may be too small for so many samples"
     )

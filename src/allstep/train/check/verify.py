@@ -104,14 +104,14 @@ def make_exact(job: Job) -> list[str]:
         norm.convert(model, sync=True)
         job.after_step.statistics = RunningStatistics(model)
         notes.append(
-            f"the net has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the"
-            " samples of one worker; verified with synchronised ones instead"
+            f"the model has {len(own)} batch norm{'s' if len(own) > 1 else ''} of its own, over the"
+            " samples of one worker; verified with synchronized ones instead"
         )
     if norms and job.config.accumulation > 1:
         job.set_pieces(1)
         notes.append(
-            f"accumulation={job.config.accumulation}: batch norms see one piece at a time, which is"
-            " made of other samples with other numbers of workers; verified without"
+            f"accumulation={job.config.accumulation}: batch norms see one micro-batch at a time,"
+            " whose samples depend on the number of workers; verified without"
         )
     return notes
 

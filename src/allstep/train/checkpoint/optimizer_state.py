@@ -73,19 +73,13 @@ def is_like(value: Any, usual: Any) -> bool:
     type.
     """
     if isinstance(usual, list | tuple):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(usual)
-            and all(map(is_like, value, usual))
-        )
+        is_as_long = isinstance(value, list | tuple) and len(value) == len(usual)
+        return is_as_long and all(map(is_like, value, usual))
     if isinstance(usual, bool | None):
         return isinstance(value, bool | None)
     if isinstance(usual, int | float):
-        return (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) <= MAX_VALUE
-        )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and abs(value) <= MAX_VALUE
     return isinstance(value, type(usual))
 
 

@@ -210,11 +210,8 @@ def _overrides(
         raise ConfigError(
             f"{complaint}: {shown}{more}; {remedy}, or choose another folder with --out"
         )
-    return tuple(
-        f"{key}={json.dumps(value)}"
-        for key, _, value in differences(before, now)
-        if _may_change(key)
-    )
+    allowed = ((key, value) for key, _, value in differences(before, now) if _may_change(key))
+    return tuple(f"{key}={json.dumps(value)}" for key, value in allowed)
 
 
 def as_begun(config: ResolvedConfig, folder: Path) -> ResolvedConfig:

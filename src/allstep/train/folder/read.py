@@ -45,8 +45,8 @@ class Evaluation:
             key = override.partition("=")[0]
             if not key.startswith("data."):
                 raise ConfigError(
-                    f"{override}: the config of a trained run is fixed; only keys of data can be set"
-                    " here, such as data.test=FOLDER"
+                    f"{override}: the config of a trained run is fixed; only keys of data can be"
+                    " set here, such as data.test=FOLDER"
                 )
             if key in _FIXED_KEYS:
                 raise ConfigError(

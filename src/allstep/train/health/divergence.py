@@ -306,8 +306,8 @@ def _by_batch(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:
             f"{keys}: {far}, where layers need learning rates of their own;"
             f" start with the lr of {optimizer.name}"
         )
-    if optimizer.scaling == "linear":
-        yield f"optimizer.scaling=square-root: {far}, where a proportional learning rate is too high"
+    if root:
+        yield f"{root[0]}: {far}, where a proportional learning rate is too high"
 
 
 def _by_gradients(known: Circumstances, config: ResolvedConfig) -> Iterator[str]:

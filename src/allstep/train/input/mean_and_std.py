@@ -48,9 +48,8 @@ def _some_images(parts: Splits) -> Iterator[NDArray[np.generic]]:
     transform = make_transform("prepare", parts.section, seen)
     numbers = part.some(_MAX_IMAGES if seen.dtype is not None else _MAX_DECODED)
     recipe = Recipe(part.source, transform, blocks=gives_blocks(part.source, transform, numbers))
-    height, width, channels = (
-        transform.shape if transform is not None and transform.shape else (*seen.one_size, 1)
-    )
+    fixed = None if transform is None else transform.shape
+    height, width, channels = fixed or (*seen.one_size, 1)
     each = max(1, _BLOCK_BYTES // (height * width * channels))
     for begin in range(0, len(numbers), each):
         some = numbers[begin : begin + each]

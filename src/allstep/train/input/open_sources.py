@@ -14,7 +14,7 @@ from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig
 
 Progress = Callable[[str, int, int | None], None]
-"""Function that is called with the progress of a download: text, bytes so far, all bytes if known."""
+"""Function that receives the progress of a download: text, bytes so far, all bytes if known."""
 _SPLIT_NAMES = {"train", "training", "val", "valid", "validation", "test", "eval"}
 
 
@@ -127,5 +127,6 @@ def _check_no_splits(where: str, train: Source) -> None:
         )
         raise DataError(
             f"data.train: the folders in {where} are called {', '.join(train.classes)}, which are"
-            f" splits of a dataset rather than classes: set data.train={Path(where) / 'train'}{rest}"
+            " splits of a dataset rather than classes: set"
+            f" data.train={Path(where) / 'train'}{rest}"
         )

@@ -112,7 +112,7 @@ def _own(asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
     if config.overfit is not None:
         part = parts.train.first(config.overfit)
     transform = make_transform("prepare", config.data, part.seen)
-    return _Opened(part, part.source, transform, f"{asked.split} part of {parts.title}")
+    return _Opened(part, part.source, transform, f"{asked.split} split of {parts.title}")
 
 
 def _elsewhere(place: str, asked: Evaluation, config: RunConfig, trained: Trained) -> _Opened:
@@ -136,14 +136,14 @@ def _loader(
     config: RunConfig, trained: Trained, opened: _Opened, world: World, device: str
 ) -> Loader:
     """Return the loader of the samples."""
-    section = config.data
+    section, split = config.data, opened.part
     return Loader(
         opened.source,
         opened.transform,
         batch=num_at_once(trained.shape) * world.size,
         world=world,
         seed=None,
-        numbers=None if opened.part is None else opened.part.numbers,
+        numbers=None if split is None else split.numbers,
         workers=section.workers,
         strict=section.strict,
         budget=section.budget,

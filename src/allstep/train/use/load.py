@@ -125,8 +125,8 @@ def find_run(folder: Path | str, which: Which | None = None, trust: bool = False
         return Found(folder, config, newest.path, which, newest.snapshot, notes)
     if not standing["best"]:
         raise CheckpointError(
-            f"{folder}: no weights are the best yet, the run has not been evaluated: take the last"
-            " ones"
+            f"{folder}: has no best weights yet, because the run has not been evaluated: use the"
+            " last ones"
         )
     path = folder / "checkpoints" / name_of(standing["best_samples"])
     return Found(folder, config, path, which, _best(path), notes)
@@ -143,7 +143,7 @@ def _best(path: Path) -> Snapshot:
         return snapshot
     except CheckpointError as error:
         raise CheckpointError(
-            f"the best weights cannot be read: {error}; --which last takes the newest ones"
+            f"the best weights cannot be read: {error}; --which last uses the newest ones"
         ) from error
 
 
@@ -155,8 +155,8 @@ def _no_checkpoint(folder: Path, complaints: Sequence[str]) -> str:
             f" {complaints[0]}"
         )
     return (
-        f"{folder}: has no checkpoint yet; the first one comes as config.yaml says under `save`, or"
-        " with the end of the run"
+        f"{folder}: has no checkpoint yet; the first one is written as `save` in config.yaml"
+        " states, or at the end of the run"
     )
 
 
@@ -166,7 +166,7 @@ def make_device(name: str) -> torch.device:
         raise ConfigError(f"--device: expected auto, cpu or cuda, found {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "--device cuda: there is no GPU that torch could use here; auto takes what there is"
+            "--device cuda: torch finds no GPU on this host; auto uses what is available"
         )
     use_gpu = name != "cpu" and torch.cuda.is_available()
     return torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
@@ -211,7 +211,7 @@ def _check_shape(
         # A user's model may raise anything.
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CheckpointError(
-            f"{path}: state.json: pictures.shape: the model does not take images of {list(shape)}"
+            f"{path}: state.json: pictures.shape: the model does not accept images of {list(shape)}"
             f" ({reason})"
         ) from error
 
@@ -249,7 +249,7 @@ def _model(found: Found) -> nn.Module:
         if ":" not in found.config.model.name:
             raise
         raise ConfigError(
-            f"{error}; the net is the user's own: call this from the folder that the run was"
+            f"{error}; the model is the user's own: call this from the folder that the run was"
             " trained from"
         ) from error
 

@@ -132,7 +132,7 @@ def _batch(
     found = iter(_classes(trained, good, top))
     for file, problem in zip(files, problems, strict=True):
         if problem is None and not (likely := next(found)):
-            problem = "what the net says of it is no number; did the run diverge?"
+            problem = "the output of the model is not finite: the run may have diverged"
         yield Prediction(str(file), () if problem is not None else likely, problem)
 
 
