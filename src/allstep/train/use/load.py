@@ -181,6 +181,7 @@ def make_trained(found: Found, device: torch.device) -> Trained:
     dtype = torch.float64 if config.precision == "float64" else torch.float32
     model = with_weights(_model(found).to(dtype), found.snapshot, str(found.path)).to(device).eval()
     if channels_last:
+        # The type stubs of torch lack this overload.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     shape: tuple[int, int, int] = tuple(facts["shape"])
     to_input = make_to_input(facts["mean"], facts["std"], device, dtype, channels_last)

@@ -134,12 +134,12 @@ def _event(samples: int, figures: Mapping[str, float]) -> _Event:
     return {"step": samples, "summary": {"value": values}}
 
 
-def _of_score(part: str, score: Score) -> dict[str, float]:
+def _of_score(split: str, score: Score) -> dict[str, float]:
     """Return the figures of a score by tag."""
     return {
-        f"loss/{part}": score.loss,
-        f"accuracy/{part}": score.accuracy,
-        f"top5/{part}": score.top5,
+        f"loss/{split}": score.loss,
+        f"accuracy/{split}": score.accuracy,
+        f"top5/{split}": score.top5,
     }
 
 

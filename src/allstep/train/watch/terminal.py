@@ -98,7 +98,7 @@ class Display(Callback):
         over, rest = divmod(evaluated.samples, self.num_train)
         epoch = f"{evaluated.samples / self.num_train:.2f}" if rest else f"{over}"
         validation = f"validation {self._accuracy(evaluated.validation)}"
-        parts = [
+        columns = [
             f"epoch {epoch:>{len(str(self.epochs))}}/{self.epochs}",
             f"loss {evaluated.train.loss:.3f}",
             f"accuracy {evaluated.train.accuracy:.1%}",
@@ -106,8 +106,8 @@ class Display(Callback):
             f"{self._pace.take(evaluated):,.0f} images/s",
             f"{evaluated.seconds:.1f} s",
         ]
-        parts += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
-        self._print("  ".join(parts))
+        columns += [f"{evaluated.num_bad:,} bad samples skipped"] if evaluated.num_bad else []
+        self._print("  ".join(columns))
 
     def saved(self, samples: int, path: Path) -> None:
         if self.bar is not None:
@@ -172,14 +172,14 @@ class Display(Callback):
 def banner(opening: Opening) -> list[tuple[str, str]]:
     """Return names and values of the lines that describe the run and where it runs."""
     config, num_workers = opening.config, len(opening.hosts)
-    parts = ", ".join(f"{count:,} {part}" for part, count in opening.num_samples.items())
+    counts = ", ".join(f"{count:,} {split}" for split, count in opening.num_samples.items())
     threads = f"{_range(opening.threads)} thread{'' if max(opening.threads) == 1 else 's'} each"
     lines = [
         *recipe_lines(config),
         ("hosts", _hosts(opening.hosts)),
         ("workers", f"{num_workers}, {threads}"),
         ("device", opening.device),
-        ("data", f"{opening.data}: {parts}, from {opening.data_folder}"),
+        ("data", f"{opening.data}: {counts}, from {opening.data_folder}"),
         ("model", model_line(opening)),
         ("execution", opening.execution),
     ]
