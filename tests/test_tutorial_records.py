@@ -21,7 +21,7 @@ from allstep.train import read_config
 from allstep.train.config.run_config import DataConfig, RunConfig
 from allstep.train.folder.claim import claim_folder
 from allstep.train.folder.read import Evaluation
-from allstep.train.input.splits import Parts, open_parts
+from allstep.train.input.splits import Splits, open_splits
 from allstep.train.run.loop import train
 from allstep.train.use.evaluate import reevaluate
 from allstep.train.use.predict import find_images, load_run, predict
@@ -54,9 +54,9 @@ def command(*words: Any, code: int = 0) -> str:
     return result.output
 
 
-def opened(where: Path, **section: Any) -> Parts:
+def opened(where: Path, **section: Any) -> Splits:
     data = DataConfig(name="mine", train=str(where), workers=0, **section)
-    return open_parts(RunConfig(recipe="mine", batch=8, data=data))
+    return open_splits(RunConfig(recipe="mine", batch=8, data=data))
 
 
 def run(words: list[str], out: Path) -> None:
@@ -173,7 +173,7 @@ class TestClassesOfARun:
             tmp_path / "x.tfrecord", [b"%d" % (row % 5 + 1) for row in range(40)]
         )
         with pytest.raises(
-            ConfigError, match=r"do not say how many classes there are: set data\.num_classes"
+            ConfigError, match=r"do not state how many classes there are: set data\.num_classes"
         ):
             opened(where)
         parts = opened(where, labels_from=1, num_classes=5)
@@ -198,7 +198,7 @@ class TestClassesOfARun:
             opened(course, num_classes=4)
 
     def test_numbers_still_ask(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="do not say how many classes"):
+        with pytest.raises(ConfigError, match="do not state how many classes"):
             opened(write_labels(tmp_path / "x.tfrecord", [0, 1, 2] * 10))
 
 

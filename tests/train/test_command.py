@@ -107,7 +107,7 @@ def test_the_recipes_are_listed(tmp_path: Path) -> None:
             ": expected train-images-idx3-ubyte or train-images-idx3-ubyte.gz, found nothing",
         ),
         (["digits", "--out", "/proc/nothing"], "cannot be written"),
-        (["digits", "--resume", "nothere"], "nothere: holds no run to go on with"),
+        (["digits", "--resume", "nothere"], "nothere: holds no run to resume"),
         (["digits", "--resume", "nothere", "--dry-run"], "--overfit and --dry-run come before one"),
     ],
 )

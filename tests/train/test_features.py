@@ -221,7 +221,7 @@ def assert_rank_0_says(sentence: str, outcomes: list[Outcome]) -> None:
 
 def test_a_label_outside_the_classes_is_named(ranks: Any) -> None:
     sentence = (
-        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: mend the labels, or set"
+        r"DataError: sample 17 of \S*: its label is 12, expected 0 to 9: correct the labels, or set"
         r" data\.num_classes"
     )
     assert_rank_0_says(sentence, ranks.outcomes(2, trained_on_labels, [17, 12]))

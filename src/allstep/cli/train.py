@@ -123,10 +123,10 @@ def train(
     if overfit is not None or dry_run:
         raise typer.Exit(_rehearse(request, overfit, dry_run, workers, launcher))
     from allstep.train.config.num_workers import check_num_workers
-    from allstep.train.health.stop import leave_when_told
+    from allstep.train.health.stop import exit_on_signal
 
     world = World.detect(launcher)
-    with leave_when_told():
+    with exit_on_signal():
         if world.launcher == NONE:
             raise typer.Exit(_start(request, workers))
         check_num_workers(workers, world)
@@ -234,7 +234,7 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
         if (
             request.resume and request.out is not None and has_ended(request.out)
         ):  # and needs no data any more
-            print_line(f"allstep: {Claimed(request.out).farewell()}")
+            print_line(f"allstep: {Claimed(request.out).ended_message()}")
             return 0
         raise
     if prepared.note:
@@ -242,14 +242,14 @@ def _start(request: "TrainRequest", workers: int | None) -> int:
     config = prepared.config.resolved(num_workers)
     claimed = claim_folder(config, request.out, request.resume)
     if claimed.has_ended:
-        print_line(f"allstep: {claimed.farewell()}")
+        print_line(f"allstep: {claimed.ended_message()}")
         return 0
     check_free(
         claimed.path
     )  # rank 0 will hold it; what stands against that is told here, as one line
-    command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.words)
+    command = run_module("allstep", "train", str(claimed.path / CONFIG), *claimed.overrides)
     command += [trust_override(config.model), "--out", str(claimed.path)]
-    command += ["--resume", _AUTO] if claimed.goes_on else []
+    command += ["--resume", _AUTO] if claimed.resumes else []
     command += ["--max-time", request.max_time] if request.max_time is not None else []
     # --max-time counts from here, not from the first step.
     started = os.environ.get(STARTED) or launched_now()

@@ -135,11 +135,11 @@ def _answer(
 def _tell(plan: "Plan", answers: "Sequence[Answer]") -> int:
     """The table and the verdict."""
     from allstep.console.text_table import columns
-    from allstep.train.check.compare import named, partings, table
+    from allstep.train.check.compare import differing_answers, named, table
 
     for line in columns(list(table(plan, answers))):
         print_line(line)
-    found = list(partings(plan, answers))
+    found = list(differing_answers(plan, answers))
     for line in found:
         print_line(f"allstep: {line}")
     if not found:

@@ -1,5 +1,6 @@
-"""Checkpoints: whole or absent, whatever happens; equal states are equal files; no optimizer's
-state is lost."""
+"""Checkpoints: whole or absent, whatever happens; equal states are equal files; the state of every
+optimizer is complete.
+"""
 
 import errno
 import json
@@ -133,16 +134,16 @@ def test_any_damage_is_found_and_the_one_before_taken(tmp_path: Path, data: st.D
 
 
 def _means_the_same(content: bytes, path: Path) -> bool:
-    """A flipped bit in a manifest may turn a space into another; nothing is lost by that."""
+    """A flipped bit in a manifest may only change white space, which does no harm."""
     try:
         found = json.loads(content)
     except ValueError:
         return False
-    files = {name: {"nbytes": (path / name).stat().st_size} for name in checkpoint._PARTS}
+    files = {name: {"nbytes": (path / name).stat().st_size} for name in checkpoint._HASHED}
     try:
-        sizes = {name: {"nbytes": found["files"][name]["nbytes"]} for name in checkpoint._PARTS}
+        sizes = {name: {"nbytes": found["files"][name]["nbytes"]} for name in checkpoint._HASHED}
         right = checkpoint.checksums(path) == {
-            name: checkpoint._hash((path / name).read_bytes()) for name in checkpoint._PARTS
+            name: checkpoint._hash((path / name).read_bytes()) for name in checkpoint._HASHED
         }
     except (KeyError, TypeError, CheckpointError):
         return False
@@ -173,8 +174,7 @@ for samples in range(1, 10_000):
 
 
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
-    """What it said to have written is there and whole; what it was writing is absent, and swept
-    away by the next."""
+    """Checkpoints that it reported as written are whole; the unfinished one is absent and swept."""
     script = tmp_path / "writer.py"
     script.write_text(WRITER)
     folder = tmp_path / "checkpoints"
@@ -231,7 +231,7 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_every_optimizer_goes_on_as_if_nothing_had_happened(
+def test_every_optimizer_resumes_as_if_never_interrupted(
     make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -276,7 +276,7 @@ def test_a_state_of_other_parameters() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     with pytest.raises(
-        CheckpointError, match=r"only the checkpoint has bias; only the net has gain"
+        CheckpointError, match=r"only the checkpoint has bias; only the model has gain"
     ):
         restore(tensors, numbers, ["weight", "gain"])
     with pytest.raises(CheckpointError, match="in another order"):

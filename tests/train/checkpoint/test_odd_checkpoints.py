@@ -1,5 +1,6 @@
-"""What is anything but a checkpoint is reported, and the next older one used: no traceback, no
-hang."""
+"""Anything that is not a valid checkpoint is reported, and the next older one is used: no
+traceback, no hang.
+"""
 
 import json
 import os
@@ -43,7 +44,7 @@ CONFIG = read_config("digits", ["optimizer=sgd"]).resolved(1)
 FILES = ("manifest.json", "state.json", "weights.safetensors", "optimizer.safetensors")
 
 
-def net_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.named_parameters(), 0.1, momentum=0.9)
@@ -53,8 +54,8 @@ def net_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def snapshot(samples: int) -> Snapshot:
-    """With all that a run's state may hold."""
-    model, optimizer = net_and_optimizer()
+    """Return a snapshot with everything that the state of a run may hold."""
+    model, optimizer = model_and_optimizer()
     tensors, numbers = flatten(optimizer.state_dict(), ["weight", "bias"])
     progress = RunProgress(
         samples,
@@ -83,14 +84,14 @@ def snapshot(samples: int) -> Snapshot:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three checkpoints, of which the newest will be made odd."""
+    """Write three checkpoints; the test damages the newest."""
     for samples in (10, 20, 30):
         checkpoint.write(tmp_path / "checkpoints", snapshot(samples))
     return tmp_path / "checkpoints"
 
 
 def rewrite(path: Path, name: str, content: bytes) -> None:
-    """Other contents, with the checksums that go with them."""
+    """Replace the contents of files, with matching checksums."""
     (path / name).write_bytes(content)
     files = {each: path / each for each in FILES[1:]}
     entries = {
@@ -129,13 +130,13 @@ def test_something_else_in_the_place_of_a_checkpoint(folder: Path, kind: str) ->
     shutil.rmtree(folder / "000000000030")
     ODD[kind](folder / "000000000030")
     limited(takes_the_one_before, [folder])
-    # It does not stand in the way of one that is written, either.
+    # It does not prevent writing a checkpoint, either.
     checkpoint.write(folder, snapshot(30))
     assert newest(folder).complaints == ()
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "state.json"])
-def test_holes_as_large_as_the_manifest_says(folder: Path, file: str) -> None:
+def test_holes_as_large_as_the_manifest_states(folder: Path, file: str) -> None:
     path = folder / "000000000030"
     ODD["terabyte of holes"](path / file)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -168,14 +169,14 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "words"),
+    ("place", "value", "message"),
     [
         ((), [], "state.json: expected keys and values, found list"),
         (("standing",), None, "state.json: standing: .* found 'None'"),
         (
             ("standing", "samples"),
             31,
-            "standing.samples: expected 30, as the folder's name has it, found 31",
+            "standing.samples: expected 30, as in the folder's name, found 31",
         ),
         (("standing", "batch"), 0, "standing.batch"),
         (("standing", "best"), {"loss": "x"}, "standing.best.loss"),
@@ -192,7 +193,7 @@ def test_odd_json(folder: Path, file: str, place: str, raw: str) -> None:
     ],
 )
 def test_a_state_of_other_types(
-    folder: Path, place: tuple[str, ...], value: Any, words: str
+    folder: Path, place: tuple[str, ...], value: Any, message: str
 ) -> None:
     state = dict(snapshot(30).state)
     if place:
@@ -202,7 +203,7 @@ def test_a_state_of_other_types(
         inner[place[-1]] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state if place else value).encode())
     takes_the_one_before(folder)
-    assert re.search(words, newest(folder).complaints[0]), newest(folder).complaints
+    assert re.search(message, newest(folder).complaints[0]), newest(folder).complaints
 
 
 @pytest.mark.parametrize(
@@ -217,8 +218,7 @@ def test_a_state_of_other_types(
     ],
 )
 def test_images_of_other_kinds(folder: Path, key: str, value: Any) -> None:
-    """For `predict` and `eval`; a run that continues takes them from its data, but for the classes
-    that it knows."""
+    """`predict` and `eval` use them; a resumed run takes them from its data, except the classes."""
     state = json.loads(json.dumps(snapshot(30).state))
     state["pictures"][key] = value
     rewrite(folder / "000000000030", "state.json", json.dumps(state).encode())
@@ -239,7 +239,7 @@ def test_a_position_that_cannot_be(
 
 
 @pytest.mark.parametrize(
-    ("words", "num_samples", "good", "bad"),
+    ("overrides", "num_samples", "good", "bad"),
     [
         ([], None, [64], [7, 63, 65, 128, 1 << 40]),
         (["growth.at=[1]", "growth.factor=2"], None, [64, 128, 1 << 30], [63, 1 << 40]),
@@ -249,10 +249,10 @@ def test_a_position_that_cannot_be(
     ],
 )
 def test_a_batch_that_cannot_be(
-    words: list[str], num_samples: int | None, good: list[int], bad: list[int]
+    overrides: list[str], num_samples: int | None, good: list[int], bad: list[int]
 ) -> None:
     config = read_config(
-        "digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *words]
+        "digits", ["batch=64", "schedule.shape=constant", "schedule.warmup=0", *overrides]
     ).resolved(1)
     for batch in good + bad:
         found = snapshot(10)
@@ -267,7 +267,7 @@ def test_a_batch_that_cannot_be(
 
 
 def check_both(found: Snapshot) -> None:
-    """As a run that continues does."""
+    """Check a snapshot as a resumed run does."""
     check_resumed(found)
     check_optimizer(found, CONFIG)
 
@@ -304,7 +304,7 @@ def test_settings_of_each_optimizer_pass(name: str) -> None:
 
 
 def test_a_manifest_that_names_other_files(folder: Path, tmp_path: Path) -> None:
-    """They are not read: a pipe among them would be waited for."""
+    """Other files are not read; reading a pipe would hang."""
     os.mkfifo(tmp_path / "pipe")
     path = folder / "000000000030"
     manifest = json.loads((path / "manifest.json").read_text())
@@ -339,7 +339,7 @@ def test_numbers_of_names() -> None:
 
 
 def test_odd_hidden_names_are_left_alone(folder: Path) -> None:
-    """A name without a process in it ended every write with an IndexError."""
+    """Regression: a hidden name without a process caused an IndexError in every write."""
     odd = [".000000000040", ".000000000040.²", ".000000000040.x", ".٠٠٠٠٠٠٠٠٠٠٤٠.1", ".hidden"]
     for name in odd:
         (folder / name).mkdir()
@@ -348,21 +348,21 @@ def test_odd_hidden_names_are_left_alone(folder: Path) -> None:
     assert all((folder / name).exists() for name in odd)
 
 
-def test_what_is_left_over_is_told_from_what_is_being_written() -> None:
+def test_leftovers_are_distinguished_from_what_is_being_written() -> None:
     mine = hidden_name("000000000010")
     parent = os.getppid()
     assert is_left_over(mine) and is_left_over(f"{mine}.gone")
-    # The writer's pid has come to mean another process, as in a container that was started again.
+    # The pid of the writer belongs to another process now, as in a restarted container.
     assert is_left_over(f".000000000010.{parent}-1")
     started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     assert not is_left_over(f".000000000010.{parent}-{started}")
-    # Of an earlier version.
+    # A name of an earlier version.
     assert not is_left_over(f".000000000010.{parent}")
     assert is_left_over(".000000000010.4194305")
 
 
 def test_a_saver_removes_what_is_left_over_though_it_writes_nothing(folder: Path) -> None:
-    """As in a run that was killed after its last checkpoint, while it removed an old one."""
+    """This happens if a run is killed after its last checkpoint, while it removes an old one."""
     from allstep.train.checkpoint.writer_thread import Saver
 
     left = folder / ".000000000010.4194305-7.gone"
@@ -401,9 +401,9 @@ def test_headers_of_tensors_that_make_no_sense(folder: Path, content: bytes) -> 
 
 
 def use(found: Snapshot) -> None:
-    """As `make_job` does; only CheckpointError may come of it."""
+    """Load a snapshot as `make_job` does; only CheckpointError may be raised."""
     state = found.state
-    model, optimizer = net_and_optimizer()
+    model, optimizer = model_and_optimizer()
     RunProgress.from_plain(dict(state["standing"]), Classification(2))
     LossWatch(**state["watch"])
     if "noise" in state and state["noise"] is not None:
@@ -423,7 +423,7 @@ def use(found: Snapshot) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("file", FILES)
 def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) -> None:
-    """Random damage, with checksums that fit it. What passes for good causes no traceback later."""
+    """Random damage with matching checksums; what passes the checks raises no error later."""
     path = folder / "000000000030"
     whole = {name: (path / name).read_bytes() for name in FILES}
 
@@ -455,7 +455,7 @@ def test_whatever_is_in_a_file_there_is_a_checkpoint(folder: Path, file: str) ->
 
 
 def test_the_damage_is_damage() -> None:
-    """Most random documents differ from the good one, and some parse: else nothing is shown."""
+    """Check the random damage: most documents differ from the good one, and some parse."""
     good = {"a": {"b": [1, 2.5, "x"]}, "c": None}
     made = [odd(good, seed) for seed in range(200)]
     parsed = 0

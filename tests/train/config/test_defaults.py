@@ -136,7 +136,7 @@ def test_a_config_written_before_is_the_same_run(tmp_path: Path, recipe: str) ->
     config = read_config(str(tmp_path / "config.yaml")).resolved(2)
     assert config.model_dump(mode="json") == before
     (tmp_path / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
-    assert claim_folder(config, tmp_path, resume=True).goes_on
+    assert claim_folder(config, tmp_path, resume=True).resumes
 
 
 def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_run_on_data_of_ones_own_from_before_is_the_same_run(tmp_path: Path) -
     (out / "run.jsonl").write_text('{"kind": "start", "time": 1}\n')
     config = read_config(str(out / "config.yaml")).resolved(1)
     assert config.model_dump(mode="json") == before
-    assert claim_folder(config, out, resume=True).goes_on
+    assert claim_folder(config, out, resume=True).resumes
     (tmp_path / "mine.yaml").write_text(f"data: {{train: {tmp_path / 'photos'}}}\nbatch: 16\n")
     with pytest.raises(ConfigError, match=r"recipe was fashion-mnist, is defaults now.*as it was"):
         claim_folder(read_config(str(tmp_path / "mine.yaml")).resolved(1), out, resume=True)

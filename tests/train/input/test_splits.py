@@ -1,5 +1,6 @@
-"""The data of a run: its parts against slow sets of numbers, its figures against numpy, its batches
-against the images they hold."""
+"""The data of a run, against references: splits against slow sets of numbers, mean and std against
+numpy, batches against the images they hold.
+"""
 
 import io
 import subprocess
@@ -23,12 +24,12 @@ from allstep.data.packing.plan import Options
 from allstep.data.sources import cifar, idx
 from allstep.errors import ConfigError, DataError, UserError
 from allstep.train.config.run_config import DataConfig, RunConfig
+from allstep.train.input.hold_out import hold_out
 from allstep.train.input.images import _check_label
 from allstep.train.input.loaders import make_sample_loader
+from allstep.train.input.open_sources import Sources
 from allstep.train.input.splits import (
     Splits,
-    _split,
-    _Whole,
     make_loaders,
     make_to_input,
     measure,
@@ -50,7 +51,7 @@ def opened(**section: Any) -> Splits:
 
 
 def numbers(splits: Splits) -> list[list[int]]:
-    """Of the samples of each part."""
+    """Return the sample numbers of each split."""
     three = (splits.train, splits.validation, splits.test)
     return [
         (np.arange(len(split)) if split.numbers is None else split.numbers).tolist()
@@ -59,7 +60,7 @@ def numbers(splits: Splits) -> list[list[int]]:
 
 
 def write_mnist(folder: Path, n: int = 40, labels: Any = None, *, test: int | None = 10) -> Path:
-    """An idx set of n images of 6 x 5 in 4 classes, each of one level."""
+    """Write an idx dataset of n images of 6 x 5 in 4 classes, each of one level."""
     folder.mkdir(exist_ok=True)
     for prefix, count in (("train", n), ("t10k", test)):
         if count is not None:
@@ -77,8 +78,7 @@ def write_mnist(folder: Path, n: int = 40, labels: Any = None, *, test: int | No
 
 class TestParts:
     def test_a_named_set_is_split_as_it_always_was(self) -> None:
-        """Reference: the set loaded by hand, and the permutation that runs have been split by so
-        far."""
+        """Reference: the dataset loaded by hand, and the permutation of earlier versions."""
         splits = opened(name="digits", split_seed=3)
         images = load(find_set(named_set("digits")))
         n, held_out = len(images.train), 143
@@ -112,15 +112,15 @@ class TestParts:
         section = DataConfig(
             name="mine", validation=validation, test=None if own_test else test, split_seed=seed
         )
-        three = _split(section, _Whole("", "", source, None, source if own_test else None))
+        three = hold_out(section, Sources("", "", source, None, source if own_test else None))
         found = [[] if each.numbers is None else each.numbers.tolist() for each in three]
         everything = sorted(number for each in found for number in each)
         assert everything == list(range(n))
         assert [len(each) for each in found][1:] == [validation, 0 if own_test else test]
-        again = _split(section, _Whole("", "", source, None, source if own_test else None))
+        again = hold_out(section, Sources("", "", source, None, source if own_test else None))
         assert all(np.array_equal(a.numbers, b.numbers) for a, b in zip(three, again, strict=True))  # type: ignore[arg-type]
 
-    def test_who_says_nothing_gets_as_many_for_the_test_as_for_the_validation(self) -> None:
+    def test_the_test_split_is_as_large_as_the_validation_split_by_default(self) -> None:
         splits = opened(train="synthetic:200x8x8", num_classes=3)
         assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [
             160,
@@ -190,7 +190,7 @@ class TestWhatIsWrong:
         train, test = make_folder(tmp_path / "train", 3), make_folder(tmp_path / "test", 3)
         (test / "eel").rename(test / "frog")
         with pytest.raises(
-            DataError, match="'eel' only in the training set; 'frog' only in the other"
+            DataError, match="'eel' only in the training split; 'frog' only in the other"
         ):
             opened(train=str(train), test=str(test), augment="Resize(8)", prepare="Resize(8)")
 
@@ -200,7 +200,7 @@ class TestWhatIsWrong:
         with pytest.raises(
             DataError,
             match=(
-                r"parts of a set rather than classes: write data.train=.*/train"
+                r"splits of a dataset rather than classes: set data.train=.*/train"
                 r" data.validation=.*/val"
             ),
         ):
@@ -217,7 +217,7 @@ class TestWhatIsWrong:
             opened(train=str(folder), **{other: "Resize(8)", key: "Flip()"})
 
     @pytest.mark.parametrize(
-        ("labels", "section", "words"),
+        ("labels", "section", "message"),
         [
             (
                 [0, 1, 2, 9],
@@ -234,7 +234,7 @@ class TestWhatIsWrong:
             (
                 [0, 1, 2, 3],
                 {"mean": (1.0, 2.0), "std": (1.0,)},
-                "'data.mean': expected one figure for each of 1 channels, found 2",
+                "'data.mean': expected one value for each of 1 channels, found 2",
             ),
             ([0, 1, 2, 3], {"train": "nowhere"}, "data.train: nowhere: no such file or folder"),
             ([0, 1, 2, 3], {"test": "nowhere"}, "data.test: nowhere: no such file or folder"),
@@ -242,14 +242,14 @@ class TestWhatIsWrong:
         ],
     )
     def test_each_is_one_line(
-        self, tmp_path: Path, labels: list[int], section: dict[str, Any], words: str
+        self, tmp_path: Path, labels: list[int], section: dict[str, Any], message: str
     ) -> None:
         folder = write_mnist(tmp_path / "mnist", labels=labels * 10, test=None)
-        with pytest.raises(UserError, match=words) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             opened(**{"train": str(folder), **section})
         assert "\n" not in str(caught.value)
 
-    def test_records_that_do_not_say_how_many_classes_there_are(self, tmp_path: Path) -> None:
+    def test_records_that_do_not_state_how_many_classes_there_are(self, tmp_path: Path) -> None:
         with tarfile.open(tmp_path / "few.tar", "w") as tar:
             for number in range(20):
                 for suffix, content in (("jpg", encoded(number)), ("cls", b"%d" % (number % 3))):
@@ -259,7 +259,7 @@ class TestWhatIsWrong:
         with pytest.raises(
             ConfigError,
             match=(
-                r"the 20 records of .*few.tar do not say how many classes there are: set"
+                r"the 20 records of .*few.tar do not state how many classes there are: set"
                 r" data.num_classes"
             ),
         ):
@@ -290,7 +290,7 @@ class TestFigures:
         }
 
     def test_colours_are_measured_as_they_are_evaluated(self, tmp_path: Path) -> None:
-        """Reference: all images of the training part, one by one.
+        """Reference: all images of the training split, one by one.
 
         One file is broken and does not count.
         """
@@ -335,8 +335,8 @@ class TestFigures:
         self, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool
     ) -> None:
         channels = shape[1] if len(shape) == 4 else 1
-        mean, deviation = [100.0, 90.5, 3.25][:channels], [60.0, 11.0, 0.5][:channels]
-        to_input = make_to_input(mean, deviation, CPU, dtype, channels_last)
+        mean, std = [100.0, 90.5, 3.25][:channels], [60.0, 11.0, 0.5][:channels]
+        to_input = make_to_input(mean, std, CPU, dtype, channels_last)
         stored = torch.randint(0, 256, shape, dtype=torch.uint8)
         memories = (
             [stored]
@@ -348,7 +348,7 @@ class TestFigures:
             made = to_input(given_images)
             images = stored.double().view(-1, channels, 6, 5)
             expected = (images - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(
-                deviation
+                std
             ).double().view(-1, 1, 1)
             torch.testing.assert_close(made, expected.to(dtype))
             assert made.is_contiguous(
@@ -374,10 +374,10 @@ class TestLoaders:
         for split in ("train", "validation", "test"):
             whole = list(alone[split].batches(0, 60))
             halves = [list(each[split].batches(0, 60)) for each in both]
-            pieces = [piece for two in zip(*halves, strict=True) for piece in two]
+            joined = [batch for two in zip(*halves, strict=True) for batch in two]
             assert torch.equal(
                 torch.cat([batch.data for batch in whole]),
-                torch.cat([batch.data for batch in pieces]),
+                torch.cat([batch.data for batch in joined]),
             )
 
     def test_evaluation_sees_images_as_they_are_and_in_their_order(self, tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_the_best_checkpoint_is_looked_at_like_the_newest(ranks: Ranks, tmp_path
     snapshot, problem = ending._read_or_not(
         first, checkpoint.read(last).state["pictures"]["classes"]
     )
-    assert snapshot is None and "as the folder's name has it" in problem
+    assert snapshot is None and "as in the folder's name" in problem
     snapshot, problem = ending._read_or_not(last, ["other"] * 10)
     assert snapshot is None and "not the same ones" in problem
     assert (

@@ -82,7 +82,7 @@ WRONG = [
     (["data.std=[3]"], "data.std is given without data.mean"),
     (
         ["data.mean=[1, 2]", "data.std=[1, 2]"],
-        "'data.mean': expected one figure for each of 1 channels, found 2",
+        "'data.mean': expected one value for each of 1 channels, found 2",
     ),
     (["batch=4000"], "a batch of 4000 is larger than the training split, which has 1294 samples"),
     (
@@ -130,7 +130,7 @@ WRONG = [
     (["data.mix=Flip()"], "'data.mix': Flip works on single images"),
     (["data.validation=1437"], "'data.validation': expected 1 to 1436 of 1437 samples, found 1437"),
     (["data.validation=0"], "'data.validation': expected 1 to 1436 of 1437 samples, found 0"),
-    (["data.num_classes=9"], "the training set has 10 classes"),
+    (["data.num_classes=9"], "the training split has 10 classes"),
     (["data.name=digit"], "no dataset is called 'digit' .*did you mean 'digits'"),
     (["model.name=vgg16"], "expected images of at least 32x32 pixels, these are 8x8"),
     (["data.augment=Resize(16)"], "small-cnn takes images of one size.*16x16 and 8x8"),

@@ -205,7 +205,7 @@ def test_a_norm_that_is_not_finite_ends_the_run_before_its_evaluation(ranks: Any
     outcomes = ranks.outcomes(2, break_a_norm)
     assert [outcome.exit_code for outcome in outcomes] == [1, 1]
     assert "running_var is not finite after step 0" in outcomes[0].output
-    assert "what to try, the likeliest first" in outcomes[0].output
+    assert "what to try, most promising first" in outcomes[0].output
 
 
 def evaluate_share(n: int) -> tuple[float, float, int]:

@@ -38,7 +38,7 @@ from allstep.train.use.predict import Prediction, find_images, load_run, predict
 from allstep.train.watch.record import Record
 from support.image_folders import CLASSES, encoded, make_folder
 
-# A run, as it lies on the disk
+# A run on the disk
 
 
 class Images:
@@ -55,7 +55,7 @@ FACTS = {
     "prepare": "none",
     "classes": list(CLASSES),
 }
-WORDS = [
+OVERRIDES = [
     "data.train=gone",
     "model=small-cnn",
     "model.options.widths=[4]",
@@ -64,9 +64,9 @@ WORDS = [
 ]
 
 
-def build_model(words: Sequence[str], seed: int = 0) -> torch.nn.Module:
+def build_model(arguments: Sequence[str], seed: int = 0) -> torch.nn.Module:
     """With running statistics that are not those of a new model."""
-    config = read_config("digits", [*WORDS, *words, f"seed={seed}"])
+    config = read_config("digits", [*OVERRIDES, *arguments, f"seed={seed}"])
     model = build.build_model(config, Images())  # type: ignore[arg-type]
     for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
@@ -90,10 +90,10 @@ def save(
     )
 
 
-def make_run(folder: Path, *words: str, **more: Any) -> torch.nn.Module:
+def make_run(folder: Path, *arguments: str, **more: Any) -> torch.nn.Module:
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(read_config("digits", [*WORDS, *words]).to_yaml())
-    model = build_model(words)
+    (folder / "config.yaml").write_text(read_config("digits", [*OVERRIDES, *arguments]).to_yaml())
+    model = build_model(arguments)
     save(folder, model, **more)
     return model.eval()
 
@@ -124,7 +124,7 @@ def shares(found: Sequence[Prediction]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         [],
         ["execution=plain"],
@@ -134,8 +134,10 @@ def shares(found: Sequence[Prediction]) -> NDArray[np.float64]:
     ],
     ids=" ".join,
 )
-def test_predictions_are_those_of_the_net_in_plain_torch(tmp_path: Path, words: list[str]) -> None:
-    model = make_run(tmp_path / "run", *words)
+def test_predictions_are_those_of_the_model_in_plain_torch(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    model = make_run(tmp_path / "run", *arguments)
     files = store(tmp_path / "new", 5)
     trained = load_run(tmp_path / "run", device="cpu")
     assert (trained.classes, trained.shape, trained.samples) == (CLASSES, (3, 12, 12), 100)
@@ -159,13 +161,13 @@ def test_in_several_batches_they_are_the_same(
     trained = load_run(tmp_path / "run", device="cpu")
     whole = list(predict(trained, files))
     monkeypatch.setattr("allstep.train.use.predict._MOST", 3)
-    pieces = list(predict(trained, files))
-    assert [each.image for each in pieces] == [str(file) for file in files]
-    assert [each.problem for each in pieces] == [each.problem for each in whole]
+    batched = list(predict(trained, files))
+    assert [each.image for each in batched] == [str(file) for file in files]
+    assert [each.problem for each in batched] == [each.problem for each in whole]
     good = [number for number, each in enumerate(whole) if each.problem is None]
     assert len(good) == 7
     np.testing.assert_allclose(
-        shares([pieces[n] for n in good]), shares([whole[n] for n in good]), atol=1e-6
+        shares([batched[n] for n in good]), shares([whole[n] for n in good]), atol=1e-6
     )
 
 
@@ -271,7 +273,7 @@ def test_what_is_no_file_is_named_with_the_reason(tmp_path: Path) -> None:
     ]
 
 
-AS_NOBODY = """
+AS_OTHER_USER = """
 import os, sys
 from types import SimpleNamespace
 from allstep.train.use.predict import _read, find_images
@@ -290,9 +292,12 @@ def test_folders_of_another_user_are_named() -> None:
         store(folder / "listed", 1)
         (folder / "closed").chmod(0o700)
         (folder / "listed").chmod(0o744)
-        words = [made, str(folder / "closed" / "000.png")]
+        arguments = [made, str(folder / "closed" / "000.png")]
         done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, *words], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", AS_OTHER_USER, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
     assert done.returncode == 0, done.stderr
     denied = "Permission denied"
@@ -306,9 +311,9 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
     store(tmp_path / "new", 2)
     (tmp_path / "new" / "bad.jpg").write_bytes(encoded(1)[:200])
     (tmp_path / "empty").mkdir()
-    words = [str(tmp_path / name) for name in ("run", "new", "gone.jpg", "empty")]
+    arguments = [str(tmp_path / name) for name in ("run", "new", "gone.jpg", "empty")]
     result = CliRunner().invoke(
-        app, ["predict", *words, "--json", str(tmp_path / "out.json"), "--top", "2"]
+        app, ["predict", *arguments, "--json", str(tmp_path / "out.json"), "--top", "2"]
     )
     assert result.exit_code == 1
     first, second, bad, gone, empty = result.stdout.splitlines()
@@ -326,18 +331,18 @@ def test_the_command_shows_what_it_can(tmp_path: Path) -> None:
         {"picture", "problem"}
     ] * 3
     result = CliRunner().invoke(
-        app, ["predict", *words[:1], str(tmp_path / "new" / "000.png"), "--json", "-"]
+        app, ["predict", *arguments[:1], str(tmp_path / "new" / "000.png"), "--json", "-"]
     )
     assert result.exit_code == 0
     assert json.loads(result.stdout)[0]["classes"] == [
         {"class": name, "probability": pytest.approx(share, abs=1e-6)}
         for name, share in next(
-            iter(predict(load_run(words[0]), [tmp_path / "new" / "000.png"]))
+            iter(predict(load_run(arguments[0]), [tmp_path / "new" / "000.png"]))
         ).classes
     ]
 
 
-def test_a_image_is_not_written_over(tmp_path: Path) -> None:
+def test_an_image_is_not_written_over(tmp_path: Path) -> None:
     """`--json` in front of a pattern takes the first image as its file."""
     make_run(tmp_path / "run")
     first, second = store(tmp_path / "new", 2)
@@ -419,17 +424,17 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
         load_run(tmp_path)
 
 
-def test_a_checkpoint_of_another_net_says_which_tensors_differ(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_names_which_tensors_differ(tmp_path: Path) -> None:
     make_run(tmp_path)
     save(tmp_path, build_model(["model.options.hidden=9"]))
     with pytest.raises(
         CheckpointError,
-        match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the net",
+        match=r"head\.1\.weight is float32 \[9, 144\] .* float32 \[8, 144\] in the model",
     ):
         load_run(tmp_path)
 
 
-def test_a_shape_that_the_net_does_not_take(tmp_path: Path) -> None:
+def test_a_shape_that_the_model_does_not_take(tmp_path: Path) -> None:
     make_run(tmp_path)
     shape = [3, 20, 20]
     save(
@@ -437,12 +442,12 @@ def test_a_shape_that_the_net_does_not_take(tmp_path: Path) -> None:
     )
     with pytest.raises(
         CheckpointError,
-        match=r"pictures\.shape: the model does not take images of \[3, 20, 20\] \(",
+        match=r"pictures\.shape: the model does not accept images of \[3, 20, 20\] \(",
     ):
         load_run(tmp_path)
 
 
-def test_a_net_of_the_users_that_is_not_here(
+def test_a_model_of_the_users_that_is_not_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "run")
@@ -462,20 +467,20 @@ def test_a_net_of_the_users_that_is_not_here(
         "def make(num_classes):\n    return Net(nn.Flatten(), nn.Linear(432, num_classes))\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="belongs to another net"):
+    with pytest.raises(CheckpointError, match="belongs to another model"):
         load_run(tmp_path / "run", trust=True)
     save(tmp_path / "run", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 3)))
     (found,) = predict(load_run("run", device="cpu", trust=True), store(tmp_path / "new", 1))
     assert len(found.classes) == 3
 
 
-def test_a_net_that_diverged_is_said_to_have(tmp_path: Path) -> None:
+def test_a_model_that_diverged_is_reported(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     model = build_model([])
     torch.nn.init.constant_(model.get_parameter("head.3.bias"), float("inf"))
     save(tmp_path / "run", model)
     (found,) = predict(load_run(tmp_path / "run", device="cpu"), store(tmp_path / "new", 1))
-    assert found.problem == "what the net says of it is no number; did the run diverge?"
+    assert found.problem == "the output of the model is not finite: the run may have diverged"
 
 
 def test_weights_that_are_not_finite_are_named(ranks: Any, tmp_path: Path) -> None:
@@ -502,9 +507,9 @@ def test_weights_that_are_not_finite_are_named(ranks: Any, tmp_path: Path) -> No
 # Real runs
 
 
-def run(words: list[str], out: Path) -> None:
+def run(arguments: list[str], out: Path) -> None:
     world = allstep.init()
-    config = read_config("digits", words)
+    config = read_config("digits", arguments)
     callbacks = []
     if world.rank == 0:
         claim_folder(config.resolved(world.size), out)
@@ -544,20 +549,20 @@ def test_evaluating_again_gives_what_a_run_on_images_logged(ranks: Any, tmp_path
     shutil.copytree(other, odd)
     (odd / "eel").rename(odd / "ant")
     out = tmp_path / "out"
-    words = [
+    arguments = [
         f"data.train={folder}",
         f"data.test={other}",
         "data.augment=RandomResizedCrop(16)",
         "batch=16",
         "epochs=2",
     ]
-    words += ["data.prepare=CentreCrop(16)", "model.norm=sync", "ema.decay=0.5", "ema.every=1"]
-    ranks(2, run, words, out)
+    arguments += ["data.prepare=CentreCrop(16)", "model.norm=sync", "ema.decay=0.5", "ema.every=1"]
+    ranks(2, run, arguments, out)
     before = sorted(out.rglob("*"))
     asked = (
         Evaluation(out),
         Evaluation(out, "validation", "last"),
-        Evaluation(out, "train", words=["data.workers=0"]),
+        Evaluation(out, "train", overrides=["data.workers=0"]),
     )
     for test, validation, trained in ranks(2, evaluations, *asked):
         check_equal(test, logged(out, "test"))
@@ -578,7 +583,7 @@ def test_evaluating_again_gives_what_a_run_on_images_logged(ranks: Any, tmp_path
     assert "only there: ant; only in the run: eel" in other_names
     assert "no such file or folder" in gone
     assert numbers.score.count == 3
-    assert "has 4 classes, and the net knows 3" in too_many
+    assert "has 4 classes, and the model has 3" in too_many
 
     found = list(predict(load_run(out), find_images([str(other)])))
     right = [each.classes[0][0] == Path(each.image).parent.name for each in found]
@@ -587,14 +592,14 @@ def test_evaluating_again_gives_what_a_run_on_images_logged(ranks: Any, tmp_path
 
 def test_evaluating_again_gives_what_a_run_on_arrays_logged(ranks: Any, tmp_path: Path) -> None:
     """Of a set known by name, with the best weights."""
-    words = [
+    arguments = [
         "epochs=2",
         "batch=128",
         "save.epochs=1",
         "evaluation.weights=best",
         "data.validation=50",
     ]
-    ranks(1, run, words, tmp_path / "out")
+    ranks(1, run, arguments, tmp_path / "out")
     found = ranks(1, evaluations, Evaluation(tmp_path / "out"))[0][0]
     assert found.which == "best"
     check_equal(
@@ -613,26 +618,26 @@ def test_evaluating_again_gives_what_a_run_on_arrays_logged(ranks: Any, tmp_path
 
 def test_only_the_data_of_a_run_can_be_another(tmp_path: Path) -> None:
     make_run(tmp_path)
-    for word, complaint in (
-        ("epochs=3", "only keys of its data"),
+    for override, complaint in (
+        ("epochs=3", "only keys of data can be set here"),
         ("data.mean=[0]", "cannot be set here"),
     ):
         with pytest.raises(ConfigError, match=complaint):
-            Evaluation(tmp_path, words=[word]).config()
+            Evaluation(tmp_path, overrides=[override]).config()
     with pytest.raises(ConfigError, match=r"did you mean 'data\.folder'"):
-        Evaluation(tmp_path, words=["data.foldr=x"]).config()
-    assert Evaluation(tmp_path, words=["data.test=x"]).config().data.test == "x"
-    for words in (["--part", "all"], ["--which", "first"]):
-        result = CliRunner().invoke(app, ["eval", str(tmp_path), *words])
+        Evaluation(tmp_path, overrides=["data.foldr=x"]).config()
+    assert Evaluation(tmp_path, overrides=["data.test=x"]).config().data.test == "x"
+    for arguments in (["--part", "all"], ["--which", "first"]):
+        result = CliRunner().invoke(app, ["eval", str(tmp_path), *arguments])
         assert isinstance(result.exception, ConfigError)
 
 
-def test_a_image_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path) -> None:
+def test_an_image_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path) -> None:
     """The limit is the run's own, or the one that is given."""
     make_run(tmp_path / "run", "data.max_pixels=200")
     store(tmp_path / "new", 1)
     Image.fromarray(image(1, 20, 20)).save(tmp_path / "new" / "large.png")
-    words = [
+    arguments = [
         "predict",
         str(tmp_path / "run"),
         str(tmp_path / "new"),
@@ -642,7 +647,7 @@ def test_a_image_with_too_many_pixels_is_one_line_of_the_table(tmp_path: Path) -
         str(tmp_path / "out"),
     ]
     for more, num_problems in ((), 1), (("--max-pixels", "400"), 0), (("--max-pixels", "100"), 2):
-        outcome = CliRunner().invoke(app, [*words, *more])
+        outcome = CliRunner().invoke(app, [*arguments, *more])
         assert outcome.exit_code == bool(num_problems), outcome.output
         problems = [
             each["problem"]

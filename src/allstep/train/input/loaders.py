@@ -1,11 +1,11 @@
-"""The loaders of a run: training in a new order every epoch, augmented; validation and test as they
-lie, prepared.
+"""The loaders of a run.
 
-With `overfit` all three have the same few training samples, and none is augmented: a model that
-cannot learn these by heart has a mistake in it.
+The training loader has a new order every epoch and augments. The loaders of validation and test
+read in stored order and only prepare. With `overfit` all three read the same few training samples,
+and none augments: a model that cannot memorize these has a bug.
 
-A fourth, `make_sample_loader`, reads a fixed sample of the training split the way validation is
-read, for the end of a run.
+`make_sample_loader` makes a fourth one for the end of a run: it reads a fixed sample of the
+training split in the way of the validation split.
 """
 
 from functools import partial
@@ -23,15 +23,16 @@ from allstep.train.input.images import make_transform
 from allstep.train.input.splits import Splits
 from allstep.world import World
 
-_MOST, _VALUES = (
-    500,
-    6_000_000,
-)  # of an evaluation batch of one rank: no gradients are kept, so more fits than in training
-
+# Limits of the evaluation batch of one rank. It may be larger than in training, because no
+# gradients are kept.
+_MAX_EVALUATION_SAMPLES = 500
+_MAX_EVALUATION_VALUES = 6_000_000
 
 SAMPLE = 5000
-"""Training samples that are evaluated at the end of a run, at most; never more than the validation
-split has."""
+"""Maximum number of training samples that are evaluated at the end of a run.
+
+It is further limited by the size of the validation split.
+"""
 
 
 def make_loaders(
@@ -41,9 +42,10 @@ def make_loaders(
     out: Path,
     device: torch.device | None = None,
 ) -> dict[str, Loader]:
-    """By part: train, validation, test.
+    """Return the loaders by split name: train, validation, test.
 
-    Bad samples are listed in `out`; `config` knows its global batch.
+    `out` is the folder for the lists of bad samples. `device` is where batches are used (default:
+    the CPU).
     """
     check_batch(config, len(splits.train))
     section = config.data
@@ -58,7 +60,7 @@ def make_loaders(
     train, validation, test = splits.train, splits.validation, splits.test
     if config.overfit is not None:
         train = validation = test = splits.train.first(config.overfit)
-    many = _evaluation_batch(config, splits, world.size) * world.size
+    evaluation_batch = _evaluation_batch(config, splits, world.size) * world.size
     loaders = {
         "train": loader(
             train.source,
@@ -73,7 +75,7 @@ def make_loaders(
         loaders[name] = loader(
             split.source,
             transform=make_transform("prepare", section, split.seen),
-            batch=many,
+            batch=evaluation_batch,
             seed=None,
             numbers=split.numbers,
             quarantine=out / f"quarantine-{name}.jsonl",
@@ -84,11 +86,11 @@ def make_loaders(
 def make_sample_loader(
     config: ResolvedConfig, splits: Splits, world: World, device: torch.device | None
 ) -> Loader | None:
-    """A fixed sample of the training split, prepared as for evaluation; None with `overfit`, where
-    validation is that already.
+    """Return a loader of a fixed sample of the training split, prepared as for evaluation.
 
-    As many samples as the validation split has, at most `SAMPLE`, chosen by `data.split_seed`.
-    Training has listed its bad samples before: here they are left out without a limit.
+    The sample has as many samples as the validation split, at most `SAMPLE`, chosen by
+    `data.split_seed`. Return None with `overfit`, where the validation split is such a sample
+    already. Bad samples are skipped without a limit, because training has counted and listed them.
     """
     if config.overfit is not None:
         return None
@@ -115,10 +117,12 @@ def make_sample_loader(
 
 
 def _size(shape: tuple[int, int, int]) -> str:
+    """Return a shape as text, such as 3x32x32."""
     return "x".join(map(str, shape))
 
 
 def _training(config: ResolvedConfig, splits: Splits) -> Transform | None:
+    """Return the transform of the training loader."""
     seen = splits.train.seen
     if config.overfit is not None:
         return make_transform("prepare", config.data, seen)
@@ -128,7 +132,11 @@ def _training(config: ResolvedConfig, splits: Splits) -> Transform | None:
 
 
 def _evaluation_batch(config: ResolvedConfig, splits: Splits, size: int) -> int:
-    """Samples of one rank: as many as in training, or more where images are small."""
+    """Return the samples per rank of an evaluation batch.
+
+    They are as many as in a training micro-batch, or more where images are small.
+    """
     channels, height, width = splits.evaluated_shape
     trained = config.batch // (size * config.accumulation)
-    return max(1, trained, min(_MOST, _VALUES // (channels * height * width)))
+    by_values = _MAX_EVALUATION_VALUES // (channels * height * width)
+    return max(1, trained, min(_MAX_EVALUATION_SAMPLES, by_values))

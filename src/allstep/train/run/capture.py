@@ -18,7 +18,7 @@ from typing import Any
 
 from allstep.train.checkpoint import optimizer_state
 from allstep.train.checkpoint.files import Snapshot
-from allstep.train.checkpoint.restore import AVERAGE, parameter_names
+from allstep.train.checkpoint.restore import EMA_SUFFIX, parameter_names
 from allstep.train.run.setup import Job
 
 
@@ -41,7 +41,7 @@ def capture(job: Job) -> Snapshot:
         "model": job.config.model.model_dump(mode="json"),
     }
     if job.ema is not None:
-        tensors |= {f"{name}{AVERAGE}": tensor for name, tensor in job.ema.tensors().items()}
+        tensors |= {f"{name}{EMA_SUFFIX}": tensor for name, tensor in job.ema.tensors().items()}
         plain["ema"] = {"updates": job.ema.updates}
     if job.noise is not None:
         plain["noise"] = asdict(job.noise)

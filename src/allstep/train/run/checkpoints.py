@@ -103,7 +103,7 @@ class Checkpoints:
         assert self._saver is not None
         if self.job.progress.samples in (self._saver.last, self._begun_from):
             return ""
-        saved = self._saver.insist(capture(self.job))
+        saved = self._saver.write_or_retry(capture(self.job))
         return "" if saved.path is not None else _text(saved.error)
 
     def _way_on(self) -> str:

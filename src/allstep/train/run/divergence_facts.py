@@ -26,7 +26,7 @@ def circumstances(job: Job, batch: Batch) -> Circumstances:
     return Circumstances(
         samples=progress.samples,
         epoch=progress.samples / job.num_train,
-        rate=optimizer.param_groups[0]["lr"],
+        lr=optimizer.param_groups[0]["lr"],
         batch=progress.batch,
         grad_norm=None if norms is None else norms.mean**0.5 / job.trainer.scale,
         suspects=[

@@ -107,7 +107,7 @@ class _Run:
         self.validation: Score | None = None
         self.first_sample = job.progress.samples
         self.training_seconds = self.seconds_since_evaluation = 0.0
-        self.aside = {"saving": 0.0, "reporting": 0.0}
+        self.aside = {"saving": 0.0, "telling": 0.0}
 
     # Training
 
@@ -220,7 +220,7 @@ class _Run:
             self.checkpoints.close()
             known = circumstances(self.job, batch)
             self.callbacks.event(
-                str(verdict), step=verdict.step, samples=known.samples, lr=known.rate
+                str(verdict), step=verdict.step, samples=known.samples, lr=known.lr
             )
             error = AllstepError("the run diverged: " + explain(verdict, known, self.job.config))
             raise error if self.job.world.rank == 0 else SystemExit(error.exit_code)
@@ -236,7 +236,7 @@ class _Run:
         if self._evaluates(before) or progress.updates % job.config.log_every == 0:
             self._log()
         self._settle(before)
-        with self._aside("reporting"):
+        with self._aside("telling"):
             self.checkpoints.report()
         self.clock.lap("update")
 
@@ -272,7 +272,7 @@ class _Run:
         """Send the callbacks a progress event on what all ranks did since the last one."""
         self.clock.lap("update")
         event = progress_event(self.job, self.clock, self.since_log)
-        with self._aside("reporting"):
+        with self._aside("telling"):
             self.callbacks.progress(event)
         self.training_seconds += event.seconds
         self.seconds_since_evaluation += event.seconds

@@ -26,7 +26,8 @@ from allstep.train.config.read import names_data, read_config
 from allstep.train.config.recipes import DEFAULT, SMALLEST
 from allstep.train.config.run_config import DataConfig, RunConfig
 from allstep.train.config.usual_batch import usual_batch
-from allstep.train.input.splits import Progress, Splits, open_splits
+from allstep.train.input.open_sources import Progress
+from allstep.train.input.splits import Splits, open_splits
 
 
 @dataclass(frozen=True)

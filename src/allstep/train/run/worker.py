@@ -113,13 +113,13 @@ def _decide(asked: TrainRequest, world: World, mine: _Rank0) -> _Decision:
         return _ended(claimed)
     config = as_begun(config, claimed.path)
     notes = [prepared.note] if prepared.note else []
-    if claimed.goes_on:
+    if claimed.resumes:
         notes += _find_checkpoint(config, claimed.path, mine)
     return _Decision(claimed, config, notes)
 
 
 def _ended(claimed: Claimed) -> _Decision:
-    print_notice(claimed.farewell())
+    print_notice(claimed.ended_message())
     return _Decision(claimed)
 
 
