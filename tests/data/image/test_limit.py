@@ -25,7 +25,7 @@ from allstep.data.image.limit import MAX_PIXELS, check_size
 from allstep.data.packing.image import Recoding
 from allstep.errors import ConfigError
 from allstep.train import read_config
-from allstep.train.input.images import look, make_transform
+from allstep.train.input.images import inspect_images, make_transform
 from support.image_folders import make_folder
 from support.synthetic_photos import encoded, scene
 
@@ -180,7 +180,7 @@ def test_the_key_of_a_run_reaches_its_transforms(folder: Path) -> None:
     for most in (MAX_PIXELS, 10**9):
         section = read_config("defaults", [*words, f"data.max_pixels={most}"]).data
         source = open_source(str(folder))
-        seen = look(source, np.arange(len(source)), section)
+        seen = inspect_images(source, np.arange(len(source)), section)
         made = [make_transform(key, section, seen) for key in ("augment", "prepare")]
         assert [each.max_pixels for each in made if each] == [most, most]
     with pytest.raises(ConfigError, match=r"data\.max_pixels"):

@@ -13,7 +13,7 @@ from allstep.data.packing.plan import Options
 from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig
-from allstep.train.input.classes import settle
+from allstep.train.input.classes import class_names
 from support.image_folders import encoded
 from support.tfrecord_files import read_records
 
@@ -43,7 +43,7 @@ def test_training_refuses_such_a_class_too(tmp_path: Path) -> None:
     """Before anything is computed or written."""
     source = open_source(make(tmp_path / "src", b"two\nlines", b"a.jpg"))
     with pytest.raises(DataError, match="not one line of text in UTF-8; rename it"):
-        settle(DataConfig(), source, [])
+        class_names(DataConfig(), source, [])
 
 
 def test_a_folder_with_any_name_is_opened(tmp_path: Path) -> None:
