@@ -1,15 +1,13 @@
 """The claim about unmodified DDP: AlexNet on two workers of one host, backend "allstep" beside
 backend "gloo".
 
-    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json
-    FILE]
+    python benchmarks/ddp_alexnet.py [--workers 2] [--batch 32] [--turns 9] [--steps 3] [--json FILE]
 
 Both backends train in the same processes: two groups of the same ranks, and on each a DDP around a
 copy of the same model, with SGD and momentum. They take turns of a few steps, so that a busy moment
 of the machine hits both alike; a first turn warms up and does not count. A turn lasts as long as
-its slowest worker needs, and its speed is the images of all workers by that time. One torch
-thread per worker, batch 32 a worker, images of 224 x 224 that are made up before the clock
-starts.
+its slowest worker needs, and its speed is the images of all workers by that time. One torch thread
+per worker, batch 32 a worker, images of 224 x 224 that are made up before the clock starts.
 
 At each step both see the same images and draw the same dropout, so their losses must be the same;
 they are printed side by side. Losses that differ by more than float32 rounding end the run with

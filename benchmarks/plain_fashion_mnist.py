@@ -4,7 +4,7 @@ of allstep trains here.
     torchrun --nproc-per-node 2 benchmarks/plain_fashion_mnist.py CONFIG.json
 
 DistributedDataParallel on Gloo, DataLoader with DistributedSampler, as in PyTorch's tutorials, for
-the net, batch, rate and split that the config names; channels-last where asked, one thread per
+the model, batch, rate and split that the config names; channels-last where asked, one thread per
 worker. Evaluates on the held-out samples four times an epoch, beside the clock, and writes a JSON
 line each time.
 """

@@ -1,8 +1,7 @@
 """The claim about synchronised batch norm: a training step of ResNet-18 with it, beside the same
 step with plain batch norm.
 
-    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json
-    FILE]
+    python benchmarks/sync_batch_norm.py [--workers 2] [--batch 64] [--turns 9] [--steps 3] [--json FILE]
 
 Images of 32 x 32, made up before the clock starts; 64 a worker; one torch thread per worker; SGD
 with momentum in a DistributedOptimizer. Both models live in the same processes and take turns of a

@@ -3,8 +3,8 @@
 
 ```
 name ----> factory -------called with what it takes of-------> model ----one image of zeros, if it is a user's----> model
-            num_classes, shape, channels, norm                      logits (1, num_classes), or an
-            error and all of the options
+            num_classes, shape, channels, norm                      logits (1, num_classes), or an error
+            and all of the options
 ```
 
 `shape` is (channels, height, width) of an image, `norm` makes a norm layer from a number of

@@ -2,8 +2,8 @@
 
 ```
 image (channels, height, width)
-  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a
-  side has 2 pixels or more flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
+  3x3 convolution -> norm -> halve by max-pooling -> ReLU       once per entry of `widths`, while a side has 2 pixels or more
+  flatten -> linear to `hidden` -> ReLU -> linear to `num_classes`
 ```
 
 Pooling comes before ReLU: the two commute, and ReLU then has a quarter of the work. With widths 16,

@@ -12,8 +12,9 @@ image (3, 224, 224)
 
 inception: four ways beside each other, their channels one after the other
   x --> 1x1 -------------> ones
-    --> 1x1 --> 3x3 -----> threes --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in
-    torchvision's model, whose sizes ours has) --> 3x3 max-pool -> 1x1 -> pooled
+    --> 1x1 --> 3x3 -----> threes
+    --> 1x1 --> 3x3 -----> fives        (the paper's 5x5; 3x3 as in torchvision's model, whose sizes ours has)
+    --> 3x3 max-pool -> 1x1 -> pooled
 ```
 
 A convolution is followed by a norm and ReLU and has no bias. Pools are 3x3 with stride 2, the last

@@ -1,11 +1,11 @@
-"""A model like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf), with
-today's activations and pooling.
+"""A model like LeNet-5 (LeCun et al. 1998, http://yann.lecun.com/exdb/publis/pdf/lecun-98.pdf),
+with today's activations and pooling.
 
 ```
 image (1, 28, 28)
-  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6) 5x5
-  convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16) flatten
-  -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
+  5x5 convolution -> norm -> ReLU -> halve by max-pooling       32 x 14 x 14      (LeNet-5:  6)
+  5x5 convolution -> norm -> ReLU -> halve by max-pooling       64 x  7 x  7      (LeNet-5: 16)
+  flatten -> linear -> ReLU                                    256               (LeNet-5: 120 and 84)
   linear                                               num_classes
 ```
 

@@ -3,20 +3,21 @@ small images.
 
 ```
 image (3, 224, 224)                                image (3, 32, 32), with small_pictures=True
-  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64
-  channels 3x3 max-pool, stride 2                               (no pool) stage 1
-  56 x 56              32 x 32                                    64 x expansion stage 2, its first
-  block halves 28 x 28              16 x 16                                   128 x expansion stage
-  3, its first block halves 14 x 14               8 x 8                                    256 x
-  expansion stage 4, its first block halves  7 x 7                4 x 4
-  512 x expansion mean over the image -> linear
-  num_classes
+  7x7 convolution, stride 2 -> norm -> ReLU            3x3 convolution -> norm -> ReLU            64 channels
+  3x3 max-pool, stride 2                               (no pool)
+  stage 1                         56 x 56              32 x 32                                    64 x expansion
+  stage 2, its first block halves 28 x 28              16 x 16                                   128 x expansion
+  stage 3, its first block halves 14 x 14               8 x 8                                    256 x expansion
+  stage 4, its first block halves  7 x 7                4 x 4                                    512 x expansion
+  mean over the image -> linear                                                                num_classes
 
 basic block (expansion 1)            bottleneck (expansion 4)
-  x ------------.                      x ------------. 3x3 -> norm   |                      1x1 ->
-  norm   | ReLU          |                      ReLU          | 3x3 -> norm   |
-  3x3 -> norm   |      strides are here, as in torchvision's models + <-----------'
-  ReLU          | ReLU                                 1x1 -> norm   |
+  x ------------.                      x ------------.
+  3x3 -> norm   |                      1x1 -> norm   |
+  ReLU          |                      ReLU          |
+  3x3 -> norm   |                      3x3 -> norm   |      strides are here, as in torchvision's models
+  + <-----------'                      ReLU          |
+  ReLU                                 1x1 -> norm   |
                                        + <-----------'
                                        ReLU
 ```

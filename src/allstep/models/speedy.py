@@ -1,12 +1,13 @@
-"""A small, fast model for CIFAR-10, after the models that reach 94% in seconds on one GPU (Jordan 2024,
-https://arxiv.org/abs/2404.00498).
+"""A small, fast model for CIFAR-10, after the models that reach 94% in seconds on one GPU (Jordan
+2024, https://arxiv.org/abs/2404.00498).
 
 ```
 image (3, 32, 32)
-  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias
-  that learns) group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x
-  15 group                                                                   256 x  7 x  7 group
-  256 x  3 x  3 max-pool over all -> linear, no bias -> x 1/9                            num_classes
+  2x2 convolution that whitens, fixed -> GELU                      24 x 31 x 31     (with a bias that learns)
+  group: 3x3 conv -> halve -> norm -> GELU -> 3x3 conv -> norm -> GELU      64 x 15 x 15
+  group                                                                   256 x  7 x  7
+  group                                                                   256 x  3 x  3
+  max-pool over all -> linear, no bias -> x 1/9                            num_classes
 ```
 
 The first convolution is not trained: `whiten(images)` sets it to the directions in which 2x2

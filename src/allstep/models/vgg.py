@@ -13,8 +13,8 @@ image (3, 224, 224)
   linear                                     num_classes
 ```
 
-138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic models to sum
-over workers.
+138,357,544 parameters at 1,000 classes: few, large tensors, the hardest of the classic models to
+sum over workers.
 """
 
 import torch

@@ -2,21 +2,19 @@
 (Zagoruyko and Komodakis 2016).
 
 ```
-                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth,
-                                            widen), depth = 6n+4
-  3x3 convolution              32 x 32      16 channels                          16 channels n
-  blocks                     32 x 32      16                                   16 x widen n blocks,
-  the first halves   16 x 16      32                                   32 x widen n blocks, the
-  first halves    8 x  8      64                                   64 x widen mean -> linear
-  num_classes                          (norm -> ReLU before the mean)
+                                            resnet_cifar(depth), depth = 6n+2    WideResNet(depth, widen), depth = 6n+4
+  3x3 convolution              32 x 32      16 channels                          16 channels
+  n blocks                     32 x 32      16                                   16 x widen
+  n blocks, the first halves   16 x 16      32                                   32 x widen
+  n blocks, the first halves    8 x  8      64                                   64 x widen
+  mean -> linear                            num_classes                          (norm -> ReLU before the mean)
 
-block of resnet_cifar: as in `resnet`       block of WideResNet, norms first
-(https://arxiv.org/abs/1605.07146)
-  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or
-  channels change --. 3x3 -> norm -> ReLU|                                            3x3 -> norm ->
-  ReLU -> dropout                 | 3x3 -> norm        | zeros for new channels
-  3x3                                            | + <----------------'
-  + <--------------------------------------------' ReLU
+block of resnet_cifar: as in `resnet`       block of WideResNet, norms first (https://arxiv.org/abs/1605.07146)
+  x -----------------.                        x -> norm -> ReLU --.--> 1x1, only where size or channels change --.
+  3x3 -> norm -> ReLU|                                            3x3 -> norm -> ReLU -> dropout                 |
+  3x3 -> norm        | zeros for new channels                     3x3                                            |
+  + <----------------'                                            + <--------------------------------------------'
+  ReLU
 ```
 
 Where the original models change size, the way past a block is every second pixel, with channels of

@@ -2,9 +2,9 @@
 
 ```
 mistakes/
-  mistakes.json     [{"file": "0001.png", "label": "shirt", "predicted": "coat", "probability":
-  0.98, "number": 4711}, ...] 0001.png          the image, the worst mistake first confusion.json
-  {"classes": ["shirt", "coat"], "counts": [[95, 5], [7, 93]]}    counts[label][predicted]
+  mistakes.json     [{"file": "0001.png", "label": "shirt", "predicted": "coat", "probability": 0.98, "number": 4711}, ...]
+  0001.png          the image, the worst mistake first
+  confusion.json    {"classes": ["shirt", "coat"], "counts": [[95, 5], [7, 93]]}    counts[label][predicted]
 ```
 
 Labels are names, or numbers of classes in confusion.json. An image is taken over byte by byte; one

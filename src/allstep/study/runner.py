@@ -2,9 +2,8 @@
 
 ```
         wanted(results) ──> not ended yet ──> a free lane ──> Child
-              ^                                                 |  its record: rule says stop?  ──>
-              let go, note └────────────── results <── outcome <─────────────┘  it ended: done,
-              failed (note), or cut
+              ^                                                 |  its record: rule says stop?  ──> let go, note
+              └────────────── results <── outcome <─────────────┘  it ended: done, failed (note), or cut
 ```
 
 What ended before, in this call or in an earlier one, is read from the folder and not run again. A

@@ -1,5 +1,5 @@
-"""One contender of `allstep bench data`: a process that reads images as fast as it can, when it
-is told to.
+"""One contender of `allstep bench data`: a process that reads images as fast as it can, when it is
+told to.
 
     python -m allstep.bench.data.reader NAME SETTINGS SOCKET
 

@@ -9,20 +9,19 @@ same with share_weights=True: one copy of the weights for all ranks of the host 
 ====================================================================================================
 
 One set of ranks under `allstep run` has all of them, one torch thread per rank: the same model with
-the same first weights, SGD with momentum and weight decay, the same made-up images at the same
-step (see `rank`). Their losses have to be the same too; where they part, somebody computes
-something else, and there is no result. Two numbers have the same sum in either order, so with two
-ranks all losses agree to the end. More ranks may add in another order, and what begins as rounding
-grows tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen): then the first steps have
-to agree, and later ones may not be far apart.
+the same first weights, SGD with momentum and weight decay, the same made-up images at the same step
+(see `rank`). Their losses have to be the same too; where they part, somebody computes something
+else, and there is no result. Two numbers have the same sum in either order, so with two ranks all
+losses agree to the end. More ranks may add in another order, and what begins as rounding grows
+tenfold every few steps (a ResNet turns 1e-7 into 1e-3 in a dozen): then the first steps have to
+agree, and later ones may not be far apart.
 
 A turn is a few steps, at least `_SECONDS_PER_TURN` of them, behind a barrier. It counts with its
 slowest rank. The machine's own pace changes from minute to minute, so speeds are compared between
 neighbours only. In a round everybody has a turn, two by two with the independent copies in their
 midst::
 
-    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent
-    copies   share_weights
+    DDP on Gloo   independent copies   DDP on allstep   |   DistributedOptimizer   independent copies   share_weights
 
 Each is compared with the independent copies beside it. The first round warms up and does not count;
 a last one, which does not count either, is watched (see `result`).

@@ -5,19 +5,21 @@ socket, and sleeps there in between.
 
 It is started by `allstep run` and speaks lines of JSON with the bench::
 
-    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]} bench -> {"prepare": "DDP
-    on Gloo"} rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two
-    steps, and takes so much memory bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5} rank
-    -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready bench
-    -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5} rank  -> {"parts": {"waiting": 0.01, ...}}
-    seconds of a step that go into working together bench -> {"drop": "DDP on Gloo"}
-    it failed somewhere rank  -> {}
+    rank  -> {"rank": 0, "size": 2, "names": ["independent copies", ...]}
+    bench -> {"prepare": "DDP on Gloo"}
+    rank  -> {"nbytes": 123, "losses": [...]}             it is there, has trained for two steps, and takes so much memory
+    bench -> {"train": "DDP on Gloo", "turn": 3, "steps": 5}
+    rank  -> {"seconds": 1.2, "losses": [...]}            from the moment when all ranks are ready
+    bench -> {"watch": "DDP on Gloo", "turn": 4, "steps": 5}
+    rank  -> {"parts": {"waiting": 0.01, ...}}            seconds of a step that go into working together
+    bench -> {"drop": "DDP on Gloo"}                      it failed somewhere
+    rank  -> {}
 
 Whatever goes wrong with a contender is answered by {"failed": why}.
 
 A contender is a function that takes the model and its SGD and gives back what is to be called in
-their place. All have the same model with the same weights, and at the same step of the same turn the
-same images and the same dropout, so that their losses are the same.
+their place. All have the same model with the same weights, and at the same step of the same turn
+the same images and the same dropout, so that their losses are the same.
 """
 
 import os
