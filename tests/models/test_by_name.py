@@ -167,10 +167,8 @@ def test_each_name_takes_the_smallest_pictures_it_says_and_no_smaller_ones(
             match=rf"{name}: expected pictures of at least {side}x{side} pixels.*{side - 1}x",
         ):
             check_shape(name, (channels, side - 1, 2 * side))
-        with (
-            torch.device("meta"),
-            pytest.raises(Exception),
-        ):  # noqa: B017  # the limit is not larger than need be
+        # The limit is not larger than need be.
+        with torch.device("meta"), pytest.raises(Exception):  # noqa: B017
             net(torch.empty(2, channels, side - 1, side - 1))
 
 

@@ -258,10 +258,9 @@ def test_order_and_differences(ranks: Ranks) -> None:
                 AllReduce(group(), "test", change(named) if rank == 1 else named, Rule()).reduce()
             return str(caught.value)
 
-    other_shape = lambda named: [
-        Named("tiny", nn.Parameter(torch.zeros(4))),
-        *named[1:],
-    ]  # noqa: E731
+    def other_shape(named: list[Named]) -> list[Named]:
+        return [Named("tiny", nn.Parameter(torch.zeros(4))), *named[1:]]
+
     for change, words in [
         (
             other_shape,

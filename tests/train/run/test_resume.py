@@ -169,8 +169,9 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
                 writer = psutil.Process(int(name.split(".")[2].partition("-")[0]))
                 writer.suspend()
                 wait_until(
-                    lambda: writer.status() == psutil.STATUS_STOPPED, what="a stopped writer"
-                )  # noqa: B023
+                    lambda: writer.status() == psutil.STATUS_STOPPED,  # noqa: B023
+                    what="a stopped writer",
+                )
                 if (folder / name).is_dir():
                     writer.kill()
                     run.wait(60)

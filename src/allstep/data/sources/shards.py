@@ -175,9 +175,9 @@ def _local_matches(pattern: str, is_shard: Callable[[str], bool]) -> list[str]:
     if _GLOB.search(pattern):
         return [
             str(Path(name).absolute())
-            for name in sorted(glob.glob(str(path)))
+            for name in sorted(glob.glob(str(path)))  # noqa: PTH207
             if not Path(name).is_dir()
-        ]  # noqa: PTH207
+        ]
     raise DataError(f"{pattern}: no such file or folder")
 
 
