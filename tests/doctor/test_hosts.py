@@ -161,9 +161,13 @@ def test_a_wrong_key_is_refused_and_a_name_nobody_knows_is_said(
 
 
 @pytest.fixture
-def fake_ssh(tmp_path: Path) -> str:
+def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An ssh that runs the command here, as on a host with another version, another torch and a
     clock that is ahead."""
+    # The command would hand on ours, and the host's own would have no effect.
+    ours = os.environ.get("PYTHONPATH", "")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    theirs = os.pathsep.join(filter(None, [str(tmp_path), ours]))
     (tmp_path / "sitecustomize.py").write_text("""
 import importlib.metadata, time, allstep._version
 allstep._version.__version__ = "9.9"
@@ -176,7 +180,7 @@ importlib.metadata.version = lambda name: "1.0" if name == "torch" else true_ver
 for word; do command=$word; done
 echo "$@" > {tmp_path}/said
 echo Welcome to this host
-exec env PYTHONPATH={tmp_path} SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" sh -c "$command"
+exec env PYTHONPATH={theirs} SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" sh -c "$command"
 """)
     script.chmod(0o755)
     return str(script)
