@@ -186,6 +186,7 @@ exec env PYTHONPATH={theirs} SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2" sh -c "$co
     return str(script)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_host_that_differs_from_this_one(fake_ssh: str) -> None:
     there = visit(parse_hosts("far.invalid:99"), fake_ssh)
     found = host_checks.find_all(there, "3.10.0")
@@ -195,6 +196,7 @@ def test_a_host_that_differs_from_this_one(fake_ssh: str) -> None:
         assert words in warnings
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path) -> None:
     visit(parse_hosts("user@far.invalid"), fake_ssh)
     doctors = (tmp_path / "said").read_text()
@@ -208,6 +210,7 @@ def test_the_doctor_calls_ssh_as_the_launcher_does(fake_ssh: str, tmp_path: Path
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("script", "seconds", "complaint"),
     [

@@ -302,6 +302,7 @@ def test_what_is_wrong_is_one_line(name: str, options: Mapping[str, Any], words:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_name_is_checked_without_torch() -> None:
     code = (
         "import sys\nfrom allstep.models import NAMES, check_name,"

@@ -451,6 +451,7 @@ class TestRealTransforms:
         encoded = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in smooth]
         return Jpegs(pictures(n))
 
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.parametrize("kind", ["threads", "processes"])
     def test_jpegs(self, kind: Any) -> None:
         source = self.jpegs(30)

@@ -172,6 +172,7 @@ for samples in range(1, 10_000):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_writer_that_is_killed(tmp_path: Path) -> None:
     """What it said to have written is there and whole; what it was writing is absent, and swept
     away by the next."""

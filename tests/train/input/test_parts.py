@@ -35,7 +35,7 @@ from allstep.train.input.splits import (
     open_parts,
 )
 from allstep.world import World, places
-from support.image_folders import CLASSES, encoded, make_folder
+from support.image_folders import CLASSES, aged, encoded, make_folder
 
 CPU = torch.device("cpu")
 
@@ -159,6 +159,7 @@ class TestParts:
             assert (parts.classes, parts.shape, len(parts.test)) == (CLASSES, (3, 16, 20), 5)
             assert sorted(number for part in numbers(parts) for number in part) == list(range(24))
 
+    @pytest.mark.usefixtures("processes")
     def test_the_launching_process_needs_no_torch(self) -> None:
         code = (
             "import sys\nfrom allstep.train.config.run_config import DataConfig, RunConfig\nfrom"
@@ -256,6 +257,7 @@ class TestWhatIsWrong:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         for number in range(5):
             (tmp_path / "photos" / "cat" / f"{number}.jpg").write_bytes(b"not a picture")
+        aged(tmp_path / "photos")
         with pytest.raises(
             DataError,
             match=r"no good picture among .* that were tried; the last one: sample .*cat/",
