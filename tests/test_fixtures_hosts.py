@@ -102,6 +102,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_nothing_is_left_of_a_test_run_that_was_killed() -> None:
     if reason := why_not("ssh", "sshd", "ssh-keygen"):
         pytest.skip(reason)

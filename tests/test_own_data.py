@@ -73,6 +73,7 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(600)
 def test_the_page_as_it_is_written(folder: Path) -> None:
     five, more = (block.splitlines() for block in blocks("sh"))

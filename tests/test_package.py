@@ -81,6 +81,7 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
         _ = allstep.initt
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("verb", [None, *VERBS])
 def test_help_loads_neither_torch_nor_numpy(verb: str | None) -> None:
     command = [verb, "--help"] if verb else ["--help"]
@@ -92,6 +93,7 @@ def test_help_loads_neither_torch_nor_numpy(verb: str | None) -> None:
     assert not {"torch", "numpy"} & loaded
 
 
+@pytest.mark.usefixtures("processes")
 def test_import_loads_neither_torch_nor_numpy() -> None:
     result = run(
         sys.executable, "-c", "import allstep, sys; print({'torch', 'numpy'} & set(sys.modules))"
@@ -99,6 +101,7 @@ def test_import_loads_neither_torch_nor_numpy() -> None:
     assert result.stdout == "set()\n", result.stderr
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "command",
     [(sys.executable, "-c", "import allstep"), (ALLSTEP, "--help")],
@@ -118,6 +121,7 @@ def test_it_answers_at_once(command: tuple[str, ...]) -> None:
     assert min(seconds) < 1.5, seconds
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "command", [(ALLSTEP,), (sys.executable, "-m", "allstep")], ids=["script", "module"]
 )
@@ -125,6 +129,7 @@ def test_version(command: tuple[str, ...]) -> None:
     assert run(*command, "--version").stdout == f"allstep {allstep.__version__}\n"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [

@@ -93,6 +93,7 @@ def test_lines_are_json_of_one_line_each(path: Path) -> None:
     assert json.loads(line)["text"] == "two\nlines, ünïcode"
 
 
+@pytest.mark.usefixtures("processes")
 def test_needs_the_standard_library_only() -> None:
     code = (
         "import sys, allstep.runlog; assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"

@@ -78,6 +78,7 @@ def test_what_is_refused(data: bytes, error: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_what_is_no_file(tmp_path: Path, kind: str) -> None:

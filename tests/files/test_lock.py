@@ -24,6 +24,7 @@ with locked(Path(sys.argv[1])) as handle:
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_another_process_waits_or_is_told_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen(

@@ -239,6 +239,7 @@ def bent(seed: int) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)  # its count is in `seeds`
 @pytest.mark.timeout(1200)
 def test_whatever_is_in_a_config_is_a_config_or_one_line(tmp_path: Path) -> None:

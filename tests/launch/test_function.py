@@ -41,6 +41,7 @@ def test_the_signature_is_horovods() -> None:
     assert str(inspect.Signature(plain)) == SIGNATURE.replace("\n", " ")
 
 
+@pytest.mark.usefixtures("processes")
 def test_results_come_by_rank_and_lines_are_shown(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_results_come_by_rank_and_lines_are_shown(
     assert (tmp_path / "rank.2" / "stdout").read_text() == "I am 2\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_large_arguments_and_results_pass() -> None:
     data = os.urandom(1 << 20) * 70  # above the largest value of a store
     assert allstep.run(lambda text: text[::-1], (data,)) == [data[::-1]]
@@ -72,6 +74,7 @@ def test_pieces() -> None:
     assert collect("other", store.get) is None
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         if allstep.World.detect().rank == 1:
@@ -90,6 +93,7 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
         allstep.run(sys.exit)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -111,6 +115,7 @@ def test_wrong_use(options: dict[str, object], error: type[Exception], words: st
         allstep.run(print, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("processes")
 def test_old_names_warn_and_work(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.warns(
         DeprecationWarning, match="np is deprecated: the argument is called num_proc"
@@ -121,6 +126,7 @@ def test_old_names_warn_and_work(capfd: pytest.CaptureFixture[str]) -> None:
     assert "without effect here: --min-np (elastic" in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("processes")
 def test_from_a_thread_and_from_within_a_world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in allstep.World.alone().to_env().items():
         monkeypatch.setenv(name, value)
@@ -139,6 +145,7 @@ def test_on_two_hosts(two_hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None
     assert found == ["h1", "h2", "h2"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:
     """Functions of `__main__` and of a module that only the script's folder has; Horovod's name as
     the script imports it."""
@@ -177,6 +184,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_caller(number: signal.Signals) -> None:

@@ -13,6 +13,8 @@ from allstep.launch.horovod import FOLDER, with_horovod
 from support.allstep_command import run
 from support.ranks import clean_environment
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 def python(code: str, **env: str) -> str:
     """What a program prints that was started by nobody, with the folder first on its path."""

@@ -11,6 +11,8 @@ import pytest
 from support.allstep_command import processes_with, run
 from support.ranks import clean_environment
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 SUM = """
 import allstep, torch, torch.distributed as dist
 world = allstep.init()

@@ -210,6 +210,7 @@ Agent._on_start = spoiled
 LINE = f'{{"kind": "KIND", "version": "{__version__}", "rank": RANK}}'.encode()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("before", "after", "complaint"),
     [
@@ -260,6 +261,7 @@ def test_a_run_with_an_agent_that_is_not_understood_ends_with_a_report(
     assert banner in ("", "allstep run: 1 workers on 1 hosts: far.invalid has rank 0")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_probe_that_is_not_understood_is_an_error_of_its_host(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(

@@ -445,6 +445,7 @@ def test_an_ssh_command_that_is_none(given: str, words: str) -> None:
         command_on("node-1", given, "-V")
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_agent_starts_without_a_warning() -> None:
     """The launcher quotes the last line that the connection to a lost host printed."""
     command = [sys.executable, *module_flags("allstep.launch.agent_main"), "host"]
@@ -453,6 +454,7 @@ def test_an_agent_starts_without_a_warning() -> None:
     assert done.stdout.startswith('{"kind": "hello"')
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 has missed worker 1 and failed, before the kernel has freed the memory of worker 1."""
     ours, theirs = socket.socketpair()

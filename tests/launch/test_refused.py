@@ -123,6 +123,7 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
             read_hostfile(path)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(60)
 def test_a_discovery_script_may_leave_a_process_behind(tmp_path: Path) -> None:
     """An ssh-agent, say, which holds the standard output of the script open."""
@@ -132,6 +133,7 @@ def test_a_discovery_script_may_leave_a_process_behind(tmp_path: Path) -> None:
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_discovery_script_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover("echo h1; echo h2:3", 2) == [Host("h1", 2), Host("h2", 3)]
     for script, complaint in (
@@ -169,6 +171,7 @@ def test_the_user_of_this_process_is_not_taken_from_the_environment(
     assert not is_here(f"{os.environ['USER']}@localhost")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_as_another_user_calls_ssh(tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\nexit 255\n')
@@ -178,6 +181,7 @@ def test_a_run_as_another_user_calls_ssh(tmp_path: Path) -> None:
     assert " -- another-user@localhost exec " in (tmp_path / "called").read_text()
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_interface_is_checked_on_a_single_host() -> None:
     done = run("run", "-np", "1", "--iface", "nope", "true")
     assert (done.code, done.err.count("\n")) == (2, 1), done.err

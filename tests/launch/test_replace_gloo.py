@@ -21,6 +21,7 @@ from support.ranks import Ranks
 SCRIPTS = Path(__file__).parent.parent / "gloo_scripts"
 
 
+@pytest.mark.usefixtures("peers")
 @pytest.mark.parametrize("script", ["plain_ddp.py", "lightning_ddp.py", "accelerate_ddp.py"])
 def test_the_weights_have_the_bits_of_gloo(tmp_path: Path, script: str) -> None:
     """On 2 ranks. The timeline, which only our groups write, shows which backend computed."""
@@ -156,6 +157,7 @@ def test_a_torch_without_the_function_keeps_gloo_and_imports(
     assert "gloo is not replaced" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_program_without_torch_is_as_before_and_the_users_sitecustomize_runs(
     tmp_path: Path,
 ) -> None:

@@ -16,6 +16,8 @@ from allstep.process.family import descendants
 from support.allstep_command import ALLSTEP, processes_with, run, start
 from support.ranks import clean_environment, shared_memory_files, wait_until
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 SH = ["sh", "-c"]
 
 FAILING = """

@@ -94,6 +94,7 @@ def test_the_agent_gives_up_before_the_launcher_does(
     agent.port_holder.close()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("printed", "why"),
     [

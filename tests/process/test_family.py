@@ -7,7 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from allstep.process.family import descendants
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 MB = 1 << 20
 GRANDCHILD = (

@@ -71,6 +71,7 @@ def test_only_sleepers_of_the_kind_are_woken(word: memoryview) -> None:
     first.join()
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_unknown_processor_naps(word: memoryview, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futex, "_SYSCALL", None)
     began = time.monotonic()

@@ -49,6 +49,7 @@ def gone(pid: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -63,6 +64,7 @@ def test_the_exit_status_is_the_command_s(tmp_path: Path, code: str, expected: i
     assert started.exit_code() == expected == started.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_command_that_is_none(tmp_path: Path) -> None:
     started = child(tmp_path, "no-such-program")
     os.waitid(os.P_PIDFD, started.fileno(), os.WEXITED | os.WNOWAIT)
@@ -70,6 +72,7 @@ def test_a_command_that_is_none(tmp_path: Path) -> None:
     assert "no-such-program: cannot be started" in (tmp_path / "output").read_text()
 
 
+@pytest.mark.usefixtures("processes")
 def test_one_core(tmp_path: Path) -> None:
     started = child(tmp_path, *PYTHON, "import os; print(os.environ['OMP_NUM_THREADS'])")
     os.waitid(os.P_PIDFD, started.fileno(), os.WEXITED | os.WNOWAIT)
@@ -77,6 +80,7 @@ def test_one_core(tmp_path: Path) -> None:
     assert (tmp_path / "output").read_text() == "1\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_letting_go_kills_everything(tmp_path: Path) -> None:
     started = child(tmp_path, *script(tmp_path, [["child", "{run}/pid"], ["wait", "{run}/never"]]))
     pid = int(appeared(tmp_path / "pid"))
@@ -85,6 +89,7 @@ def test_letting_go_kills_everything(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_the_command_left_is_killed(tmp_path: Path) -> None:
     started = child(tmp_path, *script(tmp_path, [["child", "{run}/pid"]]))
     os.waitid(os.P_PIDFD, started.fileno(), os.WEXITED | os.WNOWAIT)
@@ -93,7 +98,7 @@ def test_what_the_command_left_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def held(processes: None, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A leash that holds a command with a child."""
     command = script(tmp_path, [["child", "{run}/pid"], ["wait", "{run}/never"]])
     words = run_bare("allstep.process.leash", str(tmp_path / "lock"), *command)
@@ -114,6 +119,7 @@ def test_a_killed_leash_takes_its_command_along(
     gone(int(command))
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_next_one_waits_for_the_lock(tmp_path: Path) -> None:
     first = child(tmp_path, *script(tmp_path, [["touch", "{run}/first"], ["wait", "{run}/never"]]))
     appeared(tmp_path / "first")
@@ -128,6 +134,7 @@ def test_the_next_one_waits_for_the_lock(tmp_path: Path) -> None:
     assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_command_has_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     started = child(tmp_path, *PYTHON, "import os; print(os.environ['OMP_NUM_THREADS'])")

@@ -54,6 +54,7 @@ def test_waiting_does_not_take_the_result_away() -> None:
     assert call.result() == call.result() == "done"
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_idle_thread_keeps_nothing_of_its_last_call() -> None:
     thread, thing = CallThread("test"), Thing()
     gone = weakref.ref(thing)

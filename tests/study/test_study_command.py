@@ -18,6 +18,7 @@ def allstep(*words: str) -> str:
     return result.output
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_real_runs_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call runs nothing and finds the same; a third asks another question."""
     monkeypatch.setattr(sys, "argv", ["allstep", "study", "batch"])

@@ -28,6 +28,7 @@ def allstep(
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run(tmp_path: Path) -> None:
     num_workers = 2
     done = allstep("digits", "epochs=4", "--workers", str(num_workers), folder=tmp_path)
@@ -41,6 +42,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert read_config(str(folder / "config.yaml")).epochs == 4
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     words = ("--workers", "1")
     assert (
@@ -57,6 +59,7 @@ def test_the_written_config_repeats_the_run(tmp_path: Path) -> None:
     assert first["loss"] == second["loss"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_goes_on_with_what_is_asked_for_now(tmp_path: Path) -> None:
     """Its record was lost, its name looks like a key; `--strict` is kept with it."""
     out, words = tmp_path / "lr=0.1", ("--strict", "--workers", "1", "--out", "lr=0.1")
@@ -91,11 +94,13 @@ def test_recipes_files_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read("digits", "model.name=x/y:z") == ("digits", ["model.name=x/y:z"])
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_recipes_are_listed(tmp_path: Path) -> None:
     done = allstep("--list", folder=tmp_path)
     assert all(name in done.stdout for name in RECIPES)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -120,6 +125,7 @@ def test_bad_input_is_one_line(tmp_path: Path, words: list[str], complaint: str)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_typo_in_an_option_is_corrected(tmp_path: Path) -> None:
     done = allstep("digits", "--worker", "2", folder=tmp_path)
     assert done.returncode == 2
@@ -127,6 +133,7 @@ def test_a_typo_in_an_option_is_corrected(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
     world = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     world |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -135,6 +142,7 @@ def test_a_world_has_the_workers_it_has(tmp_path: Path) -> None:
     assert "--workers 2, but torchrun has started 1" in done.stderr
 
 
+@pytest.mark.usefixtures("peers")
 def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
     torchrun = [
         str(Path(sys.executable).parent / "torchrun"),

@@ -7,6 +7,8 @@ import pytest
 
 from support.allstep_command import run
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 TRAIN = """
 import sys, threading
 from pathlib import Path

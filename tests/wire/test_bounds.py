@@ -56,6 +56,7 @@ def resident_nbytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+@pytest.mark.usefixtures("processes")
 def test_10000_requests_at_once_delay_another_client_by_one_each(server: Server) -> None:
     greedy, modest, first = (connect(server) for _ in range(3))
     many, few = pack([b"add", b"n", b"1"]) * 10_000, pack([b"add", b"n", b"0"]) * 50
@@ -105,6 +106,7 @@ def test_a_client_that_does_not_read_its_replies_costs_little_memory(
     deaf.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_requests_and_replies_under_way_are_bounded_and_the_oldest_goes() -> None:
     with Server(TOKEN, max_held=4 * MB) as server:
         slow = [connect(server) for _ in range(4)]
@@ -125,6 +127,7 @@ def test_requests_and_replies_under_way_are_bounded_and_the_oldest_goes() -> Non
         wait_until(lambda: server._held == 0, 30, "the books to be balanced")
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_parked_requests_name_counts_too() -> None:
     with Server(TOKEN, max_held=4 * MB) as server:
         waiting = [connect(server) for _ in range(5)]
@@ -276,6 +279,7 @@ def test_a_parked_request_waits_until_all_keys_are_there_at_once() -> None:
     assert parked.waiting_for(b"a") == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_key_that_is_deleted_before_the_others_come(server: Server, client: Client) -> None:
     found: list[list[bytes]] = []
 

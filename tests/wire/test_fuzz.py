@@ -222,21 +222,25 @@ def end(rng: random.Random, sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)
 def test_bytes_of_strangers() -> None:
     attack(send_noise, 2000, as_stranger)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)
 def test_mutated_greetings() -> None:
     attack(send_a_mutated_greeting, 2000, as_stranger)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)
 def test_requests_of_a_rank_that_went_wrong() -> None:
     attack(send_requests, 500, as_rank)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(1)
 def test_a_client_of_a_store_that_sends_noise() -> None:
     """Each attempt ends with an error that callers expect, in time, and takes no memory that was

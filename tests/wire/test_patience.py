@@ -119,6 +119,7 @@ def test_what_goes_wrong_for_one_client_ends_no_other(
         client.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_goes_wrong_in_a_parked_request_ends_no_other(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_what_goes_wrong_in_a_parked_request_ends_no_other(
         client.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_thread_that_ends_ends_the_connections_and_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

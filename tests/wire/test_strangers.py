@@ -43,6 +43,7 @@ def num_open(strangers: list[socket.socket]) -> int:
     return sum(not is_closed(stranger) for stranger in strangers)
 
 
+@pytest.mark.usefixtures("processes")
 def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> None:
     with Server(TOKEN, stranger_seconds=600) as server:
         joined = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
@@ -64,6 +65,7 @@ def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> 
         joined.close()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "sent",
     [b"", b"\0\0", b"\0\0\0\x20" + b"x" * 31],
@@ -104,6 +106,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_file_descriptors_ranks_work_and_new_ones_come() -> None:
     command = [sys.executable, "-c", CROWDED, TOKEN]
     with subprocess.Popen(
@@ -124,6 +127,7 @@ def test_without_file_descriptors_ranks_work_and_new_ones_come() -> None:
         assert process.wait(timeout=60) == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_slow_client_that_had_to_make_room_connects_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

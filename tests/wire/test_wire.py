@@ -160,6 +160,7 @@ def test_add_counts_every_thread(server: Server) -> None:
     client.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_get_waits_for_the_key_and_holds_up_nobody(server: Server, client: Client) -> None:
     found: list[bytes] = []
 
@@ -354,6 +355,7 @@ def test_a_value_that_no_request_can_carry() -> None:
         client.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_store_whose_name_cannot_be_looked_up() -> None:
     with pytest.raises(ConnectionError, match=r"no store within 0 s at a\.\.b:5: .*label"):
         Client([("a..b", 5)], "token", timeout=0.1)

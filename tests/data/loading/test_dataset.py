@@ -24,6 +24,7 @@ def by_number(dataset: SourceDataset, loader: Any, epoch: int) -> dict[int, torc
     }
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torch_gives_what_our_loader_gives(workers: int) -> None:
     """Two epochs, with workers that live through both."""

@@ -88,6 +88,7 @@ def seen(batches: Any) -> tuple[list[list[int]], torch.Tensor]:
 
 
 class TestProcesses:
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.parametrize("source", [Arrays, Singly])
     def test_they_make_the_same_images(self, source: type[Arrays]) -> None:
         """Two ranks, some samples bad. Reference: one rank, one loop."""
@@ -105,6 +106,7 @@ class TestProcesses:
         ]
         assert all(1 <= each.num_bad <= 3 for each in ranks)
 
+    @pytest.mark.usefixtures("processes")
     def test_the_batch_part_of_a_transform_is_not_left_out(self) -> None:
         """Its random numbers are drawn here, not in the processes.
 
@@ -120,6 +122,7 @@ class TestProcesses:
             assert torch.equal(found.target, expected.target)
             assert found.target.shape == (found.weight, 60)
 
+    @pytest.mark.usefixtures("processes")
     def test_they_stay_over_epochs_and_batch_sizes_and_end_with_the_loader(self) -> None:
         ours = loader(kind="processes")
         list(ours)
@@ -132,6 +135,7 @@ class TestProcesses:
         del ours
         assert children() == []
 
+    @pytest.mark.usefixtures("processes")
     def test_one_that_is_killed_is_an_error_and_the_next_epoch_has_a_new_one(self) -> None:
         ours = loader(n=2000, kind="processes")
         batches = iter(ours)
@@ -146,6 +150,7 @@ class TestProcesses:
         assert next(iter(ours)).position == position
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_break_leaves_them_for_the_next_loop(self) -> None:
         ours = loader(n=200, kind="processes")
         for _ in range(5):
@@ -154,6 +159,7 @@ class TestProcesses:
         assert len(children()) == 2
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_loop_inside_a_loop_has_its_own(self) -> None:
         ours = loader(n=40, kind="processes")
         for outer, inner in zip(ours.batches(), ours.batches(), strict=True):
@@ -166,6 +172,7 @@ class TestProcesses:
         assert len(children()) == 4
         ours.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_closing_within_a_loop_is_not_taken_for_a_crash(self) -> None:
         ours = loader(n=2000, kind="processes")
         batches = iter(ours)
@@ -185,6 +192,7 @@ class TestProcesses:
         assert crew._cell.read() == 2000
         crew.close()
 
+    @pytest.mark.usefixtures("processes")
     def test_a_stop_between_two_pieces_is_seen(self) -> None:
         """As it happens when the loop ends just before a piece gets its number."""
         crew = Processes(Recipe(Singly(sample_images(4)), noise_transform()), 1)
@@ -200,6 +208,7 @@ class TestProcesses:
         assert not link.busy
         crew.close()
 
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.parametrize(("room", "unanswered"), [(1 << 15, 2), (0, 1)])
     def test_it_has_the_next_piece_before_it_answers_the_last(
         self, room: int, unanswered: int, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +254,7 @@ class TestProcesses:
         assert made == piece
         assert made == 1 or (ahead + 1) * -(-share // made) >= (workers_process.DEPTH + 1) * count
 
+    @pytest.mark.usefixtures("processes")
     def test_they_need_neither_torch_nor_what_downloads_datasets(self) -> None:
         """Each would be megabytes and tenths of a second for every process."""
         code = (
@@ -256,6 +266,7 @@ class TestProcesses:
         )
         assert found.stdout.strip() == ""
 
+    @pytest.mark.usefixtures("processes")
     def test_one_that_is_stuck_is_ended(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -286,6 +297,7 @@ class TestProcesses:
         until(lambda: not our_threads())
         assert children() == []
 
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.soak
     def test_kill_9_of_the_parent_leaves_no_process_and_no_memory(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
@@ -330,6 +342,7 @@ def _life(pid: int) -> int | None:
         return None
 
 
+@pytest.mark.usefixtures("processes")
 class TestErrors:
     @BOTH
     def test_an_error_comes_in_its_turn_with_the_sample_and_the_traceback(self, kind: str) -> None:
@@ -382,6 +395,7 @@ class TestErrors:
 
 
 class TestEnds:
+    @pytest.mark.usefixtures("processes")
     @BOTH
     def test_a_break_an_exception_and_a_forgotten_iterator_end_all_threads(self, kind: str) -> None:
         ours = loader(n=400, kind=kind)
@@ -413,6 +427,7 @@ class TestEnds:
         gc.collect()
         assert our_threads() == []
 
+    @pytest.mark.usefixtures("processes")
     def test_an_iterator_that_is_open_at_the_end_of_the_program(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(
@@ -435,6 +450,7 @@ class TestEnds:
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
+    @pytest.mark.usefixtures("processes")
     def test_a_fork_is_told_and_may_begin_anew(self) -> None:
         ours = loader(n=400)
         batches = iter(ours)
@@ -447,6 +463,7 @@ class TestEnds:
         assert next(batches).position == 10
         del batches
 
+    @pytest.mark.usefixtures("processes")
     @BOTH
     def test_it_does_not_grow(self, kind: str) -> None:
         ours = loader(n=30, kind=kind)
@@ -522,6 +539,7 @@ class TestBackPressure:
             if number == 20:
                 break
 
+    @pytest.mark.usefixtures("processes")
     def test_work_goes_on_while_the_caller_does_something_else(self) -> None:
         source = Counting(sample_images(1000))
         batches = iter(

@@ -14,7 +14,7 @@ from allstep.data.sources.tfrecord.example import decode
 from allstep.errors import DataError
 from allstep.train.config.run_config import DataConfig
 from allstep.train.input.classes import class_names
-from support.image_folders import encoded
+from support.image_folders import aged, encoded
 from support.tfrecord_files import read_records
 
 
@@ -27,7 +27,7 @@ def make(root: Path, folder: bytes, file: bytes, content: bytes = encoded(1)) ->
     path = root / os.fsdecode(folder) / os.fsdecode(file)
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
-    return root
+    return aged(root)
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"car\rriage"])

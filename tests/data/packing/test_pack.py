@@ -28,7 +28,7 @@ from allstep.data.sources.source import Source
 from allstep.data.sources.tfrecord.example import decode, encode
 from allstep.data.sources.tfrecord.framing import frame
 from allstep.errors import ConfigError, DataError
-from support.image_folders import CLASSES, encoded, make_folder
+from support.image_folders import CLASSES, aged, encoded, make_folder
 from support.tfrecord_files import read_records
 
 NUM = 24
@@ -106,6 +106,7 @@ class TestWhatIsInIt:
             )
         assert shards(tmp_path / "1") == shards(tmp_path / "3")
 
+    @pytest.mark.usefixtures("peers")
     @pytest.mark.timeout(300)  # importing TensorFlow takes 5 s, and longer on a busy machine
     def test_tensorflow_reads_it(self, folder: Path, tmp_path: Path) -> None:
         packed(folder, tmp_path / "out", shard_samples=10)
@@ -123,6 +124,7 @@ class TestWhatIsInIt:
         files = [path for name in CLASSES for path in sorted((folder / name).iterdir())]
         assert found == [(p.read_bytes(), CLASSES.index(p.parent.name), p.name) for p in files]
 
+    @pytest.mark.usefixtures("peers")
     @pytest.mark.timeout(300)  # it imports torch
     def test_webdataset_reads_it(self, folder: Path, tmp_path: Path) -> None:
         tars = pytest.importorskip("webdataset.tariterators")
@@ -198,7 +200,7 @@ class TestImages:
         for name, sides in (("small", (70, 100)), ("large", (360, 640))):
             (tmp_path / "photos" / name).mkdir(parents=True)
             (tmp_path / "photos" / name / "a.jpg").write_bytes(encoded(7, *sides))
-        packed(tmp_path / "photos", tmp_path / "out", max_side=100)
+        packed(aged(tmp_path / "photos"), tmp_path / "out", max_side=100)
         there = open_source(str(tmp_path / "out"))
         assert bytes(there.read(1).data) == encoded(7, 70, 100)
         smaller = Image.open(io.BytesIO(there.read(0).data))
@@ -273,6 +275,7 @@ pack(open_source(folder), folder, Path(target), options, jobs=1, progress=die)
 
 
 class TestStopped:
+    @pytest.mark.usefixtures("processes")
     @pytest.mark.soak(1)
     @pytest.mark.parametrize(
         "when", [-1, *range(1, NUM + 1)] if os.environ.get("ALLSTEP_SOAK") else [-1, 3, 17]
@@ -343,6 +346,7 @@ class TestStopped:
         with pytest.raises(DataError, match=r"holds other files \(thesis.tex\)"):
             packed(folder, tmp_path / "out", overwrite=True)
 
+    @pytest.mark.usefixtures("processes")
     def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
         disk = tmp_path / "disk"
         disk.mkdir()
@@ -401,6 +405,7 @@ class TestBadSamples:
     def test_none_is_good(self, tmp_path: Path) -> None:
         (tmp_path / "photos" / "cat").mkdir(parents=True)
         (tmp_path / "photos" / "cat" / "a.jpg").write_bytes(b"no")
+        aged(tmp_path / "photos")
         with pytest.raises(DataError, match="of 1 samples looked at none can be packed"):
             packed(tmp_path / "photos", tmp_path / "out")
         assert not (tmp_path / "out").exists()

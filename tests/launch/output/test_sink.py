@@ -57,6 +57,7 @@ def test_a_full_disk_is_reported_once_and_writing_resumes_when_there_is_room(
     assert len(reports) == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
     """RLIMIT_FSIZE cuts the write as a full disk does; after it a line of its own tells what is
     missing."""
@@ -139,6 +140,7 @@ def test_a_slow_reader_gets_every_byte_of_a_non_blocking_pipe() -> None:
 PRINT = ["--", sys.executable, "-c", "for i in range(20000): print('x' * 80)"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_whose_standard_output_is_on_a_full_disk_continues(tmp_path: Path) -> None:
     worker = f"print('hello'); open({str(tmp_path / 'done')!r}, 'w').close()"
     command = [*ALLSTEP, "run", "-np", "1", "--", sys.executable, "-c", worker]
@@ -157,6 +159,7 @@ def test_a_run_whose_standard_output_is_on_a_full_disk_continues(tmp_path: Path)
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_whose_log_folder_is_full_continues(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").symlink_to("/dev/full")
     worker = [sys.executable, "-c", "import os; print('I am', os.environ['RANK'])"]
@@ -167,6 +170,7 @@ def test_a_run_whose_log_folder_is_full_continues(tmp_path: Path) -> None:
     assert (tmp_path / "rank-1.log").read_text() == "I am 1\n"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_with_a_non_blocking_standard_output_loses_no_line() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -187,6 +191,7 @@ def test_a_run_with_a_non_blocking_standard_output_loses_no_line() -> None:
     assert size == 20_000 * len("[0] " + "x" * 80 + "\n")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_run_under_nohup_survives_the_hangup(tmp_path: Path) -> None:
     """`nohup` starts a command with SIGHUP ignored; at logout the terminal's processes get that
     signal."""
@@ -252,6 +257,7 @@ TALKS = (
 )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("how", ["term", "two ctrl-c"])
 def test_signals_reach_the_workers_while_nobody_reads(tmp_path: Path, how: str) -> None:
     """`| less` on a page, a hung `tee`: workers save all the same, and the run ends."""
@@ -286,12 +292,14 @@ def is_full(pipe: object) -> bool:
     return int.from_bytes(count, sys.byteorder) > 60_000
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_pipe_without_a_reader_as_a_log_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank-0.log")
     done = run("run", "-np", "1", "--log-dir", tmp_path, "true")
     assert done.code == 2 and "rank-0.log" in done.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

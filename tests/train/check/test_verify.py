@@ -147,6 +147,7 @@ def factory(num_classes):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_wrong_gradient_of_one_rank_is_found_and_named(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG_ON_RANK_1)
     scratch = tmp_path / "scratch"

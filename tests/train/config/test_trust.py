@@ -227,6 +227,7 @@ def test_the_standard_library_has_no_models(name: str) -> None:
         check_name(name)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_config_of_another_person_executes_nothing(
     project: Path, home: Path, tmp_path: Path
 ) -> None:
@@ -321,6 +322,7 @@ def test_seals_differ_by_what_they_cover(project: Path) -> None:
     assert len(seals) == 4
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(300)
 def test_train_then_predict_and_evaluate_without_a_flag(project: Path, home: Path) -> None:
     """The ordinary case: an own model with two workers; then another user's view of the same

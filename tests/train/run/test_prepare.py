@@ -269,6 +269,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
         claim_folder(config, tmp_path / "file")
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_torch_before_the_workers() -> None:
     code = (
         "import sys\nfrom allstep.train.run.prepare import check, prepare\n"

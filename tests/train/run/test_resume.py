@@ -140,7 +140,7 @@ TOTAL = 6 * 1337
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbs."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     done = complete(out)
@@ -180,6 +180,7 @@ def kill_within_a_write(run: subprocess.Popen[str], out: Path) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.soak(3)
 @pytest.mark.timeout(1500 if SOAK else 300)
 def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
@@ -213,6 +214,7 @@ def test_killed_five_times(undisturbed: Path, tmp_path: Path) -> None:
     wait_until(lambda: not shared_memory_files(), what="an empty /dev/shm")
 
 
+@pytest.mark.usefixtures("processes")
 def test_odd_checkpoints_do_not_hide_a_good_one(undisturbed: Path, tmp_path: Path) -> None:
     """Five of them, none older than the last good one: each is named, and the run continues from
     that."""

@@ -283,6 +283,7 @@ print([(path.name, _read(trained, None, None, 0, path)) for path in find_images(
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
 def test_folders_of_another_user_are_named() -> None:
     with tempfile.TemporaryDirectory() as made:
