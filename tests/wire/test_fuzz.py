@@ -45,7 +45,7 @@ Case = Callable[[random.Random, socket.socket], None]
 
 def attack(case: Case, number: int, connect: Callable[[Server], socket.socket]) -> None:
     """Run the cases against one store while a rank uses it; then all that they left must be gone."""
-    with Server(TOKEN, stranger_seconds=600, max_nbytes=8 * MB, max_held=8 * MB) as server:
+    with Server(TOKEN, auth_seconds=600, max_nbytes=8 * MB, max_held=8 * MB) as server:
         rank = Client([("127.0.0.1", server.port)], TOKEN, timeout=60)
         before = resident_nbytes()
         kept: list[socket.socket] = []
@@ -68,7 +68,7 @@ def attack(case: Case, number: int, connect: Callable[[Server], socket.socket]) 
         wait_until(
             lambda: len(server._connections) == 1 and server._held == 0, 60, "the end of all cases"
         )
-        assert len(server._parked) == 0
+        assert len(server._waiting) == 0
         assert server._table._nbytes <= 8 * MB + 1000
         rank.set("last", b"")
         rank.close()

@@ -71,8 +71,8 @@ def test_a_reply_may_come_in_pieces(field: bytes, length: int) -> None:
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (pack([b"ok"]) + b"more", "4 bytes came after a reply"),
-        (struct.pack("!I", MAX_FRAME + 1), f"at most {MAX_FRAME} are expected"),
+        (pack([b"ok"]) + b"more", "received 4 bytes after a reply"),
+        (struct.pack("!I", MAX_FRAME + 1), f"expected at most {MAX_FRAME}"),
         (b"\0", "ended after 1 of 4 bytes"),
         (b"", "ended after 0 of 4 bytes"),
     ],
@@ -234,11 +234,11 @@ def test_an_unknown_operation_and_bad_numbers_are_refused(client: Client) -> Non
     with pytest.raises(ValueError, match="invalid literal"):
         client.add("text", 1)
     with pytest.raises(ValueError, match="no operation 'fly'"):
-        client._ask("fly")
+        client._request("fly")
     with pytest.raises(ValueError, match="argument"):
-        client._ask("set", "only a key")
+        client._request("set", "only a key")
     with pytest.raises(ValueError, match="argument"):
-        client._ask("get")
+        client._request("get")
     assert client.get("text", 1) == b"abc"
 
 
@@ -346,7 +346,7 @@ def test_a_value_that_no_request_can_carry() -> None:
     with Server(token := new_token()) as server:
         client = Client([("127.0.0.1", server.port)], token)
         with pytest.raises(
-            ValueError, match=r"set of 67108\d+ bytes: the store takes at most 67108864"
+            ValueError, match=r"set of 67108\d+ bytes: the store accepts at most 67108864"
         ):
             client.set("key", bytes(64 << 20))
         client.set("key", b"still connected")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from allstep.wire import Client, Server, client, new_token
-from allstep.wire.strangers import GRACE_SECONDS, Strangers
+from allstep.wire.unauthenticated import GRACE_SECONDS, Unauthenticated
 from support.ranks import wait_until
 
 TOKEN = new_token()
@@ -44,7 +44,7 @@ def num_open(strangers: list[socket.socket]) -> int:
 
 
 def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> None:
-    with Server(TOKEN, stranger_seconds=600) as server:
+    with Server(TOKEN, auth_seconds=600) as server:
         joined = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         with silent_connections(server.port, 80) as strangers:
             wait_until(lambda: num_open(strangers) == 64, 60, "the end of the 16 oldest")
@@ -70,7 +70,7 @@ def test_of_80_silent_connections_the_last_64_stay_and_ranks_come_and_work() -> 
     ids=["silent", "half a length", "half a frame"],
 )
 def test_a_stranger_is_closed_when_its_time_is_up(sent: bytes) -> None:
-    with Server(TOKEN, stranger_seconds=0.3) as server:
+    with Server(TOKEN, auth_seconds=0.3) as server:
         joined = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         with silent_connections(server.port, 1) as [stranger]:
             started = time.monotonic()
@@ -90,7 +90,7 @@ import ctypes, resource, sys, time
 ctypes.CDLL("libgcc_s.so.1")  # a thread that ends loads it, for which no descriptor would be left
 from allstep.wire import Client, Server
 
-server = Server(sys.argv[1], stranger_seconds=600)
+server = Server(sys.argv[1], auth_seconds=600)
 joined = Client([("127.0.0.1", server.port)], sys.argv[1])
 # Room for 20 more descriptors: 80 strangers do not fit, and the limit of 64 strangers does not help.
 last = joined._socket().fileno()
@@ -138,7 +138,7 @@ def test_a_slow_client_that_had_to_make_room_connects_again(
         introduce(*arguments)
 
     monkeypatch.setattr(client, "introduce", slow)
-    with Server(TOKEN, stranger_seconds=600, max_strangers=1) as server:
+    with Server(TOKEN, auth_seconds=600, max_unauthenticated=1) as server:
         slow = Client([("127.0.0.1", server.port)], TOKEN, timeout=30)
         slow.set("k", b"v")
         slow.close()
@@ -146,7 +146,7 @@ def test_a_slow_client_that_had_to_make_room_connects_again(
 
 
 def test_who_makes_room() -> None:
-    strangers: Strangers[str] = Strangers(seconds=5.0, most=2)
+    strangers: Unauthenticated[str] = Unauthenticated(seconds=5.0, max_open=2)
     assert strangers.next_deadline == float("inf")
     assert strangers.replaceable(100.0) is None
     strangers.add("a", 100.0)

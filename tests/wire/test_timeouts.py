@@ -9,7 +9,7 @@ import pytest
 from allstep.wire import Client, KeysLate, Server, new_token
 from allstep.wire import client as client_module
 from allstep.wire.frames import pack, receive_frame, unpack
-from allstep.wire.patience import HOUR, bounded
+from allstep.wire.timeouts import HOUR, bounded
 from support.ranks import wait_until
 
 TOKEN = new_token()
@@ -38,7 +38,7 @@ def ask(client: Client, *fields: bytes) -> list[bytes]:
 def test_a_request_that_waits_for_more_than_24_days(server: Server, seconds: bytes) -> None:
     waiting, other = connect(server), connect(server)
     waiting._socket().sendall(pack([b"get", seconds, b"late"]))
-    # Two turns: in the first one the request is parked, in the second one the thread has waited.
+    # Two turns: in the first one the request is waiting, in the second one the thread has waited.
     other.set("k", b"v")
     other.set("k", b"w")
     assert other.get("k", 30) == b"w"
@@ -124,7 +124,7 @@ def test_what_goes_wrong_in_a_parked_request_ends_no_other(
 ) -> None:
     unlucky, lucky = connect(server), connect(server)
     unlucky._socket().sendall(pack([b"get", b"60", b"late"]))
-    wait_until(lambda: len(server._parked) == 1, 30, "the parked request")
+    wait_until(lambda: len(server._waiting) == 1, 30, "the waiting request")
     get = server._table.get
 
     def broken(keys: list[bytes]) -> list[bytes]:
@@ -153,7 +153,7 @@ def test_a_thread_that_ends_ends_the_connections_and_is_reported(
         def broken() -> None:
             raise RuntimeError("broken on purpose")
 
-        monkeypatch.setattr(server, "_turn", broken)
+        monkeypatch.setattr(server, "_run_once", broken)
         with pytest.raises(ConnectionError):
             client.get("never", 60)
         wait_until(lambda: server.failure is not None, 30, "the report")
