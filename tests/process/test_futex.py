@@ -19,7 +19,7 @@ def word() -> memoryview:
 
 
 def sleeper(
-    word: memoryview, seconds: float, bits: int = futex.EVERYBODY
+    word: memoryview, seconds: float, bits: int = futex.ALL_BITS
 ) -> tuple[threading.Thread, list[float]]:
     """A thread that sleeps while the number is 0, and how long it did."""
     slept: list[float] = []

@@ -34,7 +34,7 @@ from allstep._version import __version__
 from allstep.errors import DataError
 from allstep.files import lock
 from allstep.files.whole import write_whole
-from allstep.process.thread_call import NotBack, call_within
+from allstep.process.thread_call import CallTimeout, call_within
 
 _CHUNK = 1 << 18
 _PATIENCE, _SLOWEST = 60.0, 1000  # seconds, and bytes a second over that time
@@ -210,7 +210,7 @@ def _within_patience(act: Callable[..., _Result], *given: Any, **named: Any) -> 
     """
     try:
         return call_within(partial(act, *given, **named), _PATIENCE, "allstep-fetch")
-    except NotBack:
+    except CallTimeout:
         slow = f"the server sends too slowly: no complete header within {_PATIENCE:g} s"
         raise _Late(slow) from None
 

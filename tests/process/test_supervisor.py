@@ -96,7 +96,7 @@ def test_what_the_command_left_is_killed(tmp_path: Path) -> None:
 def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A leash that holds a command with a child."""
     command = script(tmp_path, [["child", "{run}/pid"], ["wait", "{run}/never"]])
-    words = run_bare("allstep.process.leash", str(tmp_path / "lock"), *command)
+    words = run_bare("allstep.process.supervisor", str(tmp_path / "lock"), *command)
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
