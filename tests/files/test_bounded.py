@@ -106,7 +106,7 @@ def test_a_file_that_waits_for_news(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             return None  # type: ignore[return-value]
 
     monkeypatch.setattr(bounded, "open_regular", lambda path: Waiting(io.FileIO(path)))
-    with pytest.raises(BlockingIOError, match="nothing is there to be read yet"):
+    with pytest.raises(BlockingIOError, match="it has no data to read yet"):
         read_regular(path, 1000)
 
 

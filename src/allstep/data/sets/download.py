@@ -26,7 +26,7 @@ from typing import IO
 from allstep.data.sets.catalogue import NamedSet, either, is_whole
 from allstep.data.sets.http import Progress, check, fetch, locked, most, writing
 from allstep.errors import DataError
-from allstep.files.whole import clear_left
+from allstep.files.atomic import remove_leftovers
 
 _CHUNK = 1 << 20
 # Python's tarfile raises ValueError for numbers that cannot be, and RecursionError for long chains
@@ -82,7 +82,7 @@ def _remove_parts(wanted: NamedSet, folder: Path) -> None:
     """Removes what a killed process left in `folder`; the lock says that nobody writes there now."""
     if wanted.archive:
         _packed(wanted, folder).unlink(missing_ok=True)
-    clear_left(folder)
+    remove_leftovers(folder)
 
 
 def _packed(wanted: NamedSet, folder: Path) -> Path:

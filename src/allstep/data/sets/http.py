@@ -33,7 +33,7 @@ from typing import IO, Any, TypeVar, cast
 from allstep._version import __version__
 from allstep.errors import DataError
 from allstep.files import lock
-from allstep.files.whole import write_whole
+from allstep.files.atomic import write_atomic
 from allstep.process.thread_call import CallTimeout, call_within
 
 _CHUNK = 1 << 18
@@ -83,7 +83,7 @@ def writing(target: Path) -> Iterator[IO[bytes]]:
     DataError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(target, sync=True) as file:
+        with write_atomic(target, sync=True) as file:
             yield file
     except gzip.BadGzipFile:  # an OSError, too, but it says nothing of writing
         raise

@@ -35,8 +35,8 @@ from typing import TypeGuard
 from platformdirs import user_config_path
 
 from allstep.errors import ConfigError, cut
+from allstep.files.atomic import replace_file
 from allstep.files.bounded import open_regular, read_regular
-from allstep.files.whole import replace_file
 from allstep.models.by_name import module_place
 from allstep.train.config.run_config import ModelConfig
 
