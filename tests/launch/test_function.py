@@ -15,7 +15,7 @@ import pytest
 import allstep
 from allstep.errors import ConfigError
 from allstep.launch.horovod import FOLDER
-from allstep.launch.large_values import collect, pieces
+from allstep.launch.large_values import chunks, collect
 from support.allstep_command import processes_with
 from support.hosts import Hosts
 from support.ranks import clean_environment, wait_until
@@ -64,9 +64,9 @@ def test_large_arguments_and_results_pass() -> None:
     assert allstep.run(lambda text: text[::-1], (data,)) == [data[::-1]]
 
 
-def test_pieces() -> None:
+def test_chunks() -> None:
     for data in (b"", b"a", os.urandom(1 << 20) * 33):
-        store = dict(pieces("key", data))
+        store = dict(chunks("key", data))
         assert max(map(len, store.values())) <= 1 << 20
         assert collect("key", store.get) == data
     assert collect("other", store.get) is None
@@ -86,12 +86,12 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
     assert "KeyError: 'the reason'" in str(caught.value)
     with pytest.raises(RuntimeError, match=r"killed by signal 9 \(SIGKILL\)"):
         allstep.run(os.kill, (0, signal.SIGKILL))
-    with pytest.raises(RuntimeError, match="rank 0 ended well but brought no result"):
+    with pytest.raises(RuntimeError, match="rank 0 exited with code 0 but returned no result"):
         allstep.run(sys.exit)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("options", "error", "text"),
     [
         ({"hosts": "a:1", "hostfile": "f"}, ValueError, "hosts and hostfile"),
         ({"use_gloo": True, "use_mpi": True}, ValueError, "use_gloo and use_mpi"),
@@ -106,8 +106,8 @@ def test_a_failing_worker_is_an_error_with_its_traceback(capfd: pytest.CaptureFi
         ({"executable": "no-such-python"}, ConfigError, "command not found: no-such-python"),
     ],
 )
-def test_wrong_use(options: dict[str, object], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_wrong_use(options: dict[str, object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         allstep.run(print, **options)  # type: ignore[arg-type]
 
 

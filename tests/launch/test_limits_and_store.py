@@ -53,14 +53,14 @@ import sys
 from allstep.cli import main
 from allstep.wire import Server
 
-turn = Server._turn
+turn = Server._run_once
 
 def broken(self):
     turn(self)
     if self.peek("break") is not None:
         raise RuntimeError("broken on purpose")
 
-Server._turn = broken
+Server._run_once = broken
 sys.argv = ["allstep", "run", "-np", "2", sys.executable, "-c", sys.argv[1]]
 main()
 """

@@ -278,14 +278,14 @@ def test_half_a_character_in_lines_is_printed_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "env", "words"),
+    ("command", "env", "text"),
     [
         (["true", "a\0b"], {}, "the command holds a NUL byte"),
         (["true"], {"A": "x\0"}, "the variable A holds a NUL byte"),
     ],
 )
 def test_what_no_program_can_take_is_refused(
-    command: list[str], env: dict[str, str], words: str
+    command: list[str], env: dict[str, str], text: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text):
         Job(command, [Host("localhost", 1)], env=env)

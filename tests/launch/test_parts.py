@@ -17,9 +17,16 @@ from hypothesis import strategies as st
 
 from allstep.errors import ConfigError
 from allstep.launch.agent import Agent, Worker
-from allstep.launch.cause import Failure, closing_words, first, last_words, report, teller
+from allstep.launch.cause import (
+    Failure,
+    explained_by,
+    final_report,
+    first,
+    last_error_lines,
+    report,
+)
 from allstep.launch.hosts.parse import Host, assign, is_here, parse_hosts, read_hostfile
-from allstep.launch.hosts.ssh import command_on, complaint, forwarded, parse_env_only
+from allstep.launch.hosts.ssh import command_on, describe_failure, forwarded, parse_env_only
 from allstep.launch.link import Link
 from allstep.launch.messages import TO_AGENT, TO_LAUNCHER, Lines, Problem
 from allstep.launch.output import lines
@@ -35,36 +42,36 @@ BYTES = st.lists(
 )
 
 
-def fed(collector: lines.LineCutter, *chunks: bytes) -> list[str]:
-    return [piece for chunk in chunks for piece in collector.feed(chunk)]
+def fed(collector: lines.LineCutter, *inputs: bytes) -> list[str]:
+    return [chunk for data in inputs for chunk in collector.feed(data)]
 
 
-def printed(pieces: list[str]) -> str:
-    return "".join(map(as_printed, pieces))
+def printed(chunks: list[str]) -> str:
+    return "".join(map(as_printed, chunks))
 
 
 @given(BYTES, st.lists(st.integers(0, 80), max_size=6), st.floats(0.0, 2.0))
 def test_pieces_are_the_stream_however_it_arrives(
-    words: list[bytes], cuts: list[int], step: float
+    text: list[bytes], cuts: list[int], step: float
 ) -> None:
-    data = b"".join(words)
+    data = b"".join(text)
     at = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
     clock = itertools.count(0.0, step)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         collector = lines.LineCutter()
-        pieces = fed(
+        chunks = fed(
             collector, *(data[start:end] for start, end in itertools.pairwise(at) if start < end)
         )
-        pieces += collector.end()
+        chunks += collector.end()
     assert collector.end() == []
-    assert "".join(pieces).encode(errors="surrogateescape") == data
-    assert all(piece.encode(errors="surrogateescape") for piece in pieces)
-    for piece in pieces:
-        assert as_printed(piece).endswith("\n") or not piece.strip("\r")
+    assert "".join(chunks).encode(errors="surrogateescape") == data
+    assert all(chunk.encode(errors="surrogateescape") for chunk in chunks)
+    for chunk in chunks:
+        assert as_printed(chunk).endswith("\n") or not chunk.strip("\r")
     if b"\r" not in data:
         whole = data if data.endswith(b"\n") or not data else data + b"\n"
-        assert printed(pieces).encode(errors="surrogateescape") == whole
+        assert printed(chunks).encode(errors="surrogateescape") == whole
 
 
 def test_redraws_of_a_progress_bar_come_at_most_once_a_second(
@@ -73,15 +80,15 @@ def test_redraws_of_a_progress_bar_come_at_most_once_a_second(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     bar = lines.LineCutter()
-    pieces = []
+    chunks = []
     for percent in range(101):
         clock[0] += 0.05
-        pieces += bar.feed(b"\r%d%%" % percent)
-    pieces += bar.feed(b"\n")
-    shown = printed(pieces).splitlines()
+        chunks += bar.feed(b"\r%d%%" % percent)
+    chunks += bar.feed(b"\n")
+    shown = printed(chunks).splitlines()
     assert shown[-1] == "100%"
     assert 4 <= len(shown) <= 7
-    assert "".join(pieces) == "".join(f"\r{percent}%" for percent in range(101)) + "\n"
+    assert "".join(chunks) == "".join(f"\r{percent}%" for percent in range(101)) + "\n"
     assert bar.end() == []
 
 
@@ -107,20 +114,20 @@ def test_the_text_behind_the_last_carriage_return_is_printed() -> None:
     assert as_printed("\r") == as_printed("") == ""
 
 
-def test_a_line_without_end_comes_in_pieces() -> None:
+def test_a_line_without_end_comes_in_chunks() -> None:
     collector = lines.LineCutter()
-    pieces = fed(collector, *[b"x" * 70_000] * 40)
-    assert pieces
-    assert "".join(pieces + collector.end()) == "x" * 70_000 * 40
+    chunks = fed(collector, *[b"x" * 70_000] * 40)
+    assert chunks
+    assert "".join(chunks + collector.end()) == "x" * 70_000 * 40
 
 
 def test_a_flood_of_redraws_is_not_kept_in_memory() -> None:
     collector = lines.LineCutter()
-    chunks = [b"\r" + b"x" * 9_999] * 100
-    pieces = fed(collector, *chunks)
+    inputs = [b"\r" + b"x" * 9_999] * 100
+    chunks = fed(collector, *inputs)
     rest = "".join(collector.end())
     assert len(rest) < 100_000
-    assert "".join(pieces) + rest == b"".join(chunks).decode()
+    assert "".join(chunks) + rest == b"".join(inputs).decode()
 
 
 STREAM = b"one\r\n 10%\r 20%\rdone\n\x1b[1mbold\xe9\n\n 1%\r 2%"
@@ -266,7 +273,7 @@ def test_env_only_keeps_what_workers_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "describe_failure"),
     [
         (
             "WANTED,WANDB_API_KY",
@@ -283,9 +290,9 @@ def test_env_only_keeps_what_workers_need() -> None:
         ),
     ],
 )
-def test_env_only_refuses_what_cannot_be_sent(text: str, complaint: str) -> None:
+def test_env_only_refuses_what_cannot_be_sent(text: str, describe_failure: str) -> None:
     env = {"WANTED": "w", "WANDB_API_KEY": "k", "HOME": "h", "SSH_AUTH_SOCK": "s"}
-    with pytest.raises(ConfigError, match=re.escape(complaint)):
+    with pytest.raises(ConfigError, match=re.escape(describe_failure)):
         parse_env_only(text, env)
 
 
@@ -305,23 +312,23 @@ def test_the_last_traceback_with_its_chain() -> None:
         "",
         *TRACEBACK,
     ]
-    assert last_words([*noise, *chained]) == chained
-    assert last_words([f"[rank1]: {line}" for line in TRACEBACK]) == TRACEBACK
-    assert last_words([f"line {number}" for number in range(20)]) == [
+    assert last_error_lines([*noise, *chained]) == chained
+    assert last_error_lines([f"[rank1]: {line}" for line in TRACEBACK]) == TRACEBACK
+    assert last_error_lines([f"line {number}" for number in range(20)]) == [
         f"line {number}" for number in range(10, 20)
     ]
-    assert last_words([]) == []
+    assert last_error_lines([]) == []
 
 
 @pytest.mark.parametrize(
-    "words",
+    "text",
     [
         "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4",
         "HorovodInternalError: Horovod has been shut down by rank 1",
     ],
 )
-def test_a_lost_connection_is_a_consequence(words: str) -> None:
-    lost = ("Traceback (most recent call last):", words)
+def test_a_lost_connection_is_a_consequence(text: str) -> None:
+    lost = ("Traceback (most recent call last):", text)
     failures = [
         Failure(0, "a", 1, 1.0, lost),
         Failure(2, "a", 1, 1.1, lost),
@@ -348,12 +355,12 @@ TOLD = (
 def test_what_a_worker_has_told_is_not_told_again(code: int) -> None:
     rank_0, silent = Failure(0, "a", code, 1.2, TOLD), Failure(1, "a", code, 1.1)
     for failures in ([silent, rank_0], [rank_0, silent], [rank_0]):
-        assert teller(failures, failures) is rank_0
-        assert teller(failures, [silent]) is None, "rank 0 is not shown (--show)"
-        assert closing_words(failures, failures, 2, 0).startswith(
+        assert explained_by(failures, failures) is rank_0
+        assert explained_by(failures, [silent]) is None, "rank 0 is not shown (--show)"
+        assert final_report(failures, failures, 2, 0).startswith(
             "allstep run: rank 0 on a failed first of 2: exit code"
         )
-        assert "\n" not in closing_words(failures, failures, 2, 0)
+        assert "\n" not in final_report(failures, failures, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +380,7 @@ def test_what_a_worker_has_told_is_not_told_again(code: int) -> None:
     ],
 )
 def test_what_was_not_told_in_whole_is_reported(failures: list[Failure]) -> None:
-    assert teller(failures, failures) is None
+    assert explained_by(failures, failures) is None
 
 
 def test_how_a_rank_ended() -> None:
@@ -424,24 +431,24 @@ def test_host_names_that_are_usable() -> None:
 def test_a_bus_error_has_a_hint() -> None:
     found = Failure(0, "h", -7, 1.0)
     assert found.how.startswith(
-        "killed by signal 7 (SIGBUS); a mapped file became shorter while it was read"
+        "killed by signal 7 (SIGBUS); a mapped file, such as a data file, was truncated"
     )
 
 
 def test_ssh_takes_a_host_for_a_host() -> None:
     command = command_on("node-1", "ssh -p 22", "-V")
     assert command[command.index("node-1") - 1] == "--"
-    assert "`ssh -o BatchMode=yes -- 'a b' true`" in complaint("a b", 255, "refused")
-    assert complaint("h", 0, "", "it printed 'hi'").endswith(
-        "before it said hello: it printed 'hi'"
+    assert "`ssh -o BatchMode=yes -- 'a b' true`" in describe_failure("a b", 255, "refused")
+    assert describe_failure("h", 0, "", "it printed 'hi'").endswith(
+        "before its hello: it printed 'hi'"
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("", "is empty"), ("ssh 'a", "No closing quotation"), (" \n", "is empty")]
+    ("given", "text"), [("", "is empty"), ("ssh 'a", "No closing quotation"), (" \n", "is empty")]
 )
-def test_an_ssh_command_that_is_none(given: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^--ssh .*{words}.*"):
+def test_an_ssh_command_that_is_none(given: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--ssh .*{text}.*"):
         command_on("node-1", given, "-V")
 
 

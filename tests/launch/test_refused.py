@@ -138,7 +138,7 @@ def test_a_discovery_script_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cat /dev/zero", "printed more than 1,048,576 bytes"),
         (r"printf 'h\351\n'", "printed bytes that are not UTF-8"),
         ("echo a..b", "--host-discovery-script echo a..b: the host name 'a..b' is not usable"),
-        ("head -c 3000000 /dev/zero >&2; exit 3", "it ended with 3 and said"),
+        ("head -c 3000000 /dev/zero >&2; exit 3", "exit code 3, standard error"),
     ):
         with pytest.raises(ConfigError, match=re.escape(complaint)):
             discover(script, 1)

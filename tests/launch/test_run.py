@@ -60,8 +60,8 @@ def test_the_rank_that_failed_first_is_named_last(
     assert done.last_lines.startswith("allstep run: rank 1 on localhost failed first of 3: "), (
         done.err
     )
-    for words in cause:
-        assert words in done.last_lines
+    for text in cause:
+        assert text in done.last_lines
     assert "Connection closed by peer" not in done.last_lines
     # Promised are 5 s after the failure; the start of the launcher is in what we measure, and a
     # machine may stand still.
@@ -204,11 +204,11 @@ while [ ! -e told ]; do sleep 0.05; done; fi; exit 2
 
 
 def test_what_rank_0_has_told_is_not_repeated(tmp_path: Path) -> None:
-    words = "[0] allstep: no such net\n[0]   what to try\n"
+    text = "[0] allstep: no such net\n[0]   what to try\n"
     done = run("run", "-np", "2", *SH, TOLD, cwd=tmp_path)
     assert done.code == 2
     assert done.err.startswith(
-        f"{words}allstep run: rank 0 on localhost failed first of 2: exit code 2, "
+        f"{text}allstep run: rank 0 on localhost failed first of 2: exit code 2, "
     )
     assert done.err.count("\n") == 3
     (tmp_path / "told").unlink()
@@ -216,7 +216,7 @@ def test_what_rank_0_has_told_is_not_repeated(tmp_path: Path) -> None:
     quiet = subprocess.run(
         [sys.executable, "-c", verb], cwd=tmp_path, env=clean_environment(), capture_output=True
     )
-    assert (quiet.returncode, quiet.stderr.decode()) == (2, words)
+    assert (quiet.returncode, quiet.stderr.decode()) == (2, text)
 
 
 def test_the_others_are_stopped_with_their_children(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "text"),
     [
         (["-np", "2", "no-such-command"], "command not found: no-such-command"),
         (
@@ -412,12 +412,12 @@ def catches(pid: int, number: signal.Signals) -> bool:
         ),
     ],
 )
-def test_wrong_use_is_one_clear_line(arguments: list[str], words: str) -> None:
+def test_wrong_use_is_one_clear_line(arguments: list[str], text: str) -> None:
     done = run("run", *arguments)
     assert done.code == 2
     assert done.out == ""
     assert done.err.count("\n") == 1, done.err
-    assert words in done.err
+    assert text in done.err
 
 
 def test_a_flag_with_a_typo() -> None:

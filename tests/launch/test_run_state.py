@@ -16,7 +16,6 @@ from allstep.launch import restart, run_events, run_state
 from allstep.launch.cause import first
 from allstep.launch.restart import Situation, Stop, fixed
 from allstep.launch.run_events import (
-    Complained,
     Decision,
     Event,
     Exited,
@@ -28,6 +27,7 @@ from allstep.launch.run_events import (
     SendSignal,
     Signaled,
     StoreEnded,
+    TracebackStarted,
     WorkerStarted,
 )
 from allstep.launch.run_state import RESUBMIT, HostRanks, RunState
@@ -64,7 +64,7 @@ def runs(draw: st.DrawFn, with_signals: bool = True) -> Run:
     kinds = [
         st.builds(Exited, st.just(0.0), ranks, CODES, ERRORS, st.booleans()),
         st.builds(Exited, st.just(0.0), ranks, CODES, ERRORS),
-        st.builds(Complained, st.just(0.0), ranks),
+        st.builds(TracebackStarted, st.just(0.0), ranks),
         st.builds(WorkerStarted, st.just(0.0), numbers),
         st.builds(LinkEnded, st.just(0.0), numbers, st.just("its agent was killed")),
     ]
@@ -107,7 +107,7 @@ def play(run: Run) -> tuple[RunState, list[tuple[float, Decision]]]:
         if state.is_over:
             break
         for host in range(len(run.hosts)):
-            state.heard(host, now)
+            state.note_alive(host, now)
         for event in events:
             state.take(event)
         decided += [(now, decision) for decision in state.decide(now)]
@@ -161,9 +161,9 @@ def test_a_failure_has_one_cause_and_the_run_ends_with_its_code(run: Run) -> Non
         (other.is_consequence, other.moment) < (cause.is_consequence, cause.moment)
         for other in others
     )
-    words = state.conclusion(99.0, lambda rank: True, foreground=False).words
-    assert words.count("allstep run: ") == 1
-    heads = [line for line in words.splitlines() if line.startswith("allstep run: ")]
+    text = state.conclusion(99.0, lambda rank: True, foreground=False).text
+    assert text.count("allstep run: ") == 1
+    heads = [line for line in text.splitlines() if line.startswith("allstep run: ")]
     assert len(heads) == 1 and (
         f"rank {cause.rank} on" in heads[0] or f"host {cause.host} is lost" in heads[0]
     )
@@ -189,7 +189,9 @@ def test_the_first_own_failure_is_the_cause(run: Run) -> None:
         and event.errors != BLAMES
         and event.code not in (0, RESUBMIT)
     ]
-    complaints = any(isinstance(event, Complained) for _, events in run.batches for event in events)
+    complaints = any(
+        isinstance(event, TracebackStarted) for _, events in run.batches for event in events
+    )
     if own and not gone and not complaints:
         assert state.exits[min(own)[1]] != 0
         assert first(state.failures).rank == min(own)[1]
@@ -243,7 +245,7 @@ def two_hosts(grace: float = 30.0, **more) -> RunState:
 def decide(state: RunState, now: float, *events: Event) -> list[Decision]:
     """With a sign of life of both hosts."""
     for host in range(2):
-        state.heard(host, now)
+        state.note_alive(host, now)
     for event in events:
         state.take(event)
     return state.decide(now)
@@ -288,7 +290,7 @@ def test_the_policy_is_asked_once_with_the_cause() -> None:
 
 def test_a_traceback_counts_from_its_beginning() -> None:
     state = two_hosts()
-    decide(state, 1.0, Complained(1.0, 3))
+    decide(state, 1.0, TracebackStarted(1.0, 3))
     decide(state, 2.0, Exited(2.0, 0, 1, OWN))
     decide(state, 2.125, Exited(2.125, 3, 2, OWN))
     assert (first(state.failures).rank, first(state.failures).moment) == (3, 1.0)
@@ -362,7 +364,7 @@ def test_workers_that_start_while_the_run_stops_are_stopped() -> None:
     decide(state, 1.0, StoreEnded(1.0, "broken"))
     assert decide(state, 1.5, WorkerStarted(1.5, 1))[0] == SendSignal(signal.SIGTERM, 1)
     end = state.conclusion(1.5, lambda rank: True, foreground=False)
-    assert (end.code, "4 of 4 workers were killed" in end.words) == (1, True)
+    assert (end.code, "4 of 4 workers were killed" in end.text) == (1, True)
 
 
 def test_saved_and_to_be_started_again() -> None:
@@ -375,7 +377,7 @@ def test_saved_and_to_be_started_again() -> None:
     saved = two_hosts()
     decide(saved, 1.0, *(Exited(1.0, rank, RESUBMIT) for rank in range(4)))
     assert saved.is_over and saved.exit_code == RESUBMIT
-    assert saved.conclusion(1.0, lambda rank: True, foreground=False).words == ""
+    assert saved.conclusion(1.0, lambda rank: True, foreground=False).text == ""
 
 
 def test_nothing_starts_after_a_signal() -> None:
