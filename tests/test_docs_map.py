@@ -85,7 +85,7 @@ def test_enough_paths_are_looked_at() -> None:
         for path in _PATH.findall(span)
         if _is_path(path)
     }
-    assert {"comm/memory/reduce.py", "launch/run_state.py", "world.py", "train/task/"} <= found
+    assert {"comm/memory/reduce.py", "launch/run_state.py", "world/value.py", "train/task/"} <= found
     assert len(found) > 120
 
 

@@ -42,7 +42,7 @@ def test_limits_out_of_range(value: str) -> None:
     done = run("run", "-np", "1", "true", env={"ALLSTEP_START_TIMEOUT": value})
     assert done.code == 2
     assert done.err.splitlines() == [
-        f"allstep: ALLSTEP_START_TIMEOUT='{value}' is no time limit: "
+        f"allstep: ALLSTEP_START_TIMEOUT='{value}' is no timeout: "
         "expected seconds above 0 and at most 31536000 (a year)"
     ]
 

@@ -273,7 +273,7 @@ def test_env_only_keeps_what_workers_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "describe_failure"),
+    ("text", "error"),
     [
         (
             "WANTED,WANDB_API_KY",
@@ -290,9 +290,9 @@ def test_env_only_keeps_what_workers_need() -> None:
         ),
     ],
 )
-def test_env_only_refuses_what_cannot_be_sent(text: str, describe_failure: str) -> None:
+def test_env_only_refuses_what_cannot_be_sent(text: str, error: str) -> None:
     env = {"WANTED": "w", "WANDB_API_KEY": "k", "HOME": "h", "SSH_AUTH_SOCK": "s"}
-    with pytest.raises(ConfigError, match=re.escape(describe_failure)):
+    with pytest.raises(ConfigError, match=re.escape(error)):
         parse_env_only(text, env)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from allstep.machine import MOST_TASKS
+from allstep.machine import MAX_TASKS
 
 
 def _in_range(low: int, high: int) -> Any:
@@ -38,7 +38,7 @@ def _bounded(low: float, high: float) -> AfterValidator:
 MAX_BATCH = 1 << 30
 """Samples of an update. What memory allows is less, and known when the data is."""
 _MOST_PER_WORKER = 1 << 20
-"""Times MOST_TASKS workers it is MAX_BATCH, so that a resolved config is valid."""
+"""Times MAX_TASKS workers it is MAX_BATCH, so that a resolved config is valid."""
 
 Count = Annotated[int, *_in_range(1, 1_000_000_000)]
 """Of steps, updates, evaluations: what is only counted, and takes no memory."""
@@ -46,7 +46,7 @@ Whole = Annotated[int, *_in_range(0, 1 << 60)]
 """Of samples, held out or skipped."""
 Seed = Annotated[int, *_in_range(0, (1 << 63) - 1)]
 """torch, numpy and the loaders all take it; torch's signed 64 bits are the narrowest."""
-Loaders = Annotated[int, *_in_range(0, MOST_TASKS)]
+Loaders = Annotated[int, *_in_range(0, MAX_TASKS)]
 Batch = Annotated[int, *_in_range(1, MAX_BATCH)]
 PerWorker = Annotated[int, *_in_range(1, _MOST_PER_WORKER)]
 Pixels = Annotated[int, *_in_range(1, 1 << 32)]
