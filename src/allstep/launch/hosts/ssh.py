@@ -92,7 +92,7 @@ def forwarded(env: dict[str, str], only: Collection[str] | None = None) -> dict[
 
 
 def parse_env_only(text: str, env: Collection[str]) -> frozenset[str]:
-    """Return the names in `text` (`--env-only`), separated by commas, each of which `env` must have.
+    """Return the names in `text` (`--env-only`), separated by commas; `env` must have each of them.
 
     An empty text names none. Raises ConfigError for other variables.
     """
