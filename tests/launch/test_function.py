@@ -28,7 +28,7 @@ network_interface=None, network_interfaces=None, executable=None, np=None, min_n
 
 
 @pytest.fixture(autouse=True)
-def nobody_launched_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
 
@@ -139,22 +139,22 @@ def test_on_two_hosts(two_hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None
     assert found == ["h1", "h2", "h2"]
 
 
-def test_from_a_script_with_a_module_beside_it(tmp_path: Path) -> None:
+def test_from_a_script_with_a_module_next_to_it(tmp_path: Path) -> None:
     """Functions of `__main__` and of a module that only the script's folder has; Horovod's name as
     the script imports it."""
-    (tmp_path / "beside.py").write_text("def twice(x):\n    return 2 * x\n")
+    (tmp_path / "neighbor.py").write_text("def twice(x):\n    return 2 * x\n")
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(FOLDER)!r})
-        import horovod, beside
+        import horovod, neighbor
         def named():
             import horovod
             return horovod.__file__
         if __name__ == "__main__":
             assert horovod.run is horovod.runner.run
-            print(horovod.run(beside.twice, (4,), num_proc=2))
+            print(horovod.run(neighbor.twice, (4,), num_proc=2))
             print(horovod.run(named) == [horovod.__file__])
         """)
     )

@@ -15,7 +15,7 @@ from support.ranks import clean_environment
 
 
 def python(code: str, **env: str) -> str:
-    """What a program prints that was started by nobody, with the folder first on its path."""
+    """What a program prints that no launcher started, with the folder first on its path."""
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
     done = subprocess.run(
         command,
@@ -63,20 +63,20 @@ def test_names_are_the_same_objects() -> None:
 @pytest.mark.parametrize(
     "name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"]
 )
-def test_what_is_not_there_says_so(name: str) -> None:
+def test_what_is_not_there_is_reported(name: str) -> None:
     code = f"""
         try:
             import horovod.{name}
         except ImportError as error:
             print(error)
     """
-    said = python(code)
-    assert said.startswith("allstep does not ")
-    assert "horovod.torch" in said
+    printed = python(code)
+    assert printed.startswith("allstep does not ")
+    assert "horovod.torch" in printed
 
 
 def test_a_real_horovod_is_left_alone(tmp_path: Path) -> None:
-    """It is found without the flag, shadowed with it, and also when somebody else's PYTHONPATH
+    """It is found without the flag, shadowed with it, and also when another PYTHONPATH
     names it."""
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("__version__ = 'the real one'\n")

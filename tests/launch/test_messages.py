@@ -191,7 +191,7 @@ import sys
 from allstep.launch import agent_main
 from allstep.launch.agent import Agent
 
-def tell(self, line):
+def send_line(self, line):
     self.link.outbox += line + b"\\n"
     self.link.flush()
 
@@ -204,7 +204,7 @@ AFTER_START = """
 start = Agent._on_start
 def spoiled(self, message):
     start(self, message)
-    tell(self, {line!r})
+    send_line(self, {line!r})
 Agent._on_start = spoiled
 """
 LINE = f'{{"kind": "KIND", "version": "{__version__}", "rank": RANK}}'.encode()

@@ -125,7 +125,7 @@ def test_odd_hostfiles(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_discovery_script_may_leave_a_process_behind(tmp_path: Path) -> None:
-    """An ssh-agent, say, which holds the standard output of the script open."""
+    """For example an ssh-agent, which holds the standard output of the script open."""
     began = time.monotonic()
     hosts = discover(f"sleep 40 & echo $! > {tmp_path}/pid; echo localhost:2; echo more >&2", 1)
     assert hosts == [Host("localhost", 2)] and time.monotonic() - began < 20

@@ -1,18 +1,13 @@
 """Which rank failed first, when to stop, the exit code: any events, without process or clock."""
 
-import ast
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allstep.launch import cause as cause_module
-from allstep.launch import restart, run_events, run_state
 from allstep.launch.cause import first
 from allstep.launch.restart import Situation, Stop, fixed
 from allstep.launch.run_events import (
@@ -35,7 +30,7 @@ from allstep.launch.run_state import RESUBMIT, HostRanks, RunState
 LOST = 10.0
 OWN = ("Traceback (most recent call last):", "  x", "ValueError: no")
 BLAMES = ("Traceback (most recent call last):", "  x", "RuntimeError: Connection closed by peer")
-ERRORS = st.sampled_from([(), OWN, BLAMES, ("a word",), ("allstep: no such net",)])
+ERRORS = st.sampled_from([(), OWN, BLAMES, ("a line",), ("allstep: no such net",)])
 CODES = st.sampled_from([0, 0, 1, 2, 3, RESUBMIT, -9, -15])
 NUMBERS = st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 
@@ -331,7 +326,7 @@ def test_a_silent_host_is_lost_and_a_pause_of_the_launcher_is_not() -> None:
     state = two_hosts()
     for second in range(1, 11):
         assert state.decide(float(second)) == []
-    assert state.decide(30.0) == [], "the launcher stood still"
+    assert state.decide(30.0) == [], "the launcher did not run"
     for second in (31.0, 32.0):
         state.decide(second)
     assert state.failures[0].lost.startswith("no sign of life for ") and state.over == {1}
@@ -386,33 +381,3 @@ def test_nothing_starts_after_a_signal() -> None:
     state.take(Signaled(0.5, signal.SIGINT))
     state.decide(0.5)
     assert not state.may_start and state.is_over and state.exit_code == 130
-
-
-@pytest.mark.parametrize("module", [cause_module, restart, run_events, run_state])
-def test_what_decides_has_no_clock_no_socket_and_no_process(module: ModuleType) -> None:
-    """It imports nothing that could give it one. Of `signal`, it uses the numbers."""
-    imported = set()
-    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module)
-    pure = {
-        "allstep.launch",
-        *(f"allstep.launch.{name}" for name in ("cause", "restart", "run_events")),
-    }
-    assert imported <= pure | {"collections.abc", "dataclasses", "json", "re", "signal", "typing"}
-    calls = {
-        node.attr
-        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
-        if is_of_signal(node)
-    }
-    assert all(name.startswith("SIG") or name == "Signals" for name in calls)
-
-
-def is_of_signal(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "signal"
-    )

@@ -40,7 +40,7 @@ def store() -> Iterator[wire.Server]:
 
 
 def order_for_another_host(link: Link, store: wire.Server, env: dict[str, str]) -> Start:
-    """What a launcher tells the agent of a remote host.
+    """What a launcher sends to the agent of a remote host.
 
     The working folder is missing there, so that no worker starts.
     """
@@ -127,7 +127,7 @@ def test_an_agent_without_orders_gives_up_sooner_than_the_default(link: Link) ->
 def test_two_worlds_never_run_at_once(lost: str) -> None:
     """The cable is cut.
 
-    Each side has last heard of the other up to a beat earlier, and looks at its clock once a beat.
+    Each side has last received a message up to a beat earlier, and looks at its clock once a beat.
     """
     limits = read_limits({"ALLSTEP_LOST_SECONDS": lost})
     agent_gives_up_at_the_latest = limits.lost_for_agent + limits.beat

@@ -116,7 +116,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return data
 
 
-WORDS = [
+TEXTS = [
     b"",
     b"a",
     b"b",
@@ -164,7 +164,7 @@ def request(rng: random.Random) -> bytes:
         [*OPERATIONS, b"", b"__init__", b"values", b"take_appeared", b"set_by_owner", b"\xff"]
     )
     number = rng.choice([0, 1, 1, 2, 2, 3, 4, 1000])
-    fields = [rng.choice(WORDS[: 4 if number > 4 else None]) for _ in range(number)]
+    fields = [rng.choice(TEXTS[: 4 if number > 4 else None]) for _ in range(number)]
     if operation in (b"get", b"wait"):
         fields[:1] = [rng.choice(TIMES)]
     frame = pack([operation, *fields])

@@ -58,10 +58,10 @@ def test_a_client_with_a_timeout_of_more_than_24_days(server: Server, timeout: f
     client.close()
 
 
-@pytest.mark.parametrize("word", [b"inf", b"-inf", b"nan", b"1e999", b"soon", b"", b"1" * 5000])
-def test_a_timeout_that_is_no_number_of_seconds_is_refused(server: Server, word: bytes) -> None:
+@pytest.mark.parametrize("text", [b"inf", b"-inf", b"nan", b"1e999", b"soon", b"", b"1" * 5000])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(server: Server, text: bytes) -> None:
     client = connect(server)
-    status, reason = ask(client, b"get", word, b"never")
+    status, reason = ask(client, b"get", text, b"never")
     assert status == b"bad"
     assert b"timeout" in reason or b"float" in reason
     client.set("k", b"v")
