@@ -95,7 +95,8 @@ RUN_AND_WAIT = """
 import os, subprocess, sys, time
 from support.hosts import SshHosts
 hosts = SshHosts(["h1", "h2"])
-ssh = subprocess.Popen([*hosts.ssh.split(), "h2", "echo $$; exec sleep 600"], stdout=subprocess.PIPE, text=True)
+command = [*hosts.ssh.split(), "h2", "echo $$; exec sleep 600"]
+ssh = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 there = subprocess.Popen([*hosts.prefix(0), "sleep", "600"])
 print(hosts.folder, hosts._cable, ssh.stdout.readline().strip(), there.pid, flush=True)
 time.sleep(600)

@@ -21,10 +21,12 @@ from support.hosts import Hosts
 from support.ranks import clean_environment, wait_until
 
 # The contract, section 5.3.
-SIGNATURE = """(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None, slots=None, reset_limit=None,
-cooldown_range=None, hosts=None, hostfile=None, host_discovery_script=None, start_timeout=None, ssh_port=None,
-ssh_identity_file=None, disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, mpi_args=None,
-network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None, max_np=None)"""
+SIGNATURE = """(func, args=(), kwargs=None, num_proc=1, min_num_proc=None, max_num_proc=None,
+slots=None, reset_limit=None, cooldown_range=None, hosts=None, hostfile=None,
+host_discovery_script=None, start_timeout=None, ssh_port=None, ssh_identity_file=None,
+disable_cache=None, output_filename=None, verbose=None, use_gloo=None, use_mpi=None, mpi_args=None,
+network_interface=None, network_interfaces=None, executable=None, np=None, min_np=None,
+max_np=None)"""
 
 
 @pytest.fixture(autouse=True)

@@ -41,9 +41,10 @@ def test_names_are_the_same_objects() -> None:
         assert horovod.run is horovod.runner.run is allstep.run
         for name in allstep.torch.__all__:
             assert getattr(hvd, name) is getattr(allstep.torch, name), name
-        homes = {"horovod.torch.mpi_ops": "allstep.torch.mpi_ops", "horovod.torch.elastic.state": "allstep.torch.elastic.state"}
-        homes |= {f"horovod.torch.{n}": f"allstep.torch.{n}" for n in ("functions", "optimizer", "compression", "sync_batch_norm")}
-        homes |= {f"horovod.common.{n}": f"allstep.hvd.{n}" for n in ("basics", "elastic", "exceptions", "process_sets", "util")}
+        torch_names = "mpi_ops elastic.state functions optimizer compression sync_batch_norm"
+        common_names = "basics elastic exceptions process_sets util"
+        homes = {f"horovod.torch.{n}": f"allstep.torch.{n}" for n in torch_names.split()}
+        homes |= {f"horovod.common.{n}": f"allstep.hvd.{n}" for n in common_names.split()}
         for name, home in homes.items():
             assert importlib.import_module(name) is importlib.import_module(home), name
         import horovod.torch.elastic

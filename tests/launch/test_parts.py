@@ -339,7 +339,7 @@ def test_an_agent_starts_without_a_warning() -> None:
 
 
 def test_a_worker_that_was_killed_first_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker 0 has missed worker 1 and failed, before the kernel has freed the memory of worker 1."""
+    """Worker 0 has failed because of worker 1, whose memory the kernel has not freed yet."""
     ours, theirs = socket.socketpair()
     agent = Agent(Link(ours.fileno(), ours.fileno(), TO_AGENT), "here", remote=False)
     for rank in range(2):

@@ -196,8 +196,9 @@ def test_exit_codes_are_passed_on() -> None:
 
 
 EXPLAINED = """
-if [ "$ALLSTEP_RANK" = 0 ]; then echo 'allstep: no such net' >&2; echo '  what to try' >&2; touch explained; else
-while [ ! -e explained ]; do sleep 0.05; done; fi; exit 2
+if [ "$ALLSTEP_RANK" = 0 ]
+then echo 'allstep: no such net' >&2; echo '  what to try' >&2; touch explained
+else while [ ! -e explained ]; do sleep 0.05; done; fi; exit 2
 """
 
 

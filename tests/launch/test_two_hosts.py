@@ -20,8 +20,9 @@ import json, os, sys, allstep, torch, torch.distributed as dist
 world = allstep.init()
 total = torch.tensor([float(world.rank)])
 dist.all_reduce(total)
-print(json.dumps([world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size, world.host,
-                  total.item(), os.getcwd(), sys.executable, os.environ["GLOO_SOCKET_IFNAME"], os.environ.get("SECRET")]))
+place = [world.rank, world.size, world.local_rank, world.local_size, world.cross_rank]
+here = [os.getcwd(), sys.executable, os.environ["GLOO_SOCKET_IFNAME"], os.environ.get("SECRET")]
+print(json.dumps([*place, world.cross_size, world.host, total.item(), *here]))
 """
 PLAIN_TORCH = """
 import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Sleeping on a number in shared memory: woken by a change, by a wake-up of its kind, and by time."""
+"""Sleep on a number in shared memory: ends by a change, by a wake-up of its kind, and by time."""
 
 import mmap
 import threading

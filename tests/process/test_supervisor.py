@@ -1,4 +1,4 @@
-"""The supervisor: the command's exit status is passed on, and nothing outlives the runner, the command
+"""The supervisor returns the command's exit status, and no process outlives the runner, the command
 or the supervisor."""
 
 import json

@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from functools import partial
 
 import pytest
 
@@ -40,7 +41,12 @@ def test_a_timeout_of_the_call_itself_is_not_ours() -> None:
 
 def test_one_thread_runs_calls_in_their_order() -> None:
     thread, order = CallThread("test"), list[int]()
-    calls = [thread.start(lambda i=i: order.append(i) or threading.get_ident()) for i in range(20)]  # type: ignore[misc]
+
+    def note(number: int) -> int:
+        order.append(number)
+        return threading.get_ident()
+
+    calls = [thread.start(partial(note, number)) for number in range(20)]
     assert len({call.result(5) for call in calls}) == 1
     assert order == list(range(20))
     thread.end()

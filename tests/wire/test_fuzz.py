@@ -44,7 +44,7 @@ Case = Callable[[random.Random, socket.socket], None]
 
 
 def attack(case: Case, number: int, connect: Callable[[Server], socket.socket]) -> None:
-    """Run the cases against one store while a rank uses it; then all that they left must be gone."""
+    """Run the cases against one store while a rank uses it; afterwards they must leave nothing."""
     with Server(TOKEN, auth_seconds=600, max_nbytes=8 * MB, max_held=8 * MB) as server:
         rank = Client([("127.0.0.1", server.port)], TOKEN, timeout=60)
         before = resident_nbytes()

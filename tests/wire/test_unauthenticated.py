@@ -92,7 +92,7 @@ from allstep.wire import Client, Server
 
 server = Server(sys.argv[1], auth_seconds=600)
 joined = Client([("127.0.0.1", server.port)], sys.argv[1])
-# Room for 20 more descriptors: 80 strangers do not fit, and the limit of 64 strangers does not help.
+# Room for 20 more descriptors: 80 strangers do not fit, and the limit of 64 does not help.
 last = joined._socket().fileno()
 resource.setrlimit(resource.RLIMIT_NOFILE, (last + 21, last + 21))
 print(server.port, flush=True)

@@ -65,7 +65,8 @@ import os, resource, signal
 from allstep.launch.output.sink import Sink
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 now = [0.0]
-sink = Sink(os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT), "log", print, lambda: now[0])
+log = os.open({str(tmp_path / "log")!r}, os.O_WRONLY | os.O_CREAT)
+sink = Sink(log, "log", print, lambda: now[0])
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
 sink.write(b"first\\nsecond\\nthird\\n")
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
